@@ -1,0 +1,94 @@
+import threading
+
+import numpy as np
+import pytest
+
+from tnetcli.readers.blocks import BLOCKS, BlockCache
+
+
+def block(value: int, count: int = 10) -> np.ndarray:
+    return np.full(count, value, np.uint8)
+
+
+def test_a_block_that_was_put_comes_back():
+    cache = BlockCache(100)
+    cache.put("a", block(1))
+    assert cache.get("a")[0] == 1
+    assert cache.get("b") is None
+
+
+def test_the_block_unused_for_longest_goes_first():
+    cache = BlockCache(30)
+    for name in "abc":
+        cache.put(name, block(0))
+    cache.get("a")
+    cache.put("d", block(0))
+    assert [name for name in "abcd" if cache.get(name) is not None] == ["a", "c", "d"]
+
+
+def test_memory_stays_bounded_whatever_is_put():
+    cache = BlockCache(100)
+    sizes = np.random.default_rng(0).integers(1, 60, 200)
+    for key, count in enumerate(sizes):
+        cache.put(key, block(0, int(count)))
+        held = [cache.get(each) for each in range(key + 1)]
+        assert sum(each.nbytes for each in held if each is not None) <= 100
+
+
+def test_a_block_larger_than_the_cache_drops_nothing():
+    cache = BlockCache(30)
+    cache.put("a", block(1))
+    cache.put("huge", block(2, 31))
+    assert cache.get("huge") is None
+    assert cache.get("a") is not None
+
+
+def test_putting_a_block_again_does_not_count_it_twice():
+    cache = BlockCache(30)
+    cache.put("a", block(1))
+    for _ in range(5):
+        cache.put("b", block(2))
+    assert cache.get("a") is not None
+
+
+def test_a_kept_block_cannot_be_written():
+    cache = BlockCache(100)
+    cache.put("a", block(1))
+    with pytest.raises(ValueError, match="read-only"):
+        cache.get("a")[0] = 2
+
+
+def test_a_cleared_cache_is_empty_and_goes_on_working():
+    cache = BlockCache(30)
+    for name in "abc":
+        cache.put(name, block(0))
+    cache.clear()
+    assert [cache.get(name) for name in "abc"] == [None] * 3
+    for name in "def":
+        cache.put(name, block(0))
+    assert all(cache.get(name) is not None for name in "def")
+
+
+def test_threads_may_share_the_cache():
+    cache = BlockCache(200)
+    problems = []
+
+    def use(seed: int) -> None:
+        for key in np.random.default_rng(seed).integers(0, 40, 500):
+            held = cache.get(int(key))
+            if held is not None and held[0] != key:
+                problems.append((key, held[0]))
+            cache.put(int(key), block(int(key)))
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+
+
+def test_the_cache_of_the_process_can_be_emptied():
+    BLOCKS.put("test", block(1))
+    BLOCKS.clear()
+    assert BLOCKS.get("test") is None

@@ -1,0 +1,52 @@
+import pickle
+
+import pytest
+
+from tnetcli import errors
+from tnetcli.errors import ImageError, MissingExtraError, TnetError
+
+EXIT_CODES = {
+    "UsageError": 2,
+    "ImageError": 3,
+    "ManifestError": 4,
+    "MissingExtraError": 6,
+    "OutputError": 7,
+    "SomeFailedError": 8,
+}
+
+
+@pytest.mark.parametrize(("name", "code"), EXIT_CODES.items())
+def test_every_problem_has_the_exit_code_of_the_design(name, code):
+    assert getattr(errors, name).exit_code == code
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_every_problem_is_a_tnet_error(name):
+    assert issubclass(getattr(errors, name), TnetError)
+
+
+def test_no_two_problems_share_an_exit_code():
+    codes = [kind.exit_code for kind in TnetError.__subclasses__()]
+    assert len(codes) == len(set(codes))
+
+
+def test_a_problem_reads_as_its_message_and_keeps_its_hint():
+    error = ImageError("cannot open `a.tif`", hint="copy it again")
+    assert (str(error), error.hint) == ("cannot open `a.tif`", "copy it again")
+
+
+def test_a_hint_may_be_missing():
+    assert ImageError("cannot open `a.tif`").hint == ""
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_a_problem_survives_the_way_back_from_a_worker(name):
+    error = getattr(errors, name)("a `problem`", hint="a hint")
+    back = pickle.loads(pickle.dumps(error))
+    assert (type(back), str(back), back.hint) == (type(error), "a `problem`", "a hint")
+
+
+def test_a_missing_extra_names_the_command_that_installs_it():
+    error = MissingExtraError.of("slides", "reading `a.svs`")
+    assert "reading `a.svs`" in str(error)
+    assert error.hint == "pip install 'tnetcli[slides]'"

@@ -1,0 +1,290 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rasterio.warp import transform as warp
+
+from tests.strategies import georeferences, grids, numbers, paths, windows
+from tnetcli.geometry import Georeference, Grid, Region, Size, Window
+
+# Dataset, side of the crop, cells per axis, cell fraction, starts in crop pixels: SPEC.md 1.2.
+REFERENCE_GRIDS = [
+    ("ImageNet 1-2", 224, 5, 0.34375, [-1, 36, 73, 110, 147]),
+    ("ImageNet 2-3", 77, 5, 0.34375, [-1, 12, 25, 38, 51]),
+    ("fMoW 448", 448, 3, 0.5, [0, 112, 224]),
+    ("fMoW 896 1-2", 896, 3, 0.5, [0, 224, 448]),
+    ("fMoW 896 2-3", 448, 3, 0.5, [0, 112, 224]),
+    ("CUB 1-2", 448, 5, 0.35, [-1, 72, 145, 218, 291]),
+    ("CUB 2-3", 157, 5, 0.35, [-1, 25, 51, 77, 103]),
+]
+UTM = Georeference("EPSG:32633", (10.0, 0.0, 399_960.0, 0.0, -10.0, 5_000_040.0))
+MERCATOR_RADIUS = 6_378_137.0
+
+
+def tolerance(window: Window) -> float:
+    return 1e-9 * max(1.0, *(abs(edge) for edge in window.box))
+
+
+@pytest.mark.parametrize(("width", "height"), [(0, 1), (1, 0), (-3, 4)])
+def test_a_size_without_pixels_is_refused(width, height):
+    with pytest.raises(ValueError, match="at least one pixel"):
+        Size(width, height)
+
+
+def test_a_size_knows_its_area_and_reads_well():
+    assert (Size(3, 4).pixels, str(Size(3, 4))) == (12, "3 x 4")
+
+
+@pytest.mark.parametrize(("rows", "columns", "fraction"), [(0, 1, 0.5), (1, 0, 0.5)])
+def test_a_grid_without_cells_is_refused(rows, columns, fraction):
+    with pytest.raises(ValueError, match="a row and a column"):
+        Grid(rows, columns, fraction)
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.01, math.nan])
+def test_a_cell_fraction_outside_of_0_to_1_is_refused(fraction):
+    with pytest.raises(ValueError, match="cell_fraction"):
+        Grid(2, 2, fraction)
+
+
+def test_cells_come_in_reading_order():
+    assert list(Grid(2, 3, 0.5).cells()) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "edges", [(0, 0, 0, 1), (0, 0, 1, -1), (math.nan, 0, 1, 1), (0, math.inf, 1, 1)]
+)
+def test_a_window_that_is_no_rectangle_is_refused(edges):
+    with pytest.raises(ValueError, match="not a rectangle"):
+        Window(*edges)
+
+
+def test_the_whole_window_covers_the_image():
+    assert Window.whole(Size(30, 20)).box == (0, 0, 30, 20)
+
+
+@given(windows(), grids())
+def test_every_cell_lies_inside_its_parent(window, grid):
+    slack = tolerance(window)
+    for row, column in grid.cells():
+        cell = window.cell(grid, row, column)
+        assert cell.left >= window.left - slack
+        assert cell.top >= window.top - slack
+        assert cell.right <= window.right + slack
+        assert cell.bottom <= window.bottom + slack
+
+
+@given(windows(), grids())
+def test_the_outer_cells_touch_the_edges_of_their_parent(window, grid):
+    slack = tolerance(window)
+    first = window.cell(grid, 0, 0)
+    last = window.cell(grid, grid.rows - 1, grid.columns - 1)
+    assert (first.left, first.top) == (window.left, window.top)
+    assert last.right == pytest.approx(window.right, abs=slack)
+    assert last.bottom == pytest.approx(window.bottom, abs=slack)
+
+
+@given(windows(), grids())
+def test_cells_are_equal_and_evenly_spaced(window, grid):
+    slack = tolerance(window)
+    cells = [window.cell(grid, 0, column) for column in range(grid.columns)]
+    steps = np.diff([cell.left for cell in cells])
+    assert len({cell.width for cell in cells}) == 1
+    assert np.ptp(steps) <= 4 * slack if len(steps) else True
+
+
+@given(windows(), numbers(0.01, 1.0))
+def test_the_cell_of_a_1_x_1_grid_is_the_window_itself(window, fraction):
+    assert window.cell(Grid(1, 1, fraction), 0, 0) == window
+
+
+@given(windows(), st.integers(2, 6), numbers(0.01, 1.0))
+def test_a_lone_row_spans_the_whole_height(window, count, fraction):
+    for column in range(count):
+        cell = window.cell(Grid(1, count, fraction), 0, column)
+        assert (cell.top, cell.height) == (window.top, window.height)
+        assert cell.width == pytest.approx(window.width * fraction)
+
+
+@given(windows(), st.integers(2, 6), numbers(0.01, 1.0))
+def test_a_lone_column_spans_the_whole_width(window, count, fraction):
+    for row in range(count):
+        cell = window.cell(Grid(count, 1, fraction), row, 0)
+        assert (cell.left, cell.width) == (window.left, window.width)
+        assert cell.height == pytest.approx(window.height * fraction)
+
+
+@pytest.mark.parametrize(("row", "column"), [(2, 0), (0, 3), (-1, 0), (0, -1)])
+def test_a_cell_outside_of_the_grid_is_refused(row, column):
+    with pytest.raises(ValueError, match="no cell"):
+        Window(0, 0, 10, 10).cell(Grid(2, 3, 0.5), row, column)
+
+
+@pytest.mark.parametrize(
+    ("side", "count", "fraction", "starts"),
+    [row[1:] for row in REFERENCE_GRIDS],
+    ids=[row[0] for row in REFERENCE_GRIDS],
+)
+def test_cells_start_where_the_reference_starts_them(side, count, fraction, starts):
+    window, grid = Window(0, 0, side, side), Grid(count, count, fraction)
+    cells = [window.cell(grid, index, index) for index in range(count)]
+    assert np.abs(np.subtract([cell.left for cell in cells], starts)).max() <= 1.4
+    assert [cell.top for cell in cells] == [cell.left for cell in cells]
+    assert cells[0].width == pytest.approx(round(side * fraction), abs=0.5)
+
+
+@given(windows(), numbers(0.1, 64.0), numbers(0.1, 64.0))
+def test_scaling_a_window_back_gives_the_same_place(window, x, y):
+    back = window.scaled(x, y).scaled(1 / x, 1 / y)
+    assert back.box == pytest.approx(window.box, abs=1e3 * tolerance(window))
+
+
+@given(st.data(), windows(), grids())
+def test_following_a_path_is_nesting_cells(data, window, grid):
+    steps = data.draw(paths(grid))
+    path = "/".join(["root", *(f"{row}-{column}" for row, column in steps)])
+    nested = window
+    for row, column in steps:
+        nested = nested.cell(grid, row, column)
+    region = Region(window).descend(grid, path)
+    assert (region.window, region.path) == (nested, path)
+
+
+@given(st.data(), grids())
+def test_the_level_of_a_region_is_its_depth(data, grid):
+    region, depth = Region(Window(0, 0, 1000, 1000)), 1
+    for row, column in data.draw(paths(grid)):
+        region, depth = region.child(grid, row, column), depth + 1
+    assert region.level == depth
+
+
+@given(st.data(), grids())
+def test_descending_in_two_steps_is_descending_at_once(data, grid):
+    steps = [f"{row}-{column}" for row, column in data.draw(paths(grid))]
+    middle = data.draw(st.integers(0, len(steps)))
+    root = Region(Window(0, 0, 1000, 1000))
+    path, halfway = "/".join(["root", *steps]), "/".join(["root", *steps[:middle]])
+    assert root.descend(grid, halfway).descend(grid, path) == root.descend(grid, path)
+
+
+def test_a_child_knows_its_parent():
+    root = Region(Window(0, 0, 10, 10))
+    assert root.child(Grid(2, 2, 0.5), 1, 0).parent is root
+
+
+@pytest.mark.parametrize("path", ["root2/0-0", "elsewhere", "root/1-1"])
+def test_a_path_that_lies_elsewhere_is_refused(path):
+    region = Region(Window(0, 0, 10, 10)).child(Grid(2, 2, 0.5), 0, 0)
+    with pytest.raises(ValueError, match="does not lie below"):
+        region.descend(Grid(2, 2, 0.5), path)
+
+
+@pytest.mark.parametrize("path", ["root/", "root/1", "root/a-b", "root/0-0-0", "root//0-0"])
+def test_a_malformed_step_is_refused(path):
+    with pytest.raises(ValueError, match="not a step"):
+        Region(Window(0, 0, 10, 10)).descend(Grid(2, 2, 0.5), path)
+
+
+def test_a_step_outside_of_the_grid_is_refused():
+    with pytest.raises(ValueError, match="no cell"):
+        Region(Window(0, 0, 10, 10)).descend(Grid(2, 2, 0.5), "root/2-0")
+
+
+@given(georeferences(), numbers(-1e5, 1e5), numbers(-1e5, 1e5))
+def test_to_pixel_inverts_to_map(georeference, column, row):
+    back = georeference.to_pixel(*georeference.to_map(column, row))
+    assert np.allclose(back, (column, row), rtol=0, atol=1e-5)
+
+
+def test_the_outer_corner_of_the_image_is_the_origin_of_the_transform():
+    assert UTM.to_map(0, 0) == (399_960.0, 5_000_040.0)
+
+
+def test_rows_and_columns_move_as_the_affine_says():
+    rotated = Georeference(None, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
+    assert rotated.to_map(10, 100) == (1 * 10 + 2 * 100 + 3, 4 * 10 + 5 * 100 + 6)
+
+
+def test_many_positions_keep_their_shape():
+    columns, rows = np.meshgrid(np.arange(4.0), np.arange(3.0))
+    longitude, latitude = UTM.to_lonlat(columns, rows)
+    assert longitude.shape == latitude.shape == (3, 4)
+
+
+@settings(deadline=None)
+@given(georeferences("EPSG:32633"), numbers(0, 1e4), numbers(0, 1e4))
+def test_longitude_and_latitude_are_those_of_rasterio(georeference, column, row):
+    a, b, _, d, e, _ = georeference.transform
+    here = Georeference("EPSG:32633", (a, b, 500_000.0, d, e, 4_500_000.0))
+    x, y = here.to_map(column, row)
+    expected = warp("EPSG:32633", "EPSG:4326", [float(x)], [float(y)])
+    assert np.allclose(here.to_lonlat(column, row), np.ravel(expected), rtol=0, atol=1e-9)
+
+
+@settings(deadline=None)
+@given(numbers(-1.9e7, 1.9e7), numbers(-1.9e7, 1.9e7))
+def test_web_mercator_follows_its_closed_form(x, y):
+    here = Georeference("EPSG:3857", (1.0, 0.0, x, 0.0, -1.0, y))
+    longitude, latitude = here.to_lonlat(0, 0)
+    expected = math.degrees(2 * math.atan(math.exp(y / MERCATOR_RADIUS)) - math.pi / 2)
+    assert longitude == pytest.approx(math.degrees(x / MERCATOR_RADIUS), abs=1e-8)
+    assert latitude == pytest.approx(expected, abs=1e-8)
+
+
+@settings(deadline=None)
+@given(numbers(-179, 179), numbers(-89, 89))
+def test_longitude_comes_first_also_where_the_authority_says_otherwise(longitude, latitude):
+    here = Georeference("EPSG:4326", (0.1, 0.0, longitude, 0.0, -0.1, latitude))
+    assert np.allclose(here.to_lonlat(0, 0), (longitude, latitude), rtol=0, atol=1e-9)
+
+
+@settings(deadline=None)
+@given(numbers(0, 10_980), numbers(0, 10_980))
+def test_a_utm_position_comes_back_from_the_earth(column, row):
+    back = UTM.from_lonlat(*UTM.to_lonlat(column, row))
+    assert np.allclose(back, (column, row), rtol=0, atol=1e-3)
+
+
+def test_a_place_off_the_earth_is_not_a_number():
+    space = Georeference(
+        "+proj=geos +h=35785831 +lon_0=0 +ellps=WGS84", (1e4, 0.0, -6e6, 0.0, -1e4, 6e6)
+    )
+    assert np.isnan(space.to_lonlat(0, 0)).all()
+
+
+@pytest.mark.parametrize("northing", [10_000.0, 3_000_000.0, 5_000_040.0, 8_000_000.0])
+def test_a_utm_pixel_of_10_m_measures_10_m(northing):
+    here = Georeference("EPSG:32633", (10.0, 0.0, 399_960.0, 0.0, -10.0, northing))
+    assert here.ground_size(Size(100, 100)) == pytest.approx((10.0, 10.0), rel=1e-3)
+
+
+def test_a_degree_of_longitude_at_60_north_is_half_a_degree_of_latitude():
+    here = Georeference("EPSG:4326", (0.001, 0.0, 10.0, 0.0, -0.001, 60.05))
+    across, down = here.ground_size(Size(100, 100))
+    assert across == pytest.approx(down / 2, rel=0.01)
+
+
+def test_a_pixel_that_is_rotated_keeps_its_ground_size():
+    turned = Georeference("EPSG:32633", (8.0, 6.0, 499_000.0, 6.0, -8.0, 5_000_040.0))
+    assert turned.ground_size(Size(10, 10)) == pytest.approx((10.0, 10.0), rel=5e-3)
+
+
+def test_an_image_off_the_earth_has_no_ground_size():
+    space = Georeference(
+        "+proj=geos +h=35785831 +lon_0=0 +ellps=WGS84", (1e4, 0.0, -6e6, 0.0, -1e4, 6e6)
+    )
+    assert space.ground_size(Size(2, 2)) is None
+
+
+def test_without_a_crs_there_is_no_longitude():
+    plain = Georeference(None, (1.0, 0.0, 0.0, 0.0, -1.0, 0.0))
+    with pytest.raises(ValueError, match="no CRS"):
+        plain.to_lonlat(0, 0)
+    with pytest.raises(ValueError, match="no CRS"):
+        plain.from_lonlat(0, 0)
+
+
+def test_without_a_crs_there_is_no_ground_size():
+    assert Georeference(None, (1.0, 0.0, 0.0, 0.0, -1.0, 0.0)).ground_size(Size(9, 9)) is None

@@ -1,0 +1,104 @@
+"""Options that several commands share, so that a word means the same everywhere."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tnetcli.readers.base import ReadOptions
+
+
+class ReaderName(StrEnum):
+    """The readers a user may insist on."""
+
+    raster = "raster"
+    slide = "slide"
+    tiff = "tiff"
+    ome_zarr = "ome_zarr"
+    photo = "photo"
+
+
+class FlatChoice(StrEnum):
+    """What to do with an image that has no overviews."""
+
+    stream = "stream"
+    refuse = "refuse"
+
+
+Images = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Images, globs or folders; `-` reads a list from standard input.",
+        show_default=False,
+        metavar="IMAGES...",
+    ),
+]
+Manifest = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="TNET_MANIFEST", help="CSV with a column `path`; relative to the CSV's own folder."
+    ),
+]
+Recursive = Annotated[
+    bool, typer.Option("--recursive", envvar="TNET_RECURSIVE", help="Look into subfolders too.")
+]
+NullSeparated = Annotated[
+    bool, typer.Option("-0", help="The list on standard input is separated by NUL, not newline.")
+]
+Reader = Annotated[
+    ReaderName | None,
+    typer.Option(envvar="TNET_READER", help="Insist on a reader; the content decides otherwise."),
+]
+Bands = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TNET_BANDS", help="Bands in order, by number or name: `4,3,2` or `B04,B03,B02`."
+    ),
+]
+Nodata = Annotated[
+    float | None,
+    typer.Option(envvar="TNET_NODATA", help="This value means no data, whatever the file says."),
+]
+Mpp = Annotated[
+    float | None,
+    typer.Option(envvar="TNET_MPP", help="Microns per pixel, whatever the file says."),
+]
+DefaultMpp = Annotated[
+    float | None,
+    typer.Option(envvar="TNET_DEFAULT_MPP", help="Microns per pixel where the file has none."),
+]
+PlaneZ = Annotated[
+    int | None, typer.Option("--z", envvar="TNET_Z", min=0, help="Depth plane of a stack, from 0.")
+]
+PlaneT = Annotated[
+    int | None, typer.Option("--t", envvar="TNET_T", min=0, help="Time point of a stack, from 0.")
+]
+Flat = Annotated[
+    FlatChoice,
+    typer.Option(
+        envvar="TNET_FLAT",
+        help="An image without overviews: decode it once and keep a small copy, or refuse it.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", envvar="TNET_OVERWRITE", help="Replace what exists.")
+]
+
+
+def read_options(
+    bands: str | None,
+    nodata: float | None,
+    mpp: float | None,
+    default_mpp: float | None,
+    z: int | None,
+    t: int | None,
+    flat: FlatChoice,
+) -> "ReadOptions":
+    """Gather the reading flags of a command."""
+    from tnetcli.readers.base import ReadOptions  # numpy loads here, not for --help
+
+    names = tuple(part.strip() for part in bands.split(",") if part.strip()) if bands else None
+    return ReadOptions(names or None, nodata, mpp, default_mpp, z, t, flat.value)

@@ -1,0 +1,234 @@
+"""Plain values for places in an image: sizes, windows, grids of cells, regions, map positions."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+ROOT = "root"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A width and a height in whole pixels."""
+
+    width: int
+    height: int
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.height < 1:
+            raise ValueError(f"a size needs at least one pixel: `{self.width} x {self.height}`")
+
+    @property
+    def pixels(self) -> int:
+        """Return the area."""
+        return self.width * self.height
+
+    def __str__(self) -> str:
+        return f"{self.width} x {self.height}"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Rows and columns of equal, possibly overlapping cells, each `cell_fraction` of a window."""
+
+    rows: int
+    columns: int
+    cell_fraction: float
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.columns < 1:
+            raise ValueError(f"a grid needs a row and a column: `{self.rows} x {self.columns}`")
+        if not 0 < self.cell_fraction <= 1:
+            raise ValueError(f"cell_fraction is not within (0, 1]: `{self.cell_fraction}`")
+
+    def cells(self) -> Iterator[tuple[int, int]]:
+        """Yield (row, column) in reading order."""
+        for row in range(self.rows):
+            for column in range(self.columns):
+                yield row, column
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A rectangle in full-resolution pixels; may be fractional and reach past the image edge."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+    def __post_init__(self) -> None:
+        edges = (self.left, self.top, self.width, self.height)
+        if not all(math.isfinite(edge) for edge in edges) or self.width <= 0 or self.height <= 0:
+            raise ValueError(f"not a rectangle: `{edges}`")
+
+    @classmethod
+    def whole(cls, size: Size) -> "Window":
+        """Return the window that covers an image of `size` exactly."""
+        return cls(0.0, 0.0, float(size.width), float(size.height))
+
+    @property
+    def right(self) -> float:
+        """Return the first x past the window."""
+        return self.left + self.width
+
+    @property
+    def bottom(self) -> float:
+        """Return the first y past the window."""
+        return self.top + self.height
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """Return `x0, y0, x1, y1`."""
+        return self.left, self.top, self.right, self.bottom
+
+    def cell(self, grid: Grid, row: int, column: int) -> "Window":
+        """Return one grid cell; outer cells touch the edges, a lone row or column spans all."""
+        if not (0 <= row < grid.rows and 0 <= column < grid.columns):
+            raise ValueError(f"no cell `{row}-{column}` in a {grid.rows} x {grid.columns} grid")
+        left, width = _cell_span(self.left, self.width, grid.columns, grid.cell_fraction, column)
+        top, height = _cell_span(self.top, self.height, grid.rows, grid.cell_fraction, row)
+        return Window(left, top, width, height)
+
+    def scaled(self, x: float, y: float) -> "Window":
+        """Return the same place counted in pixels `x` by `y` times as large."""
+        return Window(self.left / x, self.top / y, self.width / x, self.height / y)
+
+
+def _cell_span(
+    start: float, length: float, count: int, fraction: float, index: int
+) -> tuple[float, float]:
+    if count == 1:
+        return start, length
+    cell = length * fraction
+    return start + index * (length - cell) / (count - 1), cell
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A window with its place in the tree of looks; `path` names it for good."""
+
+    window: Window
+    path: str = ROOT
+    parent: "Region | None" = None
+
+    @property
+    def level(self) -> int:
+        """Return the depth of looking: 1 for the whole image."""
+        return self.path.count("/") + 1
+
+    def child(self, grid: Grid, row: int, column: int) -> "Region":
+        """Return the region one level closer, at a cell of `grid`."""
+        window = self.window.cell(grid, row, column)
+        return Region(window, f"{self.path}/{row}-{column}", self)
+
+    def descend(self, grid: Grid, path: str) -> "Region":
+        """Follow `path`, which must start with this region's own path."""
+        if path == self.path:
+            return self
+        if not path.startswith(f"{self.path}/"):
+            raise ValueError(f"`{path}` does not lie below `{self.path}`")
+        region = self
+        for step in path.removeprefix(f"{self.path}/").split("/"):
+            try:
+                row, column = (int(part) for part in step.split("-"))
+            except ValueError as error:
+                raise ValueError(f"not a step `row-column`: `{step}` in `{path}`") from error
+            region = region.child(grid, row, column)
+        return region
+
+
+@dataclass(frozen=True, slots=True)
+class Georeference:
+    """Where an image lies on the Earth.
+
+    `crs` is an authority code or WKT, None where the file gives only a transform. `transform`
+    holds a, b, c, d, e, f of `x = a * column + b * row + c`, `y = d * column + e * row + f`,
+    which may rotate. `source` says where it came from: the file's own transform or its ground
+    control points.
+    """
+
+    crs: str | None
+    transform: tuple[float, float, float, float, float, float]
+    source: str = "transform"
+
+    def to_map(
+        self, column: ArrayLike, row: ArrayLike
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Turn pixel positions into map coordinates; (0, 0) is the outer corner of the image."""
+        a, b, c, d, e, f = self.transform
+        column, row = np.asarray(column, np.float64), np.asarray(row, np.float64)
+        return a * column + b * row + c, d * column + e * row + f
+
+    def to_pixel(
+        self, x: ArrayLike, y: ArrayLike
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Turn map coordinates into pixel positions."""
+        a, b, c, d, e, f = self.transform
+        determinant = a * e - b * d
+        x, y = np.asarray(x, np.float64) - c, np.asarray(y, np.float64) - f
+        return (e * x - b * y) / determinant, (a * y - d * x) / determinant
+
+    def to_lonlat(
+        self, column: ArrayLike, row: ArrayLike
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Turn pixel positions into WGS 84 longitude and latitude; NaN where there is none."""
+        return _project(self._known_crs(), LONLAT, *self.to_map(column, row))
+
+    def from_lonlat(
+        self, longitude: ArrayLike, latitude: ArrayLike
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Turn WGS 84 longitude and latitude into pixel positions; NaN where there is none."""
+        return self.to_pixel(*_project(LONLAT, self._known_crs(), longitude, latitude))
+
+    def ground_size(self, size: Size) -> tuple[float, float] | None:
+        """Return a pixel's width and height in metres at the image centre, if it lies on Earth."""
+        if self.crs is None:
+            return None
+        column, row = size.width / 2, size.height / 2
+        longitude, latitude = self.to_lonlat(
+            [column - 0.5, column + 0.5, column, column], [row, row, row - 0.5, row + 0.5]
+        )
+        if not np.isfinite(longitude).all():
+            return None
+        across = _great_circle(longitude[0], latitude[0], longitude[1], latitude[1])
+        down = _great_circle(longitude[2], latitude[2], longitude[3], latitude[3])
+        return across, down
+
+    def _known_crs(self) -> str:
+        if self.crs is None:
+            raise ValueError("no CRS: pixels have map coordinates but no place on the Earth")
+        return self.crs
+
+
+LONLAT = "OGC:CRS84"
+EARTH_RADIUS = 6_371_008.8  # metres, the mean radius
+
+
+def _project(
+    source: str, target: str, x: ArrayLike, y: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    # GDAL loads here and not with this module, which everything imports.
+    from rasterio.warp import transform
+
+    x, y = np.broadcast_arrays(np.asarray(x, np.float64), np.asarray(y, np.float64))
+    longitude, latitude = transform(source, target, x.ravel().tolist(), y.ravel().tolist())
+    return _finite(longitude, x.shape), _finite(latitude, x.shape)
+
+
+def _finite(values: list[float], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    array: NDArray[Any] = np.asarray(values, np.float64).reshape(shape)
+    return np.where(np.isfinite(array), array, np.nan)
+
+
+def _great_circle(lon_0: float, lat_0: float, lon_1: float, lat_1: float) -> float:
+    lon_0, lat_0, lon_1, lat_1 = (math.radians(angle) for angle in (lon_0, lat_0, lon_1, lat_1))
+    haversine = (
+        math.sin((lat_1 - lat_0) / 2) ** 2
+        + math.cos(lat_0) * math.cos(lat_1) * math.sin((lon_1 - lon_0) / 2) ** 2
+    )
+    return 2 * EARTH_RADIUS * math.asin(math.sqrt(haversine))

@@ -1,0 +1,33 @@
+"""Which bands to read, by number or by name."""
+
+from collections.abc import Sequence
+
+from tnetcli.errors import ImageError
+
+
+def choose_bands(
+    path: str, wanted: Sequence[str] | None, names: Sequence[str], default: Sequence[int]
+) -> tuple[int, ...]:
+    """Return 0-based indices of `wanted` bands, numbers from 1 or names in any case."""
+    if wanted is None:
+        return tuple(default)
+    return tuple(_find(path, each, names) for each in wanted)
+
+
+def _find(path: str, wanted: str, names: Sequence[str]) -> int:
+    lowered = [name.lower() for name in names]
+    if lowered.count(wanted.lower()) == 1:
+        return lowered.index(wanted.lower())
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(names):
+        return int(wanted) - 1
+    listed = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
+    raise ImageError(f"no band `{wanted}` in `{path}`", hint=f"it has: {listed}")
+
+
+def unique_names(names: Sequence[str | None]) -> tuple[str, ...]:
+    """Fill gaps with the band's number, and add it where a name comes twice."""
+    filled = [name or str(number) for number, name in enumerate(names, 1)]
+    return tuple(
+        f"{name} ({number})" if filled.count(name) > 1 else name
+        for number, name in enumerate(filled, 1)
+    )

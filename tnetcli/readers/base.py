@@ -1,0 +1,197 @@
+"""What every reader promises, and the plain values that pass through it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.geometry import Georeference, Size, Window
+
+Flat = Literal["stream", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How the user wants an image read; travels with the path to worker processes.
+
+    `bands` are 1-based numbers or names, in the order the model wants them. `mpp` overrides the
+    microns per pixel of the file, `default_mpp` stands in where the file has none. `z` and `t`
+    choose a plane of a stack, counted from 0. `flat` says what to do with an image that has no
+    overviews.
+    """
+
+    bands: tuple[str, ...] | None = None
+    nodata: float | None = None
+    mpp: float | None = None
+    default_mpp: float | None = None
+    z: int | None = None
+    t: int | None = None
+    flat: Flat = "stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """Pixels with their mask: values are zero wherever they are not valid."""
+
+    values: NDArray[Any]  # (bands, height, width)
+    valid: NDArray[np.bool_]  # (height, width)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What has been decoded so far: whole blocks, not just the pixels asked for.
+
+    `bytes_read` is exact where we read the blocks ourselves and the file's average where a
+    library does not tell.
+    """
+
+    pixels_decoded: int = 0
+    bytes_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Microns per pixel along both axes, and where the figure comes from."""
+
+    x: float
+    y: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle of whole pixels of one stored level."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+    @property
+    def right(self) -> int:
+        """Return the first column past the box."""
+        return self.left + self.width
+
+    @property
+    def bottom(self) -> int:
+        """Return the first row past the box."""
+        return self.top + self.height
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One stored copy of the image.
+
+    `scale_x` and `scale_y` are full-resolution pixels per pixel of this level; a block is what
+    one decode yields.
+    """
+
+    size: Size
+    scale_x: float
+    scale_y: float
+    block: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Everything a reader knows of an image before it reads a pixel."""
+
+    levels: tuple[Level, ...]  # finest first
+    bands: tuple[str, ...]
+    dtype: np.dtype[Any]
+    georeference: Georeference | None = None
+    microns_per_pixel: Resolution | None = None
+    offset: tuple[int, int] = (0, 0)  # of the slide's bounds within the uncropped image
+    mask: str = "none"  # none, nodata, nan, alpha, mask, transparent, sparse
+    nodata: float | None = None
+    compression: str = "none"
+    tiled: bool = True
+    file_bytes: int = 0
+    details: dict[str, Any] = field(default_factory=dict)  # what only this format knows
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A decoded box of one level; `valid` is None where every pixel is."""
+
+    values: NDArray[Any]  # (height, width, bands)
+    valid: NDArray[np.bool_] | None
+    cost: Cost
+
+
+class Source(Protocol):
+    """An open file, used by one thread at a time."""
+
+    def read(self, level: int, box: Box) -> Block:
+        """Decode `box`, which lies inside the level, without resampling."""
+        ...
+
+    def close(self) -> None:
+        """Release the file."""
+        ...
+
+
+class Reader(Protocol):
+    """Reads any window of one image at any scale.
+
+    Safe to call from several threads, picklable as path and options, reopened lazily.
+    Coordinates are full-resolution pixels of the uncropped image.
+    """
+
+    name: str
+    path: str
+    layout: Layout
+
+    @property
+    def size(self) -> Size:
+        """Return the full-resolution size."""
+        ...
+
+    @property
+    def overviews(self) -> tuple[float, ...]:
+        """Return the downsample factors that are stored in the file."""
+        ...
+
+    @property
+    def bands(self) -> tuple[str, ...]:
+        """Return the names of the bands that `read` yields, in order."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the type of the values that `read` yields."""
+        ...
+
+    @property
+    def georeference(self) -> Georeference | None:
+        """Return the place on the map, if the image has one."""
+        ...
+
+    @property
+    def microns_per_pixel(self) -> Resolution | None:
+        """Return the physical resolution, if it is known."""
+        ...
+
+    @property
+    def cost(self) -> Cost:
+        """Return what has been decoded since the image was opened."""
+        ...
+
+    def read(self, window: Window, out_size: Size) -> Pixels:
+        """Resample `window` to exactly `out_size`.
+
+        Decodes from the coarsest overview that is at least as fine as asked, then takes one area
+        mean over the valid pixels. An output pixel is valid where any valid pixel falls into it;
+        elsewhere, and outside the image, it is zero.
+        """
+        ...
+
+    def decoded(self, window: Window, out_size: Size) -> int:
+        """Return how many pixels `read` would decode at most, without reading."""
+        ...
+
+    def close(self) -> None:
+        """Release every handle; reading afterwards is an error."""
+        ...

@@ -1,0 +1,56 @@
+"""Decoded blocks that neighbouring windows share, in bounded memory."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+from numpy.typing import NDArray
+
+CACHE_BYTES = 2**26
+
+
+class BlockCache:
+    """Keeps the blocks used last; shared by all images and threads of a process."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._bytes = 0
+        self._blocks: OrderedDict[Hashable, NDArray[Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> NDArray[Any] | None:
+        """Return the block if it is still here."""
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is not None:
+                self._blocks.move_to_end(key)
+            return block
+
+    def put(self, key: Hashable, block: NDArray[Any]) -> None:
+        """Keep `block`, dropping those unused for longest; one larger than all is not kept."""
+        if block.nbytes > self._most:
+            return
+        block.flags.writeable = False
+        with self._lock:
+            before = self._blocks.pop(key, None)
+            self._bytes += block.nbytes - (0 if before is None else before.nbytes)
+            self._blocks[key] = block
+            while self._bytes > self._most:
+                _, dropped = self._blocks.popitem(last=False)
+                self._bytes -= dropped.nbytes
+
+    def clear(self) -> None:
+        """Forget every block."""
+        with self._lock:
+            self._blocks.clear()
+            self._bytes = 0
+
+    def _unlock(self) -> None:
+        # A fork may copy the lock while another thread holds it.
+        self._lock = threading.Lock()
+
+
+BLOCKS = BlockCache(CACHE_BYTES)
+os.register_at_fork(after_in_child=BLOCKS._unlock)

@@ -1,0 +1,189 @@
+"""Which reader suits a file, judged by its content and its sidecars, not by its ending."""
+
+import os
+import re
+import stat
+import zipfile
+
+from tnetcli.errors import ImageError
+
+TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+PHOTO_MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"BM", b"GIF87a", b"GIF89a", b"RIFF")
+JPEG_2000_MAGIC = (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")
+ZARR_FILES = ("zarr.json", ".zgroup", ".zattrs", ".zarray")
+# GDAL's own tags in a TIFF: metadata and nodata.
+GDAL_TAGS = (42112, 42113)
+NETWORK = re.compile(
+    rb"/vsi(curl|s3|gs|az|adls|oss|swift|hdfs|webhdfs)|https?://|ftp://", re.IGNORECASE
+)
+SNIFF_BYTES = 4096
+
+
+def is_remote(path: str) -> bool:
+    """Say whether `path` names something that only GDAL can reach."""
+    return "://" in path or path.startswith("/vsi")
+
+
+def detect(path: str) -> str:
+    """Return the name of the reader for `path`; ImageError where there is none."""
+    if is_remote(path):
+        return "raster"
+    head = _head(path)
+    if head is None:
+        return _detect_folder(path)
+    if head.startswith(TIFF_MAGIC):
+        return _detect_tiff(path)
+    if head[128:132] == b"DICM" or _is_mirax(path, head):
+        return "slide"
+    if head.startswith(JPEG_2000_MAGIC) or b"<VRTDataset" in head:
+        return "raster"
+    if head.startswith(PHOTO_MAGIC):
+        return "raster" if has_sidecar(path) or _is_large(path) else "photo"
+    if head.startswith(b"PK\x03\x04") and _zip_has_zarr(path):
+        return "ome_zarr"
+    return _detect_rest(path, head)
+
+
+def _head(path: str) -> bytes | None:
+    """Return the first bytes of a file, None for a folder."""
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            return None
+        if not stat.S_ISREG(mode):
+            raise ImageError(f"`{path}` is not a regular file", hint="copy it to a file first")
+        with open(path, "rb") as file:
+            head = file.read(SNIFF_BYTES)
+    except FileNotFoundError as error:
+        dangling = os.path.islink(path)
+        problem = "is a link to nothing" if dangling else "does not exist"
+        raise ImageError(f"`{path}` {problem}", hint="check the path") from error
+    except PermissionError as error:
+        raise ImageError(f"no permission to read `{path}`", hint="check with `ls -l`") from error
+    except (OSError, ValueError) as error:
+        raise ImageError(f"cannot read `{path}`: {error}", hint="check the path") from error
+    if not head:
+        raise ImageError(f"`{path}` is empty", hint="copy or download it again")
+    return head
+
+
+def _detect_folder(path: str) -> str:
+    try:
+        names = os.listdir(path)
+    except PermissionError as error:
+        raise ImageError(f"no permission to list `{path}`", hint="check with `ls -ld`") from error
+    if any(name in names for name in ZARR_FILES):
+        return "ome_zarr"
+    if first_dicom(path):
+        return "slide"
+    raise ImageError(
+        f"`{path}` is a folder, not an image",
+        hint="give the images inside, or a glob such as 'folder/*.tif'",
+    )
+
+
+def first_dicom(folder: str) -> str | None:
+    """Return a DICOM file of `folder`, by content; a slide is a folder of them."""
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                if file.read(132)[128:] == b"DICM":
+                    return path
+    return None
+
+
+def _detect_tiff(path: str) -> str:
+    from tnetcli.readers.tiff_pages import look_at_tiff
+
+    look = look_at_tiff(path)
+    if look.is_vendor_slide or _slide_vendor(path) not in (None, "generic-tiff"):
+        return "slide"
+    if look.is_stack:
+        return "tiff"
+    if look.is_geographic or look.tags.intersection(GDAL_TAGS) or has_sidecar(path):
+        return "raster"
+    if look.levels > 1:
+        plain = look.is_rgb and look.is_tiled
+        return "slide" if plain and _slide_vendor(path) == "generic-tiff" else "tiff"
+    return "raster"
+
+
+def _slide_vendor(path: str) -> str | None:
+    try:
+        import openslide
+    except ImportError:
+        return None
+    vendor: str | None = openslide.OpenSlide.detect_format(path)
+    return vendor
+
+
+def has_sidecar(path: str) -> bool:
+    """Say whether files beside `path` tell GDAL where it lies or hold its overviews or mask."""
+    stem, ending = os.path.splitext(path)
+    ending = ending.lstrip(".").lower()
+    worlds = {"wld", f"{ending}w", f"{ending[:1]}{ending[-1:]}w"} if ending else {"wld"}
+    names = [f"{path}.{tail}" for tail in ("ovr", "msk", "aux.xml")]
+    names += [f"{stem}.{tail}" for world in worlds for tail in (world, world.upper())]
+    return any(os.path.exists(name) for name in names)
+
+
+def _is_mirax(path: str, head: bytes) -> bool:
+    folder = os.path.splitext(path)[0]
+    return head.startswith(b"\xff\xd8\xff") and os.path.exists(os.path.join(folder, "Slidedat.ini"))
+
+
+def _is_large(path: str) -> bool:
+    from PIL import Image, UnidentifiedImageError
+
+    from tnetcli.readers.photo import MOST_PIXELS
+
+    try:
+        with Image.open(path) as image:
+            return image.width * image.height > MOST_PIXELS
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError):
+        return False  # the photo reader says what is wrong with it
+
+
+def _zip_has_zarr(path: str) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.rsplit("/", 1)[-1] in ZARR_FILES for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
+def _detect_rest(path: str, head: bytes) -> str:
+    if _slide_vendor(path) is not None:
+        return "slide"
+    from tnetcli.readers.gdal import can_open
+
+    if can_open(path):
+        return "raster"
+    kind = "a text file" if _is_text(head) else "of no format that a reader knows"
+    hint = (
+        "a list of images goes to --manifest, or to standard input with `-`"
+        if _is_text(head)
+        else "check it with `file`; readers: raster, slide, tiff, ome_zarr, photo"
+    )
+    raise ImageError(f"`{path}` is {kind}", hint=hint)
+
+
+def _is_text(head: bytes) -> bool:
+    return b"\0" not in head and sum(byte < 9 for byte in head) == 0
+
+
+def refuse_hidden_network(path: str) -> None:
+    """Refuse a local VRT that would make GDAL fetch from the network: no URL was given."""
+    if is_remote(path) or not os.path.isfile(path):
+        return
+    with open(path, "rb") as file:
+        head = file.read(SNIFF_BYTES)
+        if b"<VRTDataset" not in head:
+            return
+        found = NETWORK.search(head + file.read(2**24))
+    if found:
+        raise ImageError(
+            f"`{path}` points to the network ({found.group().decode()})",
+            hint="give the URL itself, or copy its sources here",
+        )

@@ -1,0 +1,241 @@
+"""Images without overviews: one streaming pass makes a small copy, kept for the next time."""
+
+import hashlib
+import logging
+import math
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rasterio
+from rasterio.enums import Resampling
+from rasterio.errors import RasterioError
+from rasterio.windows import Window as RasterioWindow
+
+from tnetcli.errors import ImageError, OutputError
+from tnetcli.geometry import Georeference, Size, Window
+from tnetcli.readers.base import Cost, Layout, Pixels, Reader, ReadOptions, Resolution
+from tnetcli.readers.handles import check_unchanged, fingerprint
+from tnetcli.readers.placement import SCALE_TOLERANCE
+from tnetcli.readers.pyramid import one_line
+from tnetcli.readers.raster import RasterReader
+
+LOG = logging.getLogger("tnetcli")
+# What a whole-image view may decode without anybody noticing.
+MOST_COARSE_PIXELS = 2**24
+# Finer views come straight from the file: a 224 px view then decodes 3 million pixels at most.
+STEP = 8
+TILE = 256
+WIDEST = 16 * TILE  # columns of the small copy made at a time
+SMALLEST = 256
+SECONDS_BETWEEN_LINES = 10.0
+
+
+def is_flat(reader: Reader) -> bool:
+    """Say whether even the coarsest stored level is too large to look at as a whole."""
+    coarsest = reader.layout.levels[-1]
+    return coarsest.size.pixels > MOST_COARSE_PIXELS and reader.name != "photo"
+
+
+def cache_folder() -> Path:
+    """Return where small copies are kept: TNET_CACHE, else the XDG cache folder."""
+    if chosen := os.environ.get("TNET_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tnet"
+
+
+class FlatReader:
+    """A reader whose coarse views come from a small copy, made at the first of them."""
+
+    def __init__(self, reader: Reader, options: ReadOptions) -> None:
+        self._reader = reader
+        self._options = options
+        self._before = fingerprint(reader.path)
+        self._scale = STEP * reader.layout.levels[-1].scale_x
+        self._copy: RasterReader | None = None
+        self._making = threading.Lock()
+        self.name, self.path = reader.name, reader.path
+        self.layout: Layout = reader.layout
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_making"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._making = threading.Lock()
+
+    def __enter__(self) -> "FlatReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def size(self) -> Size:
+        """Return the full-resolution size."""
+        return self._reader.size
+
+    @property
+    def overviews(self) -> tuple[float, ...]:
+        """Return the downsample factors that are stored in the file; the copy's are not."""
+        return self._reader.overviews
+
+    @property
+    def bands(self) -> tuple[str, ...]:
+        """Return the names of the bands that `read` yields, in order."""
+        return self._reader.bands
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the type of the values that `read` yields."""
+        return self._reader.dtype
+
+    @property
+    def georeference(self) -> Georeference | None:
+        """Return the place on the map, if the image has one."""
+        return self._reader.georeference
+
+    @property
+    def microns_per_pixel(self) -> Resolution | None:
+        """Return the physical resolution, if it is known."""
+        return self._reader.microns_per_pixel
+
+    @property
+    def cost(self) -> Cost:
+        """Return what has been decoded since the image was opened, making the copy included."""
+        file = self._reader.cost
+        copy = self._copy.cost if self._copy is not None else Cost()
+        return Cost(file.pixels_decoded + copy.pixels_decoded, file.bytes_read + copy.bytes_read)
+
+    def read(self, window: Window, out_size: Size) -> Pixels:
+        """Resample `window` to exactly `out_size`; see `Reader.read`."""
+        if not self._is_coarse(window, out_size):
+            return self._reader.read(window, out_size)
+        check_unchanged(self.path, self._before)
+        return self._small_copy().read(window.scaled(self._scale, self._scale), out_size)
+
+    def decoded(self, window: Window, out_size: Size) -> int:
+        """Return how many pixels `read` would decode at most, without reading."""
+        if not self._is_coarse(window, out_size):
+            return self._reader.decoded(window, out_size)
+        if not self.has_copy:
+            return self.layout.levels[-1].size.pixels
+        return self._small_copy().decoded(window.scaled(self._scale, self._scale), out_size)
+
+    @property
+    def has_copy(self) -> bool:
+        """Say whether the small copy exists already."""
+        return self._copy is not None or self._place().exists()
+
+    def close(self) -> None:
+        """Release every handle; reading afterwards is an error."""
+        self._reader.close()
+        if self._copy is not None:
+            self._copy.close()
+
+    def _is_coarse(self, window: Window, out_size: Size) -> bool:
+        asked = min(window.width / out_size.width, window.height / out_size.height)
+        return asked * SCALE_TOLERANCE >= self._scale
+
+    def _place(self) -> Path:
+        """Return where the copy of this very content, read this way, is kept."""
+        read_as = (self._options.bands, self._options.nodata, self._options.z, self._options.t)
+        known_by = (os.path.realpath(self.path), self._before, self.name, read_as, STEP)
+        name = hashlib.sha256(repr(known_by).encode()).hexdigest()[:32]
+        return cache_folder() / "overviews" / f"{name}.tif"
+
+    def _small_copy(self) -> RasterReader:
+        with self._making:
+            if self._copy is None:
+                place = self._place()
+                if not place.exists():
+                    self._make(place)
+                self._copy = self._open_copy(place)
+            return self._copy
+
+    def _open_copy(self, place: Path) -> RasterReader:
+        try:
+            return RasterReader(str(place))
+        except ImageError:
+            place.unlink(missing_ok=True)  # a full disk may have cut it off: make it once more
+            self._make(place)
+            return RasterReader(str(place))
+
+    def _make(self, place: Path) -> None:
+        gigapixels = self.layout.levels[-1].size.pixels / 1e9
+        LOG.warning(
+            "%s has no overviews: decoding all %.2f gigapixels once to see it whole; "
+            "`tnet pyramid %s` makes that unnecessary",
+            self.path, gigapixels, self.path,
+        )  # fmt: skip
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(dir=place.parent))
+        except OSError as error:
+            raise OutputError(
+                f"cannot write to the cache `{place.parent}`: {error.strerror}",
+                hint="set TNET_CACHE to a folder that you may write to",
+            ) from error
+        try:
+            self._write(folder / "copy.tif")
+            os.replace(folder / "copy.tif", place)
+        except (OSError, RasterioError) as error:
+            raise OutputError(
+                f"cannot write to the cache `{place.parent}`: {one_line(error)}",
+                hint="free some space, or set TNET_CACHE to another folder",
+            ) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _write(self, path: Path) -> None:
+        size = Size(
+            math.ceil(self.size.width / self._scale), math.ceil(self.size.height / self._scale)
+        )
+        profile = {
+            "driver": "GTiff", "width": size.width, "height": size.height,
+            "count": len(self.bands), "dtype": self.dtype.name, "tiled": True,
+            "blockxsize": TILE, "blockysize": TILE, "compress": "deflate", "zlevel": 1,
+            "bigtiff": "if_safer",
+        }  # fmt: skip
+        with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
+            with rasterio.open(path, "w", **profile) as copy:
+                for part, pixels in self._stream(size):
+                    copy.write(pixels.values, window=part)
+                    copy.write_mask(pixels.valid, window=part)
+            factors = [2**n for n in range(1, 30) if max(size.width, size.height) >> n >= SMALLEST]
+            with rasterio.open(path, "r+") as copy:
+                copy.build_overviews(factors or [2], Resampling.average)
+
+    def _stream(self, size: Size) -> Iterator[tuple[RasterioWindow, Pixels]]:
+        """Yield the small copy part by part, reading a few parts ahead on all cores."""
+        threads = max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, 1)
+        # Striped files decode whole rows: cutting rows in two would decode them twice.
+        wide = WIDEST if self.layout.tiled else size.width
+        parts = [
+            RasterioWindow(left, top, min(wide, size.width - left), min(TILE, size.height - top))
+            for top in range(0, size.height, TILE)
+            for left in range(0, size.width, wide)
+        ]
+        waiting, done, spoke = iter(parts), 0, time.monotonic()
+        with ThreadPoolExecutor(threads) as pool:
+            while batch := list(islice(waiting, threads)):
+                yield from zip(batch, pool.map(self._read_part, batch), strict=True)
+                done += len(batch)
+                if time.monotonic() - spoke > SECONDS_BETWEEN_LINES:
+                    spoke = time.monotonic()
+                    LOG.info("%s: %.0f %% decoded", self.path, 100 * done / len(parts))
+
+    def _read_part(self, part: RasterioWindow) -> Pixels:
+        scale = self._scale
+        window = Window(
+            part.col_off * scale, part.row_off * scale, part.width * scale, part.height * scale
+        )
+        return self._reader.read(window, Size(part.width, part.height))

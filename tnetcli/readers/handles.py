@@ -1,0 +1,90 @@
+"""Open files, one per thread at a time, dropped after a failure and never shared across a fork."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
+
+from tnetcli.errors import ImageError
+
+
+class Closeable(Protocol):
+    """Anything that can be closed."""
+
+    def close(self) -> None:
+        """Release what is held."""
+        ...
+
+
+Handle = TypeVar("Handle", bound=Closeable)
+
+
+class Handles(Generic[Handle]):
+    """A free list of open handles: there are never more than threads reading at once."""
+
+    def __init__(self, open_handle: Callable[[], Handle]) -> None:
+        self._open = open_handle
+        self._closed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._free: list[Handle] = []
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    @contextmanager
+    def borrow(self) -> Iterator[Handle]:
+        """Lend a handle to this thread; one that failed is closed and not lent again."""
+        if self._process != os.getpid():
+            # After a fork the parent's handles share its file positions and locks.
+            self._reset()
+        if self._closed:
+            raise ValueError("the image is closed")
+        with self._lock:
+            handle = self._free.pop() if self._free else None
+        if handle is None:
+            handle = self._open()
+        try:
+            yield handle
+        except BaseException:
+            handle.close()
+            raise
+        self._take_back(handle)
+
+    def _take_back(self, handle: Handle) -> None:
+        with self._lock:
+            if not self._closed:
+                self._free.append(handle)
+                return
+        handle.close()
+
+    def close(self) -> None:
+        """Close every handle, those still lent when they come back."""
+        with self._lock:
+            self._closed = True
+            free, self._free = self._free, []
+        for handle in free:
+            handle.close()
+
+
+Fingerprint = tuple[int, int, int]
+
+
+def fingerprint(path: str) -> Fingerprint | None:
+    """Return what identifies the present content of a local file; None for anything else."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def check_unchanged(path: str, before: Fingerprint | None) -> None:
+    """Refuse to mix the pixels of two files that were at `path` one after the other."""
+    if before is not None and fingerprint(path) != before:
+        state = "changed" if os.path.exists(path) else "was removed"
+        raise ImageError(
+            f"`{path}` {state} while it was open",
+            hint="wait until the file is complete, then run again",
+        )

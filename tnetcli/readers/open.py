@@ -1,0 +1,64 @@
+"""Open any image with the reader that suits it."""
+
+import difflib
+import os
+from importlib import import_module
+
+from tnetcli.errors import ImageError, MissingExtraError, UsageError
+from tnetcli.readers.base import Reader, ReadOptions
+from tnetcli.readers.detect import detect, first_dicom, is_remote, refuse_hidden_network
+
+READERS = {
+    "raster": "tnetcli.readers.raster:RasterReader",
+    "slide": "tnetcli.readers.slide:SlideReader",
+    "tiff": "tnetcli.readers.tiff:TiffReader",
+    "ome_zarr": "tnetcli.readers.ome_zarr:OmeZarrReader",
+    "photo": "tnetcli.readers.photo:PhotoReader",
+}
+EXTRAS = {"openslide": ("slides", "reading slides"), "zarr": ("zarr", "reading OME-Zarr")}
+
+
+def open_image(
+    path: str | os.PathLike[str], *, reader: str | None = None, options: ReadOptions | None = None
+) -> Reader:
+    """Open `path` with the named reader, or with the one its content asks for."""
+    name = os.fspath(path)
+    options = options or ReadOptions()
+    if reader is not None and reader not in READERS:
+        close = difflib.get_close_matches(reader, READERS, n=1)
+        hint = f"did you mean `{close[0]}`?" if close else f"choose one of: {', '.join(READERS)}"
+        raise UsageError(f"unknown reader: `{reader}`", hint=hint)
+    # Looking at the content first also finds what is missing, empty, unreadable or cut off.
+    detected = detect(name)
+    chosen = reader or detected
+    refuse_hidden_network(name)
+    if chosen == "slide" and os.path.isdir(name):
+        name = first_dicom(name) or name
+    opened = _load(chosen, name)(name, options)
+    return _with_overviews(opened, options)
+
+
+def _load(reader: str, path: str) -> type:
+    module, name = READERS[reader].split(":")
+    try:
+        found: type = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name in EXTRAS:
+            raise MissingExtraError.of(*EXTRAS[error.name]) from error
+        raise
+    return found
+
+
+def _with_overviews(opened: Reader, options: ReadOptions) -> Reader:
+    from tnetcli.readers.flat import FlatReader, is_flat
+
+    if not is_flat(opened) or is_remote(opened.path):
+        return opened
+    if options.flat == "refuse":
+        opened.close()
+        raise ImageError(
+            f"`{opened.path}` has no overviews: {opened.size.pixels / 1e9:.2f} gigapixels would "
+            "have to be decoded to see it whole",
+            hint=f"tnet pyramid {opened.path}   (or --flat stream)",
+        )
+    return FlatReader(opened, options)

@@ -1,0 +1,143 @@
+"""Small ordinary images (PNG, JPEG, WebP, BMP, GIF), decoded once as a whole."""
+
+import os
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from tnetcli.errors import ImageError
+from tnetcli.geometry import Size
+from tnetcli.readers.bands import choose_bands
+from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Source
+from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.handles import fingerprint
+from tnetcli.readers.pyramid import PyramidReader, one_line
+from tnetcli.readers.resolution import resolve
+from tnetcli.readers.validity import both_valid, holds_data, nodata_values
+
+# Three bands of this many pixels stay under 200 MB; what is larger goes to the raster reader.
+MOST_PIXELS = 2**26
+# We compare the size ourselves before decoding; Pillow's own check would only print a warning.
+Image.MAX_IMAGE_PIXELS = None
+EXIF_ORIENTATION = 274
+PHOTO_FAILURES = (OSError, SyntaxError, ValueError)
+# Pillow's mode -> the mode we decode to, its bands, whether the last of them is transparency.
+MODES: dict[str, tuple[str, tuple[str, ...], bool]] = {
+    "1": ("L", ("1",), False),
+    "L": ("L", ("1",), False),
+    "LA": ("LA", ("1", "alpha"), True),
+    "I;16": ("I;16", ("1",), False),
+    "I;16B": ("I;16", ("1",), False),
+    "I": ("I", ("1",), False),
+    "F": ("F", ("1",), False),
+    "RGB": ("RGB", ("red", "green", "blue"), False),
+    "RGBA": ("RGBA", ("red", "green", "blue", "alpha"), True),
+    "P": ("RGB", ("red", "green", "blue"), False),
+    "CMYK": ("RGB", ("red", "green", "blue"), False),
+    "YCbCr": ("RGB", ("red", "green", "blue"), False),
+}
+
+
+class PhotoReader(PyramidReader):
+    """Reads what Pillow opens, up to a pixel limit."""
+
+    name: ClassVar[str] = "photo"
+    failures: ClassVar[tuple[type[Exception], ...]] = PHOTO_FAILURES
+
+    def _inspect(self) -> Layout:
+        try:
+            # Lazy: Pillow reads the header here and the pixels in `load`.
+            with Image.open(self.path) as image:
+                return self._describe(image)
+        except (UnidentifiedImageError, *PHOTO_FAILURES) as error:
+            raise ImageError(
+                f"Pillow cannot open `{self.path}`: {one_line(error)}",
+                hint="try --reader raster",
+            ) from error
+
+    def _describe(self, image: Image.Image) -> Layout:
+        size = Size(*image.size)
+        if size.pixels > MOST_PIXELS:
+            raise ImageError(
+                f"`{self.path}` has {size.pixels / 1e6:.0f} million pixels, more than "
+                f"{MOST_PIXELS / 1e6:.0f} that the photo reader decodes at once",
+                hint="use --reader raster",
+            )
+        mode = "RGBA" if "transparency" in image.info and image.mode != "L" else image.mode
+        if mode not in MODES:
+            raise ImageError(
+                f"`{self.path}` has the unusual pixel mode `{mode}`", hint="convert it to RGB"
+            )
+        self._mode, names, transparent = MODES[mode]
+        bands = choose_bands(
+            self.path, self.options.bands, names, range(len(names) - int(transparent))
+        )
+        self._bands, self._transparent = bands, transparent
+        dtype = np.dtype(
+            {"I;16": np.uint16, "I": np.int32, "F": np.float32}.get(self._mode, np.uint8)
+        )
+        given = self.options.nodata
+        self._nodata = nodata_values([given] * len(bands), dtype) if given is not None else None
+        mask = "alpha" if transparent else "nan" if dtype.kind == "f" else "none"
+        microns, warnings = resolve(self.options, [])
+        if image.getexif().get(EXIF_ORIENTATION, 1) != 1:
+            warnings.append("EXIF orientation is not applied: pixels are read as stored")
+        if getattr(image, "n_frames", 1) > 1:
+            warnings.append(f"{getattr(image, 'n_frames', 1)} frames; the first is read")
+        return Layout(
+            levels=(Level(size, 1.0, 1.0, size),),
+            bands=tuple(names[i] for i in bands),
+            dtype=dtype,
+            microns_per_pixel=microns,
+            mask="nodata" if self._nodata is not None else mask,
+            nodata=given,
+            compression=str(image.format).lower(),
+            tiled=False,
+            file_bytes=os.path.getsize(self.path),
+            details={"format": image.format, "mode": image.mode},
+            warnings=tuple(warnings),
+        )
+
+    def _open(self) -> Source:
+        return _PhotoSource(self)
+
+
+class _PhotoSource:
+    """Hands out parts of the decoded image, which all threads share."""
+
+    def __init__(self, reader: PhotoReader) -> None:
+        self._reader = reader
+        self._own: NDArray[Any] | None = None
+
+    def close(self) -> None:
+        self._own = None
+
+    def read(self, level: int, box: Box) -> Block:
+        reader = self._reader
+        pixels, cost = self._pixels()
+        part = pixels[box.top : box.bottom, box.left : box.right]  # (height, width, stored bands)
+        values = part[..., list(reader._bands)]
+        seen = None
+        if reader._nodata is not None:
+            seen = holds_data(values, reader._nodata)
+        elif reader._transparent:
+            seen = part[..., -1] > 0
+        elif values.dtype.kind == "f":
+            seen = ~np.isnan(values).any(axis=2)
+        return Block(values, both_valid(None, seen), cost)
+
+    def _pixels(self) -> tuple[NDArray[Any], Cost]:
+        reader = self._reader
+        key = (reader.path, fingerprint(reader.path), "photo")
+        found = self._own if self._own is not None else BLOCKS.get(key)
+        if found is not None:
+            return found, Cost()
+        with Image.open(reader.path) as image:
+            pixels = np.array(image.convert(reader._mode) if image.mode != reader._mode else image)
+        pixels = pixels.reshape(*pixels.shape[:2], -1)
+        BLOCKS.put(key, pixels)
+        if BLOCKS.get(key) is None:
+            self._own = pixels  # too large to share
+        return pixels, Cost(reader.size.pixels, reader.layout.file_bytes)

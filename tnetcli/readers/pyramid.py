@@ -1,0 +1,182 @@
+"""The one way a window is read: pick a level, decode its blocks, take one area mean."""
+
+import threading
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tnetcli.errors import ImageError
+from tnetcli.geometry import Georeference, Size, Window
+from tnetcli.readers.base import (
+    Block,
+    Box,
+    Cost,
+    Layout,
+    Pixels,
+    ReadOptions,
+    Resolution,
+    Source,
+)
+from tnetcli.readers.handles import Handles, check_unchanged, fingerprint
+from tnetcli.readers.placement import (
+    AreaMean,
+    choose_level,
+    chunks,
+    copy_exact,
+    place,
+    touched_pixels,
+)
+
+# Samples decoded at a time: bounds memory (about 100 MB) however large the window is.
+CHUNK_SAMPLES = 2**23
+# One block is the least that can be decoded; larger ones are refused before they fill memory.
+MOST_BLOCK_BYTES = 2**28
+
+
+class PyramidReader(ABC):
+    """A reader over stored levels; a format adds how to inspect and how to open a source."""
+
+    name: ClassVar[str]
+    # What the format's library raises where pixels cannot be decoded.
+    failures: ClassVar[tuple[type[Exception], ...]]
+
+    def __init__(self, path: str, options: ReadOptions | None = None) -> None:
+        self.path = path
+        self.options = options or ReadOptions()
+        self._before = fingerprint(path)
+        self.layout = self._inspect()
+        self._start()
+
+    @abstractmethod
+    def _inspect(self) -> Layout:
+        """Return what is known of the image without decoding a pixel."""
+
+    @abstractmethod
+    def _open(self) -> Source:
+        """Open the file for one thread."""
+
+    def _start(self) -> None:
+        self._handles: Handles[Source] = Handles(self._open)
+        self._cost = Cost()
+        self._counting = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        hidden = {"_handles", "_cost", "_counting"}
+        return {key: value for key, value in self.__dict__.items() if key not in hidden}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def __enter__(self) -> "PyramidReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def size(self) -> Size:
+        """Return the full-resolution size."""
+        return self.layout.levels[0].size
+
+    @property
+    def overviews(self) -> tuple[float, ...]:
+        """Return the downsample factors that are stored in the file."""
+        return tuple(level.scale_x for level in self.layout.levels[1:])
+
+    @property
+    def bands(self) -> tuple[str, ...]:
+        """Return the names of the bands that `read` yields, in order."""
+        return self.layout.bands
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the type of the values that `read` yields."""
+        return self.layout.dtype
+
+    @property
+    def georeference(self) -> Georeference | None:
+        """Return the place on the map, if the image has one."""
+        return self.layout.georeference
+
+    @property
+    def microns_per_pixel(self) -> Resolution | None:
+        """Return the physical resolution, if it is known."""
+        return self.layout.microns_per_pixel
+
+    @property
+    def cost(self) -> Cost:
+        """Return what has been decoded since the image was opened."""
+        return self._cost
+
+    def read(self, window: Window, out_size: Size) -> Pixels:
+        """Resample `window` to exactly `out_size`; see `Reader.read`."""
+        index = choose_level(self.layout.levels, window, out_size)
+        level = self.layout.levels[index]
+        placement = place(window, level, out_size)
+        bands = len(self.bands)
+        if placement is None:
+            shape = (out_size.height, out_size.width)
+            return Pixels(np.zeros((bands, *shape), self.dtype), np.zeros(shape, np.bool_))
+        parts = list(chunks(placement.box, level.block, CHUNK_SAMPLES // bands))
+        if placement.is_exact and len(parts) == 1:
+            block = self._decode(index, parts[0])
+            return copy_exact(placement, block.values, block.valid)
+        mean = AreaMean(placement, bands, self.dtype)
+        for part in parts:
+            block = self._decode(index, part)
+            mean.add(part, block.values, block.valid)
+        return mean.finish()
+
+    def decoded(self, window: Window, out_size: Size) -> int:
+        """Return how many pixels `read` would decode at most, without reading."""
+        level = self.layout.levels[choose_level(self.layout.levels, window, out_size)]
+        placement = place(window, level, out_size)
+        return 0 if placement is None else touched_pixels(placement.box, level)
+
+    def close(self) -> None:
+        """Release every handle; reading afterwards is an error."""
+        self._handles.close()
+
+    def _decode(self, level: int, box: Box) -> Block:
+        check_unchanged(self.path, self._before)
+        try:
+            block = self._decode_once(level, box)
+        except self.failures:
+            # Some libraries stay broken after one error: the second try has a fresh handle.
+            try:
+                block = self._decode_once(level, box)
+            except self.failures as error:
+                raise ImageError(
+                    f"cannot read `{self.path}` at level {level}, pixels "
+                    f"{box.left}..{box.right} x {box.top}..{box.bottom}: {one_line(error)}",
+                    hint="the file is damaged there; other windows can still be read",
+                ) from error
+        with self._counting:
+            self._cost = Cost(
+                self._cost.pixels_decoded + block.cost.pixels_decoded,
+                self._cost.bytes_read + block.cost.bytes_read,
+            )
+        return block
+
+    def _decode_once(self, level: int, box: Box) -> Block:
+        with self._handles.borrow() as source:
+            return source.read(level, box)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the innermost message of `error` without line breaks."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def refuse_huge_blocks(path: str, block: Size, sample_bytes: int) -> None:
+    """Refuse an image whose single block would not fit the memory we promise to stay in."""
+    if block.pixels * sample_bytes > MOST_BLOCK_BYTES:
+        raise ImageError(
+            f"one block of `{path}` is {block} pixels, {block.pixels * sample_bytes / 1e9:.1f} GB "
+            "once decoded",
+            hint="rewrite it in tiles: gdal_translate -of COG IN OUT, or vips tiffsave --tile",
+        )

@@ -1,0 +1,250 @@
+"""Whole-slide images through OpenSlide: SVS, NDPI, MRXS, SCN, DICOM and generic pyramids.
+
+OpenSlide is the authority for levels, resolution and bounds. Where a level is a plain TIFF page,
+its tiles are read directly, at two thirds of the CPU.
+"""
+
+import os
+from typing import Any, ClassVar
+
+import numpy as np
+import openslide
+import tifffile
+from numpy.typing import NDArray
+
+from tnetcli.errors import ImageError
+from tnetcli.geometry import Size
+from tnetcli.readers.bands import choose_bands
+from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
+from tnetcli.readers.placement import touched_pixels, whole_scale
+from tnetcli.readers.pyramid import PyramidReader, one_line
+from tnetcli.readers.resolution import TIFF_TAGS, resolve
+from tnetcli.readers.tiff_pages import SAME_PIXELS, TIFF_FAILURES, PageTiles, TiffPages
+
+# One cache for all slides: a cache per handle grows with every slide a batch touches.
+TILE_CACHE = openslide.OpenSlideCache(2**26)
+DIRECT_VENDORS = ("aperio", "generic-tiff")
+DIRECT_COMPRESSIONS = {*SAME_PIXELS, tifffile.COMPRESSION.APERIO_JP2000_RGB}
+COLOURS = ("red", "green", "blue")
+BOUNDS = tuple(f"openslide.bounds-{name}" for name in ("x", "y", "width", "height"))
+
+
+class SlideReader(PyramidReader):
+    """Reads what OpenSlide opens, always as red, green and blue."""
+
+    name: ClassVar[str] = "slide"
+    failures: ClassVar[tuple[type[Exception], ...]] = (openslide.OpenSlideError, *TIFF_FAILURES)
+
+    def __init__(self, path: str, options: Any = None, *, direct: bool = True) -> None:
+        # Off in the tests and benchmarks that hold both ways of reading equal.
+        self._allow_direct = direct
+        super().__init__(path, options)
+
+    def _inspect(self) -> Layout:
+        slide = _open_slide(self.path)
+        try:
+            return self._describe(slide)
+        except openslide.OpenSlideError as error:
+            raise _refused(self.path, error) from error
+        finally:
+            slide.close()
+
+    def _describe(self, slide: openslide.OpenSlide) -> Layout:
+        properties = dict(slide.properties)
+        vendor = properties.get("openslide.vendor", "")
+        full = Size(*slide.level_dimensions[0])
+        self._colours = choose_bands(self.path, self.options.bands, COLOURS, range(3))
+        self._background = _background(properties)
+        self._downsamples = slide.level_downsamples
+        direct = vendor in DIRECT_VENDORS and self._allow_direct
+        sizes = [Size(*each) for each in slide.level_dimensions]
+        self._pages = _direct_pages(self.path, sizes) if direct else {}
+        if vendor == "generic-tiff":
+            _refuse_other_than_rgb(self.path)
+        microns, warnings = resolve(self.options, [_resolution(properties, vendor)])
+        has_bounds = all(name in properties for name in BOUNDS)
+        return Layout(
+            levels=tuple(
+                Level(
+                    size,
+                    whole_scale(full.width, size.width),
+                    whole_scale(full.height, size.height),
+                    _block(properties, number, size),
+                )
+                for number, size in enumerate(sizes)
+            ),
+            bands=tuple(COLOURS[i] for i in self._colours),
+            dtype=np.dtype(np.uint8),
+            microns_per_pixel=microns,
+            offset=_offset(properties) if has_bounds else (0, 0),
+            mask="transparent",
+            compression=_compression(self.path, self._pages),
+            tiled=True,
+            file_bytes=_stored_bytes(self.path, vendor),
+            details=_details(properties, has_bounds, len(self._pages)),
+            warnings=tuple(warnings),
+        )
+
+    def _open(self) -> Source:
+        return _SlideSource(self)
+
+
+def _open_slide(path: str) -> openslide.OpenSlide:
+    try:
+        slide = openslide.OpenSlide(path)
+    except (openslide.OpenSlideError, OSError) as error:
+        raise _refused(path, error) from error
+    slide.set_cache(TILE_CACHE)
+    return slide
+
+
+def _refused(path: str, error: Exception) -> ImageError:
+    return ImageError(
+        f"OpenSlide cannot open `{path}`: {one_line(error)}",
+        hint="a slide may need its companion files beside it; or try another --reader",
+    )
+
+
+def _refuse_other_than_rgb(path: str) -> None:
+    # OpenSlide opens 16-bit and multi-band TIFFs and returns wrong pixels.
+    with tifffile.TiffFile(path) as file:
+        page = file.pages.first
+        if page.bitspersample != 8 or page.samplesperpixel not in (1, 3, 4):
+            raise ImageError(
+                f"`{path}` has {page.samplesperpixel} bands of {page.bitspersample} bits, "
+                "which OpenSlide reads wrongly",
+                hint="use --reader tiff or --reader raster",
+            )
+
+
+def _direct_pages(path: str, sizes: list[Size]) -> dict[int, int]:
+    """Return the page of each level that we may decode ourselves."""
+    try:
+        opened = TiffPages(path)
+    except TIFF_FAILURES:
+        return {}
+    try:
+        found: dict[int, int] = {}
+        for number, page in opened.pages():
+            size = Size(page.imagewidth, page.imagelength)
+            if size in sizes and sizes.index(size) not in found and _is_direct(opened, page):
+                found[sizes.index(size)] = number
+        return found
+    finally:
+        opened.close()
+
+
+def _is_direct(opened: TiffPages, page: Any) -> bool:
+    colour = page.photometric == tifffile.PHOTOMETRIC.RGB or (
+        page.photometric == tifffile.PHOTOMETRIC.YCBCR
+        and page.compression == tifffile.COMPRESSION.JPEG
+    )
+    if not (page.is_tiled and colour and page.compression in DIRECT_COMPRESSIONS):
+        return False
+    try:
+        tiles = opened.tiles(page)
+    except ValueError:
+        return False
+    return tiles.samples == 3 and tiles.dtype == np.uint8
+
+
+def _background(properties: dict[str, str]) -> NDArray[np.uint8]:
+    colour = properties.get("openslide.background-color", "FFFFFF")
+    return np.frombuffer(bytes.fromhex(colour), np.uint8)
+
+
+def _resolution(properties: dict[str, str], vendor: str) -> Resolution | None:
+    try:
+        x, y = float(properties["openslide.mpp-x"]), float(properties["openslide.mpp-y"])
+    except (KeyError, ValueError):
+        return None
+    return Resolution(x, y, TIFF_TAGS if vendor == "generic-tiff" else f"{vendor} metadata")
+
+
+def _offset(properties: dict[str, str]) -> tuple[int, int]:
+    return int(properties[BOUNDS[0]]), int(properties[BOUNDS[1]])
+
+
+def _block(properties: dict[str, str], level: int, size: Size) -> Size:
+    name = f"openslide.level[{level}].tile-"
+    width = int(properties.get(f"{name}width", 256))
+    height = int(properties.get(f"{name}height", 256))
+    return Size(min(width, size.width), min(height, size.height))
+
+
+def _compression(path: str, pages: dict[int, int]) -> str:
+    if 0 not in pages:
+        return "unknown"
+    with tifffile.TiffFile(path) as file:
+        return tifffile.COMPRESSION(file.pages[pages[0]].aspage().compression).name.lower()
+
+
+def _stored_bytes(path: str, vendor: str) -> int:
+    """Return the size of the file, with its companion folder where the format has one."""
+    total = os.path.getsize(path)
+    folder = os.path.splitext(path)[0] if vendor == "mirax" else None
+    if folder and os.path.isdir(folder):
+        total += sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
+    return total
+
+
+def _details(properties: dict[str, str], has_bounds: bool, direct: int) -> dict[str, Any]:
+    details: dict[str, Any] = {"vendor": properties.get("openslide.vendor", "unknown")}
+    if power := properties.get("openslide.objective-power"):
+        details["objective_power"] = power  # shown, never turned into microns
+    if has_bounds:
+        details["bounds"] = [int(properties[name]) for name in BOUNDS]
+    details["fast_levels"] = direct
+    return details
+
+
+class _SlideSource:
+    """One thread's handles: the slide, and the TIFF file for the fast path."""
+
+    def __init__(self, reader: SlideReader) -> None:
+        self._reader = reader
+        self._slide: openslide.OpenSlide | None = None
+        self._file: TiffPages | None = None
+        self._tiles: dict[int, PageTiles] = {}
+        layout = reader.layout
+        total = sum(level.size.pixels for level in layout.levels)
+        self._bytes_per_pixel = layout.file_bytes / total
+
+    def close(self) -> None:
+        if self._slide is not None:
+            self._slide.close()
+        if self._file is not None:
+            self._file.close()
+
+    def read(self, level: int, box: Box) -> Block:
+        if level in self._reader._pages:
+            return self._page(level).read(box, self._reader._colours)
+        return self._read_openslide(level, box)
+
+    def _page(self, level: int) -> PageTiles:
+        if level not in self._tiles:
+            if self._file is None:
+                self._file = TiffPages(self._reader.path)
+            page = self._file.file.pages[self._reader._pages[level]]
+            self._tiles[level] = self._file.tiles(page)
+        return self._tiles[level]
+
+    def _read_openslide(self, level: int, box: Box) -> Block:
+        reader = self._reader
+        if self._slide is None:
+            self._slide = _open_slide(reader.path)
+        # OpenSlide wants the corner in full-resolution pixels but the size in the level's own.
+        factor = reader._downsamples[level]
+        corner = (round(box.left * factor), round(box.top * factor))
+        region = self._slide.read_region(corner, level, (box.width, box.height))
+        rgba = np.asarray(region)  # (height, width, red green blue alpha)
+        values, alpha = rgba[..., :3], rgba[..., 3]
+        valid = None
+        if alpha.min() < 255:
+            valid = alpha > 0
+            share = alpha[..., None] / np.float32(255)
+            blended = values * share + reader._background * (1 - share)
+            values = np.rint(blended).astype(np.uint8)
+        pixels = touched_pixels(box, reader.layout.levels[level])
+        cost = Cost(pixels, round(pixels * self._bytes_per_pixel))
+        return Block(values[..., list(reader._colours)], valid, cost)

@@ -1,0 +1,285 @@
+"""TIFF stacks and pyramids that other libraries see only in part.
+
+OME-TIFF with SubIFDs, QPTIFF, multi-page pyramids, many channels of any depth.
+"""
+
+import itertools
+import math
+import os
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import tifffile
+
+from tnetcli.errors import ImageError
+from tnetcli.geometry import Size
+from tnetcli.readers.bands import choose_bands, unique_names
+from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
+from tnetcli.readers.placement import whole_scale
+from tnetcli.readers.planes import choose_plane, planes_to_choose
+from tnetcli.readers.pyramid import PyramidReader, one_line
+from tnetcli.readers.resolution import from_density, from_length, resolve
+from tnetcli.readers.tiff_pages import TIFF_FAILURES, PageTiles, TiffPages, check_directories
+from tnetcli.readers.validity import both_valid, holds_data, nodata_values
+
+COLOURED = (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)
+
+
+@dataclass(frozen=True, slots=True)
+class _Channel:
+    """Where one band is stored: the place of its page in the series, and the sample within."""
+
+    page: int
+    sample: int
+
+
+class TiffReader(PyramidReader):
+    """Reads TIFF files page by page, with tifffile's understanding of what belongs together."""
+
+    name: ClassVar[str] = "tiff"
+    failures: ClassVar[tuple[type[Exception], ...]] = TIFF_FAILURES
+
+    def _inspect(self) -> Layout:
+        check_directories(self.path)
+        try:
+            opened = TiffPages(self.path)
+        except TIFF_FAILURES as error:
+            raise _refused(self.path, error) from error
+        try:
+            return self._describe(opened)
+        except (ValueError, tifffile.TiffFileError, AttributeError, KeyError) as error:
+            # tifffile meets damaged or foreign tags with whatever its parsing runs into.
+            raise _refused(self.path, error) from error
+        finally:
+            opened.close()
+
+    def _describe(self, opened: TiffPages) -> Layout:
+        file = opened.file
+        if file.is_ndpi:
+            raise ValueError("the strips of NDPI are not JPEG files of their own")
+        series = file.series[0]
+        levels = _levels(file)
+        lengths = _leading(series)
+        planes = {axis.lower(): lengths.get(axis, 1) for axis in "ZT"}
+        wanted = {"z": self.options.z, "t": self.options.t}
+        chosen = {
+            axis: choose_plane(self.path, axis, length, wanted[axis])
+            for axis, length in planes.items()
+        }
+        channels = _channels(series, lengths, chosen)
+        names = unique_names(_names(file, series, len(channels)))
+        alpha = _alpha(series, len(channels))
+        colours = [i for i in range(len(channels)) if i != alpha]
+        bands = choose_bands(self.path, self.options.bands, names, colours)
+        self._channels = tuple(channels[i] for i in bands)
+        self._alpha = None if alpha is None or alpha in bands else channels[alpha]
+        self._unchosen = planes_to_choose(planes, wanted)
+        first = [opened.tiles(_page(level, self._channels[0])) for level in levels]
+        full, dtype = first[0].size, first[0].dtype
+        given = self.options.nodata
+        self._nodata = nodata_values([given] * len(bands), dtype) if given is not None else None
+        mask = "nan" if dtype.kind == "f" else "none"
+        if self._nodata is not None:
+            mask, self._alpha = "nodata", None
+        elif self._alpha is not None:
+            mask = "alpha"
+        microns, warnings = resolve(self.options, [_ome_resolution(file), _tag_resolution(file)])
+        if len(file.series) > 1 and file.series[1].size > series.size:
+            warnings.append(f"{len(file.series)} images in this file; the first is read")
+        return Layout(
+            levels=tuple(_level(full, tiles) for tiles in first),
+            bands=tuple(names[i] for i in bands),
+            dtype=dtype,
+            microns_per_pixel=microns,
+            mask=mask,
+            nodata=given,
+            compression=tifffile.COMPRESSION(first[0].compression).name.lower(),
+            tiled=first[0].is_tiled,
+            file_bytes=os.path.getsize(self.path),
+            details={"kind": series.kind, "axes": series.axes, "planes": planes},
+            warnings=(*warnings, *self._unchosen),
+        )
+
+    def _open(self) -> Source:
+        if self._unchosen:
+            raise ImageError(f"`{self.path}` is a stack", hint="; ".join(self._unchosen))
+        return _TiffSource(self)
+
+
+def _refused(path: str, error: Exception) -> ImageError:
+    return ImageError(
+        f"tifffile cannot open `{path}`: {one_line(error)}",
+        hint="try --reader raster or --reader slide",
+    )
+
+
+def _levels(file: tifffile.TiffFile) -> list[Any]:
+    """Return the series of each level, finest first; lone pages of the same shape count too."""
+    levels = list(file.series[0].levels)
+    if len(levels) > 1 or file.is_ome or len(file.series[0].pages) != 1:
+        return levels
+    first = file.series[0].keyframe
+    width, height = first.imagewidth, first.imagelength
+    for other in file.series[1:]:
+        page = other.keyframe
+        alike = page.dtype == first.dtype and page.samplesperpixel == first.samplesperpixel
+        smaller = page.imagewidth < width and page.imagelength < height
+        if not (alike and smaller and page.is_tiled == first.is_tiled and len(other.pages) == 1):
+            continue
+        shape = width / page.imagewidth / (height / page.imagelength)
+        if abs(shape - 1) < 0.02 + 2 / min(page.imagewidth, page.imagelength):
+            levels.append(other)
+    return levels
+
+
+def _leading(series: Any) -> dict[str, int]:
+    """Return the length of each axis that runs over pages."""
+    inside = len(series.keyframe.axes)
+    leading = dict(zip(series.axes[:-inside], series.shape[:-inside], strict=True))
+    if math.prod(leading.values()) != len(series.pages):
+        raise ValueError("its planes are stored in one piece, not in pages")
+    return leading
+
+
+def _channels(series: Any, lengths: dict[str, int], chosen: dict[str, int]) -> list[_Channel]:
+    """List every band of the chosen plane in the order of the file."""
+    axes = list(lengths)
+    choices = [
+        [chosen[axis.lower()]] if axis in "ZT" else range(length)
+        for axis, length in lengths.items()
+    ]
+    found = []
+    for place in itertools.product(*choices):
+        index = 0
+        for axis, position in zip(axes, place, strict=True):
+            index = index * lengths[axis] + position
+        found += [_Channel(index, s) for s in range(series.keyframe.samplesperpixel)]
+    return found
+
+
+def _page(level: Any, channel: _Channel) -> Any:
+    page = level.pages[channel.page]
+    if page is None:
+        raise tifffile.TiffFileError(f"plane {channel.page} is missing")
+    return page
+
+
+def _level(full: Size, tiles: PageTiles) -> Level:
+    return Level(
+        tiles.size,
+        whole_scale(full.width, tiles.size.width),
+        whole_scale(full.height, tiles.size.height),
+        Size(min(tiles.block.width, tiles.size.width), min(tiles.block.height, tiles.size.height)),
+    )
+
+
+def _alpha(series: Any, count: int) -> int | None:
+    """Return which sample of a page is its transparency."""
+    key = series.keyframe
+    if count != key.samplesperpixel:
+        return None
+    base = int(key.samplesperpixel) - len(key.extrasamples)
+    for place, kind in enumerate(key.extrasamples):
+        if kind in (tifffile.EXTRASAMPLE.ASSOCALPHA, tifffile.EXTRASAMPLE.UNASSALPHA):
+            return base + place
+    return None
+
+
+def _names(file: tifffile.TiffFile, series: Any, count: int) -> list[str | None]:
+    names: list[str | None]
+    samples, photometric = series.keyframe.samplesperpixel, series.keyframe.photometric
+    if count == samples >= 3 and photometric in COLOURED:
+        names = ["red", "green", "blue", *[None] * (count - 3)]
+        alpha = _alpha(series, count)
+        return [*names[:alpha], "alpha", *names[alpha + 1 :]] if alpha is not None else names
+    names = []
+    if pixels := _ome_pixels(file):
+        channels = pixels.get("Channel", [])
+        channels = channels if isinstance(channels, list) else [channels]
+        names = [channel.get("Name") for channel in channels]
+    elif file.is_qpi:
+        names = [_qpi_name(page.description) for page in series.pages]
+    return names if len(names) == count else [None] * count
+
+
+def _qpi_name(description: str) -> str | None:
+    found: Any = tifffile.xml2dict(description)
+    name = found.get("PerkinElmer-QPI-ImageDescription", {}).get("Name")
+    return None if name is None else str(name)
+
+
+def _ome_pixels(file: tifffile.TiffFile) -> dict[str, Any]:
+    if not file.is_ome or not file.ome_metadata:
+        return {}
+    found: Any = tifffile.xml2dict(file.ome_metadata)
+    image = found.get("OME", {}).get("Image", {})
+    image = image[0] if isinstance(image, list) else image
+    pixels: dict[str, Any] = image.get("Pixels", {})
+    return pixels
+
+
+def _ome_resolution(file: tifffile.TiffFile) -> Resolution | None:
+    pixels = _ome_pixels(file)
+    if "PhysicalSizeX" not in pixels or "PhysicalSizeY" not in pixels:
+        return None
+    unit = str(pixels.get("PhysicalSizeXUnit", "µm"))
+    x, y = float(pixels["PhysicalSizeX"]), float(pixels["PhysicalSizeY"])
+    return from_length(x, y, unit, "OME metadata")
+
+
+def _tag_resolution(file: tifffile.TiffFile) -> Resolution | None:
+    tags = file.pages.first.tags
+    if not all(name in tags for name in ("XResolution", "YResolution", "ResolutionUnit")):
+        return None
+    (x, per_x), (y, per_y) = tags["XResolution"].value, tags["YResolution"].value
+    if not per_x or not per_y:
+        return None
+    return from_density(x / per_x, y / per_y, str(int(tags["ResolutionUnit"].value)))
+
+
+class _TiffSource:
+    """One thread's open file."""
+
+    def __init__(self, reader: TiffReader) -> None:
+        self._reader = reader
+        self._pages = TiffPages(reader.path)
+        self._levels = _levels(self._pages.file)
+        self._tiles: dict[tuple[int, int], PageTiles] = {}
+
+    def close(self) -> None:
+        self._pages.close()
+
+    def read(self, level: int, box: Box) -> Block:
+        alpha = self._reader._alpha
+        channels = (*self._reader._channels, *([] if alpha is None else [alpha]))
+        shape = (box.height, box.width, len(channels))
+        values: Any = None
+        valid = None
+        pixels = bytes_read = 0
+        for number in sorted({channel.page for channel in channels}):
+            slots = [i for i, channel in enumerate(channels) if channel.page == number]
+            samples = [channels[i].sample for i in slots]
+            block = self._page(level, channels[slots[0]]).read(box, samples)
+            valid = both_valid(valid, block.valid)
+            pixels = max(pixels, block.cost.pixels_decoded)
+            bytes_read += block.cost.bytes_read
+            if len(slots) == len(channels):
+                values = block.values
+            else:
+                values = np.empty(shape, block.values.dtype) if values is None else values
+                values[..., slots] = block.values
+        if alpha is not None:
+            values, seen = values[..., :-1], values[..., -1] > 0
+            valid = both_valid(valid, seen)
+        elif self._reader._nodata is not None:
+            valid = both_valid(valid, holds_data(values, self._reader._nodata))
+        elif values.dtype.kind == "f":
+            valid = both_valid(valid, ~np.isnan(values).any(axis=2))
+        return Block(values, valid, Cost(pixels, bytes_read))
+
+    def _page(self, level: int, channel: _Channel) -> PageTiles:
+        key = (level, channel.page)
+        if key not in self._tiles:
+            self._tiles[key] = self._pages.tiles(_page(self._levels[level], channel))
+        return self._tiles[key]

@@ -1,0 +1,345 @@
+"""TIFF pages read straight from their tiles: one pread and one decode a block, nothing else.
+
+A third of GDAL's and two thirds of OpenSlide's CPU for the same pixels, and the exact cost is
+known. Checks what the libraries pass over in silence: lost directories, short tables, tiles
+past the end of the file.
+"""
+
+import logging
+import math
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tifffile
+from numpy.typing import NDArray
+
+from tnetcli.errors import ImageError
+from tnetcli.geometry import Size
+from tnetcli.readers.base import Block, Box, Cost
+from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.handles import fingerprint
+from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, one_line, refuse_huge_blocks
+
+# What matters of its log we check ourselves; the rest would fill the user's terminal.
+logging.getLogger("tifffile").propagate = False
+logging.getLogger("tifffile").addHandler(logging.NullHandler())
+
+TIFF_FAILURES = (tifffile.TiffFileError, RuntimeError, ValueError, OSError, IndexError)
+# Decoders that give the same pixels as libtiff; held by tests/readers/test_two_paths.py.
+SAME_PIXELS = {
+    tifffile.COMPRESSION.NONE,
+    tifffile.COMPRESSION.LZW,
+    tifffile.COMPRESSION.JPEG,
+    tifffile.COMPRESSION.ADOBE_DEFLATE,
+    tifffile.COMPRESSION.DEFLATE,
+    tifffile.COMPRESSION.PACKBITS,
+    tifffile.COMPRESSION.LZMA,
+    tifffile.COMPRESSION.ZSTD,
+}
+MOST_DIRECTORIES = 10_000
+# Several tiles may share bytes (blank ones do); a hundredfold is a trap for whoever reads all.
+MOST_SHARING = 100
+Page = tifffile.TiffPage | tifffile.TiffFrame
+
+
+def check_directories(path: str) -> None:
+    """Refuse a TIFF whose chain of directories is cut off or runs in a circle.
+
+    GDAL and tifffile open such a file with its overviews silently gone.
+    """
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        header = file.read(16)
+        order = "<" if header[:2] == b"II" else ">"
+        big = header[2:4] in (b"+\0", b"\0+")
+        count_format, next_format, entry = ("Q", "Q", 20) if big else ("H", "I", 12)
+        count_size, next_size = struct.calcsize(count_format), struct.calcsize(next_format)
+        start = 8 if big else 4
+        if len(header) < start + next_size:
+            raise _truncated(path, "its header", len(header))
+        (offset,) = struct.unpack(order + next_format, header[start : start + next_size])
+        seen: set[int] = set()
+        while offset:
+            if offset in seen or len(seen) == MOST_DIRECTORIES:
+                raise ImageError(
+                    f"the directories of `{path}` run in a circle",
+                    hint="the file is damaged: make or copy it again",
+                )
+            seen.add(offset)
+            file.seek(offset)
+            raw = file.read(count_size)
+            if len(raw) < count_size:
+                raise _truncated(path, f"a directory at byte {offset}", size)
+            (entries,) = struct.unpack(order + count_format, raw)
+            file.seek(offset + count_size + entries * entry)
+            raw = file.read(next_size)
+            if len(raw) < next_size:
+                raise _truncated(path, f"a directory at byte {offset}", size)
+            (offset,) = struct.unpack(order + next_format, raw)
+    if not seen:
+        raise ImageError(f"`{path}` holds no image", hint="the file is damaged or unfinished")
+
+
+def _truncated(path: str, what: str, size: int) -> ImageError:
+    return ImageError(
+        f"`{path}` is truncated: {what} lies past its end ({size} bytes)",
+        hint="copy or download it again, and compare sizes",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TiffLook:
+    """What decides who reads a TIFF."""
+
+    is_vendor_slide: bool
+    is_stack: bool  # OME, QPTIFF, ImageJ: planes and channels that belong together
+    is_geographic: bool
+    is_rgb: bool
+    is_tiled: bool
+    levels: int
+    tags: frozenset[int]  # of the first page
+
+
+def look_at_tiff(path: str) -> TiffLook:
+    """Look at the directories of a TIFF, refusing one that is cut off."""
+    try:
+        with tifffile.TiffFile(path) as file:
+            first = file.pages.first
+            if not file.is_ndpi:  # its 64-bit offsets in a 32-bit file only OpenSlide follows
+                check_directories(path)
+            vendor = file.is_ndpi or file.is_svs or file.is_scn or file.is_bif or file.is_philips
+            tags = frozenset(tag.code for tag in first.tags)
+            levels, stack = 1, bool(file.is_ome or file.is_qpi)
+            if not vendor and not stack and len(file.pages) > 1:
+                series = file.series[0]
+                levels = max(len(series.levels), len(file.series))
+                stack = len(series.pages) > 1
+            rgb = first.samplesperpixel == 3 and first.bitspersample == 8
+            tiled = bool(first.is_tiled)
+            geographic = bool(first.is_geotiff)
+    except ImageError:
+        raise
+    except (*TIFF_FAILURES, AttributeError, KeyError, struct.error) as error:
+        # tifffile meets damaged tags with whatever its parsing runs into.
+        check_directories(path)
+        raise ImageError(
+            f"`{path}` is a damaged TIFF: {one_line(error)}", hint="make or copy it again"
+        ) from error
+    return TiffLook(bool(vendor), stack, geographic, rgb, tiled, levels, tags)
+
+
+class TiffPages:
+    """One open TIFF file; close it when the pages taken from it are no longer read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file = tifffile.TiffFile(path)
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._token = (path, fingerprint(path))
+        self.bytes = os.fstat(self._descriptor).st_size
+
+    def tiles(self, page: Page) -> "PageTiles":
+        """Return a reader of `page`; ValueError if its layout is beyond us."""
+        return PageTiles(self.path, self._descriptor, (*self._token, page.offset), page, self.bytes)
+
+    def pages(self) -> Iterator[tuple[int, tifffile.TiffPage]]:
+        """Yield every page of the main chain with its number."""
+        for number, page in enumerate(self.file.pages):
+            yield number, page.aspage()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        # An opener that raised half-way never reaches close().
+        if getattr(self, "_descriptor", -1) >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class PageTiles:
+    """Decodes boxes of one page; has no state of its own, so threads may share it."""
+
+    def __init__(
+        self, path: str, descriptor: int, token: tuple[object, ...], page: Page, file_bytes: int
+    ) -> None:
+        key = page.keyframe
+        if key is None or key.imagedepth != 1 or (key.is_tiled and key.tiledepth != 1):
+            raise ValueError("a page with depth")
+        if key.dtype is None or key.dtype.kind not in "iuf" or key.bitspersample % 8:
+            raise ValueError(f"values of {key.bitspersample} bits")
+        self._path, self._descriptor, self._token = path, descriptor, token
+        self.compression = key.compression
+        self.is_tiled = key.is_tiled
+        self.samples = key.samplesperpixel
+        self.size = Size(key.imagewidth, key.imagelength)
+        self.dtype = np.dtype(key.dtype).newbyteorder("=")
+        self._separate = key.planarconfig == tifffile.PLANARCONFIG.SEPARATE and self.samples > 1
+        self._decode = key.decode
+        self._tables = page.jpegtables
+        self.block = (
+            Size(key.tilewidth, key.tilelength)
+            if key.is_tiled
+            else Size(key.imagewidth, min(key.rowsperstrip, key.imagelength))
+        )
+        self._across = math.ceil(self.size.width / self.block.width)
+        self._down = math.ceil(self.size.height / self.block.height)
+        self._offsets = np.array(page.dataoffsets, np.int64)
+        self._counts = np.array(page.databytecounts, np.int64)
+        self._check_tables(file_bytes)
+        self._rows_at = self._contiguous_rows(key)
+        if self._rows_at is not None:
+            self.block = Size(self.size.width, 1)
+        in_block = 1 if self._separate else self.samples
+        refuse_huge_blocks(path, self.block, in_block * self.dtype.itemsize)
+
+    def _check_tables(self, file_bytes: int) -> None:
+        planes = self.samples if self._separate else 1
+        needed = self._across * self._down * planes
+        if len(self._offsets) < needed or len(self._counts) < needed:
+            raise ImageError(
+                f"`{self._path}` declares {self.size} pixels, {needed} blocks, "
+                f"but lists only {min(len(self._offsets), len(self._counts))}",
+                hint="the file is damaged or unfinished: make or copy it again",
+            )
+        # A block that only ends past the end may be one wrong length: its windows fail alone.
+        start = int(self._offsets.max(initial=0))
+        if start >= file_bytes:
+            raise _truncated(self._path, f"a block that starts at byte {start}", file_bytes)
+        if int(self._counts.sum()) > MOST_SHARING * file_bytes:
+            raise ImageError(
+                f"the blocks of `{self._path}` share the same bytes more than "
+                f"{MOST_SHARING} times over",
+                hint="this is no real image: do not open it",
+            )
+
+    def _contiguous_rows(self, key: tifffile.TiffPage) -> list[int] | None:
+        """Return where each plane of an uncompressed page starts, if its strips follow on."""
+        raw = key.compression == tifffile.COMPRESSION.NONE and key.predictor == 1
+        if key.is_tiled or not raw or key.fillorder != 1:
+            return None
+        planes = self.samples if self._separate else 1
+        per_row = self.size.width * self.dtype.itemsize * (1 if self._separate else self.samples)
+        starts = []
+        for plane in range(planes):
+            part = slice(plane * self._down, (plane + 1) * self._down)
+            offsets, counts = self._offsets[part], self._counts[part]
+            follow = (offsets[1:] == offsets[:-1] + counts[:-1]).all()
+            if not follow or offsets[0] == 0 or counts.sum() != per_row * self.size.height:
+                return None
+            starts.append(int(offsets[0]))
+        self._raw_dtype = np.dtype(key.dtype).newbyteorder(key.parent.byteorder)
+        return starts
+
+    def read(self, box: Box, samples: Sequence[int]) -> Block:
+        """Decode `samples` of `box`; blocks that were never written are not valid."""
+        if self._rows_at is not None:
+            return self._read_rows(box, samples)
+        values: NDArray[Any] | None = None
+        valid: NDArray[np.bool_] | None = None
+        pixels = bytes_read = 0
+        rows = range(box.top // self.block.height, (box.bottom - 1) // self.block.height + 1)
+        columns = range(box.left // self.block.width, (box.right - 1) // self.block.width + 1)
+        planes = samples if self._separate else (0,)
+        alone = len(rows) * len(columns) * len(planes) == 1
+        for slot, plane in enumerate(planes):
+            for row in rows:
+                for column in columns:
+                    index = (plane * self._down + row) * self._across + column
+                    tile, cost = self._tile(index, row, column)
+                    pixels += cost.pixels_decoded
+                    bytes_read += cost.bytes_read
+                    into, out_of = self._overlap(box, row, column)
+                    if tile is None:
+                        if valid is None:
+                            valid = np.ones((box.height, box.width), np.bool_)
+                        valid[into] = False
+                        continue
+                    part = tile[out_of]
+                    if not self._separate:
+                        part = _select(part, samples)
+                    if alone and part.shape[:2] == (box.height, box.width):
+                        return Block(part, None, Cost(pixels, bytes_read))
+                    if values is None:
+                        shape = (box.height, box.width, len(samples))
+                        values = np.zeros(shape, self.dtype)
+                    if self._separate:
+                        values[into][..., slot] = part[..., 0]
+                    else:
+                        values[into] = part
+        if values is None:
+            values = np.zeros((box.height, box.width, len(samples)), self.dtype)
+        if self._separate:
+            # A block of one plane holds a share of its pixels, not all of them again.
+            pixels = pixels // self.samples
+        return Block(values, valid, Cost(pixels, bytes_read))
+
+    def _tile(self, index: int, row: int, column: int) -> tuple[NDArray[Any] | None, Cost]:
+        cached = BLOCKS.get((self._token, index))
+        if cached is not None:
+            return cached, Cost()
+        offset, count = int(self._offsets[index]), int(self._counts[index])
+        if not offset or not count:
+            return None, Cost()
+        if count > MOST_BLOCK_BYTES:
+            raise tifffile.TiffFileError(f"block {index} claims {count} bytes")
+        data = os.pread(self._descriptor, count, offset)
+        if len(data) < count:
+            raise tifffile.TiffFileError(f"block {index} is cut off")
+        decoded, _, _ = self._decode(data, index, jpegtables=self._tables)
+        if decoded is None:
+            return None, Cost()
+        tile = np.asarray(decoded[0], self.dtype)  # (height, width, samples)
+        wanted = self._overlap_size(row, column)
+        if tile.shape[0] < wanted.height or tile.shape[1] < wanted.width:
+            raise tifffile.TiffFileError(f"block {index} holds too few pixels")
+        BLOCKS.put((self._token, index), tile)
+        return tile, Cost(wanted.pixels, count)
+
+    def _overlap_size(self, row: int, column: int) -> Size:
+        return Size(
+            min(self.block.width, self.size.width - column * self.block.width),
+            min(self.block.height, self.size.height - row * self.block.height),
+        )
+
+    def _overlap(
+        self, box: Box, row: int, column: int
+    ) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+        """Return the shared rectangle in the coordinates of the box and of the block."""
+        top, left = row * self.block.height, column * self.block.width
+        first_row, last_row = max(box.top, top), min(box.bottom, top + self.block.height)
+        first, last = max(box.left, left), min(box.right, left + self.block.width)
+        into = (
+            slice(first_row - box.top, last_row - box.top),
+            slice(first - box.left, last - box.left),
+        )
+        out_of = (slice(first_row - top, last_row - top), slice(first - left, last - left))
+        return into, out_of
+
+    def _read_rows(self, box: Box, samples: Sequence[int]) -> Block:
+        assert self._rows_at is not None
+        together = 1 if self._separate else self.samples
+        per_row = self.size.width * together * self._raw_dtype.itemsize
+        parts = []
+        for start in [self._rows_at[i] for i in samples] if self._separate else self._rows_at:
+            data = os.pread(self._descriptor, box.height * per_row, start + box.top * per_row)
+            if len(data) < box.height * per_row:
+                raise tifffile.TiffFileError(f"rows from {box.top} are cut off")
+            rows = np.frombuffer(data, self._raw_dtype).reshape(box.height, -1, together)
+            parts.append(rows[:, box.left : box.right])
+        values = np.concatenate(parts, axis=2) if self._separate else _select(parts[0], samples)
+        cost = Cost(box.height * self.size.width, len(parts) * box.height * per_row)
+        return Block(values.astype(self.dtype, copy=False), None, cost)
+
+
+def _select(values: NDArray[Any], samples: Sequence[int]) -> NDArray[Any]:
+    """Return the wanted samples, without a copy where all are wanted in order."""
+    return values if list(samples) == list(range(values.shape[2])) else values[..., list(samples)]

@@ -1,0 +1,237 @@
+"""Say what a reader sees in an image, and what a prediction would decode of it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tnetcli.errors import ImageError, SomeFailedError, TnetError
+from tnetcli.geometry import Grid, Region, Size, Window
+from tnetcli.readers.base import Reader, ReadOptions
+from tnetcli.readers.flat import FlatReader
+from tnetcli.readers.open import open_image
+
+# The grid that the papers use on large images.
+GRID = Grid(3, 3, 0.5)
+# A larger block is decoded almost in vain for one 224 px window.
+LARGE_BLOCK = 2048 * 2048
+MEGA, GIGA = 1e6, 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A prediction to count with: `keep` cells per window leave each level, the last repeats."""
+
+    levels: int
+    view_size: int
+    keep: tuple[int, ...]
+
+    def count(self, level: int) -> int:
+        """Return how many cells are followed per window when leaving `level`."""
+        return self.keep[min(level - 1, len(self.keep) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What was found out about one image, or why nothing was."""
+
+    image: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    error: TnetError | None = None
+
+
+def inspect(image: str, *, reader: str | None, options: ReadOptions, plan: Plan) -> Inspection:
+    """Open `image` and describe it; a problem becomes part of the result."""
+    try:
+        opened = open_image(image, reader=reader, options=options)
+    except TnetError as error:
+        return Inspection(image, error=error)
+    try:
+        return Inspection(image, _facts(opened, plan), tuple(_warnings(opened)))
+    finally:
+        opened.close()
+
+
+def _facts(reader: Reader, plan: Plan) -> dict[str, Any]:
+    layout, first = reader.layout, reader.layout.levels[0]
+    georeference, microns = reader.georeference, reader.microns_per_pixel
+    ground = georeference.ground_size(reader.size) if georeference else None
+    return {
+        "reader": reader.name,
+        "width": reader.size.width,
+        "height": reader.size.height,
+        "gigapixels": reader.size.pixels / GIGA,
+        "file_bytes": layout.file_bytes,
+        "bands": list(reader.bands),
+        "dtype": reader.dtype.name,
+        "overviews": [
+            {"factor": level.scale_x, "width": level.size.width, "height": level.size.height}
+            for level in layout.levels[1:]
+        ],
+        "tiled": layout.tiled,
+        "block": [first.block.width, first.block.height],
+        "compression": layout.compression,
+        "mask": layout.mask,
+        "nodata": None if layout.nodata is None else _plain(layout.nodata),
+        "crs": georeference.crs if georeference else None,
+        "transform": list(georeference.transform) if georeference else None,
+        "georeference": georeference.source if georeference else None,
+        "metres_per_pixel": list(ground) if ground else None,
+        "microns_per_pixel": [microns.x, microns.y] if microns else None,
+        "microns_source": microns.source if microns else None,
+        "offset": list(layout.offset),
+        "details": layout.details,
+        "prediction": _prediction(reader, plan),
+    }
+
+
+def _plain(value: float) -> float | str:
+    return "nan" if value != value else value
+
+
+def _prediction(reader: Reader, plan: Plan) -> dict[str, Any]:
+    """Count what the costliest choice of cells would decode, level by level."""
+    view = Size(plan.view_size, plan.view_size)
+    frontier = [Region(Window.whole(reader.size))]
+    windows = pixels = depth = 0
+    while frontier and depth < plan.levels:
+        depth += 1
+        windows += len(frontier)
+        pixels += sum(reader.decoded(region.window, view) for region in frontier)
+        frontier = [
+            child for region in frontier for child in _costliest(reader, region, view, plan)
+        ]
+    return {
+        "levels": depth,
+        "view_size": plan.view_size,
+        "windows": windows,
+        "pixels_decoded": pixels,
+        "fraction_decoded": pixels / reader.size.pixels,
+    }
+
+
+def _costliest(reader: Reader, region: Region, view: Size, plan: Plan) -> list[Region]:
+    cells = [region.child(GRID, row, column) for row, column in GRID.cells()]
+    if cells[0].window.width < view.width or cells[0].window.height < view.height:
+        return []  # closer than the image's own pixels there is nothing to see
+    cells.sort(key=lambda cell: reader.decoded(cell.window, view), reverse=True)
+    return cells[: plan.count(region.level)]
+
+
+def _warnings(reader: Reader) -> list[str]:
+    layout = reader.layout
+    warnings = list(layout.warnings)
+    if isinstance(reader, FlatReader):
+        state = "a small copy is in the cache" if reader.has_copy else "the first view decodes all"
+        warnings.append(f"no overviews: {state}; `tnet pyramid {reader.path}` adds them")
+    block = layout.levels[0].block
+    large = layout.levels[0].size.pixels > LARGE_BLOCK
+    if not layout.tiled and large:
+        warnings.append(f"stored in strips: every window decodes rows {layout.levels[0].size.width}"
+                        " pixels wide; `tnet pyramid -o OUT.tif` rewrites it in tiles")  # fmt: skip
+    if block.pixels > LARGE_BLOCK:
+        warnings.append(f"large blocks: {block} pixels are decoded for any window")
+    if reader.name in ("slide", "tiff", "ome_zarr") and reader.microns_per_pixel is None:
+        warnings.append("microns per pixel unknown: give --mpp or --default-mpp")
+    return warnings
+
+
+def as_json(result: Inspection) -> str:
+    """Return one line of JSON."""
+    record: dict[str, Any] = {"image": result.image}
+    if result.error is None:
+        record |= {"status": "ok", **result.facts, "warnings": list(result.warnings)}
+    else:
+        kind, error = type(result.error).__name__, result.error
+        record |= {
+            "status": "failed",
+            "error": {"type": kind, "message": str(error), "hint": error.hint},
+        }
+    return json.dumps(record, ensure_ascii=False, allow_nan=False)
+
+
+def as_text(result: Inspection) -> str:
+    """Return a few aligned lines to read."""
+    facts = result.facts
+    lines = [
+        ("reader", _reader_line(facts)),
+        ("size", f"{facts['width']} x {facts['height']} ({facts['gigapixels']:.3g} gigapixels)"),
+        ("file", f"{facts['file_bytes'] / MEGA:.1f} MB, {facts['compression']}"),
+        ("bands", f"{len(facts['bands'])} of {facts['dtype']}: {', '.join(facts['bands'])}"),
+        ("blocks", f"{facts['block'][0]} x {facts['block'][1]} "
+                   f"{'tiles' if facts['tiled'] else 'strips'}"),
+        ("overviews", ", ".join(f"{each['factor']:g}" for each in facts["overviews"]) or "none"),
+        ("mask", facts["mask"] + _nodata_text(facts)),
+        ("place", _place_line(facts)),
+        ("resolution", _resolution_line(facts)),
+        *[(name.replace("_", " "), _detail(value)) for name, value in facts["details"].items()
+          if name not in ("driver", "vendor", "fast_levels")],
+        ("prediction", _prediction_line(facts["prediction"])),
+        *[("warning", warning) for warning in result.warnings],
+    ]  # fmt: skip
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(
+        [result.image, *(f"  {name:<{width}}  {value}" for name, value in lines if value)]
+    )
+
+
+def _reader_line(facts: dict[str, Any]) -> str:
+    details = facts["details"]
+    maker = details.get("driver") or details.get("vendor") or ""
+    fast = details.get("fast_levels")
+    levels = len(facts["overviews"]) + 1
+    parts = [maker, f"{fast} of {levels} levels read directly" if fast is not None else ""]
+    extra = ", ".join(part for part in parts if part)
+    return f"{facts['reader']} ({extra})" if extra else str(facts["reader"])
+
+
+def _nodata_text(facts: dict[str, Any]) -> str:
+    return "" if facts["nodata"] is None else f" {facts['nodata']}"
+
+
+def _place_line(facts: dict[str, Any]) -> str:
+    if facts["transform"] is None:
+        return ""
+    crs = facts["crs"] or "no CRS"
+    name = crs if len(crs) < 40 else crs.split('"')[1] + " (WKT)"
+    ground = facts["metres_per_pixel"]
+    size = f", {ground[0]:.4g} x {ground[1]:.4g} m per pixel" if ground else ""
+    how = "" if facts["georeference"] == "transform" else f", from {facts['georeference']}"
+    return f"{name}{size}{how}"
+
+
+def _resolution_line(facts: dict[str, Any]) -> str:
+    if facts["microns_per_pixel"] is None:
+        return ""
+    x, y = facts["microns_per_pixel"]
+    return f"{x:.4g} x {y:.4g} microns per pixel, from {facts['microns_source']}"
+
+
+def _detail(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return ", ".join(str(each) for each in value) if isinstance(value, list) else str(value)
+
+
+def _prediction_line(prediction: dict[str, Any]) -> str:
+    return (
+        f"{prediction['levels']} levels, {prediction['windows']} windows of "
+        f"{prediction['view_size']} px: at most {prediction['pixels_decoded'] / MEGA:.2f} million "
+        f"pixels decoded, {prediction['fraction_decoded']:.3%} of the image"
+    )
+
+
+def failure(failed: int, total: int) -> str:
+    """Return the closing line of a batch with failures."""
+    return f"{failed} of {total} images cannot be read"
+
+
+def outcome(failures: Sequence[TnetError], total: int) -> int:
+    """Return the exit code of a batch."""
+    if not failures:
+        return 0
+    if len(failures) < total:
+        return SomeFailedError.exit_code
+    codes = {error.exit_code for error in failures}
+    return codes.pop() if len(codes) == 1 else ImageError.exit_code

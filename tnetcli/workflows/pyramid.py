@@ -1,0 +1,219 @@
+"""Build overviews with GDAL in a process of its own, so that it can be watched and stopped."""
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import rasterio
+import rasterio.shutil
+from rasterio.enums import ColorInterp, Resampling
+from rasterio.errors import RasterioError
+
+from tnetcli.errors import ImageError, OutputError, TnetError, UsageError
+from tnetcli.readers.detect import detect, is_remote, refuse_hidden_network
+from tnetcli.readers.gdal import open_dataset
+from tnetcli.readers.pyramid import one_line
+
+SMALLEST = 256
+POLL_SECONDS = 0.2
+CACHE_BYTES = 2**28
+# How often GDAL reads the source's bytes: once for overviews, twice for a COG made of them.
+PASSES = {"ovr": 1.0, "internal": 1.0, "cog": 2.0}
+
+
+def build_pyramid(
+    image: str,
+    *,
+    output: str | None = None,
+    in_place: bool = False,
+    resampling: str | None = None,
+    overwrite: bool = False,
+    advance: Callable[[float], None] = lambda fraction: None,
+) -> str:
+    """Build overviews beside `image`, inside it, or in a new COG; return the file written.
+
+    The result appears whole or not at all: it is made in a folder of its own and moved.
+    """
+    if output is not None and in_place:
+        raise UsageError("both -o and --in-place are given", hint="choose one of them")
+    target = _target(image, output, in_place)
+    kind = "cog" if output else "internal" if in_place else "ovr"
+    _check(image, target, kind, overwrite)
+    folder = Path(_temporary_folder(target))
+    try:
+        made = folder / os.path.basename(target if kind == "cog" else image)
+        _prepare(image, made, kind)
+        _run(image, str(made), kind, resampling, advance)
+        result = f"{made}.ovr" if kind == "ovr" else str(made)
+        if kind != "ovr":
+            _sync(result)
+        os.replace(result, target)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write `{target}`: {error.strerror or error}", hint="is there space left?"
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    advance(1.0)
+    return target
+
+
+def _target(image: str, output: str | None, in_place: bool) -> str:
+    return output or (image if in_place else f"{image}.ovr")
+
+
+def _check(image: str, target: str, kind: str, overwrite: bool) -> None:
+    if is_remote(image):
+        raise ImageError(f"`{image}` is not a local file", hint="download it first")
+    reader = detect(image)
+    refuse_hidden_network(image)
+    if kind != "internal" and os.path.exists(target) and not overwrite:
+        raise OutputError(f"`{target}` exists", hint="use --overwrite to replace it")
+    if os.path.abspath(target) == os.path.abspath(image) and kind == "cog":
+        raise OutputError("-o names the image itself", hint="use --in-place, or another name")
+    try:
+        with open_dataset(image) as dataset:
+            stored, driver = dataset.overviews(1) if dataset.count else [], dataset.driver
+            side = max(dataset.width, dataset.height)
+    except RasterioError as error:
+        raise ImageError(
+            f"GDAL cannot read `{image}` (reader: {reader}): {one_line(error)}",
+            hint="slides and OME files carry overviews of their own; see `tnet info`",
+        ) from error
+    if stored and not overwrite and kind != "cog":
+        factors = ", ".join(map(str, stored))
+        raise OutputError(
+            f"`{image}` has overviews already: {factors}", hint="use --overwrite to make them anew"
+        )
+    if kind != "cog" and driver != "GTiff":
+        raise UsageError(f"{driver} files cannot hold overviews", hint="use -o OUT.tif")
+    if kind != "cog" and side <= SMALLEST:
+        raise UsageError(f"`{image}` is too small to need overviews", hint="use it as it is")
+
+
+def _temporary_folder(target: str) -> str:
+    parent = os.path.dirname(os.path.abspath(target))
+    try:
+        return tempfile.mkdtemp(prefix=".tnet-", dir=parent)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to `{parent}`: {error.strerror}", hint="choose another place with -o"
+        ) from error
+
+
+def _prepare(image: str, made: Path, kind: str) -> None:
+    """Lay out what GDAL works on, so that the image itself is never touched half-way."""
+    source = os.path.abspath(image)
+    if kind == "internal":
+        needed, free = os.path.getsize(source), shutil.disk_usage(made.parent).free
+        if needed > free:
+            raise OutputError(
+                f"--in-place needs {needed / 1e9:.1f} GB beside the image, "
+                f"{free / 1e9:.1f} GB are free",
+                hint="free some space, or leave --in-place away",
+            )
+        shutil.copy2(source, made)
+    elif kind == "ovr":
+        # GDAL writes IMAGE.ovr next to what it opened: here, next to a link.
+        os.symlink(source, made)
+    if kind != "cog":
+        for tail in (".msk", ".aux.xml"):
+            if os.path.exists(source + tail):
+                os.symlink(source + tail, f"{made}{tail}")
+
+
+def _run(
+    image: str, made: str, kind: str, resampling: str | None, advance: Callable[[float], None]
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    worker = context.Process(target=_work, args=(theirs, image, made, kind, resampling))
+    worker.start()
+    theirs.close()
+    expected = PASSES[kind] * os.path.getsize(image)
+    try:
+        while worker.is_alive():
+            worker.join(POLL_SECONDS)
+            advance(min(_bytes_read(worker.pid) / expected, 0.99))
+    finally:
+        worker.kill()  # after Ctrl-C; nothing to kill otherwise
+        worker.join()
+    failure = ours.recv() if ours.poll() else None
+    if isinstance(failure, TnetError):
+        raise failure
+    if worker.exitcode != 0:
+        raise OutputError(
+            f"GDAL died while making overviews of `{image}` (exit code {worker.exitcode})",
+            hint="is there enough memory? the image itself is unchanged",
+        )
+
+
+def _bytes_read(process: int | None) -> int:
+    """Return what the worker has read so far; 0 where the system does not tell."""
+    try:
+        with open(f"/proc/{process}/io") as counters:
+            return int(counters.readline().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _work(answer: Connection, image: str, made: str, kind: str, resampling: str | None) -> None:
+    try:
+        _make(image, made, kind, resampling)
+    except (RasterioError, OSError) as error:
+        problem = f"GDAL cannot make overviews of `{image}`: {one_line(error)}"
+        answer.send(OutputError(problem, hint="check the image with `tnet info`, and the disk"))
+
+
+def _make(image: str, made: str, kind: str, resampling: str | None) -> None:
+    with open_dataset(image) as dataset:
+        method = resampling or _default_resampling(dataset)
+        compression = dataset.tags(ns="IMAGE_STRUCTURE").get("COMPRESSION", "")
+        photometric = dataset.photometric
+        size = max(dataset.width, dataset.height)
+    lossy = "JPEG" in compression.upper()
+    settings: dict[str, Any] = {
+        "GDAL_CACHEMAX": CACHE_BYTES,
+        "GDAL_TIFF_OVR_BLOCKSIZE": 256,
+        "GDAL_TIFF_INTERNAL_MASK": True,
+        "BIGTIFF_OVERVIEW": "IF_SAFER",
+        "COMPRESS_OVERVIEW": "JPEG" if lossy else "DEFLATE",
+        "INTERLEAVE_OVERVIEW": "PIXEL",
+    }
+    if lossy and photometric is not None and "ycbcr" in photometric.name.lower():
+        settings["PHOTOMETRIC_OVERVIEW"] = "YCBCR"
+    if kind == "ovr":
+        settings["TIFF_USE_OVR"] = True
+    with rasterio.Env(**settings):
+        if kind == "cog":
+            rasterio.shutil.copy(
+                image, made, driver="COG", BLOCKSIZE=512, BIGTIFF="IF_SAFER",
+                COMPRESS="JPEG" if lossy else "DEFLATE", PREDICTOR="NO" if lossy else "STANDARD",
+                OVERVIEW_RESAMPLING=method.upper(), OVERVIEWS="IGNORE_EXISTING",
+                NUM_THREADS="ALL_CPUS",
+            )  # fmt: skip
+        else:
+            with open_dataset(made, mode="r+") as dataset:
+                dataset.build_overviews(_factors(size), Resampling[method])
+
+
+def _default_resampling(dataset: Any) -> str:
+    # The mean of two colour numbers is a third colour.
+    return "nearest" if ColorInterp.palette in dataset.colorinterp else "average"
+
+
+def _factors(side: int) -> list[int]:
+    factors = [2]
+    while side / factors[-1] > SMALLEST:
+        factors.append(factors[-1] * 2)
+    return factors
+
+
+def _sync(path: str) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
