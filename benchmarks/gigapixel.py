@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -33,8 +33,12 @@ FIELD = 64  # full-resolution pixels per pixel of the smooth colour field
 QUALITY = 85
 MPP = 0.5
 # Disk bytes per full-resolution pixel of the raw levels and of everything kept, with room.
-RAW_BYTES, KEPT_BYTES = 4.2, 16.0
-GDAL_TYPES = {np.dtype(np.uint8): "Byte", np.dtype(np.uint16): "UInt16"}
+RAW_BYTES, KEPT_BYTES = 15.0, 12.0
+NARROW, WIDE = np.dtype(np.uint8), np.dtype(np.uint16)
+# What turns 8-bit colours into four 16-bit bands.
+WIDE_BANDS = [0, 1, 2, 1]
+WIDE_FACTOR = np.array([13, 15, 17, 19], np.uint16)
+WIDE_OFFSET = np.array([500, 540, 580, 620], np.uint16)
 
 Painted = NDArray[np.uint8]  # (height, width, 3)
 
@@ -124,17 +128,19 @@ class RawLevels:
 
     folder: Path
     side: int
+    bands: int = 3
+    dtype: np.dtype[Any] = NARROW
 
     def file(self, level: int) -> Path:
         """Return the file of one level."""
         return self.folder / f"level_{level}.img"
 
-    def array(self, level: int) -> Painted:
+    def array(self, level: int) -> NDArray[Any]:
         """Return one level, mapped rather than loaded."""
         side = sides(self.side)[level]
-        return np.memmap(self.file(level), np.uint8, "r", shape=(side, side, 3))
+        return np.memmap(self.file(level), self.dtype, "r", shape=(side, side, self.bands))
 
-    def tiles(self, level: int, tile: int) -> Iterator[Painted]:
+    def tiles(self, level: int, tile: int) -> Iterator[NDArray[Any]]:
         """Yield the tiles of a level in reading order, those at the edge cut short."""
         pixels = self.array(level)
         for top in range(0, pixels.shape[0], tile):
@@ -142,27 +148,42 @@ class RawLevels:
             for left in range(0, pixels.shape[1], tile):
                 yield np.ascontiguousarray(strip[:, left : left + tile])
 
-    def paint(self) -> None:
-        """Paint all levels, two strips at a time."""
+    def fill(self, write_strip: Callable[[int], None]) -> None:
+        """Make the empty files, then have their strips written, two at a time."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        kind = 1 if self.dtype == NARROW else 12  # of ENVI: bytes or unsigned 16 bits
         for level, side in enumerate(sides(self.side)):
             with self.file(level).open("wb") as file:
-                file.truncate(side * side * 3)
+                file.truncate(side * side * self.bands * self.dtype.itemsize)
             self.file(level).with_suffix(".hdr").write_text(
-                f"ENVI\nsamples = {side}\nlines = {side}\nbands = 3\nheader offset = 0\n"
-                "file type = ENVI Standard\ndata type = 1\ninterleave = bip\nbyte order = 0\n"
+                f"ENVI\nsamples = {side}\nlines = {side}\nbands = {self.bands}\n"
+                f"header offset = 0\nfile type = ENVI Standard\ndata type = {kind}\n"
+                "interleave = bip\nbyte order = 0\n"
             )
         with ProcessPoolExecutor(WORKERS) as pool:
-            list(pool.map(self.paint_strip, range(0, self.side, STRIP)))
+            list(pool.map(write_strip, range(0, self.side, STRIP)))
+
+    def put(self, level: int, top: int, strip: NDArray[Any]) -> None:
+        """Write rows of one level."""
+        descriptor = os.open(self.file(level), os.O_WRONLY)
+        os.pwrite(descriptor, strip.tobytes(), top * strip[0].nbytes)
+        os.close(descriptor)
 
     def paint_strip(self, top: int) -> None:
         """Paint one strip of every level."""
         strip = paint(self.side, top)
-        for level, side in enumerate(sides(self.side)):
-            descriptor = os.open(self.file(level), os.O_WRONLY)
-            os.pwrite(descriptor, strip.tobytes(), (top >> level) * side * 3)
-            os.close(descriptor)
+        for level in range(len(sides(self.side))):
+            self.put(level, top >> level, strip)
             strip = halve(strip)
+
+    def widen_strip(self, source: "RawLevels", top: int) -> None:
+        """Stretch one strip of every 8-bit level to four bands of 16 bits."""
+        for level in range(len(sides(self.side))):
+            rows = slice(top >> level, (top + STRIP) >> level)
+            strip = source.array(level)[rows][..., WIDE_BANDS].astype(np.uint16)
+            strip *= WIDE_FACTOR
+            strip += WIDE_OFFSET
+            self.put(level, rows.start, strip)
 
 
 # --- writers ----------------------------------------------------------------------------------
@@ -171,40 +192,32 @@ UTM = "<SRS>EPSG:32633</SRS><GeoTransform>399960.0, 0.5, 0.0, 5000040.0, 0.0, -0
 COLOURS = ("Red", "Green", "Blue", "Undefined")
 
 
-def _virtual(
-    raw: RawLevels, level: int, bands: Sequence[int], dtype: np.dtype[Any], overviews: list[Path]
-) -> str:
-    """Describe a raw level, with its overviews, to GDAL; 16-bit values are stretched 8-bit ones."""
+def _virtual(raw: RawLevels, level: int, overviews: list[Path]) -> str:
+    """Describe a raw level, with its overviews, to GDAL."""
     side = sides(raw.side)[level]
+    kind = "Byte" if raw.dtype == NARROW else "UInt16"
     lines = [f'<VRTDataset rasterXSize="{side}" rasterYSize="{side}">{UTM if level == 0 else ""}']
-    for number, source in enumerate(bands):
-        kind, stretch = "SimpleSource", ""
-        if dtype != np.uint8:
-            offset, ratio = 500 + 40 * number, 13 + 2 * number
-            kind = "ComplexSource"
-            stretch = f"<ScaleOffset>{offset}</ScaleOffset><ScaleRatio>{ratio}</ScaleRatio>"
+    for band in range(1, raw.bands + 1):
         smaller = "".join(
             f'<Overview><SourceFilename relativeToVRT="1">{each.name}</SourceFilename>'
-            f"<SourceBand>{number + 1}</SourceBand></Overview>"
+            f"<SourceBand>{band}</SourceBand></Overview>"
             for each in overviews
         )
         lines.append(
-            f'<VRTRasterBand dataType="{GDAL_TYPES[dtype]}" band="{number + 1}">'
-            f"<ColorInterp>{COLOURS[number]}</ColorInterp>"
-            f'<{kind}><SourceFilename relativeToVRT="1">{raw.file(level).name}</SourceFilename>'
-            f"<SourceBand>{source}</SourceBand>{stretch}</{kind}>{smaller}</VRTRasterBand>"
+            f'<VRTRasterBand dataType="{kind}" band="{band}">'
+            f"<ColorInterp>{COLOURS[band - 1]}</ColorInterp><SimpleSource>"
+            f'<SourceFilename relativeToVRT="1">{raw.file(level).name}</SourceFilename>'
+            f"<SourceBand>{band}</SourceBand></SimpleSource>{smaller}</VRTRasterBand>"
         )
     return "\n".join([*lines, "</VRTDataset>"])
 
 
-def _cog(
-    raw: RawLevels, path: Path, bands: Sequence[int], dtype: np.dtype[Any], **options: object
-) -> None:
+def _cog(raw: RawLevels, path: Path, **options: object) -> None:
     """Let GDAL encode the painted levels as a cloud-optimised GeoTIFF in UTM."""
     set_gdal_config("GDAL_CACHEMAX", 2**29)
-    files = [raw.folder / f"{path.stem}_{level}.vrt" for level in range(len(sides(raw.side)))]
+    files = [raw.folder / f"level_{level}.vrt" for level in range(len(sides(raw.side)))]
     for level, file in enumerate(files):
-        file.write_text(_virtual(raw, level, bands, dtype, files[1:] if level == 0 else []))
+        file.write_text(_virtual(raw, level, files[1:] if level == 0 else []))
     rasterio.shutil.copy(
         files[0], path, driver="COG", blocksize=512, bigtiff="YES", num_threads=WORKERS, **options
     )
@@ -212,13 +225,15 @@ def _cog(
 
 def write_cog_jpeg(raw: RawLevels, path: Path) -> None:
     """Write a three-band JPEG COG: 512 tiles, YCbCr."""
-    _cog(raw, path, [1, 2, 3], np.dtype(np.uint8), compress="JPEG", quality=QUALITY)
+    _cog(raw, path, compress="JPEG", quality=QUALITY)
 
 
 def write_cog_16_bit(raw: RawLevels, path: Path) -> None:
     """Write a four-band 16-bit COG: 512 tiles, ZSTD with horizontal differences."""
-    options = {"compress": "ZSTD", "predictor": 2, "level": 1}
-    _cog(raw, path, [1, 2, 3, 2], np.dtype(np.uint16), **options)
+    wide = RawLevels(raw.folder / "wide", raw.side, len(WIDE_BANDS), WIDE)
+    wide.fill(partial(wide.widen_strip, raw))
+    _cog(wide, path, compress="ZSTD", predictor=2, level=1)
+    shutil.rmtree(wide.folder)
 
 
 def write_slide(raw: RawLevels, path: Path) -> None:
@@ -327,7 +342,7 @@ def make(folder: Path, side: int, say: Callable[[str], None] = print) -> dict[st
     if free < needed:
         raise SystemExit(f"{needed / 1e9:.0f} GB needed, {free / 1e9:.0f} GB free; see --folder")
     raw = RawLevels(folder / f"raw_{side}", side)
-    _timed(say, f"painting {side} x {side}", raw.paint)
+    _timed(say, f"painting {side} x {side}", partial(raw.fill, raw.paint_strip))
     for each in missing:
         # Renamed when complete, so that an interrupted run leaves nothing that looks whole.
         part = folder / f"part_{paths[each.name].name}"

@@ -38,10 +38,9 @@ def noise(
     kind = np.dtype(dtype)
     if kind.kind == "f":
         return (share * 2 - 0.9).astype(kind)
-    limits = np.iinfo(kind)
-    low, high = (
-        (8, 247) if kind == np.uint8 else (limits.min // 2 + 100, min(limits.max // 2, 20_000))
-    )
+    low, high = (8, 247) if kind.itemsize == 1 else (-5_000 if kind.kind == "i" else 100, 20_000)
+    if kind == np.int8:
+        low, high = -120, 120
     return np.rint(low + share * (high - low)).astype(kind)
 
 

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rasterio.warp import transform as warp
 
@@ -213,7 +213,6 @@ def test_many_positions_keep_their_shape():
     assert longitude.shape == latitude.shape == (3, 4)
 
 
-@settings(deadline=None)
 @given(georeferences("EPSG:32633"), numbers(0, 1e4), numbers(0, 1e4))
 def test_longitude_and_latitude_are_those_of_rasterio(georeference, column, row):
     a, b, _, d, e, _ = georeference.transform
@@ -223,7 +222,6 @@ def test_longitude_and_latitude_are_those_of_rasterio(georeference, column, row)
     assert np.allclose(here.to_lonlat(column, row), np.ravel(expected), rtol=0, atol=1e-9)
 
 
-@settings(deadline=None)
 @given(numbers(-1.9e7, 1.9e7), numbers(-1.9e7, 1.9e7))
 def test_web_mercator_follows_its_closed_form(x, y):
     here = Georeference("EPSG:3857", (1.0, 0.0, x, 0.0, -1.0, y))
@@ -233,14 +231,12 @@ def test_web_mercator_follows_its_closed_form(x, y):
     assert latitude == pytest.approx(expected, abs=1e-8)
 
 
-@settings(deadline=None)
 @given(numbers(-179, 179), numbers(-89, 89))
 def test_longitude_comes_first_also_where_the_authority_says_otherwise(longitude, latitude):
     here = Georeference("EPSG:4326", (0.1, 0.0, longitude, 0.0, -0.1, latitude))
     assert np.allclose(here.to_lonlat(0, 0), (longitude, latitude), rtol=0, atol=1e-9)
 
 
-@settings(deadline=None)
 @given(numbers(0, 10_980), numbers(0, 10_980))
 def test_a_utm_position_comes_back_from_the_earth(column, row):
     back = UTM.from_lonlat(*UTM.to_lonlat(column, row))

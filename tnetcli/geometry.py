@@ -186,7 +186,11 @@ class Georeference:
         return self.to_pixel(*_project(LONLAT, self._known_crs(), longitude, latitude))
 
     def ground_size(self, size: Size) -> tuple[float, float] | None:
-        """Return a pixel's width and height in metres at the image centre, if it lies on Earth."""
+        """Return a pixel's width and height in metres at the image centre, if it lies on Earth.
+
+        In the map's own metres where these are true to scale, over the globe otherwise (degrees,
+        Web Mercator).
+        """
         if self.crs is None:
             return None
         column, row = size.width / 2, size.height / 2
@@ -197,7 +201,13 @@ class Georeference:
             return None
         across = _great_circle(longitude[0], latitude[0], longitude[1], latitude[1])
         down = _great_circle(longitude[2], latitude[2], longitude[3], latitude[3])
-        return across, down
+        a, b, _, d, e, _ = self.transform
+        metres = _metres_per_unit(self.crs)
+        drawn = metres * math.hypot(a, d), metres * math.hypot(b, e)
+        true_to_scale = all(
+            abs(m - g) < TRUE_TO_SCALE * g for m, g in zip(drawn, (across, down), strict=True)
+        )
+        return drawn if true_to_scale else (across, down)
 
     def _known_crs(self) -> str:
         if self.crs is None:
@@ -206,6 +216,7 @@ class Georeference:
 
 
 LONLAT = "OGC:CRS84"
+TRUE_TO_SCALE = 0.01  # the sphere below is itself wrong by half of that
 EARTH_RADIUS = 6_371_008.8  # metres, the mean radius
 
 
@@ -213,11 +224,35 @@ def _project(
     source: str, target: str, x: ArrayLike, y: ArrayLike
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     # GDAL loads here and not with this module, which everything imports.
+    from rasterio._err import CPLE_BaseError
     from rasterio.warp import transform
 
     x, y = np.broadcast_arrays(np.asarray(x, np.float64), np.asarray(y, np.float64))
-    longitude, latitude = transform(source, target, x.ravel().tolist(), y.ravel().tolist())
-    return _finite(longitude, x.shape), _finite(latitude, x.shape)
+    try:
+        across, up = transform(source, target, x.ravel().tolist(), y.ravel().tolist())
+    except CPLE_BaseError:
+        # One point off the map fails them all: find out which.
+        points = [_project_one(source, target, *at) for at in zip(x.flat, y.flat, strict=True)]
+        across, up = [point[0] for point in points], [point[1] for point in points]
+    return _finite(across, x.shape), _finite(up, x.shape)
+
+
+def _project_one(source: str, target: str, x: float, y: float) -> tuple[float, float]:
+    from rasterio._err import CPLE_BaseError
+    from rasterio.warp import transform
+
+    try:
+        (across,), (up,) = transform(source, target, [x], [y])
+    except CPLE_BaseError:
+        return math.nan, math.nan
+    return across, up
+
+
+def _metres_per_unit(crs: str) -> float:
+    from rasterio.crs import CRS
+
+    parsed = CRS.from_string(crs)
+    return float(parsed.linear_units_factor[1]) if parsed.is_projected else 0.0
 
 
 def _finite(values: list[float], shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -72,7 +72,7 @@ def random_windows(count: int, size: Size, seed: int = 0) -> list[tuple[Window, 
     random = np.random.default_rng(seed)
     found = []
     for _ in range(count):
-        width, height = random.uniform(8, size.width), random.uniform(8, size.height)
+        width, height = (random.uniform(side / 30, side) for side in (size.width, size.height))
         left = random.uniform(-width / 3, size.width - 2 * width / 3)
         top = random.uniform(-height / 3, size.height - 2 * height / 3)
         out = Size(*(int(side) for side in random.integers(2, 40, 2)))
@@ -84,7 +84,7 @@ def area_mean(truth: NDArray[Any], window: Window, out_size: Size) -> NDArray[np
     """Average the full-resolution pixels under each output pixel, weighted by their share."""
     rows = _shares(window.top, window.height, out_size.height, truth.shape[1])
     columns = _shares(window.left, window.width, out_size.width, truth.shape[2])
-    total = np.einsum("yh,bhw,xw->byx", rows, truth.astype(np.float64), columns)
+    total = rows @ truth.astype(np.float64) @ columns.T
     area = np.outer(rows.sum(1), columns.sum(1))
     return np.divide(total, area, out=np.zeros_like(total), where=area > 0)
 

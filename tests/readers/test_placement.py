@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.strategies import DTYPES, numbers, sizes, windows_near
@@ -69,7 +69,6 @@ def brute_force(image, mask, window, out_size):
     return mean, area
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     st.data(), sizes(20), sizes(12), st.integers(1, 4), DTYPES, st.booleans(), st.integers(0, 9999)
 )
@@ -104,7 +103,6 @@ def test_the_area_mean_is_that_of_plain_arithmetic(
     assert np.abs(pixels.values.astype(float) - expected)[:, solid].max(initial=0) <= slack
 
 
-@settings(deadline=None)
 @given(st.data(), sizes(20), sizes(12), DTYPES, st.booleans(), st.integers(0, 9999))
 def test_adding_part_by_part_is_adding_at_once(data, size, out_size, dtype, masked, seed):
     placement = place(data.draw(windows_near(size)), flat_level(size), out_size)

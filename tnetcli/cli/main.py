@@ -1,11 +1,13 @@
 """The `tnet` command: finds the subcommand, and turns errors into lines and exit codes."""
 
+import functools
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
-import click
 import typer
+from typer.exceptions import TyperException
 
 from tnetcli import __version__
 from tnetcli.cli.info import info
@@ -23,8 +25,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(info)
-app.command()(pyramid)
+
+
+def _guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn what a user can fix into two lines and an exit code; bugs keep their traceback."""
+
+    @functools.wraps(command)
+    def run(*arguments: object, **options: object) -> None:
+        try:
+            command(*arguments, **options)
+            sys.stdout.flush()
+        except TnetError as error:
+            show_error(error)
+            raise typer.Exit(error.exit_code) from error
+        except BrokenPipeError as error:
+            # `tnet info … | head` has what it wanted; Python would complain again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from error
+
+    return run
+
+
+for _command in (info, pyramid):
+    app.command()(_guarded(_command))
 
 
 def _show_version(wanted: bool) -> None:
@@ -44,27 +67,16 @@ def _tnet(
 
 
 def main() -> None:
-    """Run the command line; see docs/errors.md for the exit codes."""
+    """Run the command line; docs/errors.md lists the exit codes."""
     try:
         code = app(standalone_mode=False)
-        sys.stdout.flush()
-    except TnetError as error:
-        show_error(error)
-        code = error.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        code = error.exit_code
-    except click.ClickException as error:
-        command = (
-            error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "tnet"
-        )
+    except TyperException as error:
+        if not error.format_message():  # no arguments at all: the help has been shown
+            sys.exit(error.exit_code)
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "tnet"
         show_problem(error.format_message(), f"see `{command} --help`")
         code = error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    if code == INTERRUPTED:
         show_problem("interrupted", "")
-        code = INTERRUPTED
-    except BrokenPipeError:
-        # `tnet info … | head`: the reader has what it wanted. Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = BROKEN_PIPE
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,7 +1,7 @@
 """What every reader promises, and the plain values that pass through it."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,6 +143,10 @@ class Reader(Protocol):
     name: str
     path: str
     layout: Layout
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
     @property
     def size(self) -> Size:

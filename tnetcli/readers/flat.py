@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import rasterio
 from rasterio.enums import Resampling
-from rasterio.errors import RasterioError
 from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError, OutputError
 from tnetcli.geometry import Georeference, Size, Window
 from tnetcli.readers.base import Cost, Layout, Pixels, Reader, ReadOptions, Resolution
+from tnetcli.readers.gdal import GDAL_FAILURES
 from tnetcli.readers.handles import check_unchanged, fingerprint
 from tnetcli.readers.placement import SCALE_TOLERANCE
 from tnetcli.readers.pyramid import one_line
@@ -72,7 +72,7 @@ class FlatReader:
         self.__dict__.update(state)
         self._making = threading.Lock()
 
-    def __enter__(self) -> "FlatReader":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -187,7 +187,7 @@ class FlatReader:
         try:
             self._write(folder / "copy.tif")
             os.replace(folder / "copy.tif", place)
-        except (OSError, RasterioError) as error:
+        except GDAL_FAILURES as error:
             raise OutputError(
                 f"cannot write to the cache `{place.parent}`: {one_line(error)}",
                 hint="free some space, or set TNET_CACHE to another folder",

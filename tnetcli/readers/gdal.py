@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import rasterio
+from rasterio._err import CPLE_BaseError
 from rasterio.env import set_gdal_config
 from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
 
 # GDAL would take 5 % of the machine; a job array shares it with its neighbours.
 CACHE_BYTES = 2**27
-GDAL_FAILURES = (RasterioError, OSError, ValueError)
+# GDAL's own errors reach us bare from calls that rasterio does not wrap.
+GDAL_FAILURES = (RasterioError, CPLE_BaseError, OSError, ValueError)
 # What GDAL only logs although the pixels are wrong.
 DAMAGE = re.compile(
     r"corrupt|premature|truncat|bogus|extraneous|unexpected|inconsisten|cannot|failed|error|"

@@ -36,11 +36,8 @@ class Handles(Generic[Handle]):
     @contextmanager
     def borrow(self) -> Iterator[Handle]:
         """Lend a handle to this thread; one that failed is closed and not lent again."""
-        if self._process != os.getpid():
-            # After a fork the parent's handles share its file positions and locks.
-            self._reset()
-        if self._closed:
-            raise ValueError("the image is closed")
+        self._leave_parent()
+        self.check_open()
         with self._lock:
             handle = self._free.pop() if self._free else None
         if handle is None:
@@ -52,6 +49,11 @@ class Handles(Generic[Handle]):
             raise
         self._take_back(handle)
 
+    def check_open(self) -> None:
+        """Refuse to go on after close()."""
+        if self._closed:
+            raise ValueError("the image is closed")
+
     def _take_back(self, handle: Handle) -> None:
         with self._lock:
             if not self._closed:
@@ -59,8 +61,14 @@ class Handles(Generic[Handle]):
                 return
         handle.close()
 
+    def _leave_parent(self) -> None:
+        if self._process != os.getpid():
+            # After a fork the parent's handles share its file positions and locks.
+            self._reset()
+
     def close(self) -> None:
         """Close every handle, those still lent when they come back."""
+        self._leave_parent()
         with self._lock:
             self._closed = True
             free, self._free = self._free, []

@@ -54,7 +54,7 @@ METADATA_FAILURES = (
     zipfile.BadZipFile,
     zlib.error,
 )
-# What the codecs raise over damaged chunks. A false length asks for all memory, or for more.
+# What the codecs raise over damaged chunks; a false length asks for all memory, or less than none.
 PIXEL_FAILURES = (
     ValueError,
     OSError,
@@ -62,6 +62,7 @@ PIXEL_FAILURES = (
     EOFError,
     MemoryError,
     OverflowError,
+    SystemError,
     lzma.LZMAError,
     zipfile.BadZipFile,
     zlib.error,
@@ -69,13 +70,19 @@ PIXEL_FAILURES = (
 GROUP_FILES = ("zarr.json", ".zgroup")
 # How far scales in the metadata may lie from the sizes of the arrays.
 SCALE_SLACK = 0.1
+# Where a blosc chunk gives its own length, and how long its header is.
+BLOSC_LENGTH, BLOSC_HEADER = slice(12, 16), 16
+
+
+class _ChunkError(Exception):
+    """A chunk cannot be decoded; its cause says why, and a bug of ours is never one of them."""
 
 
 class OmeZarrReader(PyramidReader):
     """Reads the first image of an OME-Zarr group."""
 
     name: ClassVar[str] = "ome_zarr"
-    failures: ClassVar[tuple[type[Exception], ...]] = PIXEL_FAILURES
+    failures: ClassVar[tuple[type[Exception], ...]] = (_ChunkError,)
 
     def _inspect(self) -> Layout:
         # Emptied by the thread that first meets a chunk that is not stored.
@@ -96,9 +103,11 @@ class _WatchedStore(WrapperStore[Store]):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self.forget()
+        self.watch(is_blosc=False)
 
-    def forget(self) -> None:
+    def watch(self, *, is_blosc: bool) -> None:
+        """Start anew; `is_blosc` says that each object to come is one blosc chunk."""
+        self._is_blosc = is_blosc
         self.absent: set[str] = set()
         self.bytes_read = 0
 
@@ -109,11 +118,15 @@ class _WatchedStore(WrapperStore[Store]):
         if found is None:
             self.absent.add(key)
             return None
-        # zarr takes a chunk wholly past the end of a truncated shard for one never written.
+        wanted = 0
         if isinstance(byte_range, RangeByteRequest):
+            # zarr takes a chunk wholly past the end of a truncated shard for one never written.
             wanted = byte_range.end - byte_range.start
-            if len(found) < wanted:
-                raise OSError(f"`{key}` is cut off: {len(found)} of {wanted} bytes")
+        elif self._is_blosc and len(found) >= BLOSC_HEADER:
+            # Blosc believes its header and decodes whatever lies past the end of the chunk.
+            wanted = int.from_bytes(found[BLOSC_LENGTH].to_bytes(), "little")
+        if len(found) < wanted:
+            raise OSError(f"`{key}` is cut off: {len(found)} of {wanted} bytes")
         self.bytes_read += len(found)
         return found
 
@@ -144,9 +157,14 @@ def _open_store(path: str) -> _WatchedStore:
 
 def _refused(path: str, error: Exception) -> ImageError:
     return ImageError(
-        f"`{path}` is no OME-Zarr image: {one_line(error)}",
+        f"`{path}` is no OME-Zarr image: {_reason(error)}",
         hint="give the folder whose `zarr.json` or `.zattrs` lists `multiscales`",
     )
+
+
+def _reason(error: Exception) -> str:
+    # zarr names its classes, its store and its path once more.
+    return "no metadata found" if isinstance(error, FileNotFoundError) else one_line(error)
 
 
 def _root(path: str) -> str:
@@ -356,7 +374,7 @@ def _open_arrays(
             is_empty = min(array.shape, default=0) < 1 or min(array.chunks) < 1
         except METADATA_FAILURES as error:
             raise ImageError(
-                f"cannot open level `{name}` of `{path}`: {one_line(error)}",
+                f"cannot open level `{name}` of `{path}`: {_reason(error)}",
                 hint="the image is damaged or not copied completely: copy it again",
             ) from error
         if is_empty:
@@ -540,12 +558,16 @@ def _resolution(multiscale: dict[str, Any], axes: str, first: _Stored) -> Resolu
 
 
 def _compression(array: Any) -> str:
-    for codec in array.compressors:
-        # zarr v2 has numcodecs, v3 codecs of its own.
-        name = getattr(codec, "codec_id", None) or str(codec.to_dict()["name"])
-        if name != "crc32c":
-            return name.removeprefix("numcodecs.")
-    return "none"
+    return next((name for name in _codec_names(array) if name != "crc32c"), "none")
+
+
+def _codec_names(array: Any) -> list[str]:
+    """Return what is done to the bytes of a chunk, in the order of writing."""
+    # zarr v2 has the codecs of numcodecs, v3 its own.
+    names = [
+        getattr(each, "codec_id", None) or each.to_dict()["name"] for each in array.compressors
+    ]
+    return [str(name).removeprefix("numcodecs.") for name in names]
 
 
 def _details(
@@ -574,9 +596,12 @@ class _ZarrSource:
         self._store.close()
 
     def read(self, level: int, box: Box) -> Block:
-        array = self._array(level)
-        self._store.forget()
-        values = array.read(box)  # (height, width, bands)
+        try:
+            array = self._array(level)
+            self._store.watch(is_blosc=array.is_blosc)
+            values = array.read(box)  # (height, width, bands)
+        except PIXEL_FAILURES as error:
+            raise _ChunkError from error
         values = values.astype(self._layout.dtype, copy=False)
         pixels = touched_pixels(box, self._layout.levels[level])
         stored: NDArray[np.bool_] | None = None
@@ -594,6 +619,7 @@ class _ZarrSource:
     def _array(self, level: int) -> "_LevelArray":
         if level not in self._arrays:
             plan = self._plan
+            self._store.watch(is_blosc=False)
             array = _open_array(self._store, plan.arrays[level], plan.zarr_format)
             self._arrays[level] = _LevelArray(array, plan.axes, plan.planes[level], plan.channels)
         return self._arrays[level]
@@ -628,6 +654,7 @@ class _LevelArray:
         self, array: Any, axes: str, planes: dict[str, int], channels: Sequence[int]
     ) -> None:
         self._array, self._axes, self._planes = array, axes, planes
+        self.is_blosc = array.shards is None and _codec_names(array)[-1:] == ["blosc"]
         self._object = dict(zip(axes, array.shards or array.chunks, strict=True))
         chunk = dict(zip(axes, array.chunks, strict=True))
         self._runs = _runs(channels, chunk["c"]) if "c" in axes else [slice(0, 1)]
@@ -651,7 +678,8 @@ class _LevelArray:
             "y": slice(box.top, box.bottom),
             "x": slice(box.left, box.right),
         }
-        values = np.asarray(self._array[tuple(where[axis] for axis in self._axes)])
+        selection = tuple(where[axis] for axis in self._axes)
+        values = np.asarray(self._array.get_basic_selection(selection))
         values = values.transpose(self._turn)  # (height, width) or (height, width, bands)
         return values if "c" in self._axes else values[..., None]
 

@@ -15,7 +15,7 @@ from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.pyramid import PyramidReader, one_line
 from tnetcli.readers.resolution import resolve
-from tnetcli.readers.validity import both_valid, holds_data, nodata_values
+from tnetcli.readers.validity import are_numbers, both_valid, holds_data, nodata_values
 
 # Three bands of this many pixels stay under 200 MB; what is larger goes to the raster reader.
 MOST_PIXELS = 2**26
@@ -124,9 +124,7 @@ class _PhotoSource:
             seen = holds_data(values, reader._nodata)
         elif reader._transparent:
             seen = part[..., -1] > 0
-        elif values.dtype.kind == "f":
-            seen = ~np.isnan(values).any(axis=2)
-        return Block(values, both_valid(None, seen), cost)
+        return Block(values, both_valid(seen, are_numbers(values)), cost)
 
     def _pixels(self) -> tuple[NDArray[Any], Cost]:
         reader = self._reader

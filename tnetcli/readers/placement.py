@@ -220,12 +220,14 @@ def _resize(
 
 
 def _sum_taps(values: NDArray[Any], index: NDArray[np.intp], length: NDArray[Any]) -> NDArray[Any]:
-    total = np.take(values, index[:, 0], axis=0)
-    total *= length[:, :1]
+    total = np.zeros((index.shape[0], values.shape[1]), values.dtype)
     part = np.empty_like(total)
-    for tap in range(1, index.shape[1]):
+    for tap in range(index.shape[1]):
         np.take(values, index[:, tap], axis=0, out=part, mode="clip")
-        part *= length[:, tap, None]
+        share = length[:, tap]
+        if values.dtype.kind == "f" and not share.all():
+            part[share == 0] = 0  # an infinite neighbour times nothing would still be NaN
+        part *= share[:, None]
         total += part
     return total
 

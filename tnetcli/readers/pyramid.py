@@ -2,7 +2,7 @@
 
 import threading
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class PyramidReader(ABC):
         self.__dict__.update(state)
         self._start()
 
-    def __enter__(self) -> "PyramidReader":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,6 +112,7 @@ class PyramidReader(ABC):
 
     def read(self, window: Window, out_size: Size) -> Pixels:
         """Resample `window` to exactly `out_size`; see `Reader.read`."""
+        self._handles.check_open()
         index = choose_level(self.layout.levels, window, out_size)
         level = self.layout.levels[index]
         placement = place(window, level, out_size)

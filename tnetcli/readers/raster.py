@@ -12,7 +12,6 @@ import numpy as np
 import tifffile
 from numpy.typing import NDArray
 from rasterio.enums import ColorInterp, MaskFlags
-from rasterio.errors import RasterioError
 from rasterio.transform import from_gcps
 from rasterio.windows import Window as RasterioWindow
 
@@ -20,12 +19,13 @@ from tnetcli.errors import ImageError
 from tnetcli.geometry import Georeference, Size
 from tnetcli.readers.bands import choose_bands, unique_names
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, ReadOptions, Source
+from tnetcli.readers.detect import is_remote
 from tnetcli.readers.gdal import GDAL_FAILURES, damage_is_an_error, open_dataset
 from tnetcli.readers.placement import touched_pixels
 from tnetcli.readers.pyramid import PyramidReader, one_line, refuse_huge_blocks
 from tnetcli.readers.resolution import from_density, resolve
 from tnetcli.readers.tiff_pages import SAME_PIXELS, TIFF_FAILURES, PageTiles, TiffPages
-from tnetcli.readers.validity import both_valid, holds_data, nodata_values
+from tnetcli.readers.validity import Nodata, are_numbers, both_valid, holds_data, nodata_values
 
 HIDING = "GDAL_DISABLE_READDIR_ON_OPEN"
 SAME_COLOURS = {
@@ -41,12 +41,14 @@ class _Plan:
     """How to turn stored samples into bands and a mask; made once, shared by all handles."""
 
     samples: tuple[int, ...]  # what to decode, alpha last where there is one
-    nodata: NDArray[Any] | None  # per band, in the image's own type
+    nodata: Nodata | None
     alpha: bool
     mask: bool  # a mask of its own, internal or in a sidecar
     palette: NDArray[np.uint8] | None  # (entries, red green blue alpha)
     overviews: tuple[int | None, ...]  # GDAL's number of each level; None is full resolution
     direct: tuple[tuple[str, int] | None, ...]  # file and page of each level we read ourselves
+    masked: tuple[bool, ...]  # levels that have the mask at their own size
+    sparse: bool  # blocks may never have been written
 
 
 class RasterReader(PyramidReader):
@@ -65,7 +67,7 @@ class RasterReader(PyramidReader):
     def _inspect(self) -> Layout:
         try:
             dataset = open_dataset(self.path)
-        except RasterioError as error:
+        except GDAL_FAILURES as error:
             raise ImageError(
                 f"GDAL cannot open `{self.path}`: {one_line(error)}",
                 hint="check it with `gdalinfo`, or try another --reader",
@@ -128,7 +130,7 @@ def _describe(
         georeference=georeference,
         microns_per_pixel=microns,
         mask=kind,
-        nodata=None if nodata is None else float(nodata[0]),
+        nodata=None if nodata is None else float(nodata.values[nodata.known][0]),
         compression=structure.get("COMPRESSION", "none").lower(),
         tiled=block_columns < dataset.width or dataset.height <= block_rows,
         file_bytes=os.path.getsize(path) if os.path.isfile(path) else 0,
@@ -136,7 +138,10 @@ def _describe(
         warnings=(*warnings, *complaints),
     )
     samples = (*chosen, alphas[0]) if kind == "alpha" else chosen
-    plan = _Plan(samples, nodata, kind == "alpha", kind == "mask", palette, numbers, direct)
+    plan = _Plan(
+        samples, nodata, kind == "alpha", kind == "mask", palette, numbers, direct,
+        _masked_levels(path, dataset, levels), dataset.driver == "GTiff" and not is_remote(path),
+    )  # fmt: skip
     return layout, plan
 
 
@@ -170,7 +175,7 @@ def _mask_kind(
     chosen: tuple[int, ...],
     dtype: np.dtype[Any],
     alphas: list[int],
-) -> tuple[str, NDArray[Any] | None]:
+) -> tuple[str, Nodata | None]:
     """Decide what makes a pixel invalid: the user's nodata, a mask, alpha, nodata, NaN."""
     if options.nodata is not None:
         return "nodata", nodata_values([options.nodata] * len(chosen), dtype)
@@ -208,6 +213,24 @@ def _levels(
 def _same_shape(level: Level) -> bool:
     rounding = 2 / min(level.size.width, level.size.height)
     return level.scale_x >= 1 and abs(level.scale_x / level.scale_y - 1) < 0.02 + rounding
+
+
+def _masked_levels(path: str, dataset: Any, levels: tuple[Level, ...]) -> tuple[bool, ...]:
+    """Say which levels have the mask at their own size; GDAL claims it of all of them."""
+    if dataset.driver != "GTiff" or not os.path.isfile(path):
+        return tuple(True for _ in levels)
+    sizes = {levels[0].size}
+    for name, every_page in ((path, False), (f"{path}.ovr", False), (f"{path}.msk", True),
+                             (f"{path}.msk.ovr", True)):  # fmt: skip
+        if os.path.exists(name):
+            with tifffile.TiffFile(name) as file:
+                pages = [page.aspage() for page in file.pages]
+                sizes |= {
+                    Size(page.imagewidth, page.imagelength)
+                    for page in pages
+                    if every_page or int(page.subfiletype) & 4
+                }
+    return tuple(level.size in sizes for level in levels)
 
 
 def _level(full: Size, size: Size, block: tuple[int, int]) -> Level:
@@ -334,10 +357,9 @@ class _RasterSource:
             seen = self._read_mask(level, box)
         elif plan.nodata is not None:
             seen = holds_data(values, plan.nodata)
-        elif self._layout.mask == "nan":
-            seen = ~np.isnan(values).any(axis=2)
         else:
             seen = None
+        seen = both_valid(seen, are_numbers(values))
         if plan.palette is not None:
             coloured = plan.palette[values[..., 0]]  # (height, width, red green blue alpha)
             opaque = coloured[..., 3] > 0
@@ -371,13 +393,29 @@ class _RasterSource:
             values = dataset.read(bands, window=window)  # (bands, height, width)
         pixels = touched_pixels(box, self._layout.levels[level])
         cost = Cost(pixels, round(pixels * self._bytes_per_pixel))
-        return Block(values.transpose(1, 2, 0), None, cost)
+        valid = self._written(dataset, level, box) if self._plan.sparse else None
+        return Block(values.transpose(1, 2, 0), valid, cost)
+
+    def _written(self, dataset: Any, level: int, box: Box) -> NDArray[np.bool_] | None:
+        """Say which pixels are stored: GDAL gives 0 for a block that was never written."""
+        block = self._layout.levels[level].block
+        valid = None
+        for row in range(box.top // block.height, (box.bottom - 1) // block.height + 1):
+            for column in range(box.left // block.width, (box.right - 1) // block.width + 1):
+                item = f"BLOCK_OFFSET_{column}_{row}"
+                if dataset.get_tag_item(item, "TIFF", bidx=self._plan.samples[0] + 1) is not None:
+                    continue
+                if valid is None:
+                    valid = np.ones((box.height, box.width), np.bool_)
+                top, left = row * block.height - box.top, column * block.width - box.left
+                valid[max(top, 0) : top + block.height, max(left, 0) : left + block.width] = False
+        return valid
 
     def _read_mask(self, level: int, box: Box) -> NDArray[np.bool_]:
         dataset = self._dataset(level)
         window = RasterioWindow(box.left, box.top, box.width, box.height)
         shape = (box.height, box.width)
-        if MaskFlags.per_dataset not in dataset.mask_flag_enums[0]:
+        if not self._plan.masked[level]:
             # An overview made without the mask: take the mask of the full image instead.
             this = self._layout.levels[level]
             dataset = self._dataset(0)

@@ -1,5 +1,6 @@
 """Microns per pixel: which of several claims to believe, and what to say about it."""
 
+import math
 from collections.abc import Iterable
 
 from tnetcli.errors import UsageError
@@ -31,7 +32,7 @@ def resolve(
     if options.mpp is not None:
         return _given(options.mpp, "--mpp"), warnings
     for claim in claims:
-        if claim is None:
+        if claim is None or not all(math.isfinite(v) and v > 0 for v in (claim.x, claim.y)):
             continue
         figure = f"{claim.x:g} x {claim.y:g} microns per pixel"
         credible = FINEST <= claim.x <= COARSEST and FINEST <= claim.y <= COARSEST

@@ -21,7 +21,7 @@ from tnetcli.readers.planes import choose_plane, planes_to_choose
 from tnetcli.readers.pyramid import PyramidReader, one_line
 from tnetcli.readers.resolution import from_density, from_length, resolve
 from tnetcli.readers.tiff_pages import TIFF_FAILURES, PageTiles, TiffPages, check_directories
-from tnetcli.readers.validity import both_valid, holds_data, nodata_values
+from tnetcli.readers.validity import are_numbers, both_valid, holds_data, nodata_values
 
 COLOURED = (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)
 
@@ -274,8 +274,7 @@ class _TiffSource:
             valid = both_valid(valid, seen)
         elif self._reader._nodata is not None:
             valid = both_valid(valid, holds_data(values, self._reader._nodata))
-        elif values.dtype.kind == "f":
-            valid = both_valid(valid, ~np.isnan(values).any(axis=2))
+        valid = both_valid(valid, are_numbers(values))
         return Block(values, valid, Cost(pixels, bytes_read))
 
     def _page(self, level: int, channel: _Channel) -> PageTiles:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import simplejpeg
 import tifffile
 from numpy.typing import NDArray
 
@@ -183,8 +184,9 @@ class PageTiles:
         self.size = Size(key.imagewidth, key.imagelength)
         self.dtype = np.dtype(key.dtype).newbyteorder("=")
         self._separate = key.planarconfig == tifffile.PLANARCONFIG.SEPARATE and self.samples > 1
-        self._decode = key.decode
+        self._decode_any = key.decode
         self._tables = page.jpegtables
+        self._jpeg = _jpeg_colours(key)
         self.block = (
             Size(key.tilewidth, key.tilelength)
             if key.is_tiled
@@ -294,15 +296,21 @@ class PageTiles:
         data = os.pread(self._descriptor, count, offset)
         if len(data) < count:
             raise tifffile.TiffFileError(f"block {index} is cut off")
-        decoded, _, _ = self._decode(data, index, jpegtables=self._tables)
-        if decoded is None:
-            return None, Cost()
-        tile = np.asarray(decoded[0], self.dtype)  # (height, width, samples)
+        tile = self._decode(data, index)
         wanted = self._overlap_size(row, column)
         if tile.shape[0] < wanted.height or tile.shape[1] < wanted.width:
             raise tifffile.TiffFileError(f"block {index} holds too few pixels")
         BLOCKS.put((self._token, index), tile)
         return tile, Cost(wanted.pixels, count)
+
+    def _decode(self, data: bytes, index: int) -> NDArray[Any]:
+        """Decode one block to (height, width, samples)."""
+        if self._jpeg is not None:
+            return decode_jpeg(data, self._tables, *self._jpeg)
+        decoded, _, _ = self._decode_any(data, index, jpegtables=self._tables)
+        if decoded is None:
+            raise tifffile.TiffFileError(f"block {index} is empty")
+        return np.asarray(decoded[0], self.dtype)
 
     def _overlap_size(self, row: int, column: int) -> Size:
         return Size(
@@ -338,6 +346,32 @@ class PageTiles:
         values = np.concatenate(parts, axis=2) if self._separate else _select(parts[0], samples)
         cost = Cost(box.height * self.size.width, len(parts) * box.height * per_row)
         return Block(values.astype(self.dtype, copy=False), None, cost)
+
+
+def _jpeg_colours(key: tifffile.TiffPage) -> tuple[str, int] | None:
+    """Return how to decode the JPEG blocks of a page strictly; None where that is not possible."""
+    if key.compression != tifffile.COMPRESSION.JPEG or key.bitspersample != 8:
+        return None
+    together = 1 if key.planarconfig == tifffile.PLANARCONFIG.SEPARATE else key.samplesperpixel
+    if together == 1:
+        return "GRAY", 0
+    if together != 3:
+        return None
+    return "RGB", 1 if key.photometric == tifffile.PHOTOMETRIC.YCBCR else 0
+
+
+def decode_jpeg(data: bytes, tables: bytes | None, colours: str, transform: int) -> NDArray[Any]:
+    """Decode an abbreviated JPEG stream; ValueError where libjpeg had to guess.
+
+    The other bindings return grey or shifted pixels for a damaged stream without a word. An
+    Adobe marker says whether the samples are YCbCr (1) or not (0): the TIFF knows, the stream
+    need not.
+    """
+    marker = b"\xff\xee\x00\x0eAdobe\x00\x64\0\0\0\0" + bytes([transform])
+    start = tables[:-2] if tables else b"\xff\xd8"
+    stream = b"".join((start, marker if colours == "RGB" else b"", data[2:]))
+    pixels: NDArray[Any] = simplejpeg.decode_jpeg(stream, colours, strict=True)
+    return pixels
 
 
 def _select(values: NDArray[Any], samples: Sequence[int]) -> NDArray[Any]:

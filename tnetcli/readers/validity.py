@@ -1,37 +1,55 @@
 """Which pixels hold data."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-def nodata_values(values: Sequence[float | None], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """Return nodata in the image's own type; None where no pixel can ever be equal to it."""
-    if any(value is None for value in values):
+@dataclass(frozen=True, slots=True)
+class Nodata:
+    """The value of each band that means no data, in the image's own type, where it has one."""
+
+    values: NDArray[Any]  # (bands,)
+    known: NDArray[np.bool_]  # (bands,)
+
+
+def nodata_values(values: Sequence[float | None], dtype: np.dtype[Any]) -> Nodata | None:
+    """Return nodata per band; None where no pixel can ever be equal to it."""
+    known = np.array([value is not None and _fits(value, dtype) for value in values])
+    if not known.any():
         return None
+    plain = [value if here else 0 for value, here in zip(values, known, strict=True)]
+    return Nodata(np.array(plain, np.float64).astype(dtype), known)
+
+
+def _fits(value: float, dtype: np.dtype[Any]) -> bool:
     if dtype.kind == "f":
-        return np.array(values, np.float64).astype(dtype)
+        return not math.isfinite(value) or abs(value) <= float(np.finfo(dtype).max)
     limits = np.iinfo(dtype)
-    if any(
-        v != v or v != int(v) or not limits.min <= v <= limits.max for v in values if v is not None
-    ):
-        return None
-    return np.array(values).astype(dtype)
+    whole = math.isfinite(value) and value == int(value)
+    return whole and limits.min <= value <= limits.max
 
 
-def holds_data(values: NDArray[Any], nodata: NDArray[Any]) -> NDArray[np.bool_]:
+def holds_data(values: NDArray[Any], nodata: Nodata) -> NDArray[np.bool_]:
     """Say which pixels of (height, width, bands) hold data.
 
     A zero in one band is a dark colour, so 0 as nodata empties a pixel only in all bands; any
-    other nodata, and NaN, leaves a gap that no model can use, so one band is enough.
+    other nodata leaves a gap that no model can use, so one band is enough.
     """
-    holds = values != nodata
-    if values.dtype.kind == "f":
-        holds &= ~np.isnan(values)
-    every = bool((nodata != 0).any())
+    holds = (values != nodata.values) | ~nodata.known
+    every = bool((nodata.values[nodata.known] != 0).any())
     return np.asarray(holds.all(axis=2) if every else holds.any(axis=2))
+
+
+def are_numbers(values: NDArray[Any]) -> NDArray[np.bool_] | None:
+    """Say which pixels are numbers in every band; None where the type has no other."""
+    if values.dtype.kind != "f":
+        return None
+    return np.asarray(~np.isnan(values).any(axis=2))
 
 
 def both_valid(

@@ -12,16 +12,15 @@ from typing import Any
 import rasterio
 import rasterio.shutil
 from rasterio.enums import ColorInterp, Resampling
-from rasterio.errors import RasterioError
 
-from tnetcli.errors import ImageError, OutputError, TnetError, UsageError
+from tnetcli.errors import ImageError, OutputError, UsageError
 from tnetcli.readers.detect import detect, is_remote, refuse_hidden_network
-from tnetcli.readers.gdal import open_dataset
+from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
 from tnetcli.readers.pyramid import one_line
 
 SMALLEST = 256
 POLL_SECONDS = 0.2
-CACHE_BYTES = 2**28
+CACHE_BYTES = 2**27
 # How often GDAL reads the source's bytes: once for overviews, twice for a COG made of them.
 PASSES = {"ovr": 1.0, "internal": 1.0, "cog": 2.0}
 
@@ -80,7 +79,7 @@ def _check(image: str, target: str, kind: str, overwrite: bool) -> None:
         with open_dataset(image) as dataset:
             stored, driver = dataset.overviews(1) if dataset.count else [], dataset.driver
             side = max(dataset.width, dataset.height)
-    except RasterioError as error:
+    except GDAL_FAILURES as error:
         raise ImageError(
             f"GDAL cannot read `{image}` (reader: {reader}): {one_line(error)}",
             hint="slides and OME files carry overviews of their own; see `tnet info`",
@@ -143,9 +142,10 @@ def _run(
     finally:
         worker.kill()  # after Ctrl-C; nothing to kill otherwise
         worker.join()
-    failure = ours.recv() if ours.poll() else None
-    if isinstance(failure, TnetError):
-        raise failure
+    try:
+        raise ours.recv()
+    except EOFError:
+        pass  # nothing to complain about, or no breath left to do so
     if worker.exitcode != 0:
         raise OutputError(
             f"GDAL died while making overviews of `{image}` (exit code {worker.exitcode})",
@@ -165,7 +165,7 @@ def _bytes_read(process: int | None) -> int:
 def _work(answer: Connection, image: str, made: str, kind: str, resampling: str | None) -> None:
     try:
         _make(image, made, kind, resampling)
-    except (RasterioError, OSError) as error:
+    except GDAL_FAILURES as error:
         problem = f"GDAL cannot make overviews of `{image}`: {one_line(error)}"
         answer.send(OutputError(problem, hint="check the image with `tnet info`, and the disk"))
 
@@ -177,19 +177,7 @@ def _make(image: str, made: str, kind: str, resampling: str | None) -> None:
         photometric = dataset.photometric
         size = max(dataset.width, dataset.height)
     lossy = "JPEG" in compression.upper()
-    settings: dict[str, Any] = {
-        "GDAL_CACHEMAX": CACHE_BYTES,
-        "GDAL_TIFF_OVR_BLOCKSIZE": 256,
-        "GDAL_TIFF_INTERNAL_MASK": True,
-        "BIGTIFF_OVERVIEW": "IF_SAFER",
-        "COMPRESS_OVERVIEW": "JPEG" if lossy else "DEFLATE",
-        "INTERLEAVE_OVERVIEW": "PIXEL",
-    }
-    if lossy and photometric is not None and "ycbcr" in photometric.name.lower():
-        settings["PHOTOMETRIC_OVERVIEW"] = "YCBCR"
-    if kind == "ovr":
-        settings["TIFF_USE_OVR"] = True
-    with rasterio.Env(**settings):
+    with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES, GDAL_TIFF_INTERNAL_MASK=True):
         if kind == "cog":
             rasterio.shutil.copy(
                 image, made, driver="COG", BLOCKSIZE=512, BIGTIFF="IF_SAFER",
@@ -198,8 +186,25 @@ def _make(image: str, made: str, kind: str, resampling: str | None) -> None:
                 NUM_THREADS="ALL_CPUS",
             )  # fmt: skip
         else:
-            with open_dataset(made, mode="r+") as dataset:
+            with (
+                rasterio.Env(**_overview_settings(kind, lossy, photometric)),
+                open_dataset(made, mode="r+") as dataset,
+            ):
                 dataset.build_overviews(_factors(size), Resampling[method])
+
+
+def _overview_settings(kind: str, lossy: bool, photometric: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "GDAL_TIFF_OVR_BLOCKSIZE": 256,
+        "BIGTIFF_OVERVIEW": "IF_SAFER",
+        "COMPRESS_OVERVIEW": "JPEG" if lossy else "DEFLATE",
+        "INTERLEAVE_OVERVIEW": "PIXEL",
+    }
+    if lossy and photometric is not None and "ycbcr" in photometric.name.lower():
+        settings["PHOTOMETRIC_OVERVIEW"] = "YCBCR"
+    if kind == "ovr":
+        settings["TIFF_USE_OVR"] = True
+    return settings
 
 
 def _default_resampling(dataset: Any) -> str:

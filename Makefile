@@ -1,0 +1,45 @@
+# `make demo` and `make test` do all set-up on a fresh machine with Python 3.11 or newer.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test check format lint types docs bench clean
+
+setup: $(READY)
+
+# Reused while pyproject.toml is unchanged.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("tnet needs Python 3.11 or newer: make setup PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $(READY)
+
+demo: setup
+	$(BIN)/python examples/make_scene.py demo/scene.tif
+	$(BIN)/tnet info demo/scene.tif
+	$(BIN)/python examples/read_window.py demo/scene.tif demo/window.png
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: lint types test
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+docs: setup
+	$(BIN)/python docs/make_cli.py
+
+bench: setup
+	$(BIN)/python benchmarks/readers.py --write
+
+clean:
+	rm -rf .venv demo build dist

@@ -1,0 +1,139 @@
+"""Slides and stacks made for tests, and ways to do them harm."""
+
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from numpy.typing import NDArray
+
+from tests.images import area_average
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+TAG_TYPES = {"H": 3, "I": 4}
+
+
+def real(name: str) -> Path:
+    """Return a real file of the shared data; skip the test where it is not there."""
+    path = DATA / name
+    if not path.exists():
+        pytest.skip(f"the real file {name} is not on this machine")
+    return path
+
+
+def copy_of_real(name: str, folder: Path) -> Path:
+    """Copy a real file, so that a test may do it harm."""
+    return Path(shutil.copy(real(name), folder))
+
+
+def write_scn(
+    path: Path | str,
+    array: NDArray[Any],
+    factors: Sequence[int] = (2,),
+    *,
+    slide: tuple[int, int] = (400, 300),
+    offset: tuple[int, int] = (64, 48),
+    nanometres: int = 500,
+    tile: int = 64,
+) -> Path:
+    """Write (3, height, width) as a Leica scanner would: one area of a larger, empty slide."""
+    height, width = array.shape[1:]
+    levels = [array, *(area_average(array, factor) for factor in factors)]
+    macro = np.full((slide[1] // 4, slide[0] // 4, 3), 200, np.uint8)
+    whole = _scn_image([macro.shape[:2]], 0, slide, (0, 0), nanometres)
+    area = _scn_image([each.shape[1:] for each in levels], 1, (width, height), offset, nanometres)
+    text = (
+        '<?xml version="1.0"?>'
+        '<scn xmlns="http://www.leica-microsystems.com/scn/2010/10/01" uuid="urn:uuid:0">'
+        f'<collection name="c" uuid="urn:uuid:1" sizeX="{slide[0] * nanometres}" '
+        f'sizeY="{slide[1] * nanometres}">{whole}{area}</collection></scn>'
+    )
+    options: dict[str, Any] = {
+        "tile": (tile, tile), "compression": "deflate", "photometric": "rgb",
+        "metadata": None, "software": False,
+    }  # fmt: skip
+    with tifffile.TiffWriter(path) as writer:
+        writer.write(macro, description=text, **options)
+        for level in levels:
+            writer.write(level.transpose(1, 2, 0), **options)
+    return Path(path)
+
+
+def _scn_image(
+    shapes: Sequence[tuple[int, ...]],
+    first: int,
+    size: tuple[int, int],
+    offset: tuple[int, int],
+    nanometres: int,
+) -> str:
+    levels = "".join(
+        f'<dimension sizeX="{width}" sizeY="{height}" r="{number}" ifd="{first + number}"/>'
+        for number, (height, width) in enumerate(shapes)
+    )
+    height, width = shapes[0]
+    return (
+        '<image name="i" uuid="urn:uuid:2"><creationDate>2020-01-01T00:00:00Z</creationDate>'
+        f'<device model="Leica SCN400" version="1"/><pixels sizeX="{width}" sizeY="{height}">'
+        f'{levels}</pixels><view sizeX="{size[0] * nanometres}" sizeY="{size[1] * nanometres}" '
+        f'offsetX="{offset[0] * nanometres}" offsetY="{offset[1] * nanometres}" spacingZ="0"/>'
+        "<scanSettings><objectiveSettings><objective>20</objective></objectiveSettings>"
+        "<illuminationSettings><numericalAperture>0.4</numericalAperture>"
+        "<illuminationSource>brightfield</illuminationSource></illuminationSettings>"
+        "</scanSettings></image>"
+    )
+
+
+def spoil_tile(path: Path, index: int, *, page: int = 0) -> None:
+    """Overwrite the stored bytes of one tile with noise."""
+    with tifffile.TiffFile(path) as file:
+        place = file.pages[page].aspage()
+        offset, count = place.dataoffsets[index], place.databytecounts[index]
+    garbage = np.random.default_rng(0).integers(0, 255, count, np.uint8).tobytes()
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(garbage)
+
+
+def forget_tile(path: Path, index: int, *, page: int = 0) -> None:
+    """Make one tile of a page look as if it had never been written."""
+    with tifffile.TiffFile(path) as file:
+        tags = file.pages[page].aspage().tags
+        sites = [(tags[name].valueoffset, tags[name].dtype) for name in TILE_TABLES]
+        order = file.byteorder
+    with path.open("r+b") as file:
+        for start, kind in sites:
+            code = {3: "H", 4: "I", 16: "Q"}[int(kind)]
+            file.seek(start + index * struct.calcsize(code))
+            file.write(struct.pack(order + code, 0))
+
+
+TILE_TABLES = ("TileOffsets", "TileByteCounts")
+
+
+def truncate(path: Path, share: float) -> Path:
+    """Keep only the first part of a file."""
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    return path
+
+
+def raw_tiff(path: Path, tags: dict[int, Sequence[int]], *, data: bytes = b"") -> Path:
+    """Write a little-endian TIFF of one directory with exactly these tags, `data` at byte 8."""
+    directory = 8 + len(data) + len(data) % 2
+    extra = directory + 2 + 12 * len(tags) + 4
+    entries, outside = b"", b""
+    for code, values in sorted(tags.items()):
+        packed = struct.pack(f"<{len(values)}I", *values)
+        if len(packed) > 4:
+            place = struct.pack("<I", extra + len(outside))
+            outside += packed
+        else:
+            place = packed
+        entries += struct.pack("<HHI", code, TAG_TYPES["I"], len(values)) + place
+    head = struct.pack("<2sHI", b"II", 42, directory) + data + b"\0" * (len(data) % 2)
+    path.write_bytes(head + struct.pack("<H", len(tags)) + entries + b"\0\0\0\0" + outside)
+    return path
