@@ -2,6 +2,7 @@
 
 import shutil
 import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,49 @@ def raw_tiff(path: Path, tags: dict[int, Sequence[int]], *, data: bytes = b"") -
     head = struct.pack("<2sHI", b"II", 42, directory) + data + b"\0" * (len(data) % 2)
     path.write_bytes(head + struct.pack("<H", len(tags)) + entries + b"\0\0\0\0" + outside)
     return path
+
+
+def write_ome_rgb(
+    path: Path | str,
+    levels: Sequence[NDArray[Any]],
+    *,
+    tile: int = 64,
+    **options: Any,
+) -> Path:
+    """Write levels of (3, height, width) as one coloured OME-TIFF page, smaller ones in SubIFDs."""
+    common: dict[str, Any] = {
+        "tile": (tile, tile), "compression": "deflate", "photometric": "rgb",
+    }  # fmt: skip
+    first, *smaller = (level.transpose(1, 2, 0) for level in levels)
+    with tifffile.TiffWriter(path, ome=True) as writer:
+        writer.write(first, subifds=len(smaller), metadata={"axes": "YXS"}, **(common | options))
+        for level in smaller:
+            writer.write(level, subfiletype=1, metadata=None, **(common | options))
+    return Path(path)
+
+
+def write_pages(
+    path: Path | str, levels: Sequence[NDArray[Any]], *, bigtiff: bool = False, **options: Any
+) -> Path:
+    """Write levels of (bands, height, width) as pages that nothing marks as belonging together."""
+    common: dict[str, Any] = {"metadata": None, "software": False}
+    with tifffile.TiffWriter(path, bigtiff=bigtiff) as writer:
+        for level in levels:
+            colour = "rgb" if len(level) == 3 else "minisblack"
+            writer.write(
+                level.transpose(1, 2, 0), planarconfig="contig", photometric=colour,
+                **(common | options),
+            )  # fmt: skip
+    return Path(path)
+
+
+def zeros_deflated(count: int) -> bytes:
+    """Return the deflate stream of `count` zeros, a multiple of a million, in no time."""
+    step = 2**20
+    packer = zlib.compressobj(9)
+    head = packer.compress(b"") + packer.flush(zlib.Z_FULL_FLUSH)
+    first = packer.compress(bytes(step)) + packer.flush(zlib.Z_FULL_FLUSH)
+    last = zlib.compressobj(9, wbits=-15).flush()
+    # The checksum of zeros alone: one, and as many as there are.
+    checksum = struct.pack(">I", (count % 65521) << 16 | 1)
+    return head + first * (count // step) + last + checksum

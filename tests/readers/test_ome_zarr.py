@@ -590,6 +590,16 @@ def test_a_pixel_that_lacks_one_band_is_not_valid(tmp_path):
     assert not pixels.values[:, :, 16:].any()
 
 
+def test_a_chunk_that_several_planes_share_is_missed_in_each(tmp_path):
+    path = write(tmp_path / "a.zarr", [stack(5)[0] + 1], axes="zyx", chunks={"z": 2}, fill_value=99)
+    Path(path, "0", "1.0.1").unlink()
+    for z, is_stored in ((1, True), (2, False), (3, False), (4, True)):
+        with OmeZarrReader(path, ReadOptions(z=z)) as reader:
+            pixels = whole(reader)
+        assert pixels.valid[:16, :16].all()
+        assert pixels.valid[:16, 16:].all() == pixels.valid[:16, 16:].any() == is_stored
+
+
 def test_an_image_of_which_nothing_is_stored_is_read_as_nothing(tmp_path, stored):
     path = write(tmp_path / "a.zarr", random_levels((40, 40)), stored)
     for each in object_files(path):
@@ -703,6 +713,16 @@ def test_a_chunk_past_the_end_of_a_truncated_shard_is_not_taken_for_an_empty_one
     shard.write_bytes(shard.read_bytes()[:100])
     with OmeZarrReader(path) as reader, pytest.raises(ImageError, match="cut off"):
         reader.read(Window(20, 20, 8, 8), Size(8, 8))
+
+
+def test_a_chunk_that_claims_less_than_nothing_is_an_error(tmp_path):
+    path = write(tmp_path / "a.zarr", random_levels((32, 32)), compressors=numcodecs.Blosc())
+    first = object_files(path)[0]
+    content = bytearray(first.read_bytes())
+    content[4:8] = b"\xff" * 4  # the length once decoded, of which blosc makes -1
+    first.write_bytes(content)
+    with OmeZarrReader(path) as reader, pytest.raises(ImageError, match="cannot read"):
+        whole(reader)
 
 
 def test_a_chunk_that_may_not_be_read_is_an_error(tmp_path):

@@ -84,13 +84,25 @@ class Level:
     """One stored copy of the image.
 
     `scale_x` and `scale_y` are full-resolution pixels per pixel of this level; a block is what
-    one decode yields.
+    one decode yields. `full` is the size of the image where whole pixels of this level do not
+    end with it: its last pixel then stands for all that is left, no more and no less.
     """
 
     size: Size
     scale_x: float
     scale_y: float
     block: Size
+    full: Size | None = None
+
+    @property
+    def extent_x(self) -> float:
+        """Return where the image ends, in pixels of this level."""
+        return self.size.width if self.full is None else self.full.width / self.scale_x
+
+    @property
+    def extent_y(self) -> float:
+        """Return where the image ends, in pixels of this level."""
+        return self.size.height if self.full is None else self.full.height / self.scale_y
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from tnetcli.readers.placement import touched_pixels
 from tnetcli.readers.planes import choose_plane, planes_to_choose
 from tnetcli.readers.pyramid import PyramidReader, one_line, refuse_huge_blocks
 from tnetcli.readers.resolution import from_length, resolve
-from tnetcli.readers.validity import both_valid, holds_data, nodata_values
+from tnetcli.readers.validity import Nodata, both_valid, holds_data, nodata_values
 
 LOG = logging.getLogger("tnetcli")
 # zarr meets damaged metadata with whatever its parsing runs into.
@@ -286,7 +286,7 @@ class _Plan:
     axes: str  # a letter per dimension; "-" is one of length 1 that says nothing to us
     planes: tuple[dict[str, int], ...]  # of each level, the index along the other axes
     channels: tuple[int, ...]
-    nodata: NDArray[Any] | None  # per band, in the image's own type
+    nodata: Nodata | None
     zarr_format: int
     unchosen: tuple[str, ...]  # what the user must say before pixels can be read
 

@@ -29,6 +29,8 @@ class Span:
     count: int
     first: int  # level pixels that are really needed: first <= pixel < last
     last: int
+    length: int  # of the level
+    extent: float  # where the image ends, which may be within or past the level's last pixel
 
     @property
     def step(self) -> float:
@@ -38,19 +40,25 @@ class Span:
     @property
     def is_exact(self) -> bool:
         """Say whether output pixels are level pixels, one to one."""
-        return self.start == math.floor(self.start) and self.stop - self.start == self.count
+        past = self.stop > self.length < self.extent
+        whole = self.start == math.floor(self.start) and self.stop - self.start == self.count
+        return whole and not past
 
     def outputs(self, first: int, last: int) -> tuple[int, int]:
         """Return the range of output pixels that level pixels `first` to `last` reach."""
         low = math.floor((first - self.start) / self.step)
-        high = math.ceil((last - self.start) / self.step)
+        high = math.ceil((self._end(last) - self.start) / self.step)
         return max(low, 0), min(high, self.count)
+
+    def _end(self, last: int) -> float:
+        """Return where level pixel `last` - 1 ends: the last of all ends with the image."""
+        return self.extent if last == self.length else last
 
     def taps(self, first: int, last: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Return, per reached output, its level pixels (from `first`) and the length of each."""
         low, high = self.outputs(first, last)
         edges = self.start + self.step * np.arange(low, high + 1)  # (outputs + 1,)
-        edges = np.clip(edges, first, last)
+        edges = np.clip(edges, first, self._end(last))
         begin, end = edges[:-1, None], edges[1:, None]
         origin = np.floor(begin)
         reach = max(int((np.ceil(end) - origin).max(initial=1)), 1)
@@ -104,18 +112,21 @@ def choose_level(levels: Sequence[Level], window: Window, out_size: Size) -> int
 def place(window: Window, level: Level, out_size: Size) -> Placement | None:
     """Lay `window` over `level`, clipped to it."""
     here = window.scaled(level.scale_x, level.scale_y)
-    rows = _span(here.top, here.bottom, level.size.height, out_size.height)
-    columns = _span(here.left, here.right, level.size.width, out_size.width)
+    rows = _span(here.top, here.bottom, level.size.height, level.extent_y, out_size.height)
+    columns = _span(here.left, here.right, level.size.width, level.extent_x, out_size.width)
     if rows is None or columns is None:
         return None
     return Placement(rows, columns, out_size)
 
 
-def _span(start: float, stop: float, length: int, count: int) -> Span | None:
+def _span(start: float, stop: float, length: int, extent: float, count: int) -> Span | None:
     # An edge a hair off a pixel border is that border: it must not fetch one more row of blocks.
-    start, stop = _snap(start), _snap(stop)
-    first, last = max(math.floor(start), 0), min(math.ceil(stop), length)
-    return Span(start, stop, count, first, last) if first < last else None
+    start, stop, extent = _snap(start), _snap(stop), _snap(extent)
+    if start >= extent or stop <= 0:
+        return None
+    first = min(max(math.floor(start), 0), length - 1)
+    last = max(min(math.ceil(stop), length), first + 1)
+    return Span(start, stop, count, first, last, length, extent)
 
 
 def _snap(edge: float) -> float:

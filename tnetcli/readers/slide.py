@@ -70,6 +70,7 @@ class SlideReader(PyramidReader):
                     whole_scale(full.width, size.width),
                     whole_scale(full.height, size.height),
                     _block(properties, number, size),
+                    full,
                 )
                 for number, size in enumerate(sizes)
             ),
@@ -109,7 +110,9 @@ def _refuse_other_than_rgb(path: str) -> None:
     # OpenSlide opens 16-bit and multi-band TIFFs and returns wrong pixels.
     with tifffile.TiffFile(path) as file:
         page = file.pages.first
-        if page.bitspersample != 8 or page.samplesperpixel not in (1, 3, 4):
+        colours = page.samplesperpixel - len(page.extrasamples)
+        alpha = tuple(page.extrasamples) in ((), (1,), (2,))
+        if page.bitspersample != 8 or colours not in (1, 3) or not alpha:
             raise ImageError(
                 f"`{path}` has {page.samplesperpixel} bands of {page.bitspersample} bits, "
                 "which OpenSlide reads wrongly",

@@ -171,6 +171,7 @@ def _level(full: Size, tiles: PageTiles) -> Level:
         whole_scale(full.width, tiles.size.width),
         whole_scale(full.height, tiles.size.height),
         Size(min(tiles.block.width, tiles.size.width), min(tiles.block.height, tiles.size.height)),
+        full,
     )
 
 

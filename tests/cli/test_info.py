@@ -1,0 +1,199 @@
+import json
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.commands import DATA, tnet
+from tests.images import noise, write_geotiff
+
+WARNING_LINE = "  warning"
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return write_geotiff(tmp_path / "scene.tif", noise((512, 400)), overviews=[2, 4], nodata=0)
+
+
+def facts(*arguments, **environment):
+    done = tnet("info", "--json", *arguments, **environment)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_text_tells_size_bands_overviews_mask_and_place(scene):
+    shown = tnet("info", scene)
+    assert shown.returncode == 0
+    assert shown.stderr == ""
+    for part in ("512 x 400", "3 of uint8: red, green, blue", "2, 4", "nodata 0", "EPSG:32633",
+                 "10 x 10 m per pixel", "64 x 64 tiles", "deflate", "raster"):  # fmt: skip
+        assert part in shown.stdout
+
+
+def test_json_is_one_object_a_line_for_each_image(scene):
+    (record,) = facts(scene)
+    assert record["status"] == "ok"
+    assert (record["width"], record["height"]) == (512, 400)
+    assert record["transform"] == [10.0, 0.0, 399960.0, 0.0, -10.0, 5000040.0]
+    assert [each["factor"] for each in record["overviews"]] == [2.0, 4.0]
+    assert record["metres_per_pixel"] == pytest.approx([10.0, 10.0])
+
+
+def test_what_a_prediction_would_decode_follows_levels_and_view_size(tmp_path):
+    image = write_geotiff(tmp_path / "a.tif", noise((2048, 2048)), overviews=[2, 4, 8])
+    shallow, deep = (
+        facts(image, "--levels", n, "--view-size", 128)[0]["prediction"] for n in (1, 3)
+    )
+    assert (shallow["windows"], deep["windows"]) == (1, 5)
+    # The whole image at 128 px comes from the 256 px overview, which is decoded whole.
+    assert shallow["pixels_decoded"] == 256 * 256
+    # A cell of 1024 px from the same overview touches 2 x 2 or 3 x 3 of its 64 px blocks.
+    assert 256 * 256 < deep["pixels_decoded"] < 0.2 * 2048 * 2048
+
+
+def test_looking_stops_where_the_pixels_end(scene):
+    (record,) = facts(scene, "--levels", 6)
+    assert record["prediction"]["levels"] == 1
+
+
+def test_keep_says_how_many_cells_are_followed(tmp_path):
+    image = write_geotiff(tmp_path / "a.tif", noise((2048, 2048)), overviews=[2, 4, 8])
+    (record,) = facts(image, "--view-size", 64, "--keep", "4,2")
+    assert record["prediction"]["windows"] == 1 + 4 + 8
+
+
+def test_an_image_that_cannot_be_read_ends_with_3_and_a_hint(tmp_path):
+    (tmp_path / "scene.tif").write_text("not an image")
+    done = tnet("info", tmp_path / "scene.tif")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
+
+
+def test_one_bad_image_does_not_hide_the_others(scene, tmp_path):
+    (tmp_path / "bad.tif").write_bytes(b"")
+    done = tnet("info", "--json", tmp_path / "bad.tif", scene)
+    assert done.returncode == 8
+    failed, good = (json.loads(line) for line in done.stdout.splitlines())
+    assert failed["status"] == "failed"
+    assert failed["error"]["type"] == "ImageError"
+    assert failed["error"]["hint"]
+    assert good["status"] == "ok"
+
+
+def test_a_folder_gives_its_images_and_not_their_sidecars(tmp_path, scene):
+    write_geotiff(tmp_path / "b.tif", noise((300, 300)), overviews=[2], external_overviews=True)
+    (tmp_path / "notes.txt").write_text("nothing")
+    (tmp_path / "deeper").mkdir()
+    write_geotiff(tmp_path / "deeper" / "c.tif", noise((64, 64)))
+    names = [os.path.basename(record["image"]) for record in facts(tmp_path)]
+    assert names == ["b.tif", "scene.tif"]
+    names = [os.path.basename(record["image"]) for record in facts(tmp_path, "--recursive")]
+    assert names == ["b.tif", "c.tif", "scene.tif"]
+
+
+def test_a_glob_in_quotes_is_expanded(tmp_path, scene):
+    assert len(facts(tmp_path / "*.tif")) == 1
+
+
+def test_a_glob_that_matches_nothing_is_reported(tmp_path):
+    done = tnet("info", tmp_path / "*.tif")
+    assert done.returncode == 3
+    assert "*.tif" in done.stderr
+
+
+@pytest.mark.parametrize(("separator", "flags"), [("\n", []), ("\0", ["-0"])])
+def test_a_list_on_standard_input_names_images(tmp_path, scene, separator, flags):
+    other = write_geotiff(tmp_path / "two words.tif", noise((64, 64)))
+    done = tnet("info", "--json", *flags, "-", stdin=f"{scene}{separator}{other}{separator}")
+    assert [json.loads(line)["image"] for line in done.stdout.splitlines()] == [
+        str(scene),
+        str(other),
+    ]
+
+
+def test_a_manifest_names_images_relative_to_itself(tmp_path, scene):
+    (tmp_path / "list.csv").write_text("id,path\na,scene.tif\n")
+    done = tnet("info", "--json", "--manifest", tmp_path / "list.csv", cwd="/")
+    assert json.loads(done.stdout)["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "text", ["id,file\na,scene.tif\n", "", "path\n \n", "path\n" + "\xff", None]
+)
+def test_a_wrong_manifest_ends_with_4(tmp_path, text):
+    if text is not None:
+        (tmp_path / "list.csv").write_bytes(text.encode("latin-1"))
+    done = tnet("info", "--manifest", tmp_path / "list.csv")
+    assert done.returncode == 4
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
+
+
+def test_flat_striped_and_large_blocks_are_warned_of(tmp_path):
+    image = noise((4224, 4224), 1)
+    write_geotiff(tmp_path / "flat.tif", image, blocksize=None)
+    done = tnet("info", tmp_path / "flat.tif", TNET_CACHE=str(tmp_path / "cache"))
+    warnings = [line for line in done.stdout.splitlines() if line.startswith(WARNING_LINE)]
+    assert any("no overviews" in line and "tnet pyramid" in line for line in warnings)
+    assert any("strips" in line for line in warnings)
+    assert not (tmp_path / "cache").exists()  # nothing was decoded to say so
+
+
+def test_a_flat_image_can_be_refused(tmp_path):
+    write_geotiff(tmp_path / "flat.tif", noise((4224, 4224), 1))
+    done = tnet("info", "--flat", "refuse", tmp_path / "flat.tif")
+    assert done.returncode == 3
+    assert "tnet pyramid" in done.stderr
+
+
+def test_variables_that_hide_sidecars_are_warned_of(tmp_path):
+    path = write_geotiff(
+        tmp_path / "a.tif", noise((300, 300)), overviews=[2], external_overviews=True
+    )
+    (record,) = facts(path, GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR")
+    assert any("GDAL_DISABLE_READDIR_ON_OPEN" in warning for warning in record["warnings"])
+
+
+def test_bands_nodata_and_mpp_can_be_given(scene):
+    (record,) = facts(scene, "--bands", "3,red", "--nodata", "7", "--mpp", "0.5")
+    assert record["bands"] == ["blue", "red"]
+    assert record["nodata"] == 7
+    assert (record["microns_per_pixel"], record["microns_source"]) == ([0.5, 0.5], "--mpp")
+
+
+def test_an_absurd_resolution_is_refused(scene):
+    done = tnet("info", "--mpp", "5000", scene)
+    assert done.returncode == 2
+
+
+def test_a_reader_can_be_insisted_on(tmp_path):
+    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / "a.png")
+    (chosen,) = facts(tmp_path / "a.png")
+    (forced,) = facts("--reader", "raster", tmp_path / "a.png")
+    assert (chosen["reader"], forced["reader"]) == ("photo", "raster")
+
+
+def real_images():
+    if not DATA.exists():
+        return []
+    geo = sorted(p for p in (DATA / "geo").rglob("*") if p.suffix.lower() in (".tif", ".ovr"))
+    slides = sorted(p for p in (DATA / "wsi").rglob("*") if p.suffix in (
+        ".svs", ".ndpi", ".qptiff", ".dcm", ".mrxs", ".tiff", ".tif", ".zip"))  # fmt: skip
+    zarrs = [p for p in sorted((DATA / "wsi" / "zarr").rglob("*.zarr")) if p.is_dir()]
+    return geo + slides + zarrs
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="real images are not beside this clone")
+def test_every_real_image_gives_the_truth_or_a_typed_error():
+    images = real_images()
+    done = tnet("info", "--json", *images)
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(records) == len(images) > 50
+    assert "Traceback" not in done.stderr
+    for record in records:
+        if record["status"] == "failed":
+            assert record["error"]["type"] == "ImageError", record
+            assert record["error"]["hint"], record
+            assert "hostile" in record["image"] or "zarr" in record["image"], record
+        else:
+            assert record["gigapixels"] > 0

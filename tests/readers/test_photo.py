@@ -1,0 +1,292 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.images import noise
+from tests.readers.contract import ReaderContract, area_mean, random_windows
+from tests.slides import truncate
+from tnetcli.errors import ImageError
+from tnetcli.geometry import Size, Window
+from tnetcli.readers import blocks, photo
+from tnetcli.readers.base import ReadOptions
+from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.photo import PhotoReader
+
+WHOLE, FULL = Window(0, 0, 60, 40), Size(60, 40)
+
+
+class TestPhotoReader(ReaderContract):
+    block = Size(300, 200)
+
+    def open(self, path):
+        return PhotoReader(str(path))
+
+    @pytest.fixture
+    def image(self, tmp_path, truth):
+        return save(tmp_path / "a.png", Image.fromarray(truth.transpose(1, 2, 0)))
+
+    @pytest.fixture
+    def levels_image(self, tmp_path):
+        constant = np.full((100, 100, 3), 10, np.uint8)
+        return save(tmp_path / "levels.png", Image.fromarray(constant)), (10,)
+
+    # A photo has a single level: there is nothing between, past or coarser than it.
+    test_between_two_overviews_the_finer_one_is_used = None
+    test_past_the_coarsest_overview_that_one_is_used = None
+    test_seeing_the_whole_image_small_costs_only_its_coarsest_overview = None
+
+    def test_there_is_a_single_level(self, reader):
+        assert reader.overviews == ()
+
+    def test_a_photo_is_decoded_once_and_as_a_whole(self, reader):
+        for window, out_size in random_windows(5, reader.size):
+            reader.read(window, out_size)
+        assert reader.cost.pixels_decoded == reader.size.pixels
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    BLOCKS.clear()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a.png"
+
+
+def save(path, image, **options):
+    image.save(path, **options)
+    return path
+
+
+def read(path, window=WHOLE, out_size=FULL, **options):
+    with PhotoReader(str(path), ReadOptions(**options)) as reader:
+        return reader.read(window, out_size)
+
+
+def layout(path, **options):
+    with PhotoReader(str(path), ReadOptions(**options)) as reader:
+        return reader.layout
+
+
+def scene(bands=3, dtype="uint8"):
+    return noise((60, 40), bands, dtype)
+
+
+def interleaved(array):
+    return Image.fromarray(array.transpose(1, 2, 0))
+
+
+# Modes
+
+
+def test_a_grey_image_has_one_band(path):
+    image = scene(1)
+    save(path, Image.fromarray(image[0]))
+    assert layout(path).bands == ("1",)
+    assert np.array_equal(read(path).values, image)
+
+
+def test_colours_are_red_green_and_blue(path):
+    save(path, interleaved(scene()))
+    assert layout(path).bands == ("red", "green", "blue")
+    assert np.array_equal(read(path).values, scene())
+
+
+@pytest.mark.parametrize("bands", [2, 4])
+def test_a_transparent_pixel_is_invalid_and_alpha_is_no_band(path, bands):
+    image = scene(bands)
+    image[-1, :, :25] = 0
+    save(path, interleaved(image))
+    pixels = read(path)
+    assert len(layout(path).bands) == bands - 1
+    assert np.array_equal(pixels.valid, image[-1] > 0)
+    assert np.array_equal(pixels.values, np.where(image[-1] > 0, image[:-1], 0))
+
+
+def test_transparent_pixels_take_no_part_in_a_mean(path):
+    image = np.full((4, 40, 60), 100, np.uint8)
+    image[:, :, ::2] = 0
+    save(path, interleaved(image))
+    pixels = read(path, out_size=Size(7, 5))
+    assert pixels.valid.all()
+    assert (pixels.values == 100).all()
+
+
+def test_alpha_can_be_read_as_a_band(path):
+    image = scene(4)
+    save(path, interleaved(image))
+    assert np.array_equal(read(path, bands=("alpha", "red")).values, image[[3, 0]])
+
+
+def test_a_palette_becomes_colours(path):
+    image = Image.fromarray(np.arange(2400, dtype=np.uint8).reshape(40, 60) % 3, "P")
+    image.putpalette([255, 0, 0, 0, 128, 0, 1, 2, 3])
+    save(path, image)
+    pixels = read(path)
+    expected = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+    assert np.array_equal(pixels.values, expected)
+    assert pixels.valid.all()
+
+
+def test_the_transparent_colour_of_a_palette_is_invalid(path):
+    index = np.arange(2400, dtype=np.uint8).reshape(40, 60) % 3
+    image = Image.fromarray(index, "P")
+    image.putpalette([255, 0, 0, 0, 128, 0, 1, 2, 3])
+    save(path, image, transparency=1)
+    pixels = read(path)
+    assert np.array_equal(pixels.valid, index != 1)
+    assert pixels.values[:, 0, 2].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_the_transparent_colour_of_a_png_is_invalid(path, mode):
+    image = scene(3 if mode == "RGB" else 1)
+    image[:, 5, 7] = 1
+    pillow = interleaved(image) if mode == "RGB" else Image.fromarray(image[0])
+    save(path, pillow, transparency=(1, 1, 1) if mode == "RGB" else 1)
+    assert np.argwhere(~read(path).valid).tolist() == [[5, 7]]
+
+
+def test_sixteen_bits_stay_sixteen_bits(path):
+    image = scene(1, "uint16")
+    save(path, Image.fromarray(image[0]))
+    pixels = read(path)
+    assert pixels.values.dtype == np.uint16
+    assert np.array_equal(pixels.values, image)
+
+
+def test_sixteen_bits_with_a_transparent_value_stay_sixteen_bits(path):
+    image = scene(1, "uint16")
+    image[0, 5, 7] = 3
+    save(path, Image.fromarray(image[0]), transparency=3)
+    pixels = read(path)
+    assert pixels.values.dtype == np.uint16
+    assert np.array_equal(pixels.values[:, pixels.valid], image[:, pixels.valid])
+
+
+def test_black_and_white_become_0_and_255(path):
+    image = scene(1)[0] > 128
+    save(path, Image.fromarray(image))
+    assert np.array_equal(read(path).values[0], image * np.uint8(255))
+
+
+def test_cmyk_becomes_colours(tmp_path):
+    path = tmp_path / "a.jpg"
+    image = interleaved(scene()).convert("CMYK")
+    save(path, image, quality=95)
+    with Image.open(path) as stored:
+        expected = np.asarray(stored.convert("RGB")).transpose(2, 0, 1)
+    assert layout(path).bands == ("red", "green", "blue")
+    assert np.array_equal(read(path).values, expected)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "webp", "bmp", "gif"])
+def test_other_formats_are_near_the_truth(tmp_path, ending):
+    path = save(tmp_path / f"a.{ending}", interleaved(scene()))
+    assert np.abs(read(path).values - scene().astype(float)).mean() < 16
+
+
+def test_any_view_of_sixteen_bits_is_the_area_mean(path):
+    image = scene(1, "uint16")
+    save(path, Image.fromarray(image[0]))
+    with PhotoReader(str(path)) as reader:
+        for window, out_size in random_windows(20, reader.size, seed=1):
+            pixels = reader.read(window, out_size)
+            error = np.abs(pixels.values - area_mean(image, window, out_size))[:, pixels.valid]
+            assert error.max() <= 0.51
+
+
+def test_the_users_nodata_is_invalid(path):
+    image = scene()
+    image[:, 5, 7] = 0
+    save(path, interleaved(image))
+    assert np.argwhere(~read(path, nodata=0).valid).tolist() == [[5, 7]]
+
+
+# Limits and damage
+
+
+def test_an_image_past_the_limit_is_refused_with_a_way_out(path, monkeypatch):
+    save(path, interleaved(scene()))
+    monkeypatch.setattr(photo, "MOST_PIXELS", 2399)
+    with pytest.raises(ImageError, match="million pixels") as caught:
+        PhotoReader(str(path))
+    assert "--reader raster" in caught.value.hint
+
+
+def test_an_image_at_the_limit_is_read(path, monkeypatch):
+    save(path, interleaved(scene()))
+    monkeypatch.setattr(photo, "MOST_PIXELS", 2400)
+    assert read(path).valid.all()
+
+
+def test_a_photo_too_large_to_share_is_read_all_the_same(path, monkeypatch):
+    save(path, interleaved(scene()))
+    monkeypatch.setattr(photo, "BLOCKS", blocks.BlockCache(100))
+    with PhotoReader(str(path)) as reader:
+        for _ in range(2):
+            assert np.array_equal(reader.read(WHOLE, FULL).values, scene())
+        assert reader.cost.pixels_decoded == reader.size.pixels
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "webp", "bmp", "gif"])
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9])
+def test_a_truncated_image_is_an_image_error(tmp_path, ending, share):
+    image = noise((300, 200))
+    path = truncate(save(tmp_path / f"a.{ending}", interleaved(image)), share)
+    with pytest.raises(ImageError) as caught:
+        read(path)
+    assert caught.value.hint
+
+
+def test_a_png_with_a_wrong_checksum_is_an_image_error(path):
+    save(path, interleaved(scene()))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(ImageError) as caught:
+        read(path)
+    assert caught.value.hint
+
+
+def test_what_is_no_photo_is_refused_with_a_hint(path):
+    path.write_bytes(b"RIFF no picture at all")
+    with pytest.raises(ImageError, match="Pillow cannot open") as caught:
+        PhotoReader(str(path))
+    assert caught.value.hint
+
+
+# What is told
+
+
+def test_an_orientation_in_exif_is_mentioned_and_not_applied(tmp_path):
+    exif = Image.Exif()
+    exif[photo.EXIF_ORIENTATION] = 6
+    path = save(tmp_path / "a.jpg", interleaved(scene()), exif=exif, quality=95)
+    found = layout(path)
+    assert any("orientation" in warning for warning in found.warnings)
+    assert found.levels[0].size == Size(60, 40)
+
+
+def test_an_upright_image_has_no_warning(tmp_path):
+    assert layout(save(tmp_path / "a.jpg", interleaved(scene()))).warnings == ()
+
+
+def test_further_frames_are_mentioned(tmp_path):
+    frames = [interleaved(noise((60, 40), seed=seed)) for seed in range(3)]
+    path = save(tmp_path / "a.gif", frames[0], save_all=True, append_images=frames[1:])
+    assert any("3 frames" in warning for warning in layout(path).warnings)
+
+
+def test_the_layout_tells_format_and_size_on_disk(path):
+    save(path, interleaved(scene()))
+    found = layout(path)
+    assert (found.compression, found.tiled) == ("png", False)
+    assert found.file_bytes == path.stat().st_size
+
+
+def test_the_users_resolution_is_used(path):
+    save(path, interleaved(scene()))
+    assert layout(path).microns_per_pixel is None
+    assert layout(path, default_mpp=0.5).microns_per_pixel.x == 0.5

@@ -1,0 +1,109 @@
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "tnetcli"
+# The arrows of docs/architecture.md: a part may import itself and what is listed here.
+GROUND = {"errors", "geometry"}
+MIDDLE = GROUND | {"readers"}
+MAY_IMPORT = {
+    "errors": set(),
+    "geometry": set(),
+    "readers": GROUND,
+    "workflows": MIDDLE,
+    "cli": MIDDLE | {"workflows", "__init__"},
+    "__main__": {"cli"},
+    "__init__": MIDDLE,
+}
+HEAVY = ("torch", "timm", "rasterio", "openslide", "tifffile", "imagecodecs", "zarr", "numpy")
+
+
+def modules():
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_parts(source):
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+            if node.module == "tnetcli":
+                names = [
+                    f"tnetcli.{a.name}" if (PACKAGE / a.name).exists() else "tnetcli.__init__"
+                    for a in node.names
+                ]
+        found |= {name.split(".")[1] for name in names if name.startswith("tnetcli.")}
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_only_point_down(path):
+    part = part_of(path)
+    assert part in MAY_IMPORT, f"say in MAY_IMPORT what `{part}` may import"
+    surprise = imported_parts(path.read_text()) - MAY_IMPORT[part] - {part}
+    assert not surprise, f"{path.name} imports {surprise}"
+
+
+def test_an_arrow_that_points_up_is_noticed():
+    assert imported_parts("from tnetcli.cli.main import app") - MAY_IMPORT["readers"] == {"cli"}
+
+
+@pytest.mark.parametrize("name", ["utils.py", "helpers.py", "common.py", "misc.py"])
+def test_there_is_no_attic(name):
+    assert not list(PACKAGE.rglob(name))
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_module_says_why_it_exists(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_geometry_needs_nothing_but_numpy():
+    loaded = modules_loaded_by("import tnetcli.geometry")
+    assert loaded == {"numpy"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["info", "--help"], ["pyramid", "--help"]])
+def test_help_loads_no_heavy_library(arguments):
+    code = f"""
+import sys
+sys.argv = ["tnet", *{arguments!r}]
+from tnetcli.cli.main import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+"""
+    assert modules_loaded_by(code) == set()
+
+
+def modules_loaded_by(code):
+    """Return which heavy libraries `code` asks for, installed here or not."""
+    watch = f"""
+import sys
+
+class Watch:
+    asked = set()
+    def find_spec(self, name, path=None, target=None):
+        if name in {HEAVY!r}:
+            self.asked.add(name)
+
+sys.meta_path.insert(0, Watch())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{watch}\n{code}\nprint('asked', *Watch.asked, file=sys.stderr)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stderr.split()[1:])
