@@ -2,6 +2,7 @@
 
 import shutil
 import struct
+import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rasterio.shutil
 import tifffile
 from numpy.typing import NDArray
 
-from tests.images import area_average
+from tests.images import area_average, write_geotiff
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 TAG_TYPES = {"H": 3, "I": 4}
@@ -184,3 +186,44 @@ def zeros_deflated(count: int) -> bytes:
     # The checksum of zeros alone: one, and as many as there are.
     checksum = struct.pack(">I", (count % 65521) << 16 | 1)
     return head + first * (count // step) + last + checksum
+
+
+def write_zarr(
+    path: Path | str, array: NDArray[Any], factors: Sequence[int] = (2, 4), *, chunk: int = 64
+) -> Path:
+    """Write (bands, height, width) as an OME-Zarr 0.4 folder."""
+    import zarr
+
+    group = zarr.open_group(str(path), mode="w", zarr_format=2)
+    datasets = []
+    for number, factor in enumerate((1, *factors)):
+        level = area_average(array, factor) if factor > 1 else array
+        group.create_array(str(number), data=level, chunks=(1, chunk, chunk))
+        scale = {"type": "scale", "scale": [1.0, 0.5 * factor, 0.5 * factor]}
+        datasets.append({"path": str(number), "coordinateTransformations": [scale]})
+    axes = [{"name": "c", "type": "channel"}]
+    axes += [{"name": name, "type": "space", "unit": "micrometer"} for name in "yx"]
+    group.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": datasets}]
+    return Path(path)
+
+
+def write_zarr_zip(path: Path | str, array: NDArray[Any], factors: Sequence[int] = (2, 4)) -> Path:
+    """Write the same as one zip file, uncompressed as zarr asks for."""
+    path = Path(path)
+    folder = write_zarr(path.with_name(f"{path.name}.folder"), array, factors)
+    with zipfile.ZipFile(path, "w") as archive:
+        for each in sorted(folder.rglob("*")):
+            if each.is_file():
+                archive.write(each, each.relative_to(folder))
+    shutil.rmtree(folder)
+    return path
+
+
+def write_cog(path: Path | str, array: NDArray[Any], **creation: Any) -> Path:
+    """Write (bands, height, width) with GDAL's COG driver: directories first, coarse tiles next."""
+    path = Path(path)
+    plain = write_geotiff(path.with_name(f"{path.name}.plain"), array)
+    options = {"BLOCKSIZE": 128, "COMPRESS": "DEFLATE", "OVERVIEW_RESAMPLING": "AVERAGE"}
+    rasterio.shutil.copy(plain, path, driver="COG", **(options | creation))
+    plain.unlink()
+    return path

@@ -16,6 +16,10 @@ def scene(tmp_path):
     return write_geotiff(tmp_path / "scene.tif", noise((512, 400)), overviews=[2, 4], nodata=0)
 
 
+def grain(side):
+    return np.random.default_rng(0).integers(1, 200, (1, side, side), np.uint8)
+
+
 def facts(*arguments, **environment):
     done = tnet("info", "--json", *arguments, **environment)
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -40,7 +44,7 @@ def test_json_is_one_object_a_line_for_each_image(scene):
 
 
 def test_what_a_prediction_would_decode_follows_levels_and_view_size(tmp_path):
-    image = write_geotiff(tmp_path / "a.tif", noise((2048, 2048)), overviews=[2, 4, 8])
+    image = write_geotiff(tmp_path / "a.tif", grain(2048), overviews=[2, 4, 8])
     shallow, deep = (
         facts(image, "--levels", n, "--view-size", 128)[0]["prediction"] for n in (1, 3)
     )
@@ -57,7 +61,7 @@ def test_looking_stops_where_the_pixels_end(scene):
 
 
 def test_keep_says_how_many_cells_are_followed(tmp_path):
-    image = write_geotiff(tmp_path / "a.tif", noise((2048, 2048)), overviews=[2, 4, 8])
+    image = write_geotiff(tmp_path / "a.tif", grain(2048), overviews=[2, 4, 8])
     (record,) = facts(image, "--view-size", 64, "--keep", "4,2")
     assert record["prediction"]["windows"] == 1 + 4 + 8
 
@@ -130,7 +134,7 @@ def test_a_wrong_manifest_ends_with_4(tmp_path, text):
 
 
 def test_flat_striped_and_large_blocks_are_warned_of(tmp_path):
-    image = noise((4224, 4224), 1)
+    image = grain(4224)
     write_geotiff(tmp_path / "flat.tif", image, blocksize=None)
     done = tnet("info", tmp_path / "flat.tif", TNET_CACHE=str(tmp_path / "cache"))
     warnings = [line for line in done.stdout.splitlines() if line.startswith(WARNING_LINE)]
@@ -140,7 +144,7 @@ def test_flat_striped_and_large_blocks_are_warned_of(tmp_path):
 
 
 def test_a_flat_image_can_be_refused(tmp_path):
-    write_geotiff(tmp_path / "flat.tif", noise((4224, 4224), 1))
+    write_geotiff(tmp_path / "flat.tif", grain(4224))
     done = tnet("info", "--flat", "refuse", tmp_path / "flat.tif")
     assert done.returncode == 3
     assert "tnet pyramid" in done.stderr

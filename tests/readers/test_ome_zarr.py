@@ -630,6 +630,15 @@ def test_nan_is_not_valid(tmp_path, stored):
     assert pixels.values[0, 3, 4] == 0
 
 
+def test_nan_is_not_valid_beside_the_users_nodata_either(tmp_path):
+    values = np.ones((1, 20, 20), "f4")
+    values[0, 3, 4], values[0, 5, 6] = np.nan, -1
+    path = write(tmp_path / "a.zarr", [values])
+    with OmeZarrReader(path, ReadOptions(nodata=-1)) as reader:
+        pixels = whole(reader)
+    assert np.argwhere(~pixels.valid).tolist() == [[3, 4], [5, 6]]
+
+
 @pytest.mark.parametrize(("nodata", "empty"), [(0, [[2, 2]]), (7, [[1, 1], [2, 2]]), (0.5, [])])
 def test_zero_empties_a_pixel_in_all_bands_and_other_nodata_in_any(tmp_path, nodata, empty):
     values = np.full((2, 20, 20), 3, "u1")

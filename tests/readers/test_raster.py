@@ -1,5 +1,7 @@
 import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -659,13 +661,16 @@ def spoil(path, tile, *, part):
 @pytest.mark.parametrize(
     "compression",
     [{"compress": "deflate"}, {"compress": "lzw"}, {"compress": "zstd"},
-     {"compress": "jpeg", "photometric": "RGB"}, {"compress": "jpeg", "photometric": "YCBCR"}],
-    ids=lambda each: "-".join(each.values()),
+     {"compress": "jpeg", "photometric": "RGB"}, {"compress": "jpeg", "photometric": "YCBCR"},
+     {"compress": "jpeg", "photometric": "MINISBLACK", "bands": 1},
+     {"compress": "jpeg", "photometric": "MINISBLACK", "bands": 4}],
+    ids=lambda each: "-".join(map(str, each.values())),
 )  # fmt: skip
 def test_a_damaged_tile_fails_alone(path, direct, compression, part):
     if (direct, compression["compress"], part) == (False, "deflate", "half"):
         pytest.skip("libtiff stops before the checksum: GDAL cannot notice")
-    write_geotiff(path, scene(), **compression)
+    arguments = dict(compression)
+    write_geotiff(path, scene(arguments.pop("bands", 3)), **arguments)
     good = read(path, Window(130, 130, 20, 20), Size(20, 20), direct=direct)
     spoil(path, 4, part=part)
     BLOCKS.clear()
@@ -736,6 +741,46 @@ def test_directories_in_a_circle_are_noticed(path):
         file.write(struct.pack("<I", first))
     with pytest.raises(ImageError, match="circle"):
         check_directories(str(path))
+
+
+def test_directories_in_a_circle_do_not_catch_the_reader(path):
+    write_geotiff(path, scene())
+    with tifffile.TiffFile(path) as file:
+        first, entries = file.pages[0].offset, len(file.pages[0].tags)
+    with open(path, "r+b") as file:
+        file.seek(first + 2 + 12 * entries)
+        file.write(struct.pack("<I", first))
+    # In a process of its own, since it would never end.
+    code = (
+        "from tnetcli.errors import ImageError\n"
+        "from tnetcli.readers.raster import RasterReader\n"
+        "try:\n"
+        f"    RasterReader({str(path)!r})\n"
+        "except ImageError:\n"
+        "    pass\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=10)
+
+
+def test_an_overview_directory_lost_at_the_end_is_an_image_error(path, direct):
+    write_geotiff(path, scene(), overviews=[2, 4])
+    with tifffile.TiffFile(path) as file:
+        last = max(page.offset for page in file.pages)
+    os.truncate(path, last + 20)
+    with pytest.raises(ImageError, match="truncated"):
+        read(path, direct=direct)
+
+
+@pytest.mark.parametrize("sidecar", ["ovr", "msk", "msk.ovr"])
+def test_a_sidecar_that_is_no_image_is_passed_over_or_named(path, direct, sidecar):
+    write_geotiff(path, scene())
+    Path(f"{path}.{sidecar}").write_text("not an image")
+    try:
+        pixels = read(path, direct=direct)
+    except ImageError as error:
+        assert sidecar in str(error)  # noqa: PT017
+    else:
+        assert_same(pixels.values, scene())
 
 
 @pytest.mark.parametrize("keep", [3, 6])

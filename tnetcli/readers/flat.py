@@ -148,7 +148,8 @@ class FlatReader:
     def _place(self) -> Path:
         """Return where the copy of this very content, read this way, is kept."""
         read_as = (self._options.bands, self._options.nodata, self._options.z, self._options.t)
-        known_by = (os.path.realpath(self.path), self._before, self.name, read_as, STEP)
+        changed = os.stat(self.path).st_mtime_ns
+        known_by = (os.path.realpath(self.path), self._before, changed, self.name, read_as, STEP)
         name = hashlib.sha256(repr(known_by).encode()).hexdigest()[:32]
         return cache_folder() / "overviews" / f"{name}.tif"
 

@@ -1,6 +1,7 @@
 """Open files, one per thread at a time, dropped after a failure and never shared across a fork."""
 
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,11 +81,16 @@ Fingerprint = tuple[int, int, int]
 
 
 def fingerprint(path: str) -> Fingerprint | None:
-    """Return what identifies the present content of a local file; None for anything else."""
+    """Return what identifies the present content of a local file; None for anything else.
+
+    A folder is known by its identity alone: a file laid beside its chunks is no change.
+    """
     try:
         status = os.stat(path)
     except OSError:
         return None
+    if stat.S_ISDIR(status.st_mode):
+        return 0, 0, status.st_ino
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 

@@ -40,7 +40,13 @@ from tnetcli.readers.placement import touched_pixels
 from tnetcli.readers.planes import choose_plane, planes_to_choose
 from tnetcli.readers.pyramid import PyramidReader, one_line, refuse_huge_blocks
 from tnetcli.readers.resolution import from_length, resolve
-from tnetcli.readers.validity import Nodata, both_valid, holds_data, nodata_values
+from tnetcli.readers.validity import (
+    Nodata,
+    are_numbers,
+    both_valid,
+    holds_data,
+    nodata_values,
+)
 
 LOG = logging.getLogger("tnetcli")
 # zarr meets damaged metadata with whatever its parsing runs into.
@@ -513,7 +519,7 @@ def _levels(stored: list[_Stored], axes: str) -> tuple[tuple[Level, ...], list[s
             )
         chunk = each.array.chunks  # of a shard, the chunks inside: what one decode yields
         block = Size(min(chunk[column], size.width), min(chunk[row], size.height))
-        levels.append(Level(size, *scales, block))
+        levels.append(Level(size, *scales, block, full))
     return tuple(levels), warnings
 
 
@@ -604,17 +610,14 @@ class _ZarrSource:
             raise _ChunkError from error
         values = values.astype(self._layout.dtype, copy=False)
         pixels = touched_pixels(box, self._layout.levels[level])
-        stored: NDArray[np.bool_] | None = None
+        valid = are_numbers(values)
+        if self._plan.nodata is not None:
+            valid = both_valid(valid, holds_data(values, self._plan.nodata))
         if self._store.absent:
             values, stored, unread = self._empty(level, box, values)
+            valid = both_valid(valid, stored)
             pixels -= unread
-        if self._plan.nodata is not None:
-            seen = holds_data(values, self._plan.nodata)
-        elif self._layout.mask == "nan":
-            seen = ~np.isnan(values).any(axis=2)
-        else:
-            seen = None
-        return Block(values, both_valid(stored, seen), Cost(pixels, self._store.bytes_read))
+        return Block(values, both_valid(valid, None), Cost(pixels, self._store.bytes_read))
 
     def _array(self, level: int) -> "_LevelArray":
         if level not in self._arrays:

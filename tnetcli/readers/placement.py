@@ -203,7 +203,9 @@ class AreaMean:
             mean = np.where(valid, self._sum / self._weight, 0)
         if self._dtype.kind in "iu":
             limits = np.iinfo(self._dtype)
-            mean = np.clip(np.rint(mean), limits.min, limits.max)
+            # The largest 64-bit integer has no float of its own: the next lower one does.
+            most = limits.max if limits.bits < 64 else np.nextafter(float(limits.max), 0)
+            mean = np.clip(np.rint(mean), limits.min, most)
         return Pixels(mean.astype(self._dtype), valid)
 
     def _narrow(

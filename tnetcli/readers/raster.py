@@ -24,7 +24,13 @@ from tnetcli.readers.gdal import GDAL_FAILURES, damage_is_an_error, open_dataset
 from tnetcli.readers.placement import touched_pixels
 from tnetcli.readers.pyramid import PyramidReader, one_line, refuse_huge_blocks
 from tnetcli.readers.resolution import from_density, resolve
-from tnetcli.readers.tiff_pages import SAME_PIXELS, TIFF_FAILURES, PageTiles, TiffPages
+from tnetcli.readers.tiff_pages import (
+    SAME_PIXELS,
+    TIFF_FAILURES,
+    PageTiles,
+    TiffPages,
+    check_directories,
+)
 from tnetcli.readers.validity import Nodata, are_numbers, both_valid, holds_data, nodata_values
 
 HIDING = "GDAL_DISABLE_READDIR_ON_OPEN"
@@ -73,6 +79,8 @@ class RasterReader(PyramidReader):
                 hint="check it with `gdalinfo`, or try another --reader",
             ) from error
         with dataset:
+            if dataset.driver == "GTiff" and os.path.isfile(self.path):
+                check_directories(self.path)  # GDAL opens it with the lost overviews left out
             if dataset.count == 0:
                 raise ImageError(
                     f"`{self.path}` holds several images and none of its own",
@@ -140,7 +148,8 @@ def _describe(
     samples = (*chosen, alphas[0]) if kind == "alpha" else chosen
     plan = _Plan(
         samples, nodata, kind == "alpha", kind == "mask", palette, numbers, direct,
-        _masked_levels(path, dataset, levels), dataset.driver == "GTiff" and not is_remote(path),
+        masked=_masked_levels(path, dataset, levels, kind),
+        sparse=dataset.driver == "GTiff" and not is_remote(path),
     )  # fmt: skip
     return layout, plan
 
@@ -215,21 +224,22 @@ def _same_shape(level: Level) -> bool:
     return level.scale_x >= 1 and abs(level.scale_x / level.scale_y - 1) < 0.02 + rounding
 
 
-def _masked_levels(path: str, dataset: Any, levels: tuple[Level, ...]) -> tuple[bool, ...]:
+def _masked_levels(
+    path: str, dataset: Any, levels: tuple[Level, ...], kind: str
+) -> tuple[bool, ...]:
     """Say which levels have the mask at their own size; GDAL claims it of all of them."""
-    if dataset.driver != "GTiff" or not os.path.isfile(path):
+    if kind != "mask" or dataset.driver != "GTiff" or not os.path.isfile(path):
         return tuple(True for _ in levels)
     sizes = {levels[0].size}
-    for name, every_page in ((path, False), (f"{path}.ovr", False), (f"{path}.msk", True),
-                             (f"{path}.msk.ovr", True)):  # fmt: skip
-        if os.path.exists(name):
-            with tifffile.TiffFile(name) as file:
-                pages = [page.aspage() for page in file.pages]
-                sizes |= {
-                    Size(page.imagewidth, page.imagelength)
-                    for page in pages
-                    if every_page or int(page.subfiletype) & 4
-                }
+    for name in {path, f"{path}.ovr", f"{path}.msk", f"{path}.msk.ovr"} & {path, *dataset.files}:
+        opened = TiffPages(name)
+        every_page = name.removesuffix(".ovr").endswith(".msk")
+        sizes |= {
+            Size(page.imagewidth, page.imagelength)
+            for _, page in opened.pages()
+            if every_page or int(page.subfiletype) & 4
+        }
+        opened.close()
     return tuple(level.size in sizes for level in levels)
 
 

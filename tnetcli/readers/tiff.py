@@ -20,7 +20,7 @@ from tnetcli.readers.placement import whole_scale
 from tnetcli.readers.planes import choose_plane, planes_to_choose
 from tnetcli.readers.pyramid import PyramidReader, one_line
 from tnetcli.readers.resolution import from_density, from_length, resolve
-from tnetcli.readers.tiff_pages import TIFF_FAILURES, PageTiles, TiffPages, check_directories
+from tnetcli.readers.tiff_pages import TIFF_FAILURES, PageTiles, TiffPages
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data, nodata_values
 
 COLOURED = (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)
@@ -41,7 +41,6 @@ class TiffReader(PyramidReader):
     failures: ClassVar[tuple[type[Exception], ...]] = TIFF_FAILURES
 
     def _inspect(self) -> Layout:
-        check_directories(self.path)
         try:
             opened = TiffPages(self.path)
         except TIFF_FAILURES as error:

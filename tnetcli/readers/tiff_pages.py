@@ -8,6 +8,7 @@ past the end of the file.
 import logging
 import math
 import os
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ SAME_PIXELS = {
     tifffile.COMPRESSION.LZMA,
     tifffile.COMPRESSION.ZSTD,
 }
+# Within a scan FF is followed by 00 or a restart; anything else ends it.
+JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 MOST_DIRECTORIES = 10_000
 # Several tiles may share bytes (blank ones do); a hundredfold is a trap for whoever reads all.
 MOST_SHARING = 100
@@ -137,6 +140,7 @@ class TiffPages:
     """One open TIFF file; close it when the pages taken from it are no longer read."""
 
     def __init__(self, path: str) -> None:
+        check_directories(path)
         self.path = path
         self.file = tifffile.TiffFile(path)
         self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
@@ -307,6 +311,8 @@ class PageTiles:
         """Decode one block to (height, width, samples)."""
         if self._jpeg is not None:
             return decode_jpeg(data, self._tables, *self._jpeg)
+        if self.compression == tifffile.COMPRESSION.JPEG:
+            check_jpeg(data)
         decoded, _, _ = self._decode_any(data, index, jpegtables=self._tables)
         if decoded is None:
             raise tifffile.TiffFileError(f"block {index} is empty")
@@ -372,6 +378,14 @@ def decode_jpeg(data: bytes, tables: bytes | None, colours: str, transform: int)
     stream = b"".join((start, marker if colours == "RGB" else b"", data[2:]))
     pixels: NDArray[Any] = simplejpeg.decode_jpeg(stream, colours, strict=True)
     return pixels
+
+
+def check_jpeg(data: bytes) -> None:
+    """Refuse a JPEG stream with a hole in it, where no strict decoder takes its samples."""
+    scan = data.find(b"\xff\xda")
+    marker = JPEG_MARKER.search(data, scan + 2)
+    if scan < 0 or marker is None or marker.group() != b"\xff\xd9":
+        raise ValueError("damaged JPEG stream")
 
 
 def _select(values: NDArray[Any], samples: Sequence[int]) -> NDArray[Any]:
