@@ -29,7 +29,7 @@ from tnetcli.readers import pyramid
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.raster import RasterReader
-from tnetcli.readers.tiff_pages import check_directories
+from tnetcli.readers.tiff_files import check_directories
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "geo"
 REAL_FILES = sorted(REAL.glob("*.[tT][iI][fF]"))

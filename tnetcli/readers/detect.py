@@ -94,7 +94,7 @@ def first_dicom(folder: str) -> str | None:
 
 
 def _detect_tiff(path: str) -> str:
-    from tnetcli.readers.tiff_pages import look_at_tiff
+    from tnetcli.readers.tiff_files import look_at_tiff
 
     look = look_at_tiff(path)
     if look.is_vendor_slide or _slide_vendor(path) not in (None, "generic-tiff"):

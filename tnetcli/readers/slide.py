@@ -19,7 +19,8 @@ from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, So
 from tnetcli.readers.placement import touched_pixels, whole_scale
 from tnetcli.readers.pyramid import PyramidReader, one_line
 from tnetcli.readers.resolution import TIFF_TAGS, resolve
-from tnetcli.readers.tiff_pages import SAME_PIXELS, TIFF_FAILURES, PageTiles, TiffPages
+from tnetcli.readers.tiff_files import TIFF_FAILURES
+from tnetcli.readers.tiff_pages import SAME_PIXELS, PageTiles, TiffPages
 
 # One cache for all slides: a cache per handle grows with every slide a batch touches.
 TILE_CACHE = openslide.OpenSlideCache(2**26)

@@ -20,7 +20,8 @@ from tnetcli.readers.placement import whole_scale
 from tnetcli.readers.planes import choose_plane, planes_to_choose
 from tnetcli.readers.pyramid import PyramidReader, one_line
 from tnetcli.readers.resolution import from_density, from_length, resolve
-from tnetcli.readers.tiff_pages import TIFF_FAILURES, PageTiles, TiffPages
+from tnetcli.readers.tiff_files import TIFF_FAILURES
+from tnetcli.readers.tiff_pages import PageTiles, TiffPages
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data, nodata_values
 
 COLOURED = (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)

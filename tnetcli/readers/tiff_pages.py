@@ -1,21 +1,15 @@
 """TIFF pages read straight from their tiles: one pread and one decode a block, nothing else.
 
 A third of GDAL's and two thirds of OpenSlide's CPU for the same pixels, and the exact cost is
-known. Checks what the libraries pass over in silence: lost directories, short tables, tiles
-past the end of the file.
+known. Short tables and tiles past the end of the file are found before they are read.
 """
 
-import logging
 import math
 import os
-import re
-import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import simplejpeg
 import tifffile
 from numpy.typing import NDArray
 
@@ -24,13 +18,10 @@ from tnetcli.geometry import Size
 from tnetcli.readers.base import Block, Box, Cost
 from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.handles import fingerprint
-from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, one_line, refuse_huge_blocks
+from tnetcli.readers.jpeg import check_jpeg, decode_jpeg
+from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, refuse_huge_blocks
+from tnetcli.readers.tiff_files import check_directories, truncated
 
-# What matters of its log we check ourselves; the rest would fill the user's terminal.
-logging.getLogger("tifffile").propagate = False
-logging.getLogger("tifffile").addHandler(logging.NullHandler())
-
-TIFF_FAILURES = (tifffile.TiffFileError, RuntimeError, ValueError, OSError, IndexError)
 # Decoders that give the same pixels as libtiff; held by tests/readers/test_two_paths.py.
 SAME_PIXELS = {
     tifffile.COMPRESSION.NONE,
@@ -42,98 +33,9 @@ SAME_PIXELS = {
     tifffile.COMPRESSION.LZMA,
     tifffile.COMPRESSION.ZSTD,
 }
-# Within a scan FF is followed by 00 or a restart; anything else ends it.
-JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
-MOST_DIRECTORIES = 10_000
 # Several tiles may share bytes (blank ones do); a hundredfold is a trap for whoever reads all.
 MOST_SHARING = 100
 Page = tifffile.TiffPage | tifffile.TiffFrame
-
-
-def check_directories(path: str) -> None:
-    """Refuse a TIFF whose chain of directories is cut off or runs in a circle.
-
-    GDAL and tifffile open such a file with its overviews silently gone.
-    """
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        header = file.read(16)
-        order = "<" if header[:2] == b"II" else ">"
-        big = header[2:4] in (b"+\0", b"\0+")
-        count_format, next_format, entry = ("Q", "Q", 20) if big else ("H", "I", 12)
-        count_size, next_size = struct.calcsize(count_format), struct.calcsize(next_format)
-        start = 8 if big else 4
-        if len(header) < start + next_size:
-            raise _truncated(path, "its header", len(header))
-        (offset,) = struct.unpack(order + next_format, header[start : start + next_size])
-        seen: set[int] = set()
-        while offset:
-            if offset in seen or len(seen) == MOST_DIRECTORIES:
-                raise ImageError(
-                    f"the directories of `{path}` run in a circle",
-                    hint="the file is damaged: make or copy it again",
-                )
-            seen.add(offset)
-            file.seek(offset)
-            raw = file.read(count_size)
-            if len(raw) < count_size:
-                raise _truncated(path, f"a directory at byte {offset}", size)
-            (entries,) = struct.unpack(order + count_format, raw)
-            file.seek(offset + count_size + entries * entry)
-            raw = file.read(next_size)
-            if len(raw) < next_size:
-                raise _truncated(path, f"a directory at byte {offset}", size)
-            (offset,) = struct.unpack(order + next_format, raw)
-    if not seen:
-        raise ImageError(f"`{path}` holds no image", hint="the file is damaged or unfinished")
-
-
-def _truncated(path: str, what: str, size: int) -> ImageError:
-    return ImageError(
-        f"`{path}` is truncated: {what} lies past its end ({size} bytes)",
-        hint="copy or download it again, and compare sizes",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class TiffLook:
-    """What decides who reads a TIFF."""
-
-    is_vendor_slide: bool
-    is_stack: bool  # OME, QPTIFF, ImageJ: planes and channels that belong together
-    is_geographic: bool
-    is_rgb: bool
-    is_tiled: bool
-    levels: int
-    tags: frozenset[int]  # of the first page
-
-
-def look_at_tiff(path: str) -> TiffLook:
-    """Look at the directories of a TIFF, refusing one that is cut off."""
-    try:
-        with tifffile.TiffFile(path) as file:
-            first = file.pages.first
-            if not file.is_ndpi:  # its 64-bit offsets in a 32-bit file only OpenSlide follows
-                check_directories(path)
-            vendor = file.is_ndpi or file.is_svs or file.is_scn or file.is_bif or file.is_philips
-            tags = frozenset(tag.code for tag in first.tags)
-            levels, stack = 1, bool(file.is_ome or file.is_qpi)
-            if not vendor and not stack and len(file.pages) > 1:
-                series = file.series[0]
-                levels = max(len(series.levels), len(file.series))
-                stack = len(series.pages) > 1
-            rgb = first.samplesperpixel == 3 and first.bitspersample == 8
-            tiled = bool(first.is_tiled)
-            geographic = bool(first.is_geotiff)
-    except ImageError:
-        raise
-    except (*TIFF_FAILURES, AttributeError, KeyError, struct.error) as error:
-        # tifffile meets damaged tags with whatever its parsing runs into.
-        check_directories(path)
-        raise ImageError(
-            f"`{path}` is a damaged TIFF: {one_line(error)}", hint="make or copy it again"
-        ) from error
-    return TiffLook(bool(vendor), stack, geographic, rgb, tiled, levels, tags)
 
 
 class TiffPages:
@@ -219,7 +121,7 @@ class PageTiles:
         # A block that only ends past the end may be one wrong length: its windows fail alone.
         start = int(self._offsets.max(initial=0))
         if start >= file_bytes:
-            raise _truncated(self._path, f"a block that starts at byte {start}", file_bytes)
+            raise truncated(self._path, f"a block that starts at byte {start}", file_bytes)
         if int(self._counts.sum()) > MOST_SHARING * file_bytes:
             raise ImageError(
                 f"the blocks of `{self._path}` share the same bytes more than "
@@ -364,28 +266,6 @@ def _jpeg_colours(key: tifffile.TiffPage) -> tuple[str, int] | None:
     if together != 3:
         return None
     return "RGB", 1 if key.photometric == tifffile.PHOTOMETRIC.YCBCR else 0
-
-
-def decode_jpeg(data: bytes, tables: bytes | None, colours: str, transform: int) -> NDArray[Any]:
-    """Decode an abbreviated JPEG stream; ValueError where libjpeg had to guess.
-
-    The other bindings return grey or shifted pixels for a damaged stream without a word. An
-    Adobe marker says whether the samples are YCbCr (1) or not (0): the TIFF knows, the stream
-    need not.
-    """
-    marker = b"\xff\xee\x00\x0eAdobe\x00\x64\0\0\0\0" + bytes([transform])
-    start = tables[:-2] if tables else b"\xff\xd8"
-    stream = b"".join((start, marker if colours == "RGB" else b"", data[2:]))
-    pixels: NDArray[Any] = simplejpeg.decode_jpeg(stream, colours, strict=True)
-    return pixels
-
-
-def check_jpeg(data: bytes) -> None:
-    """Refuse a JPEG stream with a hole in it, where no strict decoder takes its samples."""
-    scan = data.find(b"\xff\xda")
-    marker = JPEG_MARKER.search(data, scan + 2)
-    if scan < 0 or marker is None or marker.group() != b"\xff\xd9":
-        raise ValueError("damaged JPEG stream")
 
 
 def _select(values: NDArray[Any], samples: Sequence[int]) -> NDArray[Any]:

@@ -1,0 +1,293 @@
+"""What GDAL says of a raster: bands, masks, overviews, place; and how to read each level."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tifffile
+from numpy.typing import NDArray
+from rasterio.enums import ColorInterp, MaskFlags
+from rasterio.transform import from_gcps
+
+from tnetcli.errors import ImageError
+from tnetcli.geometry import Georeference, Size
+from tnetcli.readers.bands import choose_bands, unique_names
+from tnetcli.readers.base import Layout, Level, ReadOptions, Resolution
+from tnetcli.readers.detect import is_remote
+from tnetcli.readers.gdal import open_dataset
+from tnetcli.readers.pyramid import refuse_huge_blocks
+from tnetcli.readers.resolution import from_density, resolve
+from tnetcli.readers.tiff_files import TIFF_FAILURES
+from tnetcli.readers.tiff_pages import SAME_PIXELS, TiffPages
+from tnetcli.readers.validity import Nodata, nodata_values
+
+HIDING = "GDAL_DISABLE_READDIR_ON_OPEN"
+SAME_COLOURS = {
+    tifffile.PHOTOMETRIC.MINISBLACK,
+    tifffile.PHOTOMETRIC.MINISWHITE,
+    tifffile.PHOTOMETRIC.RGB,
+    tifffile.PHOTOMETRIC.PALETTE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RasterPlan:
+    """How to turn stored samples into bands and a mask; made once, shared by all handles."""
+
+    samples: tuple[int, ...]  # what to decode, alpha last where there is one
+    nodata: Nodata | None
+    alpha: bool
+    mask: bool  # a mask of its own, internal or in a sidecar
+    palette: NDArray[np.uint8] | None  # (entries, red green blue alpha)
+    overviews: tuple[int | None, ...]  # GDAL's number of each level; None is full resolution
+    direct: tuple[tuple[str, int] | None, ...]  # file and page of each level we read ourselves
+    masked: tuple[bool, ...]  # levels that have the mask at their own size
+    sparse: bool  # blocks may never have been written
+
+
+def describe(
+    path: str, options: ReadOptions, dataset: Any, allow_direct: bool
+) -> tuple[Layout, RasterPlan]:
+    """Return what is known of an open dataset, and how to read it."""
+    dtypes = set(dataset.dtypes)
+    dtype = np.dtype(dataset.dtypes[0])
+    if dtype.kind not in "iuf":
+        raise ImageError(f"`{path}` holds {dtype} values", hint="export its amplitude first")
+    warnings = _hidden_sidecars(path)
+    colours = list(dataset.colorinterp)
+    names = unique_names(
+        [
+            text or _colour_name(each)
+            for text, each in zip(dataset.descriptions, colours, strict=True)
+        ]
+    )
+    alphas = [i for i, each in enumerate(colours) if each == ColorInterp.alpha]
+    chosen = choose_bands(
+        path, options.bands, names, [i for i in range(dataset.count) if i not in alphas]
+    )
+    if len({dataset.dtypes[i] for i in chosen}) > 1:
+        raise ImageError(
+            f"the bands of `{path}` have different types: {', '.join(sorted(dtypes))}",
+            hint="choose bands of one type with --bands",
+        )
+    dtype = np.dtype(dataset.dtypes[chosen[0]])
+    palette = _palette(dataset, chosen)
+    kind, nodata = _mask_kind(dataset, options, chosen, dtype, alphas)
+    levels, numbers, direct = _levels(path, dataset, allow_direct)
+    for level in levels:
+        refuse_huge_blocks(path, level.block, dtype.itemsize)
+    claims = [] if dataset.crs else [_tag_resolution(dataset.tags())]
+    microns, complaints = resolve(options, claims)
+    structure = dataset.tags(ns="IMAGE_STRUCTURE")
+    block_rows, block_columns = dataset.block_shapes[0]
+    georeference = _georeference(dataset)
+    if georeference is None and dataset.rpcs:
+        warnings.append("placed by RPCs only: its windows cannot be put on a map")
+    bands = ("red", "green", "blue") if palette is not None else tuple(names[i] for i in chosen)
+    layout = Layout(
+        levels=levels,
+        bands=bands,
+        dtype=dtype if palette is None else np.dtype(np.uint8),
+        georeference=georeference,
+        microns_per_pixel=microns,
+        mask=kind,
+        nodata=None if nodata is None else float(nodata.values[nodata.known][0]),
+        compression=structure.get("COMPRESSION", "none").lower(),
+        tiled=block_columns < dataset.width or dataset.height <= block_rows,
+        file_bytes=os.path.getsize(path) if os.path.isfile(path) else 0,
+        details=_details(dataset, palette is not None, direct),
+        warnings=(*warnings, *complaints),
+    )
+    samples = (*chosen, alphas[0]) if kind == "alpha" else chosen
+    plan = RasterPlan(
+        samples, nodata, kind == "alpha", kind == "mask", palette, numbers, direct,
+        masked=_masked_levels(path, dataset, levels, kind),
+        sparse=dataset.driver == "GTiff" and not is_remote(path),
+    )  # fmt: skip
+    return layout, plan
+
+
+def _hidden_sidecars(path: str) -> list[str]:
+    setting = os.environ.get(HIDING, "").upper()
+    sidecars = [name for name in (f"{path}.ovr", f"{path}.msk") if os.path.exists(name)]
+    if setting in ("", "NO", "FALSE", "OFF") or not sidecars:
+        return []
+    found = ", ".join(os.path.basename(name) for name in sidecars)
+    return [f"{HIDING}={setting} may hide {found}: unset it"]
+
+
+def _colour_name(colour: ColorInterp) -> str | None:
+    plain = (ColorInterp.undefined, ColorInterp.gray, ColorInterp.palette)
+    return None if colour in plain else str(colour.name)
+
+
+def _palette(dataset: Any, chosen: tuple[int, ...]) -> NDArray[np.uint8] | None:
+    if len(chosen) != 1 or dataset.colorinterp[chosen[0]] != ColorInterp.palette:
+        return None
+    colours = dataset.colormap(chosen[0] + 1)
+    table = np.zeros((np.iinfo(dataset.dtypes[chosen[0]]).max + 1, 4), np.uint8)
+    for index, colour in colours.items():
+        table[index] = colour
+    return table
+
+
+def _mask_kind(
+    dataset: Any,
+    options: ReadOptions,
+    chosen: tuple[int, ...],
+    dtype: np.dtype[Any],
+    alphas: list[int],
+) -> tuple[str, Nodata | None]:
+    """Decide what makes a pixel invalid: the user's nodata, a mask, alpha, nodata, NaN."""
+    if options.nodata is not None:
+        return "nodata", nodata_values([options.nodata] * len(chosen), dtype)
+    flags = {flag for i in chosen for flag in dataset.mask_flag_enums[i]}
+    if MaskFlags.alpha in flags and alphas:
+        return "alpha", None
+    if MaskFlags.per_dataset in flags:
+        return "mask", None
+    if MaskFlags.nodata in flags:
+        values = nodata_values([dataset.nodatavals[i] for i in chosen], dtype)
+        if values is not None:
+            return "nodata", values
+    return ("nan" if dtype.kind == "f" else "none"), None
+
+
+def _levels(
+    path: str, dataset: Any, allow_direct: bool
+) -> tuple[tuple[Level, ...], tuple[int | None, ...], tuple[tuple[str, int] | None, ...]]:
+    """List the stored levels, finest first, with GDAL's number and our own page of each."""
+    full = Size(dataset.width, dataset.height)
+    pages = _direct_pages(path, dataset) if allow_direct else {}
+    found: list[tuple[Level, int | None]] = [(_level(full, full, dataset.block_shapes[0]), None)]
+    for number in range(len(dataset.overviews(1))):
+        # rasterio tells factors, not sizes: those of odd images need a look.
+        with open_dataset(path, overview_level=number) as overview:
+            size = Size(overview.width, overview.height)
+            found.append((_level(full, size, overview.block_shapes[0]), number))
+    # Thumbnails and labels are not levels, although GDAL may take them for one.
+    found = [pair for pair in found if _same_shape(pair[0])]
+    found.sort(key=lambda pair: pair[0].scale_x)
+    levels = tuple(level for level, _ in found)
+    return levels, tuple(n for _, n in found), tuple(pages.get(level.size) for level in levels)
+
+
+def _same_shape(level: Level) -> bool:
+    rounding = 2 / min(level.size.width, level.size.height)
+    return level.scale_x >= 1 and abs(level.scale_x / level.scale_y - 1) < 0.02 + rounding
+
+
+def _masked_levels(
+    path: str, dataset: Any, levels: tuple[Level, ...], kind: str
+) -> tuple[bool, ...]:
+    """Say which levels have the mask at their own size; GDAL claims it of all of them."""
+    if kind != "mask" or dataset.driver != "GTiff" or not os.path.isfile(path):
+        return tuple(True for _ in levels)
+    sizes = {levels[0].size}
+    for name in {path, f"{path}.ovr", f"{path}.msk", f"{path}.msk.ovr"} & {path, *dataset.files}:
+        opened = TiffPages(name)
+        every_page = name.removesuffix(".ovr").endswith(".msk")
+        sizes |= {
+            Size(page.imagewidth, page.imagelength)
+            for _, page in opened.pages()
+            if every_page or int(page.subfiletype) & 4
+        }
+        opened.close()
+    return tuple(level.size in sizes for level in levels)
+
+
+def _level(full: Size, size: Size, block: tuple[int, int]) -> Level:
+    # GDAL lays every overview over the full extent, whatever the rounding of its size.
+    return Level(
+        size,
+        full.width / size.width,
+        full.height / size.height,
+        Size(min(block[1], size.width), min(block[0], size.height)),
+    )
+
+
+def _direct_pages(path: str, dataset: Any) -> dict[Size, tuple[str, int]]:
+    """Return the pages, by size, that we may decode ourselves."""
+    if dataset.driver != "GTiff" or not os.path.isfile(path):
+        return {}
+    found: dict[Size, tuple[str, int]] = {}
+    for name in (path, f"{path}.ovr"):
+        if name != path and name not in dataset.files:
+            continue  # hidden from GDAL, so it is no part of the image
+        try:
+            opened = TiffPages(name)
+        except TIFF_FAILURES:
+            continue
+        try:
+            for number, page in opened.pages():
+                if _is_direct(opened, page, dataset, first=name == path and number == 0):
+                    found.setdefault(Size(page.imagewidth, page.imagelength), (name, number))
+        finally:
+            opened.close()
+    return found
+
+
+def _is_direct(opened: TiffPages, page: Any, dataset: Any, *, first: bool) -> bool:
+    kind = int(page.subfiletype)
+    if kind & 4 or (not first and not kind & 1):
+        return False  # a mask, or an image of its own
+    if page.compression not in SAME_PIXELS:
+        return False
+    jpeg = page.compression == tifffile.COMPRESSION.JPEG
+    if page.photometric not in SAME_COLOURS and not (
+        jpeg and page.photometric == tifffile.PHOTOMETRIC.YCBCR
+    ):
+        return False
+    separate = page.planarconfig == tifffile.PLANARCONFIG.SEPARATE
+    if jpeg and (separate or page.bitspersample != 8):
+        return False
+    try:
+        tiles = opened.tiles(page)
+    except ValueError:
+        return False
+    return tiles.samples == dataset.count and all(
+        np.dtype(each) == tiles.dtype for each in dataset.dtypes
+    )
+
+
+def _tag_resolution(tags: dict[str, str]) -> Resolution | None:
+    try:
+        x, y = float(tags["TIFFTAG_XRESOLUTION"]), float(tags["TIFFTAG_YRESOLUTION"])
+    except (KeyError, ValueError):
+        return None
+    return from_density(x, y, tags.get("TIFFTAG_RESOLUTIONUNIT", "")[:1])
+
+
+def _georeference(dataset: Any) -> Georeference | None:
+    crs = _crs_name(dataset.crs)
+    if not dataset.transform.is_identity:
+        return Georeference(crs, tuple(dataset.transform)[:6])
+    points, points_crs = dataset.gcps
+    if len(points) >= 3:
+        return Georeference(_crs_name(points_crs), tuple(from_gcps(points))[:6], "gcps")
+    return Georeference(crs, tuple(dataset.transform)[:6]) if crs else None
+
+
+def _crs_name(crs: Any) -> str | None:
+    if not crs:
+        return None
+    # A code that only resembles the CRS would put windows in the wrong place.
+    authority = crs.to_authority(confidence_threshold=100)
+    if authority is not None and type(crs).from_authority(*authority) == crs:
+        return ":".join(authority)
+    return str(crs.to_wkt())
+
+
+def _details(
+    dataset: Any, palette: bool, direct: tuple[tuple[str, int] | None, ...]
+) -> dict[str, Any]:
+    details: dict[str, Any] = {"driver": dataset.driver}
+    if any(scale != 1 for scale in dataset.scales) or any(dataset.offsets):
+        details["scales"], details["offsets"] = list(dataset.scales), list(dataset.offsets)
+    if any(dataset.units):
+        details["units"] = list(dataset.units)
+    if palette:
+        details["palette"] = "expanded to red, green, blue"
+    details["fast_levels"] = sum(each is not None for each in direct)
+    return details

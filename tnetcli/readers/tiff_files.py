@@ -1,0 +1,105 @@
+"""TIFF files as a whole: whether they are complete, and who should read them."""
+
+import logging
+import os
+import struct
+from dataclasses import dataclass
+
+import tifffile
+
+from tnetcli.errors import ImageError
+from tnetcli.readers.pyramid import one_line
+
+# What matters of its log we check ourselves; the rest would fill the user's terminal.
+logging.getLogger("tifffile").propagate = False
+logging.getLogger("tifffile").addHandler(logging.NullHandler())
+
+TIFF_FAILURES = (tifffile.TiffFileError, RuntimeError, ValueError, OSError, IndexError)
+MOST_DIRECTORIES = 10_000
+
+
+def check_directories(path: str) -> None:
+    """Refuse a TIFF whose chain of directories is cut off or runs in a circle.
+
+    GDAL and tifffile open such a file with its overviews silently gone.
+    """
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        header = file.read(16)
+        order = "<" if header[:2] == b"II" else ">"
+        big = header[2:4] in (b"+\0", b"\0+")
+        count_format, next_format, entry = ("Q", "Q", 20) if big else ("H", "I", 12)
+        count_size, next_size = struct.calcsize(count_format), struct.calcsize(next_format)
+        start = 8 if big else 4
+        if len(header) < start + next_size:
+            raise truncated(path, "its header", len(header))
+        (offset,) = struct.unpack(order + next_format, header[start : start + next_size])
+        seen: set[int] = set()
+        while offset:
+            if offset in seen or len(seen) == MOST_DIRECTORIES:
+                raise ImageError(
+                    f"the directories of `{path}` run in a circle",
+                    hint="the file is damaged: make or copy it again",
+                )
+            seen.add(offset)
+            file.seek(offset)
+            raw = file.read(count_size)
+            if len(raw) < count_size:
+                raise truncated(path, f"a directory at byte {offset}", size)
+            (entries,) = struct.unpack(order + count_format, raw)
+            file.seek(offset + count_size + entries * entry)
+            raw = file.read(next_size)
+            if len(raw) < next_size:
+                raise truncated(path, f"a directory at byte {offset}", size)
+            (offset,) = struct.unpack(order + next_format, raw)
+    if not seen:
+        raise ImageError(f"`{path}` holds no image", hint="the file is damaged or unfinished")
+
+
+def truncated(path: str, what: str, size: int) -> ImageError:
+    """Return the error for `what` that lies past the end of the file."""
+    return ImageError(
+        f"`{path}` is truncated: {what} lies past its end ({size} bytes)",
+        hint="copy or download it again, and compare sizes",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TiffLook:
+    """What decides who reads a TIFF."""
+
+    is_vendor_slide: bool
+    is_stack: bool  # OME, QPTIFF, ImageJ: planes and channels that belong together
+    is_geographic: bool
+    is_rgb: bool
+    is_tiled: bool
+    levels: int
+    tags: frozenset[int]  # of the first page
+
+
+def look_at_tiff(path: str) -> TiffLook:
+    """Look at the directories of a TIFF, refusing one that is cut off."""
+    try:
+        with tifffile.TiffFile(path) as file:
+            first = file.pages.first
+            if not file.is_ndpi:  # its 64-bit offsets in a 32-bit file only OpenSlide follows
+                check_directories(path)
+            vendor = file.is_ndpi or file.is_svs or file.is_scn or file.is_bif or file.is_philips
+            tags = frozenset(tag.code for tag in first.tags)
+            levels, stack = 1, bool(file.is_ome or file.is_qpi)
+            if not vendor and not stack and len(file.pages) > 1:
+                series = file.series[0]
+                levels = max(len(series.levels), len(file.series))
+                stack = len(series.pages) > 1
+            rgb = first.samplesperpixel == 3 and first.bitspersample == 8
+            tiled = bool(first.is_tiled)
+            geographic = bool(first.is_geotiff)
+    except ImageError:
+        raise
+    except (*TIFF_FAILURES, AttributeError, KeyError, struct.error) as error:
+        # tifffile meets damaged tags with whatever its parsing runs into.
+        check_directories(path)
+        raise ImageError(
+            f"`{path}` is a damaged TIFF: {one_line(error)}", hint="make or copy it again"
+        ) from error
+    return TiffLook(bool(vendor), stack, geographic, rgb, tiled, levels, tags)
