@@ -1,6 +1,7 @@
 """Say what a reader sees in an image, and what a prediction would decode of it."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,8 +87,11 @@ def _facts(reader: Reader, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _plain(value: float) -> float | str:
-    return "nan" if value != value else value
+def _plain(value: float) -> float | int | str:
+    """Return a number that JSON can hold, whole where it is whole."""
+    if not math.isfinite(value):
+        return str(value)
+    return int(value) if value == int(value) else value
 
 
 def _prediction(reader: Reader, plan: Plan) -> dict[str, Any]:
