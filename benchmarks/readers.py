@@ -230,7 +230,7 @@ def measure_memory(name: str, folder: Path, side: int) -> Iterator[Figure]:
     """Compare the peak memory above imports of a large and of a small image."""
     small = gigapixel.side_of(SMALL_GIGAPIXELS)
     peaks = {each: _peak_elsewhere(name, folder, each) for each in (side, small)}
-    work = f"{MEMORY_WINDOWS} windows and 5 of a prediction"
+    work = f"{MEMORY_WINDOWS} windows and two predictions of 5"
     yield Figure(name, "peak memory above imports", peaks[side], 300, True, " MB", work)
     growth = abs(peaks[side] - peaks[small])
     detail = f"{peaks[side]:.0f} MB at {side} px, {peaks[small]:.0f} MB at {small} px a side"

@@ -18,6 +18,21 @@ from tnetcli.readers.base import Box, Level, Pixels
 SCALE_TOLERANCE = 1.01
 # Shares of a pixel below this are the rounding of a window's edge, not pixels asked for.
 LEAST_SHARE = 1e-6
+MANY_PIXELS = 2**12
+# Floats worked on at a time, 256 kB: what a core's own cache holds.
+WORKING_SAMPLES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """The level pixels that make up each output pixel, and how much of each."""
+
+    index: NDArray[np.intp]  # (taps, outputs)
+    length: NDArray[Any]  # (taps, outputs)
+
+    def part(self, first: int, last: int) -> "Taps":
+        """Return the taps of some of the outputs."""
+        return Taps(self.index[:, first:last], self.length[:, first:last])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +69,21 @@ class Span:
         """Return where level pixel `last` - 1 ends: the last of all ends with the image."""
         return self.extent if last == self.length else last
 
-    def taps(self, first: int, last: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Return, per reached output, its level pixels (from `first`) and the length of each."""
+    def taps(self, first: int, last: int) -> Taps:
+        """Return the level pixels, counted from `first`, under each output they reach."""
         low, high = self.outputs(first, last)
         edges = self.start + self.step * np.arange(low, high + 1)  # (outputs + 1,)
         edges = np.clip(edges, first, self._end(last))
-        begin, end = edges[:-1, None], edges[1:, None]
+        begin, end = edges[:-1], edges[1:]
         origin = np.floor(begin)
         reach = max(int((np.ceil(end) - origin).max(initial=1)), 1)
-        pixel = origin + np.arange(reach)  # (outputs, reach)
-        length = np.clip(np.minimum(end, pixel + 1) - np.maximum(begin, pixel), 0, None)
-        length[length < LEAST_SHARE] = 0
+        pixel = origin + np.arange(reach)[:, None]  # (taps, outputs)
+        # The last pixel of a level may stand for more than its own length.
+        stop = np.where(pixel >= last - 1, end, pixel + 1)
+        length = np.minimum(end, stop) - np.maximum(begin, np.minimum(pixel, last))
+        length[(length < LEAST_SHARE) | (pixel >= last)] = 0
         index = np.clip(pixel - first, 0, last - first - 1).astype(np.intp)
-        return index, length
+        return Taps(index, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,79 +187,112 @@ class AreaMean:
     def __init__(self, placement: Placement, bands: int, dtype: np.dtype[Any]) -> None:
         self._placement = placement
         self._dtype = dtype
-        # 24 bits hold any 8- or 16-bit sum of weights; wider types need the wider float.
+        # 24 bits hold an 8- or 16-bit mean, unless it is one of very many pixels.
+        many = placement.rows.step * placement.columns.step > MANY_PIXELS
         narrow = dtype.itemsize <= 2 or dtype == np.float32
-        self._float: type[np.floating[Any]] = np.float32 if narrow else np.float64
+        self._float: type[np.floating[Any]] = np.float32 if narrow and not many else np.float64
         shape = (placement.out_size.height, placement.out_size.width)
         self._sum = np.zeros((bands, *shape), self._float)
-        self._weight = np.zeros(shape, self._float)
+        self._weight = np.zeros((1, *shape), self._float)
 
     def add(self, box: Box, values: NDArray[Any], valid: NDArray[np.bool_] | None) -> None:
         """Add the decoded `box`; `values` is (height, width, bands)."""
         rows, columns = self._placement.rows, self._placement.columns
         row_taps = self._narrow(rows.taps(box.top, box.bottom))
         column_taps = self._narrow(columns.taps(box.left, box.right))
-        top, bottom = rows.outputs(box.top, box.bottom)
-        left, right = columns.outputs(box.left, box.right)
+        reached = (
+            slice(None),
+            slice(*rows.outputs(box.top, box.bottom)),
+            slice(*columns.outputs(box.left, box.right)),
+        )
         if valid is None:
-            weight = np.outer(row_taps[1].sum(1), column_taps[1].sum(1))
+            self._weight[reached] += np.outer(row_taps.length.sum(0), column_taps.length.sum(0))
         else:
-            mask = valid.astype(self._float)[..., None]
+            _add_sums(self._weight[reached], valid[..., None], row_taps, column_taps)
             # NaN times zero is NaN, so invalid values are replaced, not multiplied.
             values = np.where(valid[..., None], values, 0)
-            weight = _resize(mask, row_taps, column_taps)[0]
-        self._sum[:, top:bottom, left:right] += _resize(
-            values.astype(self._float), row_taps, column_taps
-        )
-        self._weight[top:bottom, left:right] += weight
+        _add_sums(self._sum[reached], values, row_taps, column_taps)
 
     def finish(self) -> Pixels:
         """Return the means, rounded to the image's own type."""
-        valid = self._weight > LEAST_SHARE**2
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = np.where(valid, self._sum / self._weight, 0)
+        valid = self._weight[0] > LEAST_SHARE**2
+        mean = self._sum
+        if valid.all():
+            mean /= self._weight
+        else:
+            np.divide(mean, self._weight, out=mean, where=valid)
+            mean[:, ~valid] = 0
         if self._dtype.kind in "iu":
-            limits = np.iinfo(self._dtype)
+            np.rint(mean, out=mean)
             # The largest 64-bit integer has no float of its own: the next lower one does.
+            limits = np.iinfo(self._dtype)
             most = limits.max if limits.bits < 64 else np.nextafter(float(limits.max), 0)
-            mean = np.clip(np.rint(mean), limits.min, most)
+            np.clip(mean, limits.min, most, out=mean)
         return Pixels(mean.astype(self._dtype), valid)
 
-    def _narrow(
-        self, taps: tuple[NDArray[np.intp], NDArray[np.float64]]
-    ) -> tuple[NDArray[np.intp], NDArray[Any]]:
-        return taps[0], taps[1].astype(self._float)
+    def _narrow(self, taps: Taps) -> Taps:
+        return Taps(taps.index, taps.length.astype(self._float))
 
 
-def _resize(
-    values: NDArray[Any],
-    rows: tuple[NDArray[np.intp], NDArray[Any]],
-    columns: tuple[NDArray[np.intp], NDArray[Any]],
-) -> NDArray[Any]:
-    """Sum (height, width, bands) under each output; returns (bands, rows, columns).
+def _add_sums(total: NDArray[Any], values: NDArray[Any], rows: Taps, columns: Taps) -> None:
+    """Add to `total`, (bands, rows, columns), the sums of (height, width, bands) under each.
 
-    Both axes are summed as whole rows of memory, which is several times faster than matrix
-    products with the (mostly zero) weight matrices.
+    Both axes are summed tap by tap, which is several times faster than matrix products with the
+    mostly empty weight matrices, and a few output rows at a time, so that the work stays in the
+    processor's cache and in the same few pages of memory.
     """
     height, width, bands = values.shape
-    summed = _sum_taps(values.reshape(height, width * bands), *rows)  # (rows, width * bands)
-    turned = summed.reshape(-1, width, bands).transpose(1, 2, 0)  # (width, bands, rows)
-    flat = np.ascontiguousarray(turned).reshape(width, -1)
-    done = _sum_taps(flat, *columns)  # (columns, bands * rows)
-    return done.reshape(done.shape[0], bands, -1).transpose(1, 2, 0)
+    if bands > 1 and values.strides[2] != values.itemsize:
+        for band in range(bands):  # stored band by band: joining them would copy them all
+            one = slice(band, band + 1)
+            _add_sums(total[one], values[..., one], rows, columns)
+        return
+    flat = values.reshape(height, width * bands)
+    # Columns are gathered band by band, so that the result needs no turning.
+    index = columns.index[:, None, :] * bands + np.arange(bands)[:, None]
+    across = Taps(index.reshape(len(index), -1), np.tile(columns.length, bands))
+    outputs = rows.index.shape[1]
+    step = min(max(WORKING_SAMPLES // (width * bands), 1), outputs)
+    infinite = values.dtype.kind == "f"
+    down = _TapSums((step, width * bands), 0, values.dtype, total.dtype, infinite)
+    side = _TapSums((step, across.index.shape[1]), 1, total.dtype, total.dtype, infinite)
+    for first in range(0, outputs, step):
+        summed = down.sum(flat, rows.part(first, first + step))  # (some rows, width * bands)
+        done = side.sum(summed, across)  # (some rows, bands * columns)
+        total[:, first : first + step] += done.reshape(len(done), bands, -1).transpose(1, 0, 2)
 
 
-def _sum_taps(values: NDArray[Any], index: NDArray[np.intp], length: NDArray[Any]) -> NDArray[Any]:
-    total = np.zeros((index.shape[0], values.shape[1]), values.dtype)
-    part = np.empty_like(total)
-    for tap in range(index.shape[1]):
-        np.take(values, index[:, tap], axis=0, out=part, mode="clip")
-        share = length[:, tap]
-        if values.dtype.kind == "f" and not share.all():
-            part[share == 0] = 0  # an infinite neighbour times nothing would still be NaN
-        part *= share[:, None]
-        total += part
-    return total
+class _TapSums:
+    """Sums rows (axis 0) or columns (axis 1) by their share in each output, in its own memory."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        axis: int,
+        source: np.dtype[Any],
+        target: np.dtype[Any],
+        infinite: bool,
+    ) -> None:
+        self._axis, self._infinite = axis, infinite
+        self._taken = np.empty(shape, source)
+        self._total, self._part = np.empty(shape, target), np.empty(shape, target)
+
+    def sum(self, values: NDArray[Any], taps: Taps) -> NDArray[Any]:
+        """Return the sums, which the next call overwrites."""
+        count = taps.index.shape[1] if self._axis == 0 else len(values)
+        taken, total, part = self._taken[:count], self._total[:count], self._part[:count]
+        for number, (index, length) in enumerate(zip(taps.index, taps.length, strict=True)):
+            np.take(values, index, axis=self._axis, out=taken, mode="clip")
+            share = length[:, None] if self._axis == 0 else length
+            if self._infinite:
+                np.copyto(taken, 0, where=share == 0)  # infinity times nothing would be NaN
+            if number == 0:
+                np.multiply(taken, share, out=total)
+            elif (length == 1).all():
+                total += taken  # the pixels in between count in full
+            else:
+                total += np.multiply(taken, share, out=part)
+        return total
 
 
 def copy_exact(

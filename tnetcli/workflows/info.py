@@ -91,7 +91,7 @@ def _plain(value: float) -> float | int | str:
     """Return a number that JSON can hold, whole where it is whole."""
     if not math.isfinite(value):
         return str(value)
-    return int(value) if value == int(value) else value
+    return int(value) if value == int(value) and abs(value) < 2**53 else value
 
 
 def _prediction(reader: Reader, plan: Plan) -> dict[str, Any]:
