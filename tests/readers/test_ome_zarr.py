@@ -25,7 +25,7 @@ from tests.images import area_average
 from tests.readers.contract import ReaderContract, area_mean
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import ome_zarr
+from tnetcli.readers import zarr_store
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.ome_zarr import OmeZarrReader
 
@@ -833,7 +833,7 @@ def test_an_empty_level_is_refused(tmp_path):
 
 
 def test_a_url_without_fsspec_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(ome_zarr, "find_spec", lambda name: None)
+    monkeypatch.setattr(zarr_store, "find_spec", lambda name: None)
     with pytest.raises(ImageError, match="needs fsspec") as caught:
         OmeZarrReader("https://example.org/a.zarr")
     assert "pip install" in caught.value.hint

@@ -8,76 +8,29 @@ import logging
 import lzma
 import math
 import os
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from zarr.abc.store import ByteRequest, RangeByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import FsspecStore, LocalStore, WrapperStore, ZipStore
 
 from tnetcli.errors import ImageError
-from tnetcli.geometry import Size
 from tnetcli.readers.bands import choose_bands, unique_names
-from tnetcli.readers.base import (
-    Block,
-    Box,
-    Cost,
-    Layout,
-    Level,
-    ReadOptions,
-    Resolution,
-    Source,
-)
+from tnetcli.readers.base import Block, Box, Cost, Layout, ReadOptions, Source
+from tnetcli.readers.multiscales import Multiscales, StoredLevel, read_multiscales
 from tnetcli.readers.placement import touched_pixels
 from tnetcli.readers.planes import choose_plane, planes_to_choose
-from tnetcli.readers.pyramid import PyramidReader, one_line, refuse_huge_blocks
-from tnetcli.readers.resolution import from_length, resolve
-from tnetcli.readers.validity import (
-    Nodata,
-    are_numbers,
-    both_valid,
-    holds_data,
-    nodata_values,
-)
+from tnetcli.readers.pyramid import PyramidReader, refuse_huge_blocks
+from tnetcli.readers.resolution import resolve
+from tnetcli.readers.validity import Nodata, are_numbers, both_valid, holds_data, nodata_values
+from tnetcli.readers.zarr_store import STORE_FAILURES, ZarrFormat, join, open_store
 
 LOG = logging.getLogger("tnetcli")
-# zarr meets damaged metadata with whatever its parsing runs into.
-METADATA_FAILURES = (
-    ValueError,
-    OSError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 # What the codecs raise over damaged chunks; a false length asks for all memory, or less than none.
-PIXEL_FAILURES = (
-    ValueError,
-    OSError,
-    RuntimeError,
-    EOFError,
-    MemoryError,
-    OverflowError,
-    SystemError,
-    lzma.LZMAError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-GROUP_FILES = ("zarr.json", ".zgroup")
-# How far scales in the metadata may lie from the sizes of the arrays.
-SCALE_SLACK = 0.1
-# Where a blosc chunk gives its own length, and how long its header is.
-BLOSC_LENGTH, BLOSC_HEADER = slice(12, 16), 16
+CODEC_FAILURES = (EOFError, MemoryError, OverflowError, SystemError, lzma.LZMAError)
 
 
 class _ChunkError(Exception):
@@ -93,9 +46,9 @@ class OmeZarrReader(PyramidReader):
     def _inspect(self) -> Layout:
         # Emptied by the thread that first meets a chunk that is not stored.
         self._untold = [self.path]
-        with closing(_open_store(self.path)) as store:
-            image = _find_image(self.path, store)
-            layout, self._plan = _describe(self.path, self.options, store, image)
+        with closing(open_store(self.path)) as store:
+            image = read_multiscales(self.path, store)
+            layout, self._plan = _describe(self.path, self.options, image)
         return layout
 
     def _open(self) -> Source:
@@ -104,244 +57,40 @@ class OmeZarrReader(PyramidReader):
         return _ZarrSource(self.path, self.layout, self._plan, self._untold)
 
 
-class _WatchedStore(WrapperStore[Store]):
-    """Notes what zarr asks for in vain and how much it gets, which it tells nobody."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.watch(is_blosc=False)
-
-    def watch(self, *, is_blosc: bool) -> None:
-        """Start anew; `is_blosc` says that each object to come is one blosc chunk."""
-        self._is_blosc = is_blosc
-        self.absent: set[str] = set()
-        self.bytes_read = 0
-
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
-        found = await super().get(key, prototype, byte_range)
-        if found is None:
-            self.absent.add(key)
-            return None
-        wanted = 0
-        if isinstance(byte_range, RangeByteRequest):
-            # zarr takes a chunk wholly past the end of a truncated shard for one never written.
-            wanted = byte_range.end - byte_range.start
-        elif self._is_blosc and len(found) >= BLOSC_HEADER:
-            # Blosc believes its header and decodes whatever lies past the end of the chunk.
-            wanted = int.from_bytes(found[BLOSC_LENGTH].to_bytes(), "little")
-        if len(found) < wanted:
-            raise OSError(f"`{key}` is cut off: {len(found)} of {wanted} bytes")
-        self.bytes_read += len(found)
-        return found
-
-    def close(self) -> None:
-        # A zip that was never opened fails on the attempt to close it.
-        if self._is_open:
-            super().close()
-
-
-def _open_store(path: str) -> _WatchedStore:
-    if "://" in path:
-        if find_spec("fsspec") is None:
-            raise ImageError(
-                f"reading `{path}` needs fsspec",
-                hint="pip install fsspec aiohttp   (s3fs for s3://, gcsfs for gs://)",
-            )
-        try:
-            return _WatchedStore(FsspecStore.from_url(path, read_only=True))
-        except (*METADATA_FAILURES, ImportError) as error:
-            raise _refused(path, error) from error
-    if os.path.isdir(path):
-        return _WatchedStore(LocalStore(path, read_only=True))
-    if os.path.isfile(path) and zipfile.is_zipfile(path):
-        return _WatchedStore(ZipStore(path, mode="r"))
-    problem = "is neither a folder nor a zip file" if os.path.exists(path) else "does not exist"
-    raise ImageError(f"`{path}` {problem}", hint="an OME-Zarr image is a folder `x.ome.zarr`")
-
-
-def _refused(path: str, error: Exception) -> ImageError:
-    return ImageError(
-        f"`{path}` is no OME-Zarr image: {_reason(error)}",
-        hint="give the folder whose `zarr.json` or `.zattrs` lists `multiscales`",
-    )
-
-
-def _reason(error: Exception) -> str:
-    # zarr names its classes, its store and its path once more.
-    return "no metadata found" if isinstance(error, FileNotFoundError) else one_line(error)
-
-
-def _root(path: str) -> str:
-    """Return where the outermost group lies: zip programs like to add a folder around it."""
-    if not os.path.isfile(path):
-        return ""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError) as error:
-        raise _refused(path, error) from error
-    groups = [name for name in names if name.rsplit("/", 1)[-1] in GROUP_FILES]
-    outermost = min(groups, key=lambda name: name.count("/"), default="")
-    return outermost.rpartition("/")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class _Image:
-    """A group that holds an image, and what its metadata says."""
-
-    group: str  # its path in the store
-    attributes: dict[str, Any]
-    zarr_format: int
-    warnings: tuple[str, ...] = ()
-
-
-def _find_image(path: str, store: _WatchedStore) -> _Image:
-    root = _root(path)
-    try:
-        image = _image_at(store, root)
-        series = "bioformats2raw.layout" in image.attributes and not _is_image(image)
-        first = _image_at(store, _join(root, "0")) if series else image
-    except METADATA_FAILURES as error:
-        raise _refused(path, error) from error
-    if _is_image(first):
-        if series and _holds_image(store, _join(root, "1")):
-            warning = f"several images in this group; the first, `{first.group}`, is read"
-            return replace(first, warnings=(warning,))
-        return first
-    if "plate" in image.attributes or "well" in image.attributes:
-        raise ImageError(
-            f"`{path}` is a plate of many images",
-            hint=_field_hint(path, _first_field(store, image)),
-        )
-    raise ImageError(
-        f"`{path}` lists no `multiscales`: a zarr group, but no OME-Zarr image",
-        hint="give the folder whose `zarr.json` or `.zattrs` lists `multiscales`",
-    )
-
-
-def _image_at(store: _WatchedStore, group: str) -> _Image:
-    # Consolidated metadata is a copy, and may be an old one.
-    opened = zarr.open_group(store, path=group, mode="r", use_consolidated=False)
-    attributes = dict(opened.attrs.asdict())
-    # NGFF 0.5 keeps under "ome" what 0.4 has at the top.
-    attributes.update(_record(attributes.get("ome")))
-    return _Image(group, attributes, opened.metadata.zarr_format)
-
-
-def _is_image(image: _Image) -> bool:
-    return bool(_records(image.attributes.get("multiscales")))
-
-
-def _holds_image(store: _WatchedStore, group: str) -> bool:
-    try:
-        return _is_image(_image_at(store, group))
-    except METADATA_FAILURES:
-        return False
-
-
-def _first_field(store: _WatchedStore, image: _Image) -> str | None:
-    """Return the path of an image of the plate or well that is really there."""
-    wells: Iterable[_Image] = [image]
-    if "well" not in image.attributes:
-        listed = _records(_record(image.attributes["plate"]).get("wells"))
-        wells = _groups_at(store, image.group, listed)
-    for well in wells:
-        for field in _records(_record(well.attributes.get("well")).get("images")):
-            found = _join(well.group, str(field.get("path")))
-            if _holds_image(store, found):
-                return found
-    return None
-
-
-def _groups_at(store: _WatchedStore, group: str, listed: list[dict[str, Any]]) -> Iterator[_Image]:
-    for each in listed:
-        try:
-            yield _image_at(store, _join(group, str(each.get("path"))))
-        except METADATA_FAILURES:
-            continue  # a well that was never imaged
-
-
-def _field_hint(path: str, field: str | None) -> str:
-    if field is None:
-        return "none of its fields is stored: copy it again"
-    if os.path.isfile(path):
-        return f"unzip it and give one field: `{field}`"
-    return f"give one field: `{path.rstrip('/')}/{field}`"
-
-
-def _join(group: str, name: str) -> str:
-    return f"{group}/{name}" if group else name
-
-
-def _record(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _records(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a JSON list, and nothing for anything else."""
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """Which part of which arrays is the image; made once, shared by all handles."""
 
     arrays: tuple[str, ...]  # path of each level in the store
-    axes: str  # a letter per dimension; "-" is one of length 1 that says nothing to us
+    axes: str  # as in `Multiscales`
     planes: tuple[dict[str, int], ...]  # of each level, the index along the other axes
     channels: tuple[int, ...]
     nodata: Nodata | None
-    zarr_format: int
+    zarr_format: ZarrFormat
     unchosen: tuple[str, ...]  # what the user must say before pixels can be read
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """One array of the multiscales list; scale and shift by axis, where the metadata has them."""
-
-    name: str
-    array: Any
-    scale: dict[str, float]
-    shift: dict[str, float]
-
-    def length(self, axes: str, axis: str) -> int:
-        return int(self.array.shape[axes.index(axis)]) if axis in axes else 1
-
-
-def _describe(
-    path: str, options: ReadOptions, store: _WatchedStore, image: _Image
-) -> tuple[Layout, _Plan]:
-    listed = _records(image.attributes["multiscales"])
-    multiscale, warnings = listed[0], list(image.warnings)
-    if len(listed) > 1:
-        warnings.append(f"{len(listed)} multiscales in this group; the first is read")
-    arrays = _open_arrays(path, store, image, multiscale)
-    axes = _axes(path, multiscale, arrays[0][1])
-    stored, complaints = _usable(axes, arrays)
-    warnings += complaints
-    first = stored[0]
+def _describe(path: str, options: ReadOptions, image: Multiscales) -> tuple[Layout, _Plan]:
+    first, warnings = image.stored[0], list(image.warnings)
     dtype = _dtype(path, first.array)
-    names = unique_names(_channel_names(image.attributes, first.length(axes, "c")))
+    names = unique_names(image.channels)
     channels = choose_bands(path, options.bands, names, range(len(names)))
-    levels, complaints = _levels(stored, axes)
-    warnings += complaints
-    for level, each in zip(levels, stored, strict=True):
-        refuse_huge_blocks(path, level.block, _depth(each.array, axes) * dtype.itemsize)
-    lengths = {axis: first.length(axes, axis) for axis in "zt"}
+    for level, each in zip(image.levels, image.stored, strict=True):
+        refuse_huge_blocks(path, level.block, _depth(each) * dtype.itemsize)
+    lengths = {axis: first.length(axis) for axis in "zt"}
     wanted = {"z": options.z, "t": options.t}
     chosen = {axis: choose_plane(path, axis, lengths[axis], wanted[axis]) for axis in lengths}
     unchosen = planes_to_choose(lengths, wanted)
-    if any(each.length(axes, "z") != lengths["z"] for each in stored):
+    if any(each.length("z") != lengths["z"] for each in image.stored):
         warnings.append("its overviews blend planes of z: views from them do, too")
-    microns, complaints = resolve(options, [_resolution(multiscale, axes, first)])
+    microns, complaints = resolve(options, [image.resolution])
     nodata, mask = None, "nan" if dtype.kind == "f" else "none"
     if options.nodata is not None:
         nodata = nodata_values([options.nodata] * len(channels), dtype)
         mask = mask if nodata is None else "nodata"
+    shards = first.array.shards
     layout = Layout(
-        levels=levels,
+        levels=image.levels,
         bands=tuple(names[i] for i in channels),
         dtype=dtype,
         microns_per_pixel=microns,
@@ -350,133 +99,25 @@ def _describe(
         compression=_compression(first.array),
         # Adding up the files of a folder may take longer than reading from it.
         file_bytes=os.path.getsize(path) if os.path.isfile(path) else 0,
-        details=_details(image, multiscale, first.array, axes, lengths),
+        details={
+            "zarr_format": image.zarr_format,
+            "ngff": image.ngff,
+            "axes": image.axes,
+            "shards": None if shards is None else [int(length) for length in shards],
+            "planes": lengths,
+        },
         warnings=(*warnings, *complaints, *unchosen),
     )
     plan = _Plan(
-        arrays=tuple(each.array.path for each in stored),
-        axes=axes,
-        planes=tuple(_planes(each, first, axes, chosen) for each in stored),
+        arrays=tuple(each.array.path for each in image.stored),
+        axes=image.axes,
+        planes=tuple(_planes(each, first, chosen) for each in image.stored),
         channels=channels,
         nodata=nodata,
         zarr_format=image.zarr_format,
         unchosen=unchosen,
     )
     return layout, plan
-
-
-def _open_arrays(
-    path: str, store: _WatchedStore, image: _Image, multiscale: dict[str, Any]
-) -> list[tuple[dict[str, Any], Any]]:
-    """Open every array listed as a level, finest first; a lost one means an incomplete copy."""
-    datasets = _records(multiscale.get("datasets"))
-    if not datasets:
-        raise ImageError(f"the `multiscales` of `{path}` list no datasets", hint="write it again")
-    found = []
-    for dataset in datasets:
-        name = str(dataset.get("path"))
-        try:
-            array = _open_array(store, _join(image.group, name), image.zarr_format)
-            is_empty = min(array.shape, default=0) < 1 or min(array.chunks) < 1
-        except METADATA_FAILURES as error:
-            raise ImageError(
-                f"cannot open level `{name}` of `{path}`: {_reason(error)}",
-                hint="the image is damaged or not copied completely: copy it again",
-            ) from error
-        if is_empty:
-            raise ImageError(f"level `{name}` of `{path}` is empty", hint="write it again")
-        found.append((dataset, array))
-    return sorted(found, key=lambda pair: -math.prod(pair[1].shape))
-
-
-def _open_array(store: _WatchedStore, name: str, zarr_format: int) -> Any:
-    return zarr.open_array(store, path=name, mode="r", zarr_format=2 if zarr_format == 2 else 3)
-
-
-def _axes(path: str, multiscale: dict[str, Any], array: Any) -> str:
-    """Return a letter for each dimension of the arrays."""
-    given = multiscale.get("axes")
-    if not isinstance(given, list):
-        # Before NGFF 0.3 every image was (t, c, z, y, x); two dimensions leave no doubt either.
-        given = list({5: "tczyx", 2: "yx"}.get(array.ndim, ""))
-    letters = [_letter(each) for each in given]
-    if len(letters) != array.ndim:
-        raise ImageError(
-            f"`{path}` names {len(letters)} axes, but its arrays have {array.ndim}",
-            hint="correct the `axes` in its metadata",
-        )
-    for position, letter in enumerate(letters):
-        if letter not in tuple("tczyx"):
-            if array.shape[position] > 1:
-                raise ImageError(
-                    f"`{path}` has an axis `{letter}` of {array.shape[position]}",
-                    hint="only t, c, z, y and x are known: export one image of it",
-                )
-            letters[position] = "-"
-    named = [letter for letter in letters if letter != "-"]
-    if len(set(named)) < len(named) or not {"y", "x"} <= set(named):
-        raise ImageError(
-            f"the axes of `{path}` are `{', '.join(letters)}`",
-            hint="an image has one y and one x axis, and at most one of t, c and z",
-        )
-    return "".join(letters)
-
-
-def _letter(axis: Any) -> str:
-    if not isinstance(axis, dict):
-        return str(axis).lower()  # NGFF 0.3 has bare names
-    # Some writers call the channels of an RGB image "s", samples.
-    return "c" if axis.get("type") == "channel" else str(axis.get("name")).lower()
-
-
-def _usable(axes: str, arrays: list[tuple[dict[str, Any], Any]]) -> tuple[list[_Stored], list[str]]:
-    """Return the levels that show the same image, and what is wrong with the others."""
-    usable: list[_Stored] = []
-    warnings = []
-    for dataset, array in arrays:
-        transformations = dataset.get("coordinateTransformations")
-        scale = _numbers(transformations, "scale", axes)
-        shift = _numbers(transformations, "translation", axes)
-        each = _Stored(str(dataset.get("path")), array, scale, shift)
-        fault = _fault(usable[0], each, axes) if usable else None
-        if fault is None:
-            usable.append(each)
-        else:
-            warnings.append(f"level `{each.name}` {fault}: ignored")
-    return usable, warnings
-
-
-def _fault(first: _Stored, other: _Stored, axes: str) -> str | None:
-    if other.array.ndim != first.array.ndim:
-        return f"has {other.array.ndim} dimensions, not {first.array.ndim}"
-    if other.array.dtype != first.array.dtype:
-        return f"holds {other.array.dtype}, not {first.array.dtype}"
-    if any(other.length(axes, axis) != first.length(axes, axis) for axis in "ct"):
-        return "has other channels or times than the first"
-    return "does not start where the image does" if _is_shifted(first, other) else None
-
-
-def _is_shifted(first: _Stored, other: _Stored) -> bool:
-    """Say whether a level shows another place; half a pixel is a matter of convention."""
-    for axis in "yx":
-        if not other.shift or other.scale.get(axis, 0) <= 0:
-            continue
-        pixels = (other.shift[axis] - first.shift.get(axis, 0)) / other.scale[axis]
-        if not -0.6 < pixels < 0.6:
-            return True
-    return False
-
-
-def _numbers(transformations: Any, kind: str, axes: str) -> dict[str, float]:
-    """Return a transformation's value by axis; nothing where it is missing or malformed."""
-    for each in _records(transformations):
-        values = each.get(kind)
-        if each.get("type") != kind or not isinstance(values, list) or len(values) != len(axes):
-            continue
-        # JSON knows integers beyond any float, and NaN is not below anything.
-        if all(isinstance(value, int | float) and abs(value) < 1e100 for value in values):
-            return {axis: float(value) for axis, value in zip(axes, values, strict=True)}
-    return {}
 
 
 def _dtype(path: str, array: Any) -> np.dtype[Any]:
@@ -489,78 +130,20 @@ def _dtype(path: str, array: Any) -> np.dtype[Any]:
     return native
 
 
-def _channel_names(attributes: dict[str, Any], count: int) -> list[str | None]:
-    channels = _records(_record(attributes.get("omero")).get("channels"))
-    labels = [str(channel.get("label") or "") or None for channel in channels[:count]]
-    return labels + [None] * (count - len(labels))
-
-
-def _levels(stored: list[_Stored], axes: str) -> tuple[tuple[Level, ...], list[str]]:
-    warnings = []
-    levels = []
-    full = Size(stored[0].length(axes, "x"), stored[0].length(axes, "y"))
-    row, column = axes.index("y"), axes.index("x")
-    for each in stored:
-        size = Size(each.length(axes, "x"), each.length(axes, "y"))
-        scales = full.width / size.width, full.height / size.height
-        claimed = _claimed_scales(stored[0], each)
-        if claimed and all(
-            # Sizes are whole pixels, so the last one may reach past the image or be left out.
-            abs(scale * length - whole) <= SCALE_SLACK * whole + min(scale, whole)
-            for scale, length, whole in zip(
-                claimed, (size.width, size.height), (full.width, full.height), strict=True
-            )
-        ):
-            scales = claimed
-        elif claimed:
-            warnings.append(
-                f"level `{each.name}` claims a scale of {claimed[0]:g} x {claimed[1]:g}, its size "
-                f"says {scales[0]:g} x {scales[1]:g}, which is believed"
-            )
-        chunk = each.array.chunks  # of a shard, the chunks inside: what one decode yields
-        block = Size(min(chunk[column], size.width), min(chunk[row], size.height))
-        levels.append(Level(size, *scales, block, full))
-    return tuple(levels), warnings
-
-
-def _claimed_scales(first: _Stored, other: _Stored) -> tuple[float, float] | None:
-    known = [each.scale.get(axis, 0) for each in (first, other) for axis in "xy"]
-    if min(known) <= 0:
-        return None
-    return known[2] / known[0], known[3] / known[1]
-
-
-def _depth(array: Any, axes: str) -> int:
+def _depth(stored: StoredLevel) -> int:
     """Return how many values one chunk holds for each of its pixels."""
+    array = stored.array
     return math.prod(
         min(chunk, length)
-        for axis, chunk, length in zip(axes, array.chunks, array.shape, strict=True)
+        for axis, chunk, length in zip(stored.axes, array.chunks, array.shape, strict=True)
         if axis not in "yx"
     )
 
 
-def _planes(each: _Stored, first: _Stored, axes: str, chosen: dict[str, int]) -> dict[str, int]:
+def _planes(each: StoredLevel, first: StoredLevel, chosen: dict[str, int]) -> dict[str, int]:
     """Return the index along each axis that is not of the image; z may be coarser here."""
-    planes = {}
-    for axis in "zt":
-        share = each.length(axes, axis) / first.length(axes, axis)
-        planes[axis] = int((chosen[axis] + 0.5) * share)
-    return {**planes, "-": 0}
-
-
-def _resolution(multiscale: dict[str, Any], axes: str, first: _Stored) -> Resolution | None:
-    outer = _numbers(multiscale.get("coordinateTransformations"), "scale", axes)
-    named = multiscale.get("axes")
-    units = dict(zip(axes, named, strict=True)) if isinstance(named, list) else {}
-    microns = []
-    for axis in "xy":
-        length = first.scale.get(axis, 0) * outer.get(axis, 1)
-        unit = str(_record(units.get(axis)).get("unit", ""))
-        microns.append(from_length(length, length, unit, "OME-Zarr scale"))
-    across, down = microns
-    if across is None or down is None:
-        return None
-    return Resolution(across.x, down.y, across.source)
+    shares = {axis: each.length(axis) / first.length(axis) for axis in chosen}
+    return {**{axis: int((chosen[axis] + 0.5) * shares[axis]) for axis in chosen}, "-": 0}
 
 
 def _compression(array: Any) -> str:
@@ -576,26 +159,12 @@ def _codec_names(array: Any) -> list[str]:
     return [str(name).removeprefix("numcodecs.") for name in names]
 
 
-def _details(
-    image: _Image, multiscale: dict[str, Any], array: Any, axes: str, planes: dict[str, int]
-) -> dict[str, Any]:
-    version = image.attributes.get("version") or multiscale.get("version")
-    shards = array.shards
-    return {
-        "zarr_format": image.zarr_format,
-        "ngff": str(version or "unknown"),
-        "axes": axes,
-        "shards": None if shards is None else [int(length) for length in shards],
-        "planes": planes,
-    }
-
-
 class _ZarrSource:
     """One thread's arrays, opened by level when first needed."""
 
     def __init__(self, path: str, layout: Layout, plan: _Plan, untold: list[str]) -> None:
         self._layout, self._plan, self._untold = layout, plan, untold
-        self._store = _open_store(path)
+        self._store = open_store(path)
         self._arrays: dict[int, _LevelArray] = {}
 
     def close(self) -> None:
@@ -606,7 +175,7 @@ class _ZarrSource:
             array = self._array(level)
             self._store.watch(is_blosc=array.is_blosc)
             values = array.read(box)  # (height, width, bands)
-        except PIXEL_FAILURES as error:
+        except (*STORE_FAILURES, *CODEC_FAILURES) as error:
             raise _ChunkError from error
         values = values.astype(self._layout.dtype, copy=False)
         pixels = touched_pixels(box, self._layout.levels[level])
@@ -623,7 +192,9 @@ class _ZarrSource:
         if level not in self._arrays:
             plan = self._plan
             self._store.watch(is_blosc=False)
-            array = _open_array(self._store, plan.arrays[level], plan.zarr_format)
+            array = zarr.open_array(
+                self._store, path=plan.arrays[level], mode="r", zarr_format=plan.zarr_format
+            )
             self._arrays[level] = _LevelArray(array, plan.axes, plan.planes[level], plan.channels)
         return self._arrays[level]
 
@@ -703,7 +274,7 @@ class _LevelArray:
         where = {axis: plane // self._object.get(axis, 1) for axis, plane in self._planes.items()}
         where.update(c=channel, y=row, x=column)
         key = self._array.metadata.encode_chunk_key(tuple(where[axis] for axis in self._axes))
-        return _join(self._array.path, key)
+        return join(self._array.path, key)
 
 
 def _runs(channels: Sequence[int], chunk: int) -> list[slice]:
