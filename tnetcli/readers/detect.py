@@ -8,7 +8,10 @@ import zipfile
 from tnetcli.errors import ImageError
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-PHOTO_MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"BM", b"GIF87a", b"GIF89a", b"RIFF")
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+# Grey with alpha, RGB and RGBA of 16 bits, which Pillow reads as 8.
+DEEP_COLOURS = (b"\x02", b"\x04", b"\x06")
+PHOTO_MAGIC = (PNG_MAGIC, b"\xff\xd8\xff", b"BM", b"GIF87a", b"GIF89a", b"RIFF")
 JPEG_2000_MAGIC = (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")
 ZARR_FILES = ("zarr.json", ".zgroup", ".zattrs", ".zarray")
 # GDAL's own tags in a TIFF: metadata and nodata.
@@ -38,7 +41,8 @@ def detect(path: str) -> str:
     if head.startswith(JPEG_2000_MAGIC) or b"<VRTDataset" in head:
         return "raster"
     if head.startswith(PHOTO_MAGIC):
-        return "raster" if has_sidecar(path) or _is_large(path) else "photo"
+        deep = head.startswith(PNG_MAGIC) and head[24:25] == b"\x10" and head[25:26] in DEEP_COLOURS
+        return "raster" if deep or has_sidecar(path) or _is_large(path) else "photo"
     if head.startswith(b"PK\x03\x04") and _zip_has_zarr(path):
         return "ome_zarr"
     return _detect_rest(path, head)
@@ -74,8 +78,13 @@ def _detect_folder(path: str) -> str:
         raise ImageError(f"no permission to list `{path}`", hint="check with `ls -ld`") from error
     if any(name in names for name in ZARR_FILES):
         return "ome_zarr"
-    if first_dicom(path):
-        return "slide"
+    try:
+        if first_dicom(path):
+            return "slide"
+    except OSError as error:
+        raise ImageError(
+            f"no permission to read what is in `{path}`", hint="check with `ls -l`"
+        ) from error
     raise ImageError(
         f"`{path}` is a folder, not an image",
         hint="give the images inside, or a glob such as 'folder/*.tif'",

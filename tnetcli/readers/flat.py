@@ -61,6 +61,7 @@ class FlatReader:
         self._before = fingerprint(reader.path)
         self._scale = STEP * reader.layout.levels[-1].scale_x
         self._copy: RasterReader | None = None
+        self._closed = False
         self._making = threading.Lock()
         self.name, self.path = reader.name, reader.path
         self.layout: Layout = reader.layout
@@ -119,8 +120,11 @@ class FlatReader:
         """Resample `window` to exactly `out_size`; see `Reader.read`."""
         if not self._is_coarse(window, out_size):
             return self._reader.read(window, out_size)
+        if self._closed:
+            raise ValueError("the image is closed")
         check_unchanged(self.path, self._before)
-        return self._small_copy().read(window.scaled(self._scale, self._scale), out_size)
+        pixels = self._small_copy().read(window.scaled(self._scale, self._scale), out_size)
+        return self._cut(pixels, window, out_size)
 
     def decoded(self, window: Window, out_size: Size) -> int:
         """Return how many pixels `read` would decode at most, without reading."""
@@ -137,6 +141,7 @@ class FlatReader:
 
     def close(self) -> None:
         """Release every handle; reading afterwards is an error."""
+        self._closed = True
         self._reader.close()
         if self._copy is not None:
             self._copy.close()
@@ -144,6 +149,13 @@ class FlatReader:
     def _is_coarse(self, window: Window, out_size: Size) -> bool:
         asked = min(window.width / out_size.width, window.height / out_size.height)
         return asked * SCALE_TOLERANCE >= self._scale
+
+    def _cut(self, pixels: Pixels, window: Window, out_size: Size) -> Pixels:
+        """Take away what lies past the image: the last pixels of the copy may reach there."""
+        left = window.left + window.width / out_size.width * np.arange(out_size.width)
+        top = window.top + window.height / out_size.height * np.arange(out_size.height)
+        inside = np.outer(top < self.size.height, left < self.size.width)
+        return Pixels(np.where(inside, pixels.values, 0), pixels.valid & inside)
 
     def _place(self) -> Path:
         """Return where the copy of this very content, read this way, is kept."""
@@ -187,7 +199,8 @@ class FlatReader:
             ) from error
         try:
             self._write(folder / "copy.tif")
-            os.replace(folder / "copy.tif", place)
+            if not place.exists():  # another process may have been faster, and may be reading it
+                os.replace(folder / "copy.tif", place)
         except GDAL_FAILURES as error:
             raise OutputError(
                 f"cannot write to the cache `{place.parent}`: {one_line(error)}",

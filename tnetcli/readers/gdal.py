@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import rasterio
+from rasterio._env import del_gdal_config, set_gdal_config
 from rasterio._err import CPLE_BaseError
-from rasterio.env import set_gdal_config
 from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
+
+from tnetcli.readers.detect import is_remote
 
 # GDAL would take 5 % of the machine; a job array shares it with its neighbours.
 CACHE_BYTES = 2**27
@@ -40,6 +42,11 @@ class _Listener(logging.Handler):
 # Reported by `tnet info` as a missing georeference. Once and for all: filters set around each
 # open would race between threads.
 warnings.filterwarnings("ignore", category=NotGeoreferencedWarning)
+# No network unless a URL is given: a local VRT or service description may name one. Every
+# request of GDAL goes through this proxy, where nobody listens.
+OFFLINE = {"GDAL_HTTP_PROXY": "127.0.0.1:9", "GDAL_HTTP_CONNECTTIMEOUT": "2"}
+for _option, _value in OFFLINE.items():
+    set_gdal_config(_option, _value)
 _LISTENER = _Listener()
 _LOGGER = logging.getLogger("rasterio._err")
 _LOGGER.addHandler(_LISTENER)
@@ -64,6 +71,9 @@ def damage_is_an_error() -> Iterator[None]:
 def open_dataset(path: str, **options: Any) -> Any:
     """Open `path` with a handle of our own, which no other thread shares."""
     _bound_cache()
+    if is_remote(path):
+        for option in OFFLINE:
+            del_gdal_config(option)
     return rasterio.open(path, sharing=False, **options)
 
 

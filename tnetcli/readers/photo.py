@@ -40,6 +40,10 @@ MODES: dict[str, tuple[str, tuple[str, ...], bool]] = {
 }
 
 
+# One colour of a file may stand for transparency.
+WITH_ALPHA = {"1": "LA", "L": "LA", "P": "RGBA", "RGB": "RGBA"}
+
+
 class PhotoReader(PyramidReader):
     """Reads what Pillow opens, up to a pixel limit."""
 
@@ -65,7 +69,8 @@ class PhotoReader(PyramidReader):
                 f"{MOST_PIXELS / 1e6:.0f} that the photo reader decodes at once",
                 hint="use --reader raster",
             )
-        mode = "RGBA" if "transparency" in image.info and image.mode != "L" else image.mode
+        transparency = image.info.get("transparency")
+        mode = image.mode if transparency is None else WITH_ALPHA.get(image.mode, image.mode)
         if mode not in MODES:
             raise ImageError(
                 f"`{self.path}` has the unusual pixel mode `{mode}`", hint="convert it to RGB"
@@ -79,6 +84,8 @@ class PhotoReader(PyramidReader):
             {"I;16": np.uint16, "I": np.int32, "F": np.float32}.get(self._mode, np.uint8)
         )
         given = self.options.nodata
+        if given is None and mode.startswith("I") and isinstance(transparency, int):
+            given = transparency  # the one value that stands for no pixel
         self._nodata = nodata_values([given] * len(bands), dtype) if given is not None else None
         mask = "alpha" if transparent else "nan" if dtype.kind == "f" else "none"
         microns, warnings = resolve(self.options, [])

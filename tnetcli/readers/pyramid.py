@@ -45,7 +45,13 @@ class PyramidReader(ABC):
         self.path = path
         self.options = options or ReadOptions()
         self._before = fingerprint(path)
-        self.layout = self._inspect()
+        try:
+            self.layout = self._inspect()
+        except self.failures as error:
+            raise ImageError(
+                f"cannot make sense of `{path}`: {one_line(error)}",
+                hint="the file is damaged: make or copy it again, or try another --reader",
+            ) from error
         self._start()
 
     @abstractmethod

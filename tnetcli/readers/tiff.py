@@ -48,8 +48,7 @@ class TiffReader(PyramidReader):
             raise _refused(self.path, error) from error
         try:
             return self._describe(opened)
-        except (ValueError, tifffile.TiffFileError, AttributeError, KeyError) as error:
-            # tifffile meets damaged or foreign tags with whatever its parsing runs into.
+        except TIFF_FAILURES as error:
             raise _refused(self.path, error) from error
         finally:
             opened.close()
@@ -224,9 +223,13 @@ def _ome_resolution(file: tifffile.TiffFile) -> Resolution | None:
     pixels = _ome_pixels(file)
     if "PhysicalSizeX" not in pixels or "PhysicalSizeY" not in pixels:
         return None
-    unit = str(pixels.get("PhysicalSizeXUnit", "µm"))
-    x, y = float(pixels["PhysicalSizeX"]), float(pixels["PhysicalSizeY"])
-    return from_length(x, y, unit, "OME metadata")
+    found = []
+    for axis in "XY":
+        length = float(pixels[f"PhysicalSize{axis}"])
+        unit = str(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
+        found.append(from_length(length, length, unit, "OME metadata"))
+    x, y = found
+    return Resolution(x.x, y.y, x.source) if x is not None and y is not None else None
 
 
 def _tag_resolution(file: tifffile.TiffFile) -> Resolution | None:

@@ -14,7 +14,19 @@ from tnetcli.readers.pyramid import one_line
 logging.getLogger("tifffile").propagate = False
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
-TIFF_FAILURES = (tifffile.TiffFileError, RuntimeError, ValueError, OSError, IndexError)
+# tifffile meets damaged tags and foreign XML with whatever its parsing runs into.
+TIFF_FAILURES = (
+    tifffile.TiffFileError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
 MOST_DIRECTORIES = 10_000
 
 
@@ -42,13 +54,15 @@ def check_directories(path: str) -> None:
                     hint="the file is damaged: make or copy it again",
                 )
             seen.add(offset)
+            if offset >= size:
+                raise truncated(path, f"a directory at byte {offset}", size)
             file.seek(offset)
             raw = file.read(count_size)
             if len(raw) < count_size:
                 raise truncated(path, f"a directory at byte {offset}", size)
             (entries,) = struct.unpack(order + count_format, raw)
-            file.seek(offset + count_size + entries * entry)
-            raw = file.read(next_size)
+            end = offset + count_size + entries * entry
+            raw = b"" if end > size else os.pread(file.fileno(), next_size, end)
             if len(raw) < next_size:
                 raise truncated(path, f"a directory at byte {offset}", size)
             (offset,) = struct.unpack(order + next_format, raw)
@@ -96,8 +110,7 @@ def look_at_tiff(path: str) -> TiffLook:
             geographic = bool(first.is_geotiff)
     except ImageError:
         raise
-    except (*TIFF_FAILURES, AttributeError, KeyError, struct.error) as error:
-        # tifffile meets damaged tags with whatever its parsing runs into.
+    except TIFF_FAILURES as error:
         check_directories(path)
         raise ImageError(
             f"`{path}` is a damaged TIFF: {one_line(error)}", hint="make or copy it again"
