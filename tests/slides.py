@@ -4,7 +4,7 @@ import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +227,17 @@ def write_cog(path: Path | str, array: NDArray[Any], **creation: Any) -> Path:
     rasterio.shutil.copy(plain, path, driver="COG", **(options | creation))
     plain.unlink()
     return path
+
+
+class Once:
+    """Writes images to a folder, each of them once, for tests that only read them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._written: dict[str, Path] = {}
+
+    def __call__(self, name: str, write: Callable[[Path], Path]) -> Path:
+        """Return the path of the image `name`, written by the first who asks."""
+        if name not in self._written:
+            self._written[name] = write(self._folder / name)
+        return self._written[name]

@@ -1,10 +1,11 @@
-import http.server
 import os
 import random
+import select
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image
 from tests.images import noise, write_geotiff, write_ome_tiff, write_pyramid_tiff, write_svs
 from tests.readers.contract import assert_equal, random_windows
 from tests.slides import (
+    Once,
     copy_of_real,
     real,
     truncate,
@@ -61,17 +63,23 @@ WRITERS = {
     "photo.jpg": save,
     "image.zarr.zip": lambda path: write_zarr_zip(path, SCENE),
 }
-LOSSLESS = {
-    name: write for name, write in WRITERS.items() if "jp" not in name and "scn" not in name
-}
+CMU = "wsi/CMU-1-Small-Region.svs"
+LOSSLESS = [name for name in WRITERS if "jp" not in name and "scn" not in name]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return a function that copies an image of a format, written once, to a path."""
+    once = Once(tmp_path_factory.mktemp("once"))
+    return lambda name, path: Path(shutil.copy(once(name, WRITERS[name]), path))
 
 
 # Which reader
 
 
-@pytest.mark.parametrize(("name", "write"), LOSSLESS.items(), ids=LOSSLESS)
-def test_an_image_is_read_right_whatever_its_format(tmp_path, name, write):
-    with open_image(write(tmp_path / name)) as reader:
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_an_image_is_read_right_whatever_its_format(tmp_path, made, name):
+    with open_image(made(name, tmp_path)) as reader:
         assert np.array_equal(reader.read(WHOLE, FULL).values, SCENE)
 
 
@@ -139,10 +147,9 @@ def test_a_path_may_be_text_or_a_path(tmp_path, kind):
 @pytest.mark.parametrize(
     "stem", ["with space", "Würzburg 雪 ñandú", "new\nline", "-o", "a;b'c\"d", "#?%20"]
 )
-@pytest.mark.parametrize(("name", "write"), LOSSLESS.items(), ids=LOSSLESS)
-def test_a_file_may_have_any_name(tmp_path, name, write, stem):
-    path = tmp_path / f"{stem} {name}"
-    write(tmp_path / name).rename(path)
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_a_file_may_have_any_name(tmp_path, made, name, stem):
+    path = made(name, tmp_path / f"{stem} {name}")
     with open_image(path) as reader:
         assert np.array_equal(reader.read(WHOLE, FULL).values, SCENE)
 
@@ -188,16 +195,16 @@ def assert_error_or_right(path, share):
 
 
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize(("name", "write"), WRITERS.items(), ids=WRITERS)
-def test_a_truncated_file_is_an_error_or_right(tmp_path, name, write, share):
-    assert_error_or_right(write(tmp_path / name), share)
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_truncated_file_is_an_error_or_right(tmp_path, made, name, share):
+    assert_error_or_right(made(name, tmp_path), share)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
 @pytest.mark.parametrize(
     "name",
-    ["wsi/CMU-1-Small-Region.svs", "wsi/synthetic/boxes.tiff", "wsi/synthetic/viv-multi-channel.ome.tif",
-     "wsi/dicom_camelyon/camelyon_multiframe_jpeg.dcm", "wsi/test3-DAPI-2-387.ndpi",
+    ["wsi/dicom_camelyon/camelyon_multiframe_jpeg.dcm", "wsi/synthetic/boxes.tiff", CMU,
+     "wsi/synthetic/viv-multi-channel.ome.tif", "wsi/test3-DAPI-2-387.ndpi",
      "wsi/zarr/large_image_sample_float32_8bit_range.zarr.zip", "wsi/small_vectra.qptiff",
      "geo/riotiler_cog.tif", "geo/rasterio_cogeo.tif", "geo/rasterio_RGB.byte.tif"],
 )  # fmt: skip
@@ -231,7 +238,9 @@ MAGIC = {
 def test_noise_after_the_first_bytes_of_a_format_is_an_image_error(tmp_path, magic):
     path = tmp_path / "a"
     for seed in range(15):
-        path.write_bytes(magic + np.random.default_rng(seed).bytes(3000))
+        noisy = np.random.default_rng(seed).bytes(3000)
+        # rasterio 1.4 prints a traceback over each message of GDAL that is not UTF-8.
+        path.write_bytes(magic + (noisy.hex().encode() if magic[:1] == b"<" else noisy))
         with pytest.raises(ImageError) as caught:
             open_image(path)
         assert caught.value.hint
@@ -353,27 +362,24 @@ def test_a_file_in_a_folder_that_may_not_be_read_is_an_image_error(public):
 # No network unless a URL is given
 
 
+class Listener:
+    """Hears whether anybody calls, and never answers."""
+
+    def __init__(self, server):
+        self._server = server
+        self.address = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+    @property
+    def was_called(self):
+        return bool(select.select([self._server], [], [], 0)[0])
+
+
 @pytest.fixture
-def requests():
-    """Yield the address of a server and the list of what it was asked for."""
-    asked = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_error(404)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-        thread.join()
+def listener(monkeypatch):
+    monkeypatch.setenv("GDAL_HTTP_TIMEOUT", "1")
+    monkeypatch.setenv("GDAL_HTTP_MAX_RETRY", "0")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield Listener(server)
 
 
 def read_if_possible(path):
@@ -381,39 +387,34 @@ def read_if_possible(path):
         reader.read(Window.whole(reader.size), Size(8, 8))
 
 
-def test_a_vrt_that_points_to_the_network_is_refused_with_a_hint(tmp_path, requests):
-    address, asked = requests
-    path = write_vrt(tmp_path / "a.vrt", f"/vsicurl/{address}/a.tif")
+def test_a_vrt_that_points_to_the_network_is_refused_with_a_hint(tmp_path, listener):
+    path = write_vrt(tmp_path / "a.vrt", f"/vsicurl/{listener.address}/a.tif")
     with pytest.raises(ImageError, match="points to the network") as caught:
         open_image(path)
     assert caught.value.hint
-    assert asked == []
+    assert not listener.was_called
 
 
-@pytest.mark.parametrize("reader", ["raster", None])
-def test_a_vrt_that_points_to_such_a_vrt_asks_nobody(tmp_path, requests, reader):
-    address, asked = requests
-    inner = write_vrt(tmp_path / "inner.vrt", f"/vsicurl/{address}/a.tif")
+def test_a_vrt_that_points_to_such_a_vrt_asks_nobody(tmp_path, listener):
+    inner = write_vrt(tmp_path / "inner.vrt", f"/vsicurl/{listener.address}/a.tif")
     path = write_vrt(tmp_path / "a.vrt", inner)
     with pytest.raises(ImageError):
         read_if_possible(path)
-    assert asked == []
+    assert not listener.was_called
 
 
-def test_a_vrt_that_writes_its_address_in_another_way_asks_nobody(tmp_path, requests):
-    address, asked = requests
-    hidden = f"/vsicurl/{address}/a.tif".replace("v", "&#118;").replace("h", "&#104;")
+def test_a_vrt_that_writes_its_address_in_another_way_asks_nobody(tmp_path, listener):
+    hidden = f"/vsicurl/{listener.address}/a.tif".replace("v", "&#118;").replace("h", "&#104;")
     with pytest.raises(ImageError):
         read_if_possible(write_vrt(tmp_path / "a.vrt", hidden))
-    assert asked == []
+    assert not listener.was_called
 
 
-def test_a_description_of_a_map_server_asks_nobody(tmp_path, requests):
-    address, asked = requests
+def test_a_description_of_a_map_server_asks_nobody(tmp_path, listener):
     path = tmp_path / "a.xml"
     path.write_text(
         '<GDAL_WMS><Service name="TMS"><ServerUrl>'
-        f"{address}/${{z}}/${{x}}/${{y}}.png</ServerUrl></Service><DataWindow>"
+        f"{listener.address}/${{z}}/${{x}}/${{y}}.png</ServerUrl></Service><DataWindow>"
         "<UpperLeftX>-180</UpperLeftX><UpperLeftY>90</UpperLeftY><LowerRightX>180</LowerRightX>"
         "<LowerRightY>-90</LowerRightY><TileLevel>4</TileLevel><TileCountX>2</TileCountX>"
         "<TileCountY>1</TileCountY></DataWindow><Projection>EPSG:4326</Projection>"
@@ -421,7 +422,7 @@ def test_a_description_of_a_map_server_asks_nobody(tmp_path, requests):
     )
     with pytest.raises(ImageError):
         read_if_possible(path)
-    assert asked == []
+    assert not listener.was_called
 
 
 @pytest.mark.parametrize("relative", [False, True])

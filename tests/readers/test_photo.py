@@ -3,8 +3,8 @@ import pytest
 from PIL import Image
 
 from tests.images import noise
-from tests.readers.contract import ReaderContract, area_mean, random_windows
-from tests.slides import truncate
+from tests.readers.contract import TRUTH, ReaderContract, area_mean, random_windows
+from tests.slides import Once, truncate
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import blocks, photo
@@ -15,6 +15,11 @@ from tnetcli.readers.photo import PhotoReader
 WHOLE, FULL = Window(0, 0, 60, 40), Size(60, 40)
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    return Once(tmp_path_factory.mktemp("once"))
+
+
 class TestPhotoReader(ReaderContract):
     block = Size(300, 200)
 
@@ -22,13 +27,13 @@ class TestPhotoReader(ReaderContract):
         return PhotoReader(str(path))
 
     @pytest.fixture
-    def image(self, tmp_path, truth):
-        return save(tmp_path / "a.png", Image.fromarray(truth.transpose(1, 2, 0)))
+    def image(self, once):
+        return once("a.png", lambda path: save(path, interleaved(TRUTH)))
 
     @pytest.fixture
-    def levels_image(self, tmp_path):
-        constant = np.full((100, 100, 3), 10, np.uint8)
-        return save(tmp_path / "levels.png", Image.fromarray(constant)), (10,)
+    def levels_image(self, once):
+        constant = interleaved(np.full((3, 100, 100), 10, np.uint8))
+        return once("b.png", lambda path: save(path, constant)), (10,)
 
     # A photo has a single level: there is nothing between, past or coarser than it.
     test_between_two_overviews_the_finer_one_is_used = None

@@ -1,11 +1,21 @@
+import subprocess
+import sys
+
 import numpy as np
 import openslide
 import pytest
+import tifffile
 from PIL import Image
 
 from tests.images import noise, write_constant_levels_tiff, write_pyramid_tiff, write_svs
-from tests.readers.contract import ReaderContract, area_mean, assert_equal, random_windows
-from tests.slides import DATA, copy_of_real, real, spoil_tile, write_scn
+from tests.readers.contract import (
+    TRUTH,
+    ReaderContract,
+    area_mean,
+    assert_equal,
+    random_windows,
+)
+from tests.slides import DATA, Once, copy_of_real, real, spoil_tile, write_scn
 from tnetcli.errors import ImageError, UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
@@ -16,6 +26,11 @@ JPEG = {"level": 95, "outcolorspace": "rgb"}
 HOSTILE = sorted(each for each in (DATA / "wsi" / "hostile").glob("*") if each.is_file())
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    return Once(tmp_path_factory.mktemp("once"))
+
+
 class TestSlideReader(ReaderContract):
     direct = True
 
@@ -23,12 +38,13 @@ class TestSlideReader(ReaderContract):
         return SlideReader(str(path), direct=self.direct)
 
     @pytest.fixture
-    def image(self, tmp_path, truth):
-        return write_pyramid_tiff(tmp_path / "a.tif", truth)
+    def image(self, once):
+        return once("a.tif", lambda path: write_pyramid_tiff(path, TRUTH))
 
     @pytest.fixture
-    def levels_image(self, tmp_path):
-        return write_constant_levels_tiff(tmp_path / "levels.tif", (10, 20, 30)), (10, 20, 30)
+    def levels_image(self, once):
+        constants = (10, 20, 30)
+        return once("b.tif", lambda path: write_constant_levels_tiff(path, constants)), constants
 
 
 class TestSlideReaderThroughOpenSlide(TestSlideReader):
@@ -39,20 +55,15 @@ class TestSlideReaderOnJpeg(TestSlideReader):
     tolerance = 16.0
 
     @pytest.fixture
-    def image(self, tmp_path, truth):
-        return write_pyramid_tiff(
-            tmp_path / "a.tif", truth, compression="jpeg", compressionargs=JPEG
-        )
+    def image(self, once):
+        jpeg = {"compression": "jpeg", "compressionargs": JPEG}
+        return once("c.tif", lambda path: write_pyramid_tiff(path, TRUTH, **jpeg))
 
 
 class TestSlideReaderOnAperio(TestSlideReader):
     @pytest.fixture
-    def image(self, tmp_path, truth):
-        return write_svs(tmp_path / "a.svs", truth, (2, 4))
-
-
-class TestSlideReaderOnAperioThroughOpenSlide(TestSlideReaderOnAperio):
-    direct = False
+    def image(self, once):
+        return once("a.svs", lambda path: write_svs(path, TRUTH, (2, 4)))
 
 
 @pytest.fixture(params=[True, False], ids=["direct", "openslide"])
@@ -359,6 +370,31 @@ def test_a_hostile_file_is_an_image_error(path, direct):
     with pytest.raises(ImageError) as caught:
         read(path, Window(0, 0, 16, 16), Size(16, 16), direct=direct)
     assert caught.value.hint
+
+
+ABORTING = """
+import sys
+from tnetcli.errors import ImageError
+from tnetcli.geometry import Size, Window
+from tnetcli.readers.slide import SlideReader
+try:
+    with SlideReader(sys.argv[1]) as reader:
+        reader.read(Window(70, 50, 20, 20), Size(20, 20))
+except ImageError as error:
+    print(bool(error.hint))
+"""
+
+
+@pytest.mark.parametrize("tile", [(32_768, 32_768), (2_030_043_200, 64), (64, 2_030_043_200)])
+def test_a_slide_with_huge_tiles_is_refused_and_does_not_end_the_process(tmp_path, tile):
+    path = write_scn(tmp_path / "a.scn", AREA)
+    with tifffile.TiffFile(path, mode="r+") as file:
+        for name, side in zip(("TileWidth", "TileLength"), tile, strict=True):
+            file.pages[1].aspage().tags[name].overwrite(side, dtype="I")
+    done = subprocess.run(
+        [sys.executable, "-c", ABORTING, str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n")
 
 
 def test_a_mirax_without_its_folder_is_an_image_error(tmp_path):

@@ -7,8 +7,9 @@ import pytest
 import tifffile
 
 from tests.images import area_average, noise, write_ome_tiff, write_pyramid_tiff
-from tests.readers.contract import ReaderContract, area_mean, random_windows
+from tests.readers.contract import TRUTH, ReaderContract, area_mean, random_windows
 from tests.slides import (
+    Once,
     forget_tile,
     raw_tiff,
     real,
@@ -47,6 +48,11 @@ def write_ome_planes(path, levels):
     return path
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    return Once(tmp_path_factory.mktemp("once"))
+
+
 class TiffContract(ReaderContract):
     def open(self, path):
         return TiffReader(str(path))
@@ -55,12 +61,14 @@ class TiffContract(ReaderContract):
         raise NotImplementedError
 
     @pytest.fixture
-    def image(self, tmp_path, truth):
-        return self.write(tmp_path / "a.tif", pyramid(truth))
+    def image(self, once):
+        name = f"{type(self).__name__}.tif"
+        return once(name, lambda path: self.write(path, pyramid(TRUTH)))
 
     @pytest.fixture
-    def levels_image(self, tmp_path):
-        return self.write(tmp_path / "levels.tif", constant_levels()), CONSTANTS
+    def levels_image(self, once):
+        name = f"{type(self).__name__} levels.tif"
+        return once(name, lambda path: self.write(path, constant_levels())), CONSTANTS
 
 
 class TestTiffReaderOnPlanesWithSubdirectories(TiffContract):
@@ -520,13 +528,13 @@ import resource, sys, time
 from tnetcli.errors import ImageError
 from tnetcli.readers.open import open_image
 from tnetcli.readers.tiff import TiffReader
-start = time.perf_counter()
+start = time.process_time()
 for opener in (TiffReader, open_image):
     try:
         opener(sys.argv[1])
     except ImageError as error:
         print(bool(error.hint))
-print(time.perf_counter() - start < 1)
+print(time.process_time() - start < 1)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 400_000)
 """
 

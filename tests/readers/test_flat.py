@@ -1,0 +1,442 @@
+import logging
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import rasterio
+
+from tests.images import noise, write_geotiff, write_ome_tiff
+from tests.readers.contract import area_mean, assert_equal
+from tests.slides import spoil_tile, truncate, write_zarr
+from tnetcli.errors import ImageError, OutputError
+from tnetcli.geometry import Size, Window
+from tnetcli.readers import flat
+from tnetcli.readers.base import ReadOptions
+from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.flat import FlatReader
+from tnetcli.readers.open import open_image
+
+WHOLE, SMALL = Window(0, 0, 1292, 972), Size(20, 15)
+
+
+def smooth(bands=3, dtype="uint8", seed=2):
+    """Return an image that a copy eight times smaller shows well, of a size it does not divide."""
+    return noise((323, 243), bands, dtype, seed).repeat(4, axis=1).repeat(4, axis=2)
+
+
+SCENE = smooth()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TNET_CACHE", str(folder))
+    monkeypatch.setattr(flat, "MOST_COARSE_PIXELS", 10_000)
+    BLOCKS.clear()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return write_geotiff(tmp_path_factory.mktemp("flat") / "a.tif", SCENE)
+
+
+@pytest.fixture
+def path(tmp_path, original):
+    return shutil.copy2(original, tmp_path / "a.tif")
+
+
+def see(path, window=WHOLE, out_size=SMALL, **options):
+    with open_image(path, options=ReadOptions(**options)) as reader:
+        return reader.read(window, out_size)
+
+
+def copies(cache):
+    return sorted(each for each in cache.rglob("*") if each.is_file())
+
+
+def warnings(caplog):
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def error(pixels, truth, window=WHOLE, out_size=SMALL):
+    expected = area_mean(truth, window, out_size)
+    return np.abs(pixels.values - expected)[:, pixels.valid].mean()
+
+
+# Which images are flat
+
+
+def test_an_image_with_overviews_is_not_flat(tmp_path):
+    path = write_geotiff(tmp_path / "b.tif", SCENE, overviews=[2, 4, 8, 16])
+    with open_image(path) as reader:
+        assert not isinstance(reader, FlatReader)
+
+
+def test_a_small_image_is_not_flat(tmp_path):
+    with open_image(write_geotiff(tmp_path / "b.tif", noise((100, 100)))) as reader:
+        assert not isinstance(reader, FlatReader)
+
+
+def test_an_image_whose_coarsest_overview_is_large_is_flat(tmp_path, cache):
+    pixels = see(write_geotiff(tmp_path / "b.tif", SCENE, overviews=[2]))
+    assert len(copies(cache)) == 1
+    assert error(pixels, SCENE) < 4
+
+
+def test_a_flat_reader_tells_what_the_file_tells(path):
+    with open_image(path) as reader:
+        inner = reader._reader
+        assert isinstance(reader, FlatReader)
+        assert (reader.name, reader.path, reader.size) == ("raster", str(path), Size(1292, 972))
+        assert (reader.bands, reader.dtype) == (inner.bands, inner.dtype)
+        assert (reader.overviews, reader.layout) == ((), inner.layout)
+        assert reader.georeference == inner.georeference
+        assert reader.microns_per_pixel is None
+
+
+def test_a_flat_image_may_be_refused_with_a_way_out(path, cache):
+    with pytest.raises(ImageError, match="no overviews") as caught:
+        open_image(path, options=ReadOptions(flat="refuse"))
+    assert f"tnet pyramid {path}" in caught.value.hint
+    assert not cache.exists()
+
+
+def test_opening_decodes_and_writes_nothing(path, cache):
+    with open_image(path) as reader:
+        assert reader.cost.pixels_decoded == 0
+    assert not cache.exists()
+
+
+# The first look
+
+
+@pytest.mark.parametrize("out_size", [Size(20, 15), Size(33, 7), Size(80, 60), Size(1, 1)])
+def test_the_whole_view_is_the_area_mean(path, out_size):
+    pixels = see(path, out_size=out_size)
+    assert pixels.valid.all()
+    assert error(pixels, SCENE, out_size=out_size) < 2
+
+
+def test_part_of_the_image_seen_coarsely_is_the_area_mean(path):
+    window, out_size = Window(100.5, 50.25, 800, 600), Size(21, 17)
+    assert error(see(path, window, out_size), SCENE, window, out_size) < 2
+
+
+def test_outside_of_the_image_is_zero_and_invalid(path):
+    pixels = see(path, Window(1132, 812, 320, 320), Size(20, 20))
+    expected = np.zeros((20, 20), bool)
+    expected[:10, :10] = True
+    assert np.array_equal(pixels.valid, expected)
+    assert not pixels.values[:, ~expected].any()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"blocksize": 64}, {"blocksize": None}, {"blocksize": None, "compress": None},
+     {"blocksize": 128, "interleave": "band"}, {"compress": "jpeg", "photometric": "YCBCR"}],
+    ids=["tiles", "strips", "raw strips", "planes", "jpeg"],
+)  # fmt: skip
+def test_any_layout_is_streamed(tmp_path, layout):
+    path = write_geotiff(tmp_path / "b.tif", SCENE, **layout)
+    assert error(see(path), SCENE) < 2
+
+
+def test_four_bands_of_sixteen_bits_are_streamed(tmp_path):
+    truth = smooth(4, "uint16")
+    pixels = see(write_geotiff(tmp_path / "b.tif", truth))
+    assert pixels.values.dtype == np.uint16
+    assert error(pixels, truth) < 2 * 20_000 / 256
+
+
+def test_floats_with_gaps_are_streamed(tmp_path):
+    truth = noise((640, 480), 1, "float32")
+    truth[0, :, :320] = np.nan
+    pixels = see(write_geotiff(tmp_path / "b.tif", truth), Window(0, 0, 640, 480), Size(20, 15))
+    assert np.array_equal(pixels.valid, [[False] * 10 + [True] * 10] * 15)
+    assert np.isfinite(pixels.values).all()
+
+
+def test_other_readers_are_streamed_too(tmp_path):
+    for path in (
+        write_ome_tiff(tmp_path / "b.tif", SCENE, ()),
+        write_zarr(tmp_path / "d.zarr", SCENE, (), chunk=512),
+    ):
+        assert error(see(path), SCENE) < 2
+
+
+def test_nodata_does_not_leak_into_the_view(tmp_path):
+    truth = np.full((1, 480, 640), 100, np.int16)
+    truth[:, ::3, ::2] = -9999
+    truth[:, :160] = -9999
+    path = write_geotiff(tmp_path / "b.tif", truth, nodata=-9999)
+    pixels = see(path, Window(0, 0, 640, 480), Size(20, 15))
+    assert np.array_equal(pixels.valid, [[False] * 20] * 5 + [[True] * 20] * 10)
+    assert (pixels.values[:, pixels.valid] == 100).all()
+
+
+def test_the_bands_chosen_are_streamed_in_their_order(path):
+    expected = see(path).values[[2, 0]]
+    assert np.array_equal(see(path, bands=("blue", "1")).values, expected)
+
+
+def test_one_warning_names_the_remedy(path, caplog):
+    with open_image(path) as reader:
+        for _ in range(3):
+            reader.read(WHOLE, SMALL)
+    assert len(warnings(caplog)) == 1
+    assert f"tnet pyramid {path}" in warnings(caplog)[0]
+
+
+def test_the_first_look_decodes_everything_once(path):
+    with open_image(path) as reader:
+        assert reader.decoded(WHOLE, SMALL) == reader.size.pixels
+        reader.read(WHOLE, SMALL)
+        assert 1 <= reader.cost.pixels_decoded / reader.size.pixels < 1.2
+
+
+def test_a_fine_view_comes_straight_from_the_file(path, cache):
+    window, out_size = Window(100, 50, 70, 70), Size(10, 10)
+    assert error(see(path, window, out_size), SCENE, window, out_size) < 0.3
+    assert not cache.exists()
+
+
+# The second look
+
+
+def test_the_second_look_decodes_almost_nothing(path):
+    first = see(path)
+    BLOCKS.clear()
+    with open_image(path) as reader:
+        assert reader.decoded(WHOLE, SMALL) < reader.size.pixels / 50
+        assert_equal(reader.read(WHOLE, SMALL), first)
+        assert reader.cost.pixels_decoded < reader.size.pixels / 50
+
+
+def test_the_second_look_warns_of_nothing(path, caplog):
+    see(path)
+    caplog.clear()
+    see(path)
+    assert warnings(caplog) == []
+
+
+def test_only_the_copy_is_left_in_the_cache(path, cache):
+    see(path)
+    assert [each.suffix for each in copies(cache)] == [".tif"]
+    assert [each for each in (cache / "overviews").iterdir() if each.is_dir()] == []
+
+
+def test_nothing_is_written_next_to_the_image(path, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    see(path)
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "cache"])
+
+
+def test_a_changed_file_gets_a_new_copy(path, cache):
+    see(path)
+    other = smooth(seed=9)
+    write_geotiff(path, other)
+    assert error(see(path), other) < 2
+    assert len(copies(cache)) == 2
+
+
+def test_a_touched_file_gets_a_new_copy(path, cache):
+    see(path)
+    os.utime(path, (1, 1))
+    see(path)
+    assert len(copies(cache)) == 2
+
+
+def test_a_file_that_changes_while_open_is_an_error(path):
+    with open_image(path) as reader:
+        reader.read(WHOLE, SMALL)
+        os.utime(path, (1, 1))
+        with pytest.raises(ImageError, match="changed while it was open"):
+            reader.read(WHOLE, SMALL)
+
+
+def test_a_link_shares_the_copy_of_its_file(path, tmp_path, cache):
+    see(path)
+    (tmp_path / "link.tif").symlink_to(path)
+    see(tmp_path / "link.tif")
+    assert len(copies(cache)) == 1
+
+
+@pytest.mark.parametrize("options", [{"bands": ("1",)}, {"nodata": 7.0}])
+def test_another_way_of_reading_has_a_copy_of_its_own(path, cache, options):
+    see(path)
+    see(path, **options)
+    assert len(copies(cache)) == 2
+
+
+# Faults
+
+
+def empty(copy):
+    copy.write_bytes(b"")
+
+
+def overwrite(copy):
+    copy.write_bytes(b"no image at all")
+
+
+def spoil(copy):
+    with rasterio.open(copy) as dataset:
+        levels = len(dataset.overviews(1))
+    for page in range(1 + levels):
+        spoil_tile(copy, 0, page=page)
+
+
+def halve(copy):
+    truncate(copy, 0.5)
+
+
+@pytest.mark.parametrize("harm", [empty, overwrite, halve, spoil])
+def test_a_damaged_copy_is_made_anew(path, cache, harm):
+    first = see(path)
+    harm(copies(cache)[0])
+    BLOCKS.clear()
+    assert_equal(see(path), first)
+
+
+def test_a_cache_that_cannot_be_written_is_an_output_error(path, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TNET_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OutputError, match="cannot write to the cache") as caught:
+        see(path)
+    assert "TNET_CACHE" in caught.value.hint
+    assert caught.value.exit_code == 7
+
+
+def test_fine_views_need_no_cache(path, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TNET_CACHE", str(tmp_path / "file"))
+    assert see(path, Window(0, 0, 50, 50), Size(50, 50)).valid.all()
+
+
+def test_a_full_disk_is_an_output_error_that_leaves_nothing(path, cache, monkeypatch):
+    def fail(self, place):
+        place.write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FlatReader, "_write", fail)
+    with pytest.raises(OutputError, match="No space left") as caught:
+        see(path)
+    assert caught.value.hint
+    assert list((cache / "overviews").iterdir()) == []
+
+
+def test_a_damaged_image_is_an_image_error_that_leaves_nothing(path, cache):
+    spoil_tile(path, 30)
+    with pytest.raises(ImageError, match="cannot read") as caught:
+        see(path)
+    assert caught.value.hint
+    assert list((cache / "overviews").iterdir()) == []
+
+
+def test_a_damaged_image_fails_again_and_can_still_be_read_elsewhere(path):
+    spoil_tile(path, 30)
+    with open_image(path) as reader:
+        for _ in range(2):
+            with pytest.raises(ImageError):
+                reader.read(WHOLE, SMALL)
+        assert reader.read(Window(0, 0, 50, 50), Size(50, 50)).valid.all()
+
+
+def test_an_interruption_leaves_nothing(path, cache, monkeypatch):
+    def interrupt(self, part):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FlatReader, "_read_part", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        see(path)
+    assert list((cache / "overviews").iterdir()) == []
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["before any look", "after a look"])
+def test_reading_after_close_is_a_callers_mistake(path, seen):
+    see(path)
+    reader = open_image(path)
+    if seen:
+        reader.read(WHOLE, SMALL)
+    reader.close()
+    with pytest.raises(ValueError, match="closed"):
+        reader.read(WHOLE, SMALL)
+
+
+def test_reading_after_close_makes_no_copy(path, cache):
+    reader = open_image(path)
+    reader.close()
+    with pytest.raises(ValueError, match="closed"):
+        reader.read(WHOLE, SMALL)
+    assert copies(cache) == []
+
+
+# Threads, processes, memory
+
+
+def test_eight_threads_at_once_make_one_copy(path, cache, caplog):
+    with open_image(path) as reader, ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: reader.read(WHOLE, SMALL), range(8)))
+    assert len(copies(cache)) == 1
+    assert len(warnings(caplog)) == 1
+    for pixels in found:
+        assert_equal(pixels, found[0])
+
+
+def test_a_copy_that_another_process_makes_at_the_same_time_does_no_harm(path):
+    with open_image(path) as one, open_image(path) as other:
+        first = one.read(WHOLE, SMALL)
+        other._make(other._place())  # as it would, had it looked a moment before
+        assert_equal(
+            one.read(Window(0, 0, 646, 486), SMALL), other.read(Window(0, 0, 646, 486), SMALL)
+        )
+        assert_equal(one.read(WHOLE, SMALL), first)
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["before any look", "after a look"])
+def test_a_pickled_reader_reads_the_same_pixels(path, seen):
+    with open_image(path) as reader:
+        if seen:
+            reader.read(WHOLE, SMALL)
+        with pickle.loads(pickle.dumps(reader)) as other:
+            for window, out_size in ((WHOLE, SMALL), (Window(5, 5, 50, 50), Size(50, 50))):
+                assert_equal(other.read(window, out_size), reader.read(window, out_size))
+
+
+STREAMING = """
+import resource, sys
+from tnetcli.geometry import Size, Window
+from tnetcli.readers import flat
+from tnetcli.readers.open import open_image
+flat.MOST_COARSE_PIXELS = 10_000
+with open_image(sys.argv[1]) as reader:
+    assert isinstance(reader, flat.FlatReader)
+    assert reader.read(Window.whole(reader.size), Size(20, 20)).valid.all()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def peak(path, side):
+    """Return the megabytes that seeing a flat image of two 16-bit bands takes at most."""
+    profile = {"driver": "GTiff", "width": side, "height": side, "count": 2, "dtype": "uint16"}
+    tiles = {"tiled": True, "blockxsize": 256, "blockysize": 256, "compress": "lzw"}
+    row = np.ones((2, 256, side), np.uint16)
+    with rasterio.open(path, "w", **profile, **tiles) as dataset:
+        for top in range(0, side, 256):
+            dataset.write(row, window=rasterio.windows.Window(0, top, side, 256))
+    done = subprocess.run(
+        [sys.executable, "-c", STREAMING, str(path)], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+def test_memory_does_not_grow_with_the_image(tmp_path):
+    small, large = (peak(tmp_path / f"{side}.tif", side) for side in (2048, 8192))
+    # The larger one holds 250 MB more, and twice that as numbers to average.
+    assert large - small < 200
