@@ -1,6 +1,7 @@
 import struct
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -590,6 +591,14 @@ def test_a_tile_that_holds_too_few_pixels_is_an_image_error(path):
     raw_tiff(path, parts["tags"], data=parts["data"])
     with pytest.raises(ImageError):
         read(path, Window(0, 0, 100, 100), Size(100, 100))
+
+
+def test_sixty_thousand_bands_are_told_in_no_time(path):
+    tags = {256: [2], 257: [2], 258: [8], 259: [1], 262: [1], 273: [8], 277: [60_000], 278: [2]}
+    raw_tiff(path, {**tags, 279: [240_000]}, data=bytes(240_000))
+    start = time.process_time()
+    assert len(layout(path).bands) == 60_000
+    assert time.process_time() - start < 2
 
 
 def test_directories_in_a_circle_are_refused(path):

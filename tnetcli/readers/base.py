@@ -211,3 +211,49 @@ class Reader(Protocol):
     def close(self) -> None:
         """Release every handle; reading afterwards is an error."""
         ...
+
+
+class DescribedByLayout:
+    """What a reader tells of its image without reading: all of it is in the layout."""
+
+    layout: Layout
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release every handle; reading afterwards is an error."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> Size:
+        """Return the full-resolution size."""
+        return self.layout.levels[0].size
+
+    @property
+    def overviews(self) -> tuple[float, ...]:
+        """Return the downsample factors that are stored in the file."""
+        return tuple(level.scale_x for level in self.layout.levels[1:])
+
+    @property
+    def bands(self) -> tuple[str, ...]:
+        """Return the names of the bands that `read` yields, in order."""
+        return self.layout.bands
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the type of the values that `read` yields."""
+        return self.layout.dtype
+
+    @property
+    def georeference(self) -> Georeference | None:
+        """Return the place on the map, if the image has one."""
+        return self.layout.georeference
+
+    @property
+    def microns_per_pixel(self) -> Resolution | None:
+        """Return the physical resolution, if it is known."""
+        return self.layout.microns_per_pixel

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import rasterio
@@ -20,8 +20,15 @@ from rasterio.enums import Resampling
 from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError, OutputError
-from tnetcli.geometry import Georeference, Size, Window
-from tnetcli.readers.base import Cost, Layout, Pixels, Reader, ReadOptions, Resolution
+from tnetcli.geometry import Size, Window
+from tnetcli.readers.base import (
+    Cost,
+    DescribedByLayout,
+    Layout,
+    Pixels,
+    Reader,
+    ReadOptions,
+)
 from tnetcli.readers.gdal import GDAL_FAILURES
 from tnetcli.readers.handles import check_unchanged, fingerprint
 from tnetcli.readers.placement import SCALE_TOLERANCE
@@ -52,7 +59,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tnet"
 
 
-class FlatReader:
+class FlatReader(DescribedByLayout):
     """A reader whose coarse views come from a small copy, made at the first of them."""
 
     def __init__(self, reader: Reader, options: ReadOptions) -> None:
@@ -72,42 +79,6 @@ class FlatReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._making = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def size(self) -> Size:
-        """Return the full-resolution size."""
-        return self._reader.size
-
-    @property
-    def overviews(self) -> tuple[float, ...]:
-        """Return the downsample factors that are stored in the file; the copy's are not."""
-        return self._reader.overviews
-
-    @property
-    def bands(self) -> tuple[str, ...]:
-        """Return the names of the bands that `read` yields, in order."""
-        return self._reader.bands
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Return the type of the values that `read` yields."""
-        return self._reader.dtype
-
-    @property
-    def georeference(self) -> Georeference | None:
-        """Return the place on the map, if the image has one."""
-        return self._reader.georeference
-
-    @property
-    def microns_per_pixel(self) -> Resolution | None:
-        """Return the physical resolution, if it is known."""
-        return self._reader.microns_per_pixel
 
     @property
     def cost(self) -> Cost:

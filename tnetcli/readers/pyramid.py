@@ -2,20 +2,20 @@
 
 import threading
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tnetcli.errors import ImageError
-from tnetcli.geometry import Georeference, Size, Window
+from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import (
     Block,
     Box,
     Cost,
+    DescribedByLayout,
     Layout,
     Pixels,
     ReadOptions,
-    Resolution,
     Source,
 )
 from tnetcli.readers.handles import Handles, check_unchanged, fingerprint
@@ -34,7 +34,7 @@ CHUNK_SAMPLES = 2**23
 MOST_BLOCK_BYTES = 2**28
 
 
-class PyramidReader(ABC):
+class PyramidReader(DescribedByLayout, ABC):
     """A reader over stored levels; a format adds how to inspect and how to open a source."""
 
     name: ClassVar[str]
@@ -74,42 +74,6 @@ class PyramidReader(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def size(self) -> Size:
-        """Return the full-resolution size."""
-        return self.layout.levels[0].size
-
-    @property
-    def overviews(self) -> tuple[float, ...]:
-        """Return the downsample factors that are stored in the file."""
-        return tuple(level.scale_x for level in self.layout.levels[1:])
-
-    @property
-    def bands(self) -> tuple[str, ...]:
-        """Return the names of the bands that `read` yields, in order."""
-        return self.layout.bands
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Return the type of the values that `read` yields."""
-        return self.layout.dtype
-
-    @property
-    def georeference(self) -> Georeference | None:
-        """Return the place on the map, if the image has one."""
-        return self.layout.georeference
-
-    @property
-    def microns_per_pixel(self) -> Resolution | None:
-        """Return the physical resolution, if it is known."""
-        return self.layout.microns_per_pixel
 
     @property
     def cost(self) -> Cost:

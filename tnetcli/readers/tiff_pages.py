@@ -22,7 +22,8 @@ from tnetcli.readers.jpeg import check_jpeg, decode_jpeg
 from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, refuse_huge_blocks
 from tnetcli.readers.tiff_files import check_directories, truncated
 
-# Decoders that give the same pixels as libtiff; held by tests/readers/test_two_paths.py.
+# Decoders that give the same pixels as libtiff (tests/readers/test_two_paths.py holds them); of
+# JPEG with subsampled chroma all but the enlarging of the chroma, where libjpegs differ.
 SAME_PIXELS = {
     tifffile.COMPRESSION.NONE,
     tifffile.COMPRESSION.LZW,
