@@ -1,5 +1,6 @@
 """Which bands to read, by number or by name."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tnetcli.errors import ImageError
@@ -27,7 +28,7 @@ def _find(path: str, wanted: str, names: Sequence[str]) -> int:
 def unique_names(names: Sequence[str | None]) -> tuple[str, ...]:
     """Fill gaps with the band's number, and add it where a name comes twice."""
     filled = [name or str(number) for number, name in enumerate(names, 1)]
+    times = Counter(filled)
     return tuple(
-        f"{name} ({number})" if filled.count(name) > 1 else name
-        for number, name in enumerate(filled, 1)
+        f"{name} ({number})" if times[name] > 1 else name for number, name in enumerate(filled, 1)
     )

@@ -16,8 +16,9 @@ from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
 from tnetcli.readers.bands import choose_bands
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
+from tnetcli.readers.detect import TIFF_MAGIC
 from tnetcli.readers.placement import touched_pixels, whole_scale
-from tnetcli.readers.pyramid import PyramidReader, one_line
+from tnetcli.readers.pyramid import PyramidReader, one_line, refuse_huge_blocks
 from tnetcli.readers.resolution import TIFF_TAGS, resolve
 from tnetcli.readers.tiff_files import TIFF_FAILURES
 from tnetcli.readers.tiff_pages import SAME_PIXELS, PageTiles, TiffPages
@@ -42,6 +43,7 @@ class SlideReader(PyramidReader):
         super().__init__(path, options)
 
     def _inspect(self) -> Layout:
+        _refuse_huge_tiles(self.path)
         slide = _open_slide(self.path)
         try:
             return self._describe(slide)
@@ -105,6 +107,18 @@ def _refused(path: str, error: Exception) -> ImageError:
         f"OpenSlide cannot open `{path}`: {one_line(error)}",
         hint="a slide may need its companion files beside it; or try another --reader",
     )
+
+
+def _refuse_huge_tiles(path: str) -> None:
+    # OpenSlide asks for the memory of one tile, and ends the process if it does not get it.
+    with open(path, "rb") as file:
+        if not file.read(4).startswith(TIFF_MAGIC):
+            return
+    with tifffile.TiffFile(path) as tiff:
+        for page in tiff.pages:
+            if page.aspage().is_tiled:
+                tile = Size(page.aspage().tilewidth, page.aspage().tilelength)
+                refuse_huge_blocks(path, tile, 4)
 
 
 def _refuse_other_than_rgb(path: str) -> None:
