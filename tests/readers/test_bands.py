@@ -49,3 +49,18 @@ def test_names_that_come_twice_are_told_apart():
 def test_a_missing_name_does_not_clash_with_a_name_made_of_digits():
     names = unique_names(["2", None, "x"])
     assert len(set(names)) == 3
+
+
+def test_naming_many_bands_compares_each_with_few_others():
+    compared = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    unique_names([Name(f"band {number}") for number in range(500)])
+    assert compared < 5_000

