@@ -19,7 +19,8 @@ class Size:
     height: int
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.height < 1:
+        whole = self.width == int(self.width) and self.height == int(self.height)
+        if not whole or self.width < 1 or self.height < 1:
             raise ValueError(f"a size needs at least one pixel: `{self.width} x {self.height}`")
 
     @property
@@ -62,9 +63,9 @@ class Window:
     height: float
 
     def __post_init__(self) -> None:
-        edges = (self.left, self.top, self.width, self.height)
+        edges = (self.left, self.top, self.width, self.height, self.right, self.bottom)
         if not all(math.isfinite(edge) for edge in edges) or self.width <= 0 or self.height <= 0:
-            raise ValueError(f"not a rectangle: `{edges}`")
+            raise ValueError(f"not a rectangle: `{edges[:4]}`")
 
     @classmethod
     def whole(cls, size: Size) -> "Window":

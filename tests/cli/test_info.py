@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -201,3 +203,51 @@ def test_every_real_image_gives_the_truth_or_a_typed_error():
             assert "hostile" in record["image"] or "zarr" in record["image"], record
         else:
             assert record["gigapixels"] > 0
+
+
+@pytest.mark.parametrize("bands", ["", ",", "1,,2", " "])
+def test_a_gap_in_the_list_of_bands_is_refused(scene, bands):
+    assert tnet("info", "--bands", bands, scene).returncode == 2
+
+
+def test_a_prediction_of_millions_of_windows_is_refused_at_once(tmp_path):
+    image = write_geotiff(tmp_path / "a.tif", grain(2048), overviews=[2, 4, 8])
+    done = tnet("info", "--levels", 12, "--keep", 9, "--view-size", 8, image)
+    assert done.returncode == 2
+    assert "--keep" in done.stderr
+
+
+def test_a_link_that_leads_back_up_is_not_followed_for_ever(tmp_path, scene):
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "self").symlink_to("self")
+    assert len(facts(tmp_path, "--recursive")) == 1
+
+
+def test_a_list_from_another_system_is_understood(scene):
+    done = tnet("info", "--json", "-", stdin=f"\ufeff{scene}\r\n\r\n")
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("text", ["path,path\na.tif,b.tif\n", 'path\n"a.tif\n', "path\n"])
+def test_a_manifest_that_can_be_read_in_two_ways_is_refused(tmp_path, text):
+    (tmp_path / "list.csv").write_text(text)
+    assert tnet("info", "--manifest", tmp_path / "list.csv").returncode == 4
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_under_the_output_ends_with_7(scene):
+    done = subprocess.run(
+        f"{sys.executable} -m tnetcli info {scene} > /dev/full",
+        shell=True, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 7
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_standard_input_is_wrong_usage():
+    done = subprocess.run(
+        f"{sys.executable} -m tnetcli info - <&-",
+        shell=True, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -133,3 +133,87 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     assert running.returncode == 130, said
     assert "Traceback" not in said
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tif"]
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["internal", "msk"])
+def test_masked_pixels_do_not_bleed_into_overviews(tmp_path, external):
+    y, x = np.mgrid[0:SIDE, 0:SIDE]
+    disc = (x - 500) ** 2 + (y - 500) ** 2 < 400**2
+    disc[::16, ::16] = True
+    image = np.where(disc, 200, 0).astype(np.uint8)[None]
+    path = write_geotiff(tmp_path / "a.tif", image, mask=disc, external_mask=external)
+    assert tnet("pyramid", path).returncode == 0
+    overviews, view = whole_view(path)
+    assert len(overviews) == 2
+    assert set(np.unique(view.values[:, view.valid])) == {200}
+    # Lone pixels far from the disc: a quarter of the resolution keeps each of them.
+    assert view.valid[::4, ::4].all()
+
+
+@pytest.mark.parametrize("flags", [[], ["--in-place"], ["-o", "new.tif"]])
+def test_blocks_never_written_are_not_filled_with_zeros(tmp_path, flags):
+    written = np.zeros((16, 16), bool)
+    written[0, 0] = True
+    write_geotiff(tmp_path / "a.tif", noise((SIDE, SIDE)), sparse=True, written=written)
+    done = tnet("pyramid", "a.tif", *flags, cwd=tmp_path)
+    assert done.returncode == 3
+    assert "nodata" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["a.tif"]
+
+
+def test_an_output_that_is_the_image_by_another_name_is_refused(flat, tmp_path):
+    (tmp_path / "here").symlink_to(tmp_path)
+    before = flat.read_bytes()
+    done = tnet("pyramid", flat, "-o", tmp_path / "here" / flat.name, "--overwrite")
+    assert done.returncode == 7
+    assert flat.read_bytes() == before
+
+
+def test_overviews_put_into_a_link_go_to_the_file_it_leads_to(flat, tmp_path):
+    link = tmp_path / "link.tif"
+    link.symlink_to(flat)
+    assert tnet("pyramid", "--in-place", link).returncode == 0
+    assert link.is_symlink()
+    assert whole_view(flat)[0] == (2.0, 4.0)
+
+
+def test_an_output_that_is_a_folder_is_refused_before_any_work(flat, tmp_path):
+    done = tnet("pyramid", flat, "-o", tmp_path, "--overwrite")
+    assert done.returncode == 7
+    assert "not a file" in done.stderr
+
+
+def run_until_busy(path, *flags):
+    command = [sys.executable, "-m", "tnetcli", "pyramid", str(path), *flags]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    waited = time.monotonic() + 60
+    while not list(path.parent.glob(".tnet-*/*")) and time.monotonic() < waited:
+        time.sleep(0.02)
+    return running
+
+
+def large(tmp_path):
+    grain = np.random.default_rng(0).integers(0, 200, (1, 6000, 6000), np.uint8)
+    return write_geotiff(tmp_path / "a.tif", grain)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of another kind")
+def test_a_scheduler_that_ends_it_finds_nothing_left_behind(tmp_path):
+    path = large(tmp_path)
+    running = run_until_busy(path)
+    running.send_signal(signal.SIGTERM)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 75, said
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tif"]
+
+
+def test_an_image_replaced_meanwhile_is_left_as_it_is(tmp_path):
+    path = large(tmp_path)
+    other = write_geotiff(tmp_path / "other.tif", noise((64, 64)))
+    content = other.read_bytes()
+    running = run_until_busy(path, "--in-place")
+    os.replace(other, path)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 3, said
+    assert "changed while it was open" in said
+    assert path.read_bytes() == content

@@ -6,6 +6,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 
 from tests.images import noise, write_geotiff, write_ome_tiff, write_pyramid_tiff, write_svs
@@ -306,3 +307,22 @@ def test_detection_leaves_nothing_behind(tmp_path):
         if path.suffix != ".xml":
             detect(str(path))
     assert sorted(each.relative_to(copy) for each in copy.rglob("*")) == before
+
+
+def test_a_pyramid_of_colour_numbers_is_for_gdal_which_knows_the_colours(tmp_path):
+    path = tmp_path / "a.tif"
+    table = np.arange(768, dtype=np.uint16).reshape(3, 256)
+    numbers = np.zeros((512, 512), np.uint8)
+    with tifffile.TiffWriter(path) as file:
+        options = {"photometric": "palette", "colormap": table, "tile": (128, 128)}
+        file.write(numbers, **options)
+        file.write(numbers[::2, ::2], subfiletype=1, **options)
+    assert detect(str(path)) == "raster"
+
+
+def test_images_appended_to_a_geotiff_do_not_take_its_place_away(tmp_path):
+    path = write_geotiff(tmp_path / "a.tif", noise((64, 64)))
+    write_geotiff(path, noise((64, 64)), APPEND_SUBDATASET="YES")
+    with tifffile.TiffFile(path) as file:
+        assert len(file.pages) == 2
+    assert detect(str(path)) == "raster"

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import rasterio
+import rasterio.shutil
 
 from tests.commands import ROOT
 from tests.images import noise, write_geotiff, write_ome_tiff
@@ -443,3 +444,31 @@ def test_memory_does_not_grow_with_the_image(tmp_path):
     small, large = (peak(tmp_path / f"{side}.tif", side) for side in (2048, 8192))
     # The larger one holds 250 MB more, and twice that as numbers to average.
     assert large - small < 200
+
+
+def test_four_bands_of_eight_bits_stay_four(tmp_path):
+    truth = smooth(4, "uint8")
+    path = write_geotiff(tmp_path / "b.tif", truth, photometric="MINISBLACK")
+    pixels = see(path)
+    assert len(pixels.values) == 4
+    assert error(pixels, truth) < 2
+
+
+def test_a_mask_that_changes_beside_the_image_makes_a_new_copy(tmp_path):
+    path = write_geotiff(tmp_path / "b.tif", SCENE)
+    mask = np.zeros(SCENE.shape[1:], bool)
+    for valid in (True, False):
+        mask[:] = valid
+        with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=False), rasterio.open(path, "r+") as dataset:
+            dataset.write_mask(mask)
+        os.utime(path, ns=(1, 1))
+        assert see(path).valid.any() == valid
+
+
+def test_a_source_of_a_vrt_that_changes_makes_a_new_copy(tmp_path):
+    for value in (10, 200):
+        source = write_geotiff(tmp_path / "source.tif", np.full_like(SCENE, value))
+        vrt = tmp_path / "b.vrt"
+        if not vrt.exists():
+            rasterio.shutil.copy(source, vrt, driver="VRT")
+        assert (see(vrt).values == value).all()

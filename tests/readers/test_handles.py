@@ -1,11 +1,12 @@
 import os
+import signal
 import threading
 from contextlib import suppress
 
 import pytest
 
 from tnetcli.errors import ImageError
-from tnetcli.readers.handles import Handles, check_unchanged, fingerprint
+from tnetcli.readers.handles import ForkSafeLock, Handles, check_unchanged, fingerprint
 
 
 class Handle:
@@ -163,3 +164,14 @@ def test_a_file_that_went_away_is_noticed(tmp_path):
     path.unlink()
     with pytest.raises(ImageError, match="was removed"):
         check_unchanged(str(path), before)
+
+
+def test_a_forked_child_finds_the_lock_open():
+    lock = ForkSafeLock()
+    with lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            with lock:
+                os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

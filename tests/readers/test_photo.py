@@ -295,3 +295,28 @@ def test_the_users_resolution_is_used(path):
     save(path, interleaved(scene()))
     assert layout(path).microns_per_pixel is None
     assert layout(path, default_mpp=0.5).microns_per_pixel.x == 0.5
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "progressive", "grey", "png"])
+@pytest.mark.parametrize("harm", ["hole", "cut"])
+def test_damage_in_the_middle_is_an_image_error(tmp_path, kind, harm):
+    image = Image.fromarray(noise((200, 200)).transpose(1, 2, 0))
+    path = tmp_path / "a"
+    image = image.convert("L") if kind == "grey" else image
+    image.save(path, "PNG" if kind == "png" else "JPEG", progressive=kind == "progressive")
+    data = bytearray(path.read_bytes())
+    half = len(data) // 2
+    data[half : half + 500] = bytes(500)
+    path.write_bytes(data if harm == "hole" else data[:half] + data[-2:])
+    with PhotoReader(str(path)) as reader, pytest.raises(ImageError):
+        reader.read(Window(0, 0, 200, 200), Size(200, 200))
+
+
+@pytest.mark.parametrize("nodata", [300.0, -1.0, 1.5, float("inf")])
+def test_a_nodata_that_cannot_occur_keeps_the_mask_of_the_file(tmp_path, nodata):
+    image = np.full((20, 20, 4), 255, np.uint8)
+    image[:10, :, 3] = 0
+    Image.fromarray(image).save(tmp_path / "a.png")
+    with PhotoReader(str(tmp_path / "a.png"), ReadOptions(nodata=nodata)) as reader:
+        assert any("--nodata" in warning for warning in reader.layout.warnings)
+        assert reader.read(Window(0, 0, 20, 20), Size(20, 20)).valid.mean() == 0.5

@@ -864,3 +864,51 @@ def test_both_ways_of_reading_agree_on_real_files(name):
                 assert np.abs(difference).mean() < 2
             else:
                 assert np.array_equal(one.values, other.values)
+
+
+@pytest.mark.parametrize("nodata", [300.0, -1.0, 1.5, float("nan")])
+def test_a_users_nodata_that_cannot_occur_keeps_the_mask_of_the_file(path, nodata):
+    write_geotiff(path, scene(), mask=left_half())
+    assert np.array_equal(read(path, nodata=nodata).valid, left_half())
+    assert any("--nodata" in warning for warning in layout(path, nodata=nodata).warnings)
+
+
+@pytest.mark.parametrize("nodata", [-(2**63), 2**53 + 1])
+def test_wide_integers_are_compared_as_integers(path, nodata):
+    image = np.full((1, 8, 8), 2**53, np.int64)
+    image[0, :4] = nodata
+    write_geotiff(path, image)
+    with RasterReader(str(path), ReadOptions(nodata=nodata)) as reader:
+        pixels = reader.read(Window(0, 0, 8, 8), Size(8, 8))
+    assert np.array_equal(pixels.valid, image[0] != nodata)
+
+
+def test_a_large_exact_window_is_copied_and_not_averaged(path, monkeypatch, direct):
+    monkeypatch.setattr("tnetcli.readers.pyramid.CHUNK_SAMPLES", 64 * 64)
+    image = np.random.default_rng(0).integers(2**53, 2**62, (2, SIDE, SIDE), np.int64)
+    write_geotiff(path, image)
+    pixels = read(path, Window(-10, -7, SIDE, SIDE), FULL, direct=direct)
+    assert np.array_equal(pixels.values[:, 7:, 10:], image[:, : SIDE - 7, : SIDE - 10])
+    assert not pixels.valid[:7].any()
+
+
+def test_a_raw_file_that_is_cut_off_is_an_image_error(tmp_path):
+    path = write_geotiff(tmp_path / "a.img", scene(), driver="ENVI", blocksize=None, compress=None)
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(ImageError, match="truncated"):
+        RasterReader(str(path))
+
+
+def test_overviews_older_than_the_image_are_warned_of(path):
+    write_geotiff(path, scene(), overviews=[2], external_overviews=True)
+    assert layout(path).warnings == ()
+    os.utime(f"{path}.ovr", (1, 1))
+    assert any("older" in warning for warning in layout(path).warnings)
+
+
+@pytest.mark.parametrize("side", [1e-3, 1e-4, 1e-7, 1e-9])
+def test_a_window_may_be_as_small_as_one_likes(path, side):
+    image = write_geotiff(path, scene())
+    pixels = read(image, Window(10.2, 20.3, side, side), Size(7, 7))
+    assert pixels.valid.all()
+    assert np.array_equal(pixels.values, np.broadcast_to(scene()[:, 20:21, 10:11], (3, 7, 7)))

@@ -1,9 +1,12 @@
 """The `tnet` command: finds the subcommand, and turns errors into lines and exit codes."""
 
+import errno
 import functools
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -13,10 +16,12 @@ from tnetcli import __version__
 from tnetcli.cli.info import info
 from tnetcli.cli.messages import show_error, show_log, show_problem
 from tnetcli.cli.pyramid import pyramid
-from tnetcli.errors import TnetError
+from tnetcli.errors import OutputError, TnetError
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+STOPPED = 75
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
     name="tnet",
@@ -27,13 +32,30 @@ app = typer.Typer(
 )
 
 
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command in an orderly way: temporary files are removed."""
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(STOPPED)
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {name: signal.signal(getattr(signal, name), stop) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+
+
 def _guarded(command: Callable[..., None]) -> Callable[..., None]:
     """Turn what a user can fix into two lines and an exit code; bugs keep their traceback."""
 
     @functools.wraps(command)
     def run(*arguments: object, **options: object) -> None:
         try:
-            command(*arguments, **options)
+            with _stoppable():
+                command(*arguments, **options)
             sys.stdout.flush()
         except TnetError as error:
             show_error(error)
@@ -42,6 +64,11 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
             # `tnet info … | head` has what it wanted; Python would complain again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from error
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            show_problem(f"cannot write the output: {error.strerror}", "is there space left?")
+            raise typer.Exit(OutputError.exit_code) from error
 
     return run
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tnetcli.errors import UsageError
+
 if TYPE_CHECKING:
     from tnetcli.readers.base import ReadOptions
 
@@ -100,5 +102,7 @@ def read_options(
     """Gather the reading flags of a command."""
     from tnetcli.readers.base import ReadOptions  # numpy loads here, not for --help
 
-    names = tuple(part.strip() for part in bands.split(",") if part.strip()) if bands else None
-    return ReadOptions(names or None, nodata, mpp, default_mpp, z, t, flat.value)
+    names = None if bands is None else tuple(part.strip() for part in bands.split(","))
+    if names is not None and not all(names):
+        raise UsageError(f"--bands has a gap: `{bands}`", hint="for example --bands 4,3,2")
+    return ReadOptions(names, nodata, mpp, default_mpp, z, t, flat.value)

@@ -120,6 +120,7 @@ class Layout:
     compression: str = "none"
     tiled: bool = True
     file_bytes: int = 0
+    files: tuple[str, ...] = ()  # what else the image is made of: sources, sidecars, companions
     details: dict[str, Any] = field(default_factory=dict)  # what only this format knows
     warnings: tuple[str, ...] = ()
 

@@ -110,7 +110,12 @@ def _detect_tiff(path: str) -> str:
         return "slide"
     if look.is_stack:
         return "tiff"
-    if look.is_geographic or look.tags.intersection(GDAL_TAGS) or has_sidecar(path):
+    if (
+        look.is_geographic
+        or look.is_palette
+        or look.tags.intersection(GDAL_TAGS)
+        or has_sidecar(path)
+    ):
         return "raster"
     if look.levels > 1:
         plain = look.is_rgb and look.is_tiled

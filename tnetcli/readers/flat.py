@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,12 @@ from tnetcli.readers.base import (
     ReadOptions,
 )
 from tnetcli.readers.gdal import GDAL_FAILURES
-from tnetcli.readers.handles import check_unchanged, fingerprint
+from tnetcli.readers.handles import (
+    ForkSafeLock,
+    check_unchanged,
+    content_stamp,
+    fingerprint,
+)
 from tnetcli.readers.placement import SCALE_TOLERANCE
 from tnetcli.readers.pyramid import one_line
 from tnetcli.readers.raster import RasterReader
@@ -59,6 +63,10 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tnet"
 
 
+def _storable(dtype: np.dtype[Any]) -> str:
+    return "float32" if dtype == np.float16 else dtype.name  # GDAL has no half floats
+
+
 class FlatReader(DescribedByLayout):
     """A reader whose coarse views come from a small copy, made at the first of them."""
 
@@ -69,7 +77,7 @@ class FlatReader(DescribedByLayout):
         self._scale = STEP * reader.layout.levels[-1].scale_x
         self._copy: RasterReader | None = None
         self._closed = False
-        self._making = threading.Lock()
+        self._making = ForkSafeLock()
         self.name, self.path = reader.name, reader.path
         self.layout: Layout = reader.layout
 
@@ -78,7 +86,7 @@ class FlatReader(DescribedByLayout):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._making = threading.Lock()
+        self._making = ForkSafeLock()
 
     @property
     def cost(self) -> Cost:
@@ -95,6 +103,8 @@ class FlatReader(DescribedByLayout):
             raise ValueError("the image is closed")
         check_unchanged(self.path, self._before)
         pixels = self._small_copy().read(window.scaled(self._scale, self._scale), out_size)
+        if len(pixels.values) != len(self.bands):
+            raise ImageError(f"the copy of `{self.path}` has other bands", hint="empty TNET_CACHE")
         return self._cut(pixels, window, out_size)
 
     def decoded(self, window: Window, out_size: Size) -> int:
@@ -126,13 +136,14 @@ class FlatReader(DescribedByLayout):
         left = window.left + window.width / out_size.width * np.arange(out_size.width)
         top = window.top + window.height / out_size.height * np.arange(out_size.height)
         inside = np.outer(top < self.size.height, left < self.size.width)
-        return Pixels(np.where(inside, pixels.values, 0), pixels.valid & inside)
+        values = np.where(inside, pixels.values, 0).astype(self.dtype, copy=False)
+        return Pixels(values, pixels.valid & inside)
 
     def _place(self) -> Path:
         """Return where the copy of this very content, read this way, is kept."""
         read_as = (self._options.bands, self._options.nodata, self._options.z, self._options.t)
-        changed = os.stat(self.path).st_mtime_ns
-        known_by = (os.path.realpath(self.path), self._before, changed, self.name, read_as, STEP)
+        content = content_stamp((self.path, *self.layout.files))
+        known_by = (os.path.realpath(self.path), content, self.name, read_as, STEP)
         name = hashlib.sha256(repr(known_by).encode()).hexdigest()[:32]
         return cache_folder() / "overviews" / f"{name}.tif"
 
@@ -186,9 +197,10 @@ class FlatReader(DescribedByLayout):
         )
         profile = {
             "driver": "GTiff", "width": size.width, "height": size.height,
-            "count": len(self.bands), "dtype": self.dtype.name, "tiled": True,
+            "count": len(self.bands), "dtype": _storable(self.dtype), "tiled": True,
             "blockxsize": TILE, "blockysize": TILE, "compress": "deflate", "zlevel": 1,
             "bigtiff": "if_safer",
+            "photometric": "minisblack", "alpha": "no",  # GDAL takes a fourth band for alpha
         }  # fmt: skip
         with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
             with rasterio.open(path, "w", **profile) as copy:

@@ -3,7 +3,7 @@
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
@@ -102,3 +102,31 @@ def check_unchanged(path: str, before: Fingerprint | None) -> None:
             f"`{path}` {state} while it was open",
             hint="wait until the file is complete, then run again",
         )
+
+
+def content_stamp(paths: Sequence[str]) -> tuple[tuple[str, int, int, int], ...]:
+    """Return what changes whenever any of the files or folders an image is made of does."""
+    found = []
+    for path in sorted({os.path.realpath(path) for path in paths}):
+        files = [path]
+        if os.path.isdir(path):
+            files = [os.path.join(at, name) for at, _, names in os.walk(path) for name in names]
+        stats = [os.stat(name) for name in files if os.path.exists(name)]
+        newest = max((status.st_mtime_ns for status in stats), default=0)
+        found.append((path, len(stats), sum(status.st_size for status in stats), newest))
+    return tuple(found)
+
+
+class ForkSafeLock:
+    """A lock that a forked child finds open, even if another thread of its parent held it."""
+
+    def __init__(self) -> None:
+        self._process, self._lock = os.getpid(), threading.Lock()
+
+    def __enter__(self) -> None:
+        if self._process != os.getpid():
+            self._process, self._lock = os.getpid(), threading.Lock()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

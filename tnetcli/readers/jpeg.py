@@ -30,3 +30,9 @@ def check_jpeg(data: bytes) -> None:
     marker = MARKER.search(data, scan + 2)
     if scan < 0 or marker is None or marker.group() != b"\xff\xd9":
         raise ValueError("damaged JPEG stream")
+
+
+def decode_photo(data: bytes, colours: str) -> NDArray[Any]:
+    """Decode a JPEG file of its own; ValueError where libjpeg had to guess."""
+    pixels: NDArray[Any] = simplejpeg.decode_jpeg(data, colours, strict=True)
+    return pixels

@@ -1,6 +1,7 @@
 """Small ordinary images (PNG, JPEG, WebP, BMP, GIF), decoded once as a whole."""
 
 import os
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,9 +14,10 @@ from tnetcli.readers.bands import choose_bands
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Source
 from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.handles import fingerprint
+from tnetcli.readers.jpeg import decode_photo
 from tnetcli.readers.pyramid import PyramidReader, one_line
 from tnetcli.readers.resolution import resolve
-from tnetcli.readers.validity import are_numbers, both_valid, holds_data, nodata_values
+from tnetcli.readers.validity import are_numbers, both_valid, holds_data, user_nodata
 
 # Three bands of this many pixels stay under 200 MB; what is larger goes to the raster reader.
 MOST_PIXELS = 2**26
@@ -86,10 +88,12 @@ class PhotoReader(PyramidReader):
         given = self.options.nodata
         if given is None and mode.startswith("I") and isinstance(transparency, int):
             given = transparency  # the one value that stands for no pixel
-        self._nodata = nodata_values([given] * len(bands), dtype) if given is not None else None
+        self._nodata, complaints = user_nodata(given, len(bands), dtype)
         mask = "alpha" if transparent else "nan" if dtype.kind == "f" else "none"
         microns, warnings = resolve(self.options, [])
-        if image.getexif().get(EXIF_ORIENTATION, 1) != 1:
+        warnings += complaints
+        # Of a PNG, Pillow finds EXIF only by decoding all of it.
+        if image.format != "PNG" and image.getexif().get(EXIF_ORIENTATION, 1) != 1:
             warnings.append("EXIF orientation is not applied: pixels are read as stored")
         if getattr(image, "n_frames", 1) > 1:
             warnings.append(f"{getattr(image, 'n_frames', 1)} frames; the first is read")
@@ -99,7 +103,7 @@ class PhotoReader(PyramidReader):
             dtype=dtype,
             microns_per_pixel=microns,
             mask="nodata" if self._nodata is not None else mask,
-            nodata=given,
+            nodata=given if self._nodata is not None else None,
             compression=str(image.format).lower(),
             tiled=False,
             file_bytes=os.path.getsize(self.path),
@@ -139,10 +143,21 @@ class _PhotoSource:
         found = self._own if self._own is not None else BLOCKS.get(key)
         if found is not None:
             return found, Cost()
-        with Image.open(reader.path) as image:
-            pixels = np.array(image.convert(reader._mode) if image.mode != reader._mode else image)
+        pixels = _decode(reader.path, reader._mode)
         pixels = pixels.reshape(*pixels.shape[:2], -1)
         BLOCKS.put(key, pixels)
         if BLOCKS.get(key) is None:
             self._own = pixels  # too large to share
         return pixels, Cost(reader.size.pixels, reader.layout.file_bytes)
+
+
+def _decode(path: str, mode: str) -> NDArray[Any]:
+    """Decode the whole image; an error where Pillow alone would make something up."""
+    with Image.open(path) as image:
+        kind, stored = image.format, image.mode
+        if kind == "PNG":
+            image.verify()  # the checksums, which decoding passes over; it leaves nothing to load
+    if kind == "JPEG" and stored == mode and mode in ("L", "RGB"):
+        return decode_photo(Path(path).read_bytes(), "GRAY" if mode == "L" else "RGB")
+    with Image.open(path) as image:
+        return np.array(image if stored == mode else image.convert(mode))

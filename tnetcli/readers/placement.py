@@ -81,7 +81,7 @@ class Span:
         # The last pixel of a level may stand for more than its own length.
         stop = np.where(pixel >= last - 1, end, pixel + 1)
         length = np.minimum(end, stop) - np.maximum(begin, np.minimum(pixel, last))
-        length[(length < LEAST_SHARE) | (pixel >= last)] = 0
+        length[(length < LEAST_SHARE * min(self.step, 1.0)) | (pixel >= last)] = 0
         index = np.clip(pixel - first, 0, last - first - 1).astype(np.intp)
         return Taps(index, length)
 
@@ -99,6 +99,10 @@ class Placement:
         """Return the level pixels that are needed."""
         rows, columns = self.rows, self.columns
         return Box(columns.first, rows.first, columns.last - columns.first, rows.last - rows.first)
+
+    def corner(self, box: Box) -> tuple[int, int]:
+        """Return the row and column of an exact view where `box` begins."""
+        return box.top - round(self.rows.start), box.left - round(self.columns.start)
 
     @property
     def is_exact(self) -> bool:
@@ -138,7 +142,8 @@ def place(window: Window, level: Level, out_size: Size) -> Placement | None:
 
 def _span(start: float, stop: float, length: int, extent: float, count: int) -> Span | None:
     # An edge a hair off a pixel border is that border: it must not fetch one more row of blocks.
-    start, stop, extent = _snap(start), _snap(stop), _snap(extent)
+    hair = LEAST_SHARE * min((stop - start) / count, 1.0)
+    start, stop, extent = _snap(start, hair), _snap(stop, hair), _snap(extent, LEAST_SHARE)
     if start >= extent or stop <= 0:
         return None
     first = min(max(math.floor(start), 0), length - 1)
@@ -146,9 +151,9 @@ def _span(start: float, stop: float, length: int, extent: float, count: int) -> 
     return Span(start, stop, count, first, last, length, extent)
 
 
-def _snap(edge: float) -> float:
+def _snap(edge: float, hair: float) -> float:
     whole = round(edge)
-    return float(whole) if abs(edge - whole) < LEAST_SHARE else edge
+    return float(whole) if abs(edge - whole) < hair else edge
 
 
 def touched_pixels(box: Box, level: Level) -> int:
@@ -215,7 +220,8 @@ class AreaMean:
 
     def finish(self) -> Pixels:
         """Return the means, rounded to the image's own type."""
-        valid = self._weight[0] > LEAST_SHARE**2
+        rows, columns = self._placement.rows, self._placement.columns
+        valid = self._weight[0] > LEAST_SHARE**2 * min(rows.step, 1) * min(columns.step, 1)
         mean = self._sum
         if valid.all():
             mean /= self._weight
@@ -300,7 +306,7 @@ def copy_exact(
 ) -> Pixels:
     """Paste the decoded box into the view where output pixels are level pixels."""
     box, out = placement.box, placement.out_size
-    top, left = box.top - round(placement.rows.start), box.left - round(placement.columns.start)
+    top, left = placement.corner(box)
     rows, columns = slice(top, top + box.height), slice(left, left + box.width)
     inside = values.transpose(2, 0, 1)  # (bands, height, width)
     mask = np.zeros((out.height, out.width), np.bool_)

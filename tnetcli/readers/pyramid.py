@@ -1,7 +1,7 @@
 """The one way a window is read: pick a level, decode its blocks, take one area mean."""
 
-import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,9 +18,10 @@ from tnetcli.readers.base import (
     ReadOptions,
     Source,
 )
-from tnetcli.readers.handles import Handles, check_unchanged, fingerprint
+from tnetcli.readers.handles import ForkSafeLock, Handles, check_unchanged, fingerprint
 from tnetcli.readers.placement import (
     AreaMean,
+    Placement,
     choose_level,
     chunks,
     copy_exact,
@@ -65,7 +66,7 @@ class PyramidReader(DescribedByLayout, ABC):
     def _start(self) -> None:
         self._handles: Handles[Source] = Handles(self._open)
         self._cost = Cost()
-        self._counting = threading.Lock()
+        self._counting = ForkSafeLock()
 
     def __getstate__(self) -> dict[str, Any]:
         hidden = {"_handles", "_cost", "_counting"}
@@ -90,15 +91,31 @@ class PyramidReader(DescribedByLayout, ABC):
         if placement is None:
             shape = (out_size.height, out_size.width)
             return Pixels(np.zeros((bands, *shape), self.dtype), np.zeros(shape, np.bool_))
-        parts = list(chunks(placement.box, level.block, CHUNK_SAMPLES // bands))
-        if placement.is_exact and len(parts) == 1:
-            block = self._decode(index, parts[0])
-            return copy_exact(placement, block.values, block.valid)
+        parts = list(chunks(placement.box, level.block, max(CHUNK_SAMPLES // bands, 1)))
+        if placement.is_exact:
+            if len(parts) == 1:
+                block = self._decode(index, parts[0])
+                return copy_exact(placement, block.values, block.valid)
+            return self._paste(index, placement, parts)
         mean = AreaMean(placement, bands, self.dtype)
         for part in parts:
             block = self._decode(index, part)
             mean.add(part, block.values, block.valid)
         return mean.finish()
+
+    def _paste(self, index: int, placement: Placement, parts: Sequence[Box]) -> Pixels:
+        """Lay decoded parts side by side, where no mean is needed and none would be exact."""
+        out = placement.out_size
+        values = np.zeros((len(self.bands), out.height, out.width), self.dtype)
+        valid = np.zeros((out.height, out.width), np.bool_)
+        for part in parts:
+            block = self._decode(index, part)
+            top, left = placement.corner(part)
+            rows, columns = slice(top, top + part.height), slice(left, left + part.width)
+            seen = True if block.valid is None else block.valid
+            values[:, rows, columns] = np.where(seen, block.values.transpose(2, 0, 1), 0)
+            valid[rows, columns] = seen
+        return Pixels(values, valid)
 
     def decoded(self, window: Window, out_size: Size) -> int:
         """Return how many pixels `read` would decode at most, without reading."""

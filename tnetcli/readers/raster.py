@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from rasterio.enums import Resampling
 from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError
@@ -17,9 +18,11 @@ from tnetcli.readers.gdal import GDAL_FAILURES, damage_is_an_error, open_dataset
 from tnetcli.readers.placement import touched_pixels
 from tnetcli.readers.pyramid import PyramidReader, one_line
 from tnetcli.readers.raster_layout import RasterPlan, describe
-from tnetcli.readers.tiff_files import TIFF_FAILURES, check_directories
+from tnetcli.readers.tiff_files import TIFF_FAILURES, check_directories, truncated
 from tnetcli.readers.tiff_pages import PageTiles, TiffPages
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data
+
+RAW_DRIVERS = ("ENVI", "EHdr", "PNM", "ROI_PAC")
 
 
 class RasterReader(PyramidReader):
@@ -46,6 +49,8 @@ class RasterReader(PyramidReader):
         with dataset:
             if dataset.driver == "GTiff" and os.path.isfile(self.path):
                 check_directories(self.path)  # GDAL opens it with the lost overviews left out
+            if dataset.driver in RAW_DRIVERS:
+                _check_raw(self.path, dataset)
             if dataset.count == 0:
                 raise ImageError(
                     f"`{self.path}` holds several images and none of its own",
@@ -56,6 +61,14 @@ class RasterReader(PyramidReader):
 
     def _open(self) -> Source:
         return _RasterSource(self.path, self.layout, self._plan)
+
+
+def _check_raw(path: str, dataset: Any) -> None:
+    """Refuse a raw file that is too short for its pixels, which GDAL fills up with zeros."""
+    per_pixel = sum(np.dtype(dtype).itemsize for dtype in dataset.dtypes)
+    needed = dataset.width * dataset.height * per_pixel
+    if os.path.isfile(path) and os.path.getsize(path) < needed:
+        raise truncated(path, f"byte {needed}, where its pixels end,", os.path.getsize(path))
 
 
 class _RasterSource:
@@ -155,5 +168,7 @@ class _RasterSource:
                 box.height * this.scale_y,
             )
         with damage_is_an_error():
-            mask = dataset.read_masks(1, window=window, out_shape=shape)
+            # The mean of a mask is above zero where any of its pixels is valid.
+            how = Resampling.nearest if self._plan.masked[level] else Resampling.average
+            mask = dataset.read_masks(1, window=window, out_shape=shape, resampling=how)
         return np.asarray(mask > 0)

@@ -20,7 +20,7 @@ from tnetcli.readers.pyramid import refuse_huge_blocks
 from tnetcli.readers.resolution import from_density, resolve
 from tnetcli.readers.tiff_files import TIFF_FAILURES
 from tnetcli.readers.tiff_pages import SAME_PIXELS, TiffPages
-from tnetcli.readers.validity import Nodata, nodata_values
+from tnetcli.readers.validity import Nodata, nodata_values, user_nodata
 
 HIDING = "GDAL_DISABLE_READDIR_ON_OPEN"
 SAME_COLOURS = {
@@ -54,7 +54,7 @@ def describe(
     dtype = np.dtype(dataset.dtypes[0])
     if dtype.kind not in "iuf":
         raise ImageError(f"`{path}` holds {dtype} values", hint="export its amplitude first")
-    warnings = _hidden_sidecars(path)
+    warnings = [*_hidden_sidecars(path), *_stale_overviews(path)]
     colours = list(dataset.colorinterp)
     names = unique_names(
         [
@@ -73,7 +73,9 @@ def describe(
         )
     dtype = np.dtype(dataset.dtypes[chosen[0]])
     palette = _palette(dataset, chosen)
-    kind, nodata = _mask_kind(dataset, options, chosen, dtype, alphas)
+    wanted, complaints = user_nodata(options.nodata, len(chosen), dtype)
+    warnings += complaints
+    kind, nodata = ("nodata", wanted) if wanted else _mask_kind(dataset, chosen, dtype, alphas)
     levels, numbers, direct = _levels(path, dataset, allow_direct)
     for level in levels:
         refuse_huge_blocks(path, level.block, dtype.itemsize)
@@ -96,6 +98,7 @@ def describe(
         compression=structure.get("COMPRESSION", "none").lower(),
         tiled=block_columns < dataset.width or dataset.height <= block_rows,
         file_bytes=os.path.getsize(path) if os.path.isfile(path) else 0,
+        files=tuple(dataset.files),
         details=_details(dataset, palette is not None, direct),
         warnings=(*warnings, *complaints),
     )
@@ -117,6 +120,16 @@ def _hidden_sidecars(path: str) -> list[str]:
     return [f"{HIDING}={setting} may hide {found}: unset it"]
 
 
+def _stale_overviews(path: str) -> list[str]:
+    overviews = f"{path}.ovr"
+    if not os.path.isfile(path) or not os.path.isfile(overviews):
+        return []
+    if os.path.getmtime(path) <= os.path.getmtime(overviews):
+        return []
+    name = os.path.basename(overviews)
+    return [f"{name} is older than the image: if its pixels changed, make it anew"]
+
+
 def _colour_name(colour: ColorInterp) -> str | None:
     plain = (ColorInterp.undefined, ColorInterp.gray, ColorInterp.palette)
     return None if colour in plain else str(colour.name)
@@ -134,14 +147,11 @@ def _palette(dataset: Any, chosen: tuple[int, ...]) -> NDArray[np.uint8] | None:
 
 def _mask_kind(
     dataset: Any,
-    options: ReadOptions,
     chosen: tuple[int, ...],
     dtype: np.dtype[Any],
     alphas: list[int],
 ) -> tuple[str, Nodata | None]:
-    """Decide what makes a pixel invalid: the user's nodata, a mask, alpha, nodata, NaN."""
-    if options.nodata is not None:
-        return "nodata", nodata_values([options.nodata] * len(chosen), dtype)
+    """Decide what makes a pixel invalid: alpha, a mask, nodata, NaN."""
     flags = {flag for i in chosen for flag in dataset.mask_flag_enums[i]}
     if MaskFlags.alpha in flags and alphas:
         return "alpha", None

@@ -85,6 +85,7 @@ class SlideReader(PyramidReader):
             compression=_compression(self.path, self._pages),
             tiled=True,
             file_bytes=_stored_bytes(self.path, vendor),
+            files=_companions(self.path, vendor),
             details=_details(properties, has_bounds, len(self._pages)),
             warnings=tuple(warnings),
         )
@@ -195,6 +196,12 @@ def _compression(path: str, pages: dict[int, int]) -> str:
         return "unknown"
     with tifffile.TiffFile(path) as file:
         return tifffile.COMPRESSION(file.pages[pages[0]].aspage().compression).name.lower()
+
+
+def _companions(path: str, vendor: str) -> tuple[str, ...]:
+    """Return the folder that holds the rest of a slide, where the format has one."""
+    folders = {"mirax": os.path.splitext(path)[0], "dicom": os.path.dirname(os.path.abspath(path))}
+    return (folders[vendor],) if vendor in folders else ()
 
 
 def _stored_bytes(path: str, vendor: str) -> int:

@@ -22,7 +22,7 @@ from tnetcli.readers.pyramid import PyramidReader, one_line
 from tnetcli.readers.resolution import from_density, from_length, resolve
 from tnetcli.readers.tiff_files import TIFF_FAILURES
 from tnetcli.readers.tiff_pages import PageTiles, TiffPages
-from tnetcli.readers.validity import are_numbers, both_valid, holds_data, nodata_values
+from tnetcli.readers.validity import are_numbers, both_valid, holds_data, user_nodata
 
 COLOURED = (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)
 
@@ -76,8 +76,7 @@ class TiffReader(PyramidReader):
         self._unchosen = planes_to_choose(planes, wanted)
         first = [opened.tiles(_page(level, self._channels[0])) for level in levels]
         full, dtype = first[0].size, first[0].dtype
-        given = self.options.nodata
-        self._nodata = nodata_values([given] * len(bands), dtype) if given is not None else None
+        self._nodata, complaints = user_nodata(self.options.nodata, len(bands), dtype)
         mask = "nan" if dtype.kind == "f" else "none"
         if self._nodata is not None:
             mask, self._alpha = "nodata", None
@@ -92,12 +91,12 @@ class TiffReader(PyramidReader):
             dtype=dtype,
             microns_per_pixel=microns,
             mask=mask,
-            nodata=given,
+            nodata=self.options.nodata if self._nodata is not None else None,
             compression=tifffile.COMPRESSION(first[0].compression).name.lower(),
             tiled=first[0].is_tiled,
             file_bytes=os.path.getsize(self.path),
             details={"kind": series.kind, "axes": series.axes, "planes": planes},
-            warnings=(*warnings, *self._unchosen),
+            warnings=(*warnings, *complaints, *self._unchosen),
         )
 
     def _open(self) -> Source:

@@ -86,6 +86,7 @@ class TiffLook:
     is_stack: bool  # OME, QPTIFF, ImageJ: planes and channels that belong together
     is_geographic: bool
     is_rgb: bool
+    is_palette: bool
     is_tiled: bool
     levels: int
     tags: frozenset[int]  # of the first page
@@ -108,6 +109,9 @@ def look_at_tiff(path: str) -> TiffLook:
             rgb = first.samplesperpixel == 3 and first.bitspersample == 8
             tiled = bool(first.is_tiled)
             geographic = bool(first.is_geotiff)
+            palette = first.photometric == tifffile.PHOTOMETRIC.PALETTE
+            # Images appended to a GeoTIFF are no planes of it: GDAL reads the first.
+            stack = stack and not (geographic and not (file.is_ome or file.is_qpi))
     except ImageError:
         raise
     except TIFF_FAILURES as error:
@@ -115,4 +119,4 @@ def look_at_tiff(path: str) -> TiffLook:
         raise ImageError(
             f"`{path}` is a damaged TIFF: {one_line(error)}", hint="make or copy it again"
         ) from error
-    return TiffLook(bool(vendor), stack, geographic, rgb, tiled, levels, tags)
+    return TiffLook(bool(vendor), stack, geographic, rgb, palette, tiled, levels, tags)

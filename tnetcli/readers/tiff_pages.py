@@ -39,6 +39,14 @@ MOST_SHARING = 100
 Page = tifffile.TiffPage | tifffile.TiffFrame
 
 
+def has_unwritten_blocks(path: str) -> bool:
+    """Say whether a TIFF leaves blocks out without a nodata value to stand for them."""
+    with tifffile.TiffFile(path) as file:
+        page = file.pages.first
+        known = 42113 in page.tags or any(int(p.aspage().subfiletype) & 4 for p in file.pages)
+        return not known and not all(page.databytecounts)
+
+
 class TiffPages:
     """One open TIFF file; close it when the pages taken from it are no longer read."""
 

@@ -23,7 +23,10 @@ def nodata_values(values: Sequence[float | None], dtype: np.dtype[Any]) -> Nodat
     if not known.any():
         return None
     plain = [value if here else 0 for value, here in zip(values, known, strict=True)]
-    return Nodata(np.array(plain, np.float64).astype(dtype), known)
+    if dtype.kind == "f":
+        return Nodata(np.array(plain, np.float64).astype(dtype), known)
+    # By way of Python's integers: a float has no room for the large ones.
+    return Nodata(np.array([int(value or 0) for value in plain], dtype), known)
 
 
 def _fits(value: float, dtype: np.dtype[Any]) -> bool:
@@ -32,6 +35,17 @@ def _fits(value: float, dtype: np.dtype[Any]) -> bool:
     limits = np.iinfo(dtype)
     whole = math.isfinite(value) and value == int(value)
     return whole and limits.min <= value <= limits.max
+
+
+def user_nodata(
+    given: float | None, bands: int, dtype: np.dtype[Any]
+) -> tuple[Nodata | None, list[str]]:
+    """Return the user's nodata; one that no pixel can hold leaves the file's own mask alone."""
+    if given is None:
+        return None, []
+    nodata = nodata_values([given] * bands, dtype)
+    missed = f"--nodata {given:g} cannot occur in {dtype}: the file's own mask is kept"
+    return nodata, [missed] if nodata is None else []
 
 
 def holds_data(values: NDArray[Any], nodata: Nodata) -> NDArray[np.bool_]:

@@ -42,8 +42,11 @@ def find_images(
 
 def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
     if argument == "-":
-        separator = "\0" if null else "\n"
-        yield from (line for line in sys.stdin.read().split(separator) if line.strip())
+        if sys.stdin is None:
+            raise UsageError("standard input is closed", hint="give the list: `… | tnet info -`")
+        text = sys.stdin.read().removeprefix("\ufeff")
+        lines = text.split("\0") if null else text.splitlines()
+        yield from (line for line in lines if line.strip())
     elif "://" in argument or argument.startswith("/vsi"):
         yield argument
     elif os.path.isdir(argument) and not _is_image_folder(argument):
@@ -64,16 +67,33 @@ def _is_image_folder(path: str) -> bool:
 
 
 def _inside(folder: str, recursive: bool) -> Iterator[str]:
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        yield folder  # so that it is reported, and does not end the batch
+        return
+    for entry in entries:
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
+        if _is_folder(entry):
             if _is_image_folder(entry.path):
                 yield entry.path
-            elif recursive and not os.path.exists(os.path.join(entry.path, "Slidedat.ini")):
+            # A link may lead back up; what it leads to is found where it is.
+            elif (
+                recursive
+                and not entry.is_symlink()
+                and not os.path.exists(os.path.join(entry.path, "Slidedat.ini"))
+            ):
                 yield from _inside(entry.path, recursive)
         elif _looks_like_an_image(entry):
             yield entry.path
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _looks_like_an_image(entry: "os.DirEntry[str]") -> bool:
@@ -94,16 +114,20 @@ def read_manifest(path: Path) -> Iterator[str]:
     """Yield the `path` column of a CSV; relative paths start at the CSV's own folder."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+            table = csv.DictReader(file, strict=True)
+            columns = list(table.fieldnames or [])
+            rows = list(table)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ManifestError(
             f"cannot read the manifest `{path}`: {error}", hint="it must be a CSV file in UTF-8"
         ) from error
-    if not rows or "path" not in rows[0]:
-        columns = ", ".join(rows[0]) if rows else "none"
+    if columns.count("path") != 1:
         raise ManifestError(
-            f"no column `path` in `{path}`", hint=f"its first line names the columns: {columns}"
+            f"{columns.count('path') or 'no'} column `path` in `{path}`",
+            hint=f"its first line names the columns: {', '.join(columns) or 'none'}",
         )
+    if not rows:
+        raise ManifestError(f"`{path}` lists no image", hint="one line each, below the columns")
     empty = [str(number) for number, row in enumerate(rows, 2) if not (row["path"] or "").strip()]
     if empty:
         raise ManifestError(f"no path on line {', '.join(empty)} of `{path}`", hint="fill it in")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tnetcli.errors import ImageError, SomeFailedError, TnetError
+from tnetcli.errors import ImageError, SomeFailedError, TnetError, UsageError
 from tnetcli.geometry import Grid, Region, Size, Window
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.flat import FlatReader
@@ -16,6 +16,7 @@ from tnetcli.readers.open import open_image
 GRID = Grid(3, 3, 0.5)
 # A larger block is decoded almost in vain for one 224 px window.
 LARGE_BLOCK = 2048 * 2048
+MOST_WINDOWS = 2000
 MEGA, GIGA = 1e6, 1e9
 
 
@@ -50,6 +51,8 @@ def inspect(image: str, *, reader: str | None, options: ReadOptions, plan: Plan)
         return Inspection(image, error=error)
     try:
         return Inspection(image, _facts(opened, plan), tuple(_warnings(opened)))
+    except ImageError as error:
+        return Inspection(image, error=error)
     finally:
         opened.close()
 
@@ -102,6 +105,11 @@ def _prediction(reader: Reader, plan: Plan) -> dict[str, Any]:
     while frontier and depth < plan.levels:
         depth += 1
         windows += len(frontier)
+        if windows > MOST_WINDOWS:
+            raise UsageError(
+                f"more than {MOST_WINDOWS} windows would be looked at",
+                hint="lower --keep or --levels",
+            )
         pixels += sum(reader.decoded(region.window, view) for region in frontier)
         frontier = [
             child for region in frontier for child in _costliest(reader, region, view, plan)

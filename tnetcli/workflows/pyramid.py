@@ -11,12 +11,14 @@ from typing import Any
 
 import rasterio
 import rasterio.shutil
-from rasterio.enums import ColorInterp, Resampling
+from rasterio.enums import ColorInterp, MaskFlags, Resampling
 
 from tnetcli.errors import ImageError, OutputError, UsageError
 from tnetcli.readers.detect import detect, is_remote, refuse_hidden_network
 from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
+from tnetcli.readers.handles import check_unchanged, fingerprint
 from tnetcli.readers.pyramid import one_line
+from tnetcli.readers.tiff_pages import has_unwritten_blocks
 
 SMALLEST = 256
 POLL_SECONDS = 0.2
@@ -40,9 +42,13 @@ def build_pyramid(
     """
     if output is not None and in_place:
         raise UsageError("both -o and --in-place are given", hint="choose one of them")
-    target = _target(image, output, in_place)
-    kind = "cog" if output else "internal" if in_place else "ovr"
+    kind = "internal" if in_place else "ovr" if output is None else "cog"
+    # Overviews put into a link belong into the file it leads to.
+    target = (
+        output if output is not None else os.path.realpath(image) if in_place else f"{image}.ovr"
+    )
     _check(image, target, kind, overwrite)
+    before = fingerprint(image)
     folder = Path(_temporary_folder(target))
     try:
         made = folder / os.path.basename(target if kind == "cog" else image)
@@ -51,6 +57,7 @@ def build_pyramid(
         result = f"{made}.ovr" if kind == "ovr" else str(made)
         if kind != "ovr":
             _sync(result)
+        check_unchanged(image, before)
         os.replace(result, target)
     except OSError as error:
         raise OutputError(
@@ -62,19 +69,17 @@ def build_pyramid(
     return target
 
 
-def _target(image: str, output: str | None, in_place: bool) -> str:
-    return output or (image if in_place else f"{image}.ovr")
-
-
 def _check(image: str, target: str, kind: str, overwrite: bool) -> None:
     if is_remote(image):
         raise ImageError(f"`{image}` is not a local file", hint="download it first")
     reader = detect(image)
     refuse_hidden_network(image)
+    if kind == "cog" and os.path.exists(target) and os.path.samefile(target, image):
+        raise OutputError("-o names the image itself", hint="use --in-place, or another name")
+    if kind == "cog" and (not target or os.path.isdir(target)):
+        raise OutputError(f"-o is not a file: `{target}`", hint="give a name such as OUT.tif")
     if kind != "internal" and os.path.exists(target) and not overwrite:
         raise OutputError(f"`{target}` exists", hint="use --overwrite to replace it")
-    if os.path.abspath(target) == os.path.abspath(image) and kind == "cog":
-        raise OutputError("-o names the image itself", hint="use --in-place, or another name")
     try:
         with open_dataset(image) as dataset:
             stored, driver = dataset.overviews(1) if dataset.count else [], dataset.driver
@@ -84,6 +89,11 @@ def _check(image: str, target: str, kind: str, overwrite: bool) -> None:
             f"GDAL cannot read `{image}` (reader: {reader}): {one_line(error)}",
             hint="slides and OME files carry overviews of their own; see `tnet info`",
         ) from error
+    if driver == "GTiff" and has_unwritten_blocks(image):
+        raise ImageError(
+            f"blocks of `{image}` were never written: overviews would fill them with zeros",
+            hint="declare what they are with `gdal_edit.py -a_nodata 0 IMAGE`, then try again",
+        )
     if stored and not overwrite and kind != "cog":
         factors = ", ".join(map(str, stored))
         raise OutputError(
@@ -131,7 +141,8 @@ def _run(
 ) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    worker = context.Process(target=_work, args=(theirs, image, made, kind, resampling))
+    arguments = (theirs, image, made, kind, resampling)
+    worker = context.Process(target=_work, args=arguments, daemon=True)
     worker.start()
     theirs.close()
     expected = PASSES[kind] * os.path.getsize(image)
@@ -174,6 +185,7 @@ def _make(image: str, made: str, kind: str, resampling: str | None) -> None:
     with open_dataset(image) as dataset:
         method = resampling or _default_resampling(dataset)
         compression = dataset.tags(ns="IMAGE_STRUCTURE").get("COMPRESSION", "")
+        has_mask = MaskFlags.per_dataset in dataset.mask_flag_enums[0]
         photometric = dataset.photometric
         size = max(dataset.width, dataset.height)
     lossy = "JPEG" in compression.upper()
@@ -187,13 +199,13 @@ def _make(image: str, made: str, kind: str, resampling: str | None) -> None:
             )  # fmt: skip
         else:
             with (
-                rasterio.Env(**_overview_settings(kind, lossy, photometric)),
+                rasterio.Env(**_overview_settings(kind, lossy, photometric, has_mask)),
                 open_dataset(made, mode="r+") as dataset,
             ):
                 dataset.build_overviews(_factors(size), Resampling[method])
 
 
-def _overview_settings(kind: str, lossy: bool, photometric: Any) -> dict[str, Any]:
+def _overview_settings(kind: str, lossy: bool, photometric: Any, has_mask: bool) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "GDAL_TIFF_OVR_BLOCKSIZE": 256,
         "BIGTIFF_OVERVIEW": "IF_SAFER",
@@ -204,6 +216,10 @@ def _overview_settings(kind: str, lossy: bool, photometric: Any) -> dict[str, An
         settings["PHOTOMETRIC_OVERVIEW"] = "YCBCR"
     if kind == "ovr":
         settings["TIFF_USE_OVR"] = True
+        if has_mask:
+            # Told how to compress an external file, GDAL 3.10 averages masked pixels in.
+            del settings["COMPRESS_OVERVIEW"], settings["INTERLEAVE_OVERVIEW"]
+            settings.pop("PHOTOMETRIC_OVERVIEW", None)
     return settings
 
 
