@@ -58,10 +58,12 @@ def test_the_mask_gets_overviews_too(tmp_path, external):
     mask = np.zeros((SIDE, SIDE), bool)
     mask[:, : SIDE // 2] = True
     path = write_geotiff(tmp_path / "a.tif", noise((SIDE, SIDE)), mask=mask, external_mask=external)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     assert tnet("pyramid", path).returncode == 0
     overviews, view = whole_view(path)
     assert len(overviews) == 2
     assert np.array_equal(view.valid, mask[::4, ::4])
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
 def test_nodata_does_not_bleed_into_overviews(tmp_path):

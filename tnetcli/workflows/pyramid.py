@@ -133,7 +133,7 @@ def _prepare(image: str, made: Path, kind: str) -> None:
     if kind != "cog":
         for tail in (".msk", ".aux.xml"):
             if os.path.exists(source + tail):
-                os.symlink(source + tail, f"{made}{tail}")
+                shutil.copy2(source + tail, f"{made}{tail}")  # GDAL may write to them, too
 
 
 def _run(
