@@ -251,3 +251,11 @@ def test_a_closed_standard_input_is_wrong_usage():
     )  # fmt: skip
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--z", "--t"])
+def test_a_plane_of_an_image_without_planes_is_refused(scene, flag):
+    assert tnet("info", flag, "0", scene).returncode == 0
+    done = tnet("info", flag, "3", scene)
+    assert done.returncode == 3
+    assert f"{flag[2:]} = 0..0" in done.stderr

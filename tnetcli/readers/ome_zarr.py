@@ -41,6 +41,7 @@ class OmeZarrReader(PyramidReader):
     """Reads the first image of an OME-Zarr group."""
 
     name: ClassVar[str] = "ome_zarr"
+    has_planes: ClassVar[bool] = True
     failures: ClassVar[tuple[type[Exception], ...]] = (_ChunkError,)
 
     def _inspect(self) -> Layout:

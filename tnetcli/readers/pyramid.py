@@ -28,6 +28,7 @@ from tnetcli.readers.placement import (
     place,
     touched_pixels,
 )
+from tnetcli.readers.planes import choose_plane
 
 # Samples decoded at a time: bounds memory (about 100 MB) however large the window is.
 CHUNK_SAMPLES = 2**23
@@ -41,11 +42,16 @@ class PyramidReader(DescribedByLayout, ABC):
     name: ClassVar[str]
     # What the format's library raises where pixels cannot be decoded.
     failures: ClassVar[tuple[type[Exception], ...]]
+    # Whether the format knows stacks; elsewhere there is nothing for --z and --t to choose.
+    has_planes: ClassVar[bool] = False
 
     def __init__(self, path: str, options: ReadOptions | None = None) -> None:
         self.path = path
         self.options = options or ReadOptions()
         self._before = fingerprint(path)
+        if not self.has_planes:
+            choose_plane(path, "z", 1, self.options.z)
+            choose_plane(path, "t", 1, self.options.t)
         try:
             self.layout = self._inspect()
         except self.failures as error:

@@ -39,6 +39,7 @@ class TiffReader(PyramidReader):
     """Reads TIFF files page by page, with tifffile's understanding of what belongs together."""
 
     name: ClassVar[str] = "tiff"
+    has_planes: ClassVar[bool] = True
     failures: ClassVar[tuple[type[Exception], ...]] = TIFF_FAILURES
 
     def _inspect(self) -> Layout:
