@@ -34,7 +34,7 @@ Images = Annotated[
     typer.Argument(
         help="Images, globs or folders; `-` reads a list from standard input.",
         show_default=False,
-        metavar="IMAGES...",
+        metavar="IMAGES",
     ),
 ]
 Manifest = Annotated[
