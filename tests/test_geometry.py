@@ -284,3 +284,9 @@ def test_without_a_crs_there_is_no_longitude():
 
 def test_without_a_crs_there_is_no_ground_size():
     assert Georeference(None, (1.0, 0.0, 0.0, 0.0, -1.0, 0.0)).ground_size(Size(9, 9)) is None
+
+
+@pytest.mark.parametrize("sides", [(2.5, 2), (2, 2.5), (float("nan"), 2)])
+def test_a_size_is_whole_pixels(sides):
+    with pytest.raises(ValueError):  # noqa: PT011
+        Size(*sides)

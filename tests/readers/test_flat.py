@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import rasterio
 import rasterio.shutil
+import zarr
 
 from tests.commands import ROOT
 from tests.images import noise, write_geotiff, write_ome_tiff
@@ -472,3 +473,19 @@ def test_a_source_of_a_vrt_that_changes_makes_a_new_copy(tmp_path):
         if not vrt.exists():
             rasterio.shutil.copy(source, vrt, driver="VRT")
         assert (see(vrt).values == value).all()
+
+
+def test_half_floats_are_streamed(tmp_path):
+    truth = smooth(1, "float32").astype(np.float16)
+    pixels = see(write_zarr(tmp_path / "b.zarr", truth, (), chunk=256))
+    assert pixels.values.dtype == np.float16
+    assert error(pixels, truth.astype(np.float64)) < 0.02
+
+
+def test_chunks_rewritten_deep_in_a_folder_make_a_new_copy(tmp_path):
+    path = write_zarr(tmp_path / "b.zarr", np.full_like(SCENE, 10), (), chunk=256)
+    assert (see(path).values == 10).all()
+    array = zarr.open_array(str(path / "0"), mode="r+")
+    array[...] = 200
+    BLOCKS.clear()
+    assert (see(path).values == 200).all()

@@ -34,11 +34,11 @@ def open_image(
     refuse_hidden_network(name)
     if chosen == "slide" and os.path.isdir(name):
         name = first_dicom(name) or name
-    opened = _load(chosen, name)(name, options)
+    opened = _load(chosen)(name, options)
     return _with_overviews(opened, options)
 
 
-def _load(reader: str, path: str) -> type:
+def _load(reader: str) -> type:
     module, name = READERS[reader].split(":")
     try:
         found: type = getattr(import_module(module), name)
