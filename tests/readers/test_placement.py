@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from tests.strategies import DTYPES, numbers, sizes, windows_near
 from tnetcli.geometry import Size, Window
+from tnetcli.readers.area import AreaMean, area_mean, copy_exact
 from tnetcli.readers.base import Box, Level
 from tnetcli.readers.placement import (
     LEAST_SHARE,
     SCALE_TOLERANCE,
-    AreaMean,
     choose_level,
     chunks,
-    copy_exact,
     place,
     touched_pixels,
 )
@@ -146,6 +145,85 @@ def test_an_exact_copy_is_the_area_mean(data, size, dtype, masked, seed):
     copied, averaged = copy_exact(placement, image[inside], valid), mean.finish()
     assert np.array_equal(copied.valid, averaged.valid)
     assert np.array_equal(copied.values, averaged.values)
+
+
+def whole_sums(image, out_size):
+    """Return the sums under each output in whole units, and how many units an output has."""
+    height, width, _ = image.shape
+
+    def units(length, count):
+        ends = [
+            [min((o + 1) * length, (p + 1) * count) for p in range(length)] for o in range(count)
+        ]
+        starts = [[max(o * length, p * count) for p in range(length)] for o in range(count)]
+        return np.maximum(np.array(ends) - np.array(starts), 0)
+
+    rows, columns = units(height, out_size.height), units(width, out_size.width)
+    return np.einsum("ip,pqb,jq->bij", rows, image.astype(np.int64), columns), height * width
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("size", "out_size"),
+    [
+        (Size(32, 16), Size(14, 7)),  # 16 pixels make 7, whose means are often halfway
+        (Size(16, 16), Size(14, 14)),
+        (Size(43, 59), Size(28, 28)),  # long patterns, one repetition
+        (Size(600, 24), Size(400, 16)),  # several strips and products
+        (Size(5, 6), Size(8, 9)),  # enlarged
+        (Size(12, 12), Size(4, 8)),  # one axis in whole pixels
+    ],
+)
+def test_means_by_shares_that_repeat_are_exact_to_the_half(size, out_size, apart):
+    image = random_image(3, size, 3, np.dtype(np.uint8))
+    sums, units = whole_sums(image, out_size)
+    whole, rest = np.divmod(sums, units)
+    expected = whole + ((2 * rest > units) | ((2 * rest == units) & (whole % 2 == 1)))
+    if apart:
+        image = np.ascontiguousarray(image.transpose(2, 0, 1)).transpose(1, 2, 0)
+    pixels = area_mean(
+        place(Window(0, 0, size.width, size.height), flat_level(size), out_size), image, None
+    )
+    assert np.array_equal(pixels.values, expected)
+    assert pixels.values.dtype == np.uint8
+    assert pixels.valid.all()
+
+
+@given(st.data(), sizes(20), sizes(12), DTYPES, st.booleans(), st.booleans(), st.integers(0, 9999))
+def test_the_mean_of_one_box_is_that_of_its_parts(data, size, out_size, dtype, masked, near, seed):
+    whole = Window(0, 0, size.width, size.height)
+    window = data.draw(windows_near(size)) if near else whole
+    placement = place(window, flat_level(size), out_size)
+    assume(placement is not None)
+    image, mask = random_image(seed, size, 2, dtype), random_mask(seed, size)
+    box = placement.box
+    inside = np.s_[box.top : box.bottom, box.left : box.right]
+    valid = mask[inside] if masked else None
+    mean = AreaMean(placement, 2, dtype)
+    mean.add(box, image[inside], valid)
+    one, other = area_mean(placement, image[inside], valid), mean.finish()
+    assert one.values.dtype == other.values.dtype
+    assert np.array_equal(one.valid, other.valid)
+    slack = 1 if dtype.kind in "iu" else 0
+    assert np.abs(one.values.astype(float) - other.values.astype(float)).max() <= slack
+
+
+@pytest.mark.parametrize(
+    ("window", "level", "shape"),
+    [
+        (Window(0, 0, 32, 32), Level(Size(32, 32), 1, 1, BLOCK), (7, 16)),
+        (Window(16, 16, 16, 16), Level(Size(64, 64), 1, 1, BLOCK), (7, 8)),
+        (Window(0.5, 0.5, 16, 16), Level(Size(64, 64), 1, 1, BLOCK), None),  # within a pixel
+        (Window(-8, -8, 32, 32), Level(Size(64, 64), 1, 1, BLOCK), None),  # past the edge
+        (Window(0, 0, 64, 64), Level(Size(16, 16), 4, 4, BLOCK, Size(63, 63)), None),
+        (Window(0, 0, 71, 71), Level(Size(71, 71), 1, 1, BLOCK), None),  # never repeats
+        (Window(0, 0, 28, 28), Level(Size(28, 28), 1, 1, BLOCK), None),  # two whole pixels each
+    ],
+)
+def test_shares_repeat_only_where_a_span_is_of_whole_pixels(window, level, shape):
+    pattern = place(window, level, Size(14, 14)).rows.pattern()
+    assert (None if pattern is None else pattern.shape) == shape
+    assert pattern is None or (pattern.sum(1) == shape[1]).all()
 
 
 def test_an_exact_copy_does_not_share_memory_with_the_block():

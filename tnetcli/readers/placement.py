@@ -1,7 +1,4 @@
-"""Where a window falls on a stored level, and the area mean that turns it into a view.
-
-All rounding of coordinates in the package happens here.
-"""
+"""Where a window falls on a stored level; all rounding of coordinates happens here."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,15 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.base import Box, Level, Pixels
+from tnetcli.readers.base import Box, Level
 
 # A level one per cent too coarse still counts as fine enough: odd sizes make a level "4.003".
 SCALE_TOLERANCE = 1.01
 # Shares of a pixel below this are the rounding of a window's edge, not pixels asked for.
 LEAST_SHARE = 1e-6
-MANY_PIXELS = 2**12
-# Floats worked on at a time, 256 kB: what a core's own cache holds.
-WORKING_SAMPLES = 2**16
+# The most pixels or outputs after which shares must repeat to be worth a dense matrix.
+LONGEST_PATTERN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +54,26 @@ class Span:
         past = self.stop > self.length < self.extent
         whole = self.start == math.floor(self.start) and self.stop - self.start == self.count
         return whole and not past
+
+    def pattern(self) -> NDArray[np.float32] | None:
+        """Return the shares of the first few pixels in the first few outputs, if they repeat.
+
+        As (outputs, pixels), in whole units of which each output has as many as there are pixels:
+        so sums of 8-bit values are exact. None where it takes long until they repeat, where the
+        span does not begin and end with level pixels, or where an output is whole pixels and the
+        taps are as fast.
+        """
+        within = self.last < self.length or self.extent == self.length
+        if (self.start, self.stop) != (self.first, self.last) or not within:
+            return None
+        length = self.last - self.first
+        times = math.gcd(length, self.count)
+        pixels, outputs = length // times, self.count // times
+        if outputs == 1 or max(pixels, outputs) > LONGEST_PATTERN:
+            return None
+        pixel, output = np.arange(pixels) * outputs, np.arange(outputs)[:, None] * pixels
+        shared = np.minimum(pixel + outputs, output + pixels) - np.maximum(pixel, output)
+        return np.asarray(np.maximum(shared, 0), np.float32)
 
     def outputs(self, first: int, last: int) -> tuple[int, int]:
         """Return the range of output pixels that level pixels `first` to `last` reach."""
@@ -174,146 +190,14 @@ def chunks(box: Box, block: Size, most_pixels: int) -> Iterator[Box]:
         return
     wide = max(most_pixels // block.height // block.width, 1) * block.width
     high = max(most_pixels // min(wide, box.width) // block.height, 1) * block.height
-    for top, bottom in _cuts(box.top, box.bottom, high):
-        for left, right in _cuts(box.left, box.right, wide):
+    for top, bottom in cuts(box.top, box.bottom, high):
+        for left, right in cuts(box.left, box.right, wide):
             yield Box(left, top, right - left, bottom - top)
 
 
-def _cuts(first: int, last: int, step: int) -> Iterator[tuple[int, int]]:
+def cuts(first: int, last: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a range, cut at multiples of `step`."""
     while first < last:
         border = min((first // step + 1) * step, last)
         yield first, border
         first = border
-
-
-class AreaMean:
-    """Gathers decoded boxes into one view: the mean of the valid pixels under each output."""
-
-    def __init__(self, placement: Placement, bands: int, dtype: np.dtype[Any]) -> None:
-        self._placement = placement
-        self._dtype = dtype
-        # 24 bits hold an 8- or 16-bit mean, unless it is one of very many pixels.
-        many = placement.rows.step * placement.columns.step > MANY_PIXELS
-        narrow = dtype.itemsize <= 2 or dtype == np.float32
-        self._float: type[np.floating[Any]] = np.float32 if narrow and not many else np.float64
-        shape = (placement.out_size.height, placement.out_size.width)
-        self._sum = np.zeros((bands, *shape), self._float)
-        self._weight = np.zeros((1, *shape), self._float)
-
-    def add(self, box: Box, values: NDArray[Any], valid: NDArray[np.bool_] | None) -> None:
-        """Add the decoded `box`; `values` is (height, width, bands)."""
-        rows, columns = self._placement.rows, self._placement.columns
-        row_taps = self._narrow(rows.taps(box.top, box.bottom))
-        column_taps = self._narrow(columns.taps(box.left, box.right))
-        reached = (
-            slice(None),
-            slice(*rows.outputs(box.top, box.bottom)),
-            slice(*columns.outputs(box.left, box.right)),
-        )
-        if valid is None:
-            self._weight[reached] += np.outer(row_taps.length.sum(0), column_taps.length.sum(0))
-        else:
-            _add_sums(self._weight[reached], valid[..., None], row_taps, column_taps)
-            # NaN times zero is NaN, so invalid values are replaced, not multiplied.
-            values = np.where(valid[..., None], values, 0)
-        _add_sums(self._sum[reached], values, row_taps, column_taps)
-
-    def finish(self) -> Pixels:
-        """Return the means, rounded to the image's own type."""
-        rows, columns = self._placement.rows, self._placement.columns
-        valid = self._weight[0] > LEAST_SHARE**2 * min(rows.step, 1) * min(columns.step, 1)
-        mean = self._sum
-        if valid.all():
-            mean /= self._weight
-        else:
-            np.divide(mean, self._weight, out=mean, where=valid)
-            mean[:, ~valid] = 0
-        if self._dtype.kind in "iu":
-            np.rint(mean, out=mean)
-            # The largest 64-bit integer has no float of its own: the next lower one does.
-            limits = np.iinfo(self._dtype)
-            most = limits.max if limits.bits < 64 else np.nextafter(float(limits.max), 0)
-            np.clip(mean, limits.min, most, out=mean)
-        return Pixels(mean.astype(self._dtype), valid)
-
-    def _narrow(self, taps: Taps) -> Taps:
-        return Taps(taps.index, taps.length.astype(self._float))
-
-
-def _add_sums(total: NDArray[Any], values: NDArray[Any], rows: Taps, columns: Taps) -> None:
-    """Add to `total`, (bands, rows, columns), the sums of (height, width, bands) under each.
-
-    Both axes are summed tap by tap, which is several times faster than matrix products with the
-    mostly empty weight matrices, and a few output rows at a time, so that the work stays in the
-    processor's cache and in the same few pages of memory.
-    """
-    height, width, bands = values.shape
-    if bands > 1 and values.strides[2] != values.itemsize:
-        for band in range(bands):  # stored band by band: joining them would copy them all
-            one = slice(band, band + 1)
-            _add_sums(total[one], values[..., one], rows, columns)
-        return
-    flat = values.reshape(height, width * bands)
-    # Columns are gathered band by band, so that the result needs no turning.
-    index = columns.index[:, None, :] * bands + np.arange(bands)[:, None]
-    across = Taps(index.reshape(len(index), -1), np.tile(columns.length, bands))
-    outputs = rows.index.shape[1]
-    step = min(max(WORKING_SAMPLES // (width * bands), 1), outputs)
-    infinite = values.dtype.kind == "f"
-    down = _TapSums((step, width * bands), 0, values.dtype, total.dtype, infinite)
-    side = _TapSums((step, across.index.shape[1]), 1, total.dtype, total.dtype, infinite)
-    for first in range(0, outputs, step):
-        summed = down.sum(flat, rows.part(first, first + step))  # (some rows, width * bands)
-        done = side.sum(summed, across)  # (some rows, bands * columns)
-        total[:, first : first + step] += done.reshape(len(done), bands, -1).transpose(1, 0, 2)
-
-
-class _TapSums:
-    """Sums rows (axis 0) or columns (axis 1) by their share in each output, in its own memory."""
-
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        axis: int,
-        source: np.dtype[Any],
-        target: np.dtype[Any],
-        infinite: bool,
-    ) -> None:
-        self._axis, self._infinite = axis, infinite
-        self._taken = np.empty(shape, source)
-        self._total, self._part = np.empty(shape, target), np.empty(shape, target)
-
-    def sum(self, values: NDArray[Any], taps: Taps) -> NDArray[Any]:
-        """Return the sums, which the next call overwrites."""
-        count = taps.index.shape[1] if self._axis == 0 else len(values)
-        taken, total, part = self._taken[:count], self._total[:count], self._part[:count]
-        for number, (index, length) in enumerate(zip(taps.index, taps.length, strict=True)):
-            np.take(values, index, axis=self._axis, out=taken, mode="clip")
-            share = length[:, None] if self._axis == 0 else length
-            if self._infinite:
-                np.copyto(taken, 0, where=share == 0)  # infinity times nothing would be NaN
-            if number == 0:
-                np.multiply(taken, share, out=total)
-            elif (length == 1).all():
-                total += taken  # the pixels in between count in full
-            else:
-                total += np.multiply(taken, share, out=part)
-        return total
-
-
-def copy_exact(
-    placement: Placement, values: NDArray[Any], valid: NDArray[np.bool_] | None
-) -> Pixels:
-    """Paste the decoded box into the view where output pixels are level pixels."""
-    box, out = placement.box, placement.out_size
-    top, left = placement.corner(box)
-    rows, columns = slice(top, top + box.height), slice(left, left + box.width)
-    inside = values.transpose(2, 0, 1)  # (bands, height, width)
-    mask = np.zeros((out.height, out.width), np.bool_)
-    mask[rows, columns] = True if valid is None else valid
-    whole = (box.height, box.width) == (out.height, out.width)
-    if whole and valid is None:
-        return Pixels(np.array(inside, order="C"), mask)
-    pasted = np.zeros((inside.shape[0], out.height, out.width), values.dtype)
-    pasted[:, rows, columns] = inside if valid is None else np.where(valid, inside, 0)
-    return Pixels(pasted, mask)

@@ -8,6 +8,7 @@ import numpy as np
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
+from tnetcli.readers.area import AreaMean, area_mean, copy_exact
 from tnetcli.readers.base import (
     Block,
     Box,
@@ -20,11 +21,9 @@ from tnetcli.readers.base import (
 )
 from tnetcli.readers.handles import ForkSafeLock, Handles, check_unchanged, fingerprint
 from tnetcli.readers.placement import (
-    AreaMean,
     Placement,
     choose_level,
     chunks,
-    copy_exact,
     place,
     touched_pixels,
 )
@@ -98,10 +97,11 @@ class PyramidReader(DescribedByLayout, ABC):
             shape = (out_size.height, out_size.width)
             return Pixels(np.zeros((bands, *shape), self.dtype), np.zeros(shape, np.bool_))
         parts = list(chunks(placement.box, level.block, max(CHUNK_SAMPLES // bands, 1)))
+        if len(parts) == 1:
+            block = self._decode(index, parts[0])
+            lay = copy_exact if placement.is_exact else area_mean
+            return lay(placement, block.values, block.valid)
         if placement.is_exact:
-            if len(parts) == 1:
-                block = self._decode(index, parts[0])
-                return copy_exact(placement, block.values, block.valid)
             return self._paste(index, placement, parts)
         mean = AreaMean(placement, bands, self.dtype)
         for part in parts:

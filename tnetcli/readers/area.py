@@ -1,0 +1,211 @@
+"""From decoded pixels to a view: each output is the mean of the valid pixels under it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.readers.base import Box, Pixels
+from tnetcli.readers.placement import LEAST_SHARE, Placement, Taps, cuts
+
+MANY_PIXELS = 2**12
+# Floats worked on at a time, 256 kB: what a core's own cache holds.
+WORKING_SAMPLES = 2**16
+
+
+class AreaMean:
+    """Gathers decoded boxes into one view: the mean of the valid pixels under each output."""
+
+    def __init__(self, placement: Placement, bands: int, dtype: np.dtype[Any]) -> None:
+        self._placement = placement
+        self._dtype = dtype
+        # 24 bits hold an 8- or 16-bit mean, unless it is one of very many pixels.
+        many = placement.rows.step * placement.columns.step > MANY_PIXELS
+        narrow = dtype.itemsize <= 2 or dtype == np.float32
+        self._float: type[np.floating[Any]] = np.float32 if narrow and not many else np.float64
+        shape = (placement.out_size.height, placement.out_size.width)
+        self._sum = np.zeros((bands, *shape), self._float)
+        self._weight = np.zeros((1, *shape), self._float)
+
+    def add(self, box: Box, values: NDArray[Any], valid: NDArray[np.bool_] | None) -> None:
+        """Add the decoded `box`; `values` is (height, width, bands)."""
+        rows, columns = self._placement.rows, self._placement.columns
+        row_taps = self._narrow(rows.taps(box.top, box.bottom))
+        column_taps = self._narrow(columns.taps(box.left, box.right))
+        reached = (
+            slice(None),
+            slice(*rows.outputs(box.top, box.bottom)),
+            slice(*columns.outputs(box.left, box.right)),
+        )
+        if valid is None:
+            self._weight[reached] += np.outer(row_taps.length.sum(0), column_taps.length.sum(0))
+        else:
+            _add_sums(self._weight[reached], valid[..., None], row_taps, column_taps)
+            # NaN times zero is NaN, so invalid values are replaced, not multiplied.
+            values = np.where(valid[..., None], values, 0)
+        _add_sums(self._sum[reached], values, row_taps, column_taps)
+
+    def finish(self) -> Pixels:
+        """Return the means, rounded to the image's own type."""
+        rows, columns = self._placement.rows, self._placement.columns
+        valid = self._weight[0] > LEAST_SHARE**2 * min(rows.step, 1) * min(columns.step, 1)
+        mean = self._sum
+        if valid.all():
+            mean /= self._weight
+        else:
+            np.divide(mean, self._weight, out=mean, where=valid)
+            mean[:, ~valid] = 0
+        _round(mean, self._dtype)
+        return Pixels(mean.astype(self._dtype), valid)
+
+    def _narrow(self, taps: Taps) -> Taps:
+        return Taps(taps.index, taps.length.astype(self._float))
+
+
+def _round(mean: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Round to whole numbers within `dtype`, if it is one of integers."""
+    if dtype.kind in "iu":
+        np.rint(mean, out=mean)
+        # The largest 64-bit integer has no float of its own: the next lower one does.
+        limits = np.iinfo(dtype)
+        most = limits.max if limits.bits < 64 else np.nextafter(float(limits.max), 0)
+        np.clip(mean, limits.min, most, out=mean)
+
+
+def area_mean(
+    placement: Placement, values: NDArray[Any], valid: NDArray[np.bool_] | None
+) -> Pixels:
+    """Return the area mean where one decoded box holds all of the view."""
+    rows, columns = placement.rows.pattern(), placement.columns.pattern()
+    # Infinity times a share of zero would be NaN, and wide integers need more than 24 bits.
+    plain = valid is None and values.dtype.kind in "iu" and values.dtype.itemsize <= 2
+    if plain and rows is not None and columns is not None:
+        return _repeated_mean(values, rows, columns)
+    mean = AreaMean(placement, values.shape[2], values.dtype)
+    mean.add(placement.box, values, valid)
+    return mean.finish()
+
+
+def _repeated_mean(
+    values: NDArray[Any], rows: NDArray[np.float32], columns: NDArray[np.float32]
+) -> Pixels:
+    """Return the mean of all of (height, width, bands) by shares that repeat: `Span.pattern`.
+
+    Half the work of summing tap by tap: nothing is gathered, and a few repetitions at a time
+    stay in the processor's cache, so that there is no memory for the sums of a whole view.
+    """
+    height, width, bands = values.shape
+    (down, under), (across, beside) = rows.shape, columns.shape  # outputs, pixels
+    shape = (height // under * down, width // beside * across)
+    pixels = Pixels(np.empty((bands, *shape), values.dtype), np.ones(shape, np.bool_))
+    apart = bands > 1 and values.strides[2] != values.itemsize  # stored band by band
+    lines = values.transpose(0, 2, 1) if apart else values
+    samples = width * bands
+    step = max(WORKING_SAMPLES // (under * samples), 1)
+    for first in range(0, height // under, step):
+        some = lines[first * under : (first + step) * under].astype(np.float32, order="C")
+        some = some.reshape(-1, under, samples)
+        summed = np.empty((len(some), down, samples), np.float32)
+        for part in _products(rows, samples):
+            np.matmul(rows, some[..., part], out=summed[..., part])
+        if not apart:
+            summed = summed.reshape(-1, width, bands).transpose(0, 2, 1)
+        turned = summed.reshape(-1, beside)  # each row the pixels of one repetition
+        means = np.empty((len(turned), across), np.float32)
+        for part in _products(columns, len(turned)):
+            np.matmul(turned[part], columns.T, out=means[part])
+        means /= under * beside
+        _round(means, values.dtype)
+        mean = means.reshape(-1, bands, shape[1])
+        into = slice(first * down, first * down + len(mean))
+        np.copyto(pixels.values[:, into], mean.transpose(1, 0, 2), casting="unsafe")
+    return pixels
+
+
+def _products(shares: NDArray[Any], length: int) -> Iterator[slice]:
+    """Cut the axis that `shares` are multiplied along so that BLAS starts no threads of its own.
+
+    OpenBLAS does past 2^18 multiplications; waking them costs more than such a product, and a
+    hundred times that on a busy machine.
+    """
+    return (slice(*cut) for cut in cuts(0, length, 2**18 // shares.size))
+
+
+def _add_sums(total: NDArray[Any], values: NDArray[Any], rows: Taps, columns: Taps) -> None:
+    """Add to `total`, (bands, rows, columns), the sums of (height, width, bands) under each.
+
+    Both axes are summed tap by tap, which is several times faster than matrix products with the
+    mostly empty weight matrices, and a few output rows at a time, so that the work stays in the
+    processor's cache and in the same few pages of memory.
+    """
+    height, width, bands = values.shape
+    if bands > 1 and values.strides[2] != values.itemsize:
+        for band in range(bands):  # stored band by band: joining them would copy them all
+            one = slice(band, band + 1)
+            _add_sums(total[one], values[..., one], rows, columns)
+        return
+    flat = values.reshape(height, width * bands)
+    # Columns are gathered band by band, so that the result needs no turning.
+    index = columns.index[:, None, :] * bands + np.arange(bands)[:, None]
+    across = Taps(index.reshape(len(index), -1), np.tile(columns.length, bands))
+    outputs = rows.index.shape[1]
+    step = min(max(WORKING_SAMPLES // (width * bands), 1), outputs)
+    infinite = values.dtype.kind == "f"
+    down = _TapSums((step, width * bands), 0, values.dtype, total.dtype, infinite)
+    side = _TapSums((step, across.index.shape[1]), 1, total.dtype, total.dtype, infinite)
+    for first in range(0, outputs, step):
+        summed = down.sum(flat, rows.part(first, first + step))  # (some rows, width * bands)
+        done = side.sum(summed, across)  # (some rows, bands * columns)
+        total[:, first : first + step] += done.reshape(len(done), bands, -1).transpose(1, 0, 2)
+
+
+class _TapSums:
+    """Sums rows (axis 0) or columns (axis 1) by their share in each output, in its own memory."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        axis: int,
+        source: np.dtype[Any],
+        target: np.dtype[Any],
+        infinite: bool,
+    ) -> None:
+        self._axis, self._infinite = axis, infinite
+        self._taken = np.empty(shape, source)
+        self._total, self._part = np.empty(shape, target), np.empty(shape, target)
+
+    def sum(self, values: NDArray[Any], taps: Taps) -> NDArray[Any]:
+        """Return the sums, which the next call overwrites."""
+        count = taps.index.shape[1] if self._axis == 0 else len(values)
+        taken, total, part = self._taken[:count], self._total[:count], self._part[:count]
+        for number, (index, length) in enumerate(zip(taps.index, taps.length, strict=True)):
+            np.take(values, index, axis=self._axis, out=taken, mode="clip")
+            share = length[:, None] if self._axis == 0 else length
+            if self._infinite:
+                np.copyto(taken, 0, where=share == 0)  # infinity times nothing would be NaN
+            if number == 0:
+                np.multiply(taken, share, out=total)
+            elif (length == 1).all():
+                total += taken  # the pixels in between count in full
+            else:
+                total += np.multiply(taken, share, out=part)
+        return total
+
+
+def copy_exact(
+    placement: Placement, values: NDArray[Any], valid: NDArray[np.bool_] | None
+) -> Pixels:
+    """Paste the decoded box into the view where output pixels are level pixels."""
+    box, out = placement.box, placement.out_size
+    top, left = placement.corner(box)
+    rows, columns = slice(top, top + box.height), slice(left, left + box.width)
+    inside = values.transpose(2, 0, 1)  # (bands, height, width)
+    mask = np.zeros((out.height, out.width), np.bool_)
+    mask[rows, columns] = True if valid is None else valid
+    whole = (box.height, box.width) == (out.height, out.width)
+    if whole and valid is None:
+        return Pixels(np.array(inside, order="C"), mask)
+    pasted = np.zeros((inside.shape[0], out.height, out.width), values.dtype)
+    pasted[:, rows, columns] = inside if valid is None else np.where(valid, inside, 0)
+    return Pixels(pasted, mask)
