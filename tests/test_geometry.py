@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rasterio.warp import transform as warp
 
+from tests.readers.contract import area_mean
 from tests.strategies import georeferences, grids, numbers, paths, windows
 from tnetcli.geometry import Georeference, Grid, Region, Size, Window
 
@@ -133,6 +134,15 @@ def test_cells_start_where_the_reference_starts_them(side, count, fraction, star
     assert np.abs(np.subtract([cell.left for cell in cells], starts)).max() <= 1.4
     assert [cell.top for cell in cells] == [cell.left for cell in cells]
     assert cells[0].width == pytest.approx(round(side * fraction), abs=0.5)
+
+
+@given(grids(), st.integers(1, 40), st.integers(1, 40))
+def test_weights_give_the_mean_of_what_a_cell_covers(grid, height, width):
+    image = np.random.default_rng(0).random((1, height, width))
+    found = grid.row_weights(height) @ image[0] @ grid.column_weights(width).T
+    whole = Window.whole(Size(width, height))
+    expected = [area_mean(image, whole.cell(grid, *cell), Size(1, 1)) for cell in grid.cells()]
+    assert found.ravel() == pytest.approx(np.ravel(expected), abs=1e-9)
 
 
 @given(windows(), numbers(0.1, 64.0), numbers(0.1, 64.0))

@@ -4,6 +4,8 @@ TnetError
 ├── UsageError         2   the command line asks for something impossible
 ├── ImageError         3   an image cannot be opened or read
 ├── ManifestError      4   a list of images is wrong
+├── RecipeError        4   a recipe is wrong
+├── ModelError         5   a model cannot be built, or its file cannot be loaded
 ├── MissingExtraError  6   an optional dependency is not installed
 ├── OutputError        7   an output exists or cannot be written
 └── SomeFailedError    8   some images failed, the rest are done
@@ -46,6 +48,18 @@ class ManifestError(TnetError):
     """A list of images is missing or malformed."""
 
     exit_code = 4
+
+
+class RecipeError(TnetError):
+    """A recipe is missing or malformed."""
+
+    exit_code = 4
+
+
+class ModelError(TnetError):
+    """A model cannot be built, or its file cannot be loaded."""
+
+    exit_code = 5
 
 
 class MissingExtraError(TnetError):

@@ -52,6 +52,17 @@ class Grid:
             for column in range(self.columns):
                 yield row, column
 
+    def row_weights(self, height: int) -> NDArray[np.float64]:
+        """Return what each of `height` pixel rows adds to the mean of each grid row.
+
+        (rows, height), in proportion to the part of the pixel row that the cells cover.
+        """
+        return _axis_weights(self.rows, self.cell_fraction, height)
+
+    def column_weights(self, width: int) -> NDArray[np.float64]:
+        """Return what each of `width` pixel columns adds to the mean of each grid column."""
+        return _axis_weights(self.columns, self.cell_fraction, width)
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -107,6 +118,16 @@ def _cell_span(
         return start, length
     cell = length * fraction
     return start + index * (length - cell) / (count - 1), cell
+
+
+def _axis_weights(count: int, fraction: float, length: int) -> NDArray[np.float64]:
+    pixels = np.arange(length)
+    weights = np.zeros((count, length))
+    for index in range(count):
+        start, cell = _cell_span(0.0, float(length), count, fraction, index)
+        covered = np.minimum(start + cell, pixels + 1) - np.maximum(start, pixels)
+        weights[index] = np.maximum(covered, 0.0) / cell
+    return weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,3 +65,11 @@ def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path):
     _, said = running.communicate(timeout=30)
     assert running.returncode == 130
     assert "Traceback" not in said
+
+
+def test_a_message_cannot_steer_the_terminal(tmp_path):
+    result = tnet("info", tmp_path / "a\x1b[2J\nb.tif")
+    assert result.returncode == 3
+    assert "\x1b" not in result.stderr
+    assert "\\x1b[2J b.tif" in result.stderr
+    assert len(result.stderr.splitlines()) == 2

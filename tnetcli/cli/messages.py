@@ -12,10 +12,21 @@ def show_error(error: TnetError) -> None:
 
 
 def show_problem(problem: str, hint: str) -> None:
-    """Print one line each, whatever line breaks a library put into its message."""
-    print(f"error: {' '.join(problem.split())}", file=sys.stderr)
+    """Print one line each, whatever a file name or a library put into the message."""
+    print(f"error: {_one_line(problem)}", file=sys.stderr)
     if hint:
-        print(f"hint: {' '.join(hint.split())}", file=sys.stderr)
+        print(f"hint: {_one_line(hint)}", file=sys.stderr)
+
+
+def _one_line(text: str) -> str:
+    """Join lines, and spell out what would steer the terminal."""
+    joined = " ".join(text.split())
+    return "".join(each if _is_harmless(each) else repr(each)[1:-1] for each in joined)
+
+
+def _is_harmless(character: str) -> bool:
+    # Half characters stand for the bytes of a file name that is not UTF-8.
+    return character.isprintable() or "\ud800" <= character <= "\udfff"
 
 
 class _Plain(logging.Formatter):

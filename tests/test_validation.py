@@ -1,0 +1,163 @@
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field, field_validator
+
+from tnetcli.errors import ModelError, RecipeError
+from tnetcli.geometry import Grid
+from tnetcli.validation import Strict, validate
+
+
+class Part(Strict):
+    length: int = 1
+
+
+class Other(Strict):
+    name: str
+
+
+class Thing(Strict):
+    count: int = Field(1, ge=1)
+    share: Annotated[float, Field(lt=1)] = 0.5
+    kind: Literal["small", "large"] = "small"
+    grid: Grid | None = None
+    part: Part = Part()
+    parts: list[Part] = Field(default_factory=list)
+    named: dict[str, Part] = Field(default_factory=dict)
+    either: Part | Other | None = None
+    place: int | str | None = None
+    word: str = ""
+
+    @field_validator("word")
+    @classmethod
+    def no_shouting(cls, word: str) -> str:
+        if word.isupper():
+            raise ValueError("The word is too loud")
+        return word
+
+
+def problem(**data):
+    with pytest.raises(RecipeError) as caught:
+        validate(Thing, data, "thing.yaml", RecipeError)
+    return str(caught.value), caught.value.hint
+
+
+def test_what_is_right_becomes_a_record():
+    thing = validate(Thing, {"count": 3, "part": {"length": 2}}, "thing.yaml", RecipeError)
+    assert (thing.count, thing.part, thing.kind) == (3, Part(length=2), "small")
+
+
+def test_the_error_is_of_the_kind_asked_for():
+    with pytest.raises(ModelError, match="a model: unknown key `x`"):
+        validate(Thing, {"x": 1}, "a model", ModelError)
+
+
+@pytest.mark.parametrize("data", [None, [1], "count: 3", 3])
+def test_what_is_no_table_is_refused(data):
+    with pytest.raises(RecipeError, match=r"thing\.yaml is not a table of keys and values"):
+        validate(Thing, data, "thing.yaml", RecipeError)
+
+
+def test_an_unknown_key_is_named_with_the_nearest():
+    assert problem(cuont=3) == ("thing.yaml: unknown key `cuont`", "did you mean `count`?")
+
+
+def test_an_unknown_key_like_no_other_is_told_all_there_are():
+    message, hint = problem(zzzz=3)
+    assert message == "thing.yaml: unknown key `zzzz`"
+    assert hint.startswith("known keys: count, share, kind, grid")
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({"part": {"lenght": 1}}, "part.lenght"),
+        ({"parts": [{}, {"lenght": 1}]}, "parts.1.lenght"),
+        ({"named": {"first": {"lenght": 1}}}, "named.first.lenght"),
+    ],
+)
+def test_an_unknown_key_inside_is_named_by_its_place_with_the_nearest(data, key):
+    assert problem(**data) == (f"thing.yaml: unknown key `{key}`", "did you mean `length`?")
+
+
+def test_an_unknown_key_of_a_grid_is_named_with_the_nearest():
+    message, hint = problem(grid={"rows": 3, "colums": 3, "cell_fraction": 0.5})
+    assert message == "thing.yaml: `grid.columns` is missing; unknown key `grid.colums`"
+    assert hint == "did you mean `columns`?"
+
+
+def test_a_grid_that_cannot_be_says_why():
+    message, _ = problem(grid={"rows": 0, "columns": 3, "cell_fraction": 0.5})
+    assert message.startswith("thing.yaml: `grid` is `{'rows': 0")
+    assert message.endswith(": a grid needs a row and a column: `0 x 3`")
+
+
+def test_a_wrong_type_inside_a_grid_is_named_by_its_place():
+    message, _ = problem(grid={"rows": "x", "columns": 3, "cell_fraction": 0.5})
+    assert "`grid.rows` is `x`: input should be a valid integer" in message
+
+
+def test_a_value_that_is_no_number_is_refused_in_a_grid_too():
+    message, _ = problem(grid={"rows": 1, "columns": 1, "cell_fraction": float("nan")})
+    assert "`grid.cell_fraction` is `nan`" in message
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"count": "many"}, "`count` is `many`: input should be a valid integer"),
+        ({"count": 0}, "`count` is `0`: input should be greater than or equal to 1"),
+        ({"count": 1.5}, "`count` is `1.5`: input should be a valid integer"),
+        ({"share": float("inf")}, "`share` is `inf`: input should be a finite number"),
+        ({"kind": "middle"}, "`kind` is `middle`: input should be 'small' or 'large'"),
+        ({"part": 3}, "`part` is `3`: input should be a valid dictionary"),
+        ({"parts": {}}, "`parts` is `{}`: input should be a valid list"),
+        ({"parts": [{}, 7]}, "`parts.1` is `7`"),
+        ({"word": "LOUD"}, "`word` is `LOUD`: the word is too loud"),
+        ({"grid": 3}, "`grid` is `3`"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key_and_what_was_wanted(data, expected):
+    assert problem(**data)[0].startswith(f"thing.yaml: {expected}")
+
+
+def test_where_several_types_would_do_the_key_is_named_once():
+    message, _ = problem(place=[1])
+    assert message == (
+        "thing.yaml: `place` is `[1]`: "
+        "input should be a valid integer, or input should be a valid string"
+    )
+
+
+def test_where_several_records_would_do_an_unknown_key_is_named_once():
+    message, _ = problem(either={"nmae": "x"})
+    assert message.count("`either.nmae`") == 1
+    assert "`either.name` is missing" in message
+
+
+def test_all_problems_are_listed_at_once_with_a_hint_each():
+    message, hint = problem(count=0, kind="middle", cuont=3, shrae=0.2)
+    assert message.count(";") == 3
+    for part in ("`count` is `0`", "`kind` is `middle`", "key `cuont`", "key `shrae`"):
+        assert part in message
+    assert hint == "`cuont`: did you mean `count`?; `shrae`: did you mean `share`?"
+
+
+def test_a_long_value_is_shortened():
+    message, _ = problem(count="x" * 500)
+    assert len(message) < 200
+
+
+def test_what_is_wrong_takes_one_line():
+    message, hint = problem(count="a\nb", word=3, cuont=1)
+    assert "\n" not in message + hint
+
+
+def test_a_key_that_is_no_word_is_refused():
+    with pytest.raises(RecipeError, match="`1`"):
+        validate(Thing, {1: 2}, "thing.yaml", RecipeError)
+
+
+def test_a_record_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        Part().length = 3

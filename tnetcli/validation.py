@@ -1,0 +1,132 @@
+"""Turn what pydantic finds wrong into one line that says where, what, and what was meant."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tnetcli.errors import TnetError
+
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+class Strict(BaseModel):
+    """A frozen record that knows all its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+def validate(kind: type[Kind], data: Any, where: str, problem: type[TnetError]) -> Kind:
+    """Build a `kind` from plain `data`, or say everything that is wrong with it."""
+    if not isinstance(data, Mapping):
+        raise problem(f"{where} is not a table of keys and values: `{_short(data)}`")
+    try:
+        return kind.model_validate(dict(data))
+    except ValidationError as error:
+        found = [_Wrong.read(kind, each) for each in error.errors(include_url=False)]
+        hints = {each.key: each.hint for each in found if each.hint}
+        one = len(hints) == 1
+        raise problem(
+            f"{where}: {'; '.join(_sentences(found))}",
+            hint="; ".join(hint if one else f"`{key}`: {hint}" for key, hint in hints.items()),
+        ) from error
+
+
+class _Wrong(NamedTuple):
+    """One thing that is wrong: where, what was given, why not, and what may have been meant."""
+
+    key: str
+    given: str
+    reason: str
+    hint: str = ""
+
+    @classmethod
+    def read(cls, kind: type[BaseModel], found: Any) -> "_Wrong":
+        place, record = _follow(kind, found["loc"])
+        key, given = ".".join(place), _short(found["input"])
+        if found["type"] in UNKNOWN:
+            return cls(key, given, "unknown", _nearest(place[-1], list(_fields(record))))
+        if found["type"] == "missing":
+            return cls(key, given, "missing")
+        message = found["msg"].removeprefix("Value error, ")
+        return cls(key, given, f"{message[:1].lower()}{message[1:]}")
+
+
+def _sentences(found: list[_Wrong]) -> list[str]:
+    """Say each thing once; where one of several kinds was wanted, pydantic finds one a kind."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for each in dict.fromkeys(found):
+        reasons.setdefault((each.key, each.given), []).append(each.reason)
+    sentences = []
+    for (key, given), why in reasons.items():
+        if why == ["unknown"]:
+            sentences.append(f"unknown key `{key}`")
+        elif why == ["missing"]:
+            sentences.append(f"`{key}` is missing")
+        else:
+            reason = ", or ".join(why)
+            sentences.append(f"`{key}` is `{given}`: {reason}" if key else reason)
+    return sentences
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(known)}"
+
+
+def _follow(kind: Any, loc: tuple[int | str, ...]) -> tuple[list[str], Any]:
+    """Return the user's own keys in `loc`, and the record or value that they lead to.
+
+    The rest of `loc` are pydantic's names for the members of unions.
+    """
+    place: list[str] = []
+    for part in loc:
+        kind = _bare(kind)
+        members = [each for each in get_args(kind) if each is not Ellipsis]
+        if get_origin(kind) in (Union, UnionType):
+            kind = next((each for each in members if _label(each) == part), members[0])
+            continue
+        place.append(str(part))
+        if fields := _fields(kind):
+            if part not in fields:
+                break
+            kind = fields[str(part)]
+        elif members:  # of a list or a table
+            kind = members[-1]
+    return place, _bare(kind)
+
+
+def _bare(kind: Any) -> Any:
+    """Return what is left of an annotation without constraints and without None."""
+    if get_origin(kind) is Annotated:
+        return _bare(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        members = [each for each in get_args(kind) if each is not NoneType]
+        if len(members) == 1:
+            return _bare(members[0])
+    return kind
+
+
+def _label(kind: Any) -> str:
+    return getattr(_bare(kind), "__name__", "")
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """Return the keys of a record and what each holds."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {}
+
+
+def _short(value: Any) -> str:
+    text = " ".join((repr(value) if not isinstance(value, str) else value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
