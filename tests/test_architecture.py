@@ -8,16 +8,33 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "tnetcli"
 # The arrows of docs/architecture.md: a part may import itself and what is listed here.
 GROUND = {"errors", "geometry"}
-MIDDLE = GROUND | {"readers"}
+MODEL_WORDS = GROUND | {"__init__", "models", "validation", "normalisation"}
+MIDDLE = GROUND | {"readers", "traversal", "models", "prediction", "normalisation", "views"}
+UPPER = {"checkpoint", "description", "devices", "looking", "recipe", "recording", "tensor_file"}
 MAY_IMPORT = {
     "errors": set(),
     "geometry": set(),
+    "validation": {"errors"},
     "readers": GROUND,
-    "workflows": MIDDLE,
-    "cli": MIDDLE | {"workflows", "__init__"},
+    "traversal": GROUND,
+    "prediction": {"errors"},
+    "models": GROUND | {"validation"},
+    "devices": {"errors"},
+    "normalisation": GROUND | {"readers", "validation"},
+    "views": GROUND | {"readers", "normalisation", "traversal"},
+    "looking": MIDDLE | {"devices"},
+    "recording": {"__init__", "errors", "looking", "prediction", "readers"},
+    "tensor_file": {"errors"},
+    "description": MODEL_WORDS | {"traversal"},
+    "checkpoint": MODEL_WORDS | {"description", "devices", "tensor_file"},
+    "yaml_file": {"errors"},
+    "recipe": GROUND | {"models", "traversal", "validation", "yaml_file"},
+    "workflows": MIDDLE | UPPER,
+    "cli": MIDDLE | UPPER | {"workflows", "__init__"},
     "__main__": {"cli"},
-    "__init__": MIDDLE,
+    "__init__": MIDDLE | UPPER,
 }
+COMMANDS = ("info", "models", "profile", "pyramid")
 HEAVY = ("torch", "timm", "rasterio", "openslide", "tifffile", "imagecodecs", "zarr", "numpy")
 
 
@@ -68,12 +85,23 @@ def test_every_module_says_why_it_exists(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
 
 
-def test_geometry_needs_nothing_but_numpy():
-    loaded = modules_loaded_by("import tnetcli.geometry")
-    assert loaded == {"numpy"}
+@pytest.mark.parametrize("part", ["prediction", "models.registry", "recipe", "checkpoint"])
+def test_words_about_models_need_no_torch(part):
+    assert not {"torch", "timm"} & modules_loaded_by(f"import tnetcli.{part}")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["info", "--help"], ["pyramid", "--help"]])
+def test_a_model_of_our_own_needs_no_timm():
+    code = "from tnetcli.models.registry import build_model; import torch\n"
+    code += "with torch.device('meta'): build_model('whole', {'backbone': 'bagnet77'}, classes=2)"
+    assert {"torch", "timm"} & modules_loaded_by(code) == {"torch"}
+
+
+@pytest.mark.parametrize("part", ["geometry", "traversal"])
+def test_places_and_walks_need_nothing_but_numpy(part):
+    assert modules_loaded_by(f"import tnetcli.{part}") == {"numpy"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([each, "--help"] for each in COMMANDS)])
 def test_help_loads_no_heavy_library(arguments):
     code = f"""
 import sys

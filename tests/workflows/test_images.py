@@ -12,11 +12,12 @@ AS_NOBODY = """
 import os, sys
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers import raster
+from tnetcli.traversal import Plan
 from tnetcli.workflows.images import find_images
-from tnetcli.workflows.info import Plan, inspect
+from tnetcli.workflows.info import inspect
 os.setuid(65534)
 for image in find_images(sys.argv[1:], recursive=True):
-    result = inspect(image, reader=None, options=ReadOptions(), plan=Plan(1, 64, (1,)))
+    result = inspect(image, reader=None, options=ReadOptions(), plan=Plan(1, (1,)), view_size=64)
     print(os.path.basename(image), "failed" if result.error else "ok")
 """
 

@@ -53,15 +53,16 @@ def info(
 
     Exits with 0 when all images can be read, 8 when some cannot, 3 when none can.
     """
+    from tnetcli.traversal import Plan
     from tnetcli.workflows.images import find_images, parse_counts
-    from tnetcli.workflows.info import Plan, as_json, as_text, failure, inspect, outcome
+    from tnetcli.workflows.info import as_json, as_text, failure, inspect, outcome
 
     options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
-    plan = Plan(levels, view_size, parse_counts(keep, "--keep"))
+    plan = Plan(levels, parse_counts(keep, "--keep"))
     found = find_images(images or [], manifest=manifest, recursive=recursive, null=null)
     failures = []
     for image in found:
-        result = inspect(image, reader=reader, options=options, plan=plan)
+        result = inspect(image, reader=reader, options=options, plan=plan, view_size=view_size)
         if result.error is not None:
             failures.append(result.error)
             show_error(result.error)

@@ -3,14 +3,18 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tnetcli.errors import ImageError, SomeFailedError, TnetError, UsageError
-from tnetcli.geometry import Grid, Region, Size, Window
+from tnetcli.geometry import Grid, Size, Window
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.flat import FlatReader
 from tnetcli.readers.open import open_image
+from tnetcli.traversal import Place, Plan, Seen, traverse
 
 # The grid that the papers use on large images.
 GRID = Grid(3, 3, 0.5)
@@ -18,19 +22,6 @@ GRID = Grid(3, 3, 0.5)
 LARGE_BLOCK = 2048 * 2048
 MOST_WINDOWS = 2000
 MEGA, GIGA = 1e6, 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A prediction to count with: `keep` cells per window leave each level, the last repeats."""
-
-    levels: int
-    view_size: int
-    keep: tuple[int, ...]
-
-    def count(self, level: int) -> int:
-        """Return how many cells are followed per window when leaving `level`."""
-        return self.keep[min(level - 1, len(self.keep) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +34,23 @@ class Inspection:
     error: TnetError | None = None
 
 
-def inspect(image: str, *, reader: str | None, options: ReadOptions, plan: Plan) -> Inspection:
+def inspect(
+    image: str, *, reader: str | None, options: ReadOptions, plan: Plan, view_size: int
+) -> Inspection:
     """Open `image` and describe it; a problem becomes part of the result."""
     try:
         opened = open_image(image, reader=reader, options=options)
     except TnetError as error:
         return Inspection(image, error=error)
     try:
-        return Inspection(image, _facts(opened, plan), tuple(_warnings(opened)))
+        return Inspection(image, _facts(opened, plan, view_size), tuple(_warnings(opened)))
     except ImageError as error:
         return Inspection(image, error=error)
     finally:
         opened.close()
 
 
-def _facts(reader: Reader, plan: Plan) -> dict[str, Any]:
+def _facts(reader: Reader, plan: Plan, view_size: int) -> dict[str, Any]:
     layout, first = reader.layout, reader.layout.levels[0]
     georeference, microns = reader.georeference, reader.microns_per_pixel
     ground = georeference.ground_size(reader.size) if georeference else None
@@ -86,7 +79,7 @@ def _facts(reader: Reader, plan: Plan) -> dict[str, Any]:
         "microns_source": microns.source if microns else None,
         "offset": list(layout.offset),
         "details": layout.details,
-        "prediction": _prediction(reader, plan),
+        "prediction": _prediction(reader, plan, view_size),
     }
 
 
@@ -97,38 +90,42 @@ def _plain(value: float) -> float | int | str:
     return int(value) if value == int(value) and abs(value) < 2**53 else value
 
 
-def _prediction(reader: Reader, plan: Plan) -> dict[str, Any]:
+def _prediction(reader: Reader, plan: Plan, view_size: int) -> dict[str, Any]:
     """Count what the costliest choice of cells would decode, level by level."""
-    view = Size(plan.view_size, plan.view_size)
-    frontier = [Region(Window.whole(reader.size))]
-    windows = pixels = depth = 0
-    while frontier and depth < plan.levels:
-        depth += 1
-        windows += len(frontier)
-        if windows > MOST_WINDOWS:
+    view, ones = Size(view_size, view_size), np.ones((GRID.rows, GRID.columns))
+    looked = 0
+
+    def look(places: Sequence[Place]) -> list[Seen]:
+        nonlocal looked
+        looked += len(places)
+        if looked > MOST_WINDOWS:
             raise UsageError(
                 f"more than {MOST_WINDOWS} windows would be looked at",
                 hint="lower --keep or --levels",
             )
-        pixels += sum(reader.decoded(region.window, view) for region in frontier)
-        frontier = [
-            child for region in frontier for child in _costliest(reader, region, view, plan)
-        ]
+        return [Seen(_costs(reader, place.region.window, view), ones) for place in places]
+
+    # Windows that coincide count each time: it must be the most that a prediction may cost.
+    costliest = replace(plan, least_side=view_size, once=False)
+    regions = [
+        visit.place.region
+        for visit in traverse([Window.whole(reader.size)], look, GRID, costliest).visits
+    ]
+    pixels = sum(reader.decoded(region.window, view) for region in regions)
     return {
-        "levels": depth,
-        "view_size": plan.view_size,
-        "windows": windows,
+        "levels": max(region.level for region in regions),
+        "view_size": view_size,
+        "windows": len(regions),
         "pixels_decoded": pixels,
         "fraction_decoded": pixels / reader.size.pixels,
     }
 
 
-def _costliest(reader: Reader, region: Region, view: Size, plan: Plan) -> list[Region]:
-    cells = [region.child(GRID, row, column) for row, column in GRID.cells()]
-    if cells[0].window.width < view.width or cells[0].window.height < view.height:
-        return []  # closer than the image's own pixels there is nothing to see
-    cells.sort(key=lambda cell: reader.decoded(cell.window, view), reverse=True)
-    return cells[: plan.count(region.level)]
+def _costs(reader: Reader, window: Window, view: Size) -> NDArray[np.float64]:
+    """Return the share of each cell in what all cells would decode."""
+    decoded = [reader.decoded(window.cell(GRID, *cell), view) for cell in GRID.cells()]
+    costs = np.array(decoded, np.float64).reshape(GRID.rows, GRID.columns)
+    return costs / max(sum(decoded), 1)
 
 
 def _warnings(reader: Reader) -> list[str]:
