@@ -1,0 +1,117 @@
+import subprocess
+import sys
+
+import pytest
+
+from tnetcli.errors import ModelError
+from tnetcli.geometry import Grid
+from tnetcli.models.arguments import TNetArguments, WholeArguments
+from tnetcli.models.registry import BACKBONES, FAMILIES, build_model, find_family, read_arguments
+
+
+def test_reading_arguments_loads_no_torch():
+    code = """
+import sys
+from tnetcli.models.registry import FAMILIES, BACKBONES, read_arguments
+read_arguments("tnet", {"backbone": "resnet18"})
+assert not {"torch", "timm"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_builds_itself_from_its_defaults(family):
+    import torch
+
+    with torch.device("meta"):
+        model = build_model(family, {}, classes=2)
+    assert model.family == family
+    assert isinstance(model.arguments, FAMILIES[family].arguments)
+    assert (model.classes, model.bands, model.view_size) == (2, 3, 224)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_every_listed_backbone_can_be_looked_through(backbone):
+    import torch
+
+    arguments = {"backbone": backbone, "view_size": 77 if backbone == "bagnet77" else 224}
+    with torch.device("meta"):
+        model = build_model("tnet", arguments, classes=2)
+    assert model.feature_size > 0
+
+
+def test_an_unknown_family_is_refused_with_the_nearest():
+    with pytest.raises(ModelError, match="unknown family: `tnett`") as caught:
+        find_family("tnett")
+    assert caught.value.hint == "did you mean `tnet`?"
+
+
+def test_a_family_like_no_other_is_refused_with_all_there_are():
+    with pytest.raises(ModelError) as caught:
+        find_family("zzz")
+    assert caught.value.hint == f"choose one of: {', '.join(FAMILIES)}"
+
+
+def test_defaults_are_those_of_the_fmow_paper():
+    arguments = read_arguments("tnet", {})
+    assert arguments.backbone == "tf_efficientnet_b0"
+    assert arguments.grid == Grid(3, 3, 0.5)
+
+
+def test_a_grid_is_read_from_a_table():
+    arguments = read_arguments("tnet", {"grid": {"rows": 2, "columns": 4, "cell_fraction": 0.25}})
+    assert arguments.grid == Grid(2, 4, 0.25)
+
+
+def test_keys_of_one_family_are_unknown_to_another():
+    with pytest.raises(ModelError, match="model `whole`: unknown key `grid`"):
+        read_arguments("whole", {"grid": {"rows": 2, "columns": 4, "cell_fraction": 0.25}})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"view_size": 7},
+        {"view_size": 5000},
+        {"view_size": 224.5},
+        {"dropout": 1},
+        {"dropout": -0.1},
+        {"drop_path": 1.0},
+        {"temperature": 0},
+        {"temperature": 0.01},
+        {"temperature": float("inf")},
+        {"temperature": float("nan")},
+        {"position_size": 11},
+        {"location_size": 0},
+        {"alignment": "pol"},
+        {"location": "none"},
+        {"tap": True},
+        {"tap": 1.5},
+        {"backbone": ""},
+        {"grid": {"rows": 0, "columns": 1, "cell_fraction": 0.5}},
+        {"grid": {"rows": 1, "columns": 1, "cell_fraction": 1.5}},
+        {"grid": {"rows": 1, "columns": 1}},
+        {"grid": None},
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused_by_its_key(wrong):
+    with pytest.raises(ModelError, match=f"model `tnet`: `{next(iter(wrong))}"):
+        read_arguments("tnet", wrong)
+
+
+def test_arguments_cannot_be_changed():
+    arguments = TNetArguments()
+    with pytest.raises(ValueError, match="frozen"):
+        arguments.view_size = 3
+
+
+def test_the_arguments_of_another_family_are_a_callers_mistake():
+    with pytest.raises(TypeError, match="`WholeArguments` do not describe a `tnet`"):
+        build_model("tnet", WholeArguments(), classes=2)
+
+
+@pytest.mark.parametrize("count", [{"classes": 0}, {"classes": 1, "bands": 0}])
+def test_a_model_without_classes_or_bands_is_a_callers_mistake(count):
+    with pytest.raises(ValueError, match="a class and a band"):
+        build_model("whole", {}, **count)

@@ -1,0 +1,70 @@
+"""What each family of models is built from; plain values, checked without torch."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tnetcli.geometry import Grid
+from tnetcli.validation import Strict
+
+Alignment = Literal["reference", "nearest", "pool"]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Arguments(Strict):
+    """What every family shares."""
+
+    backbone: str = Field(
+        "tf_efficientnet_b0", min_length=1, description="`bagnet77` or the name of a timm model"
+    )
+    view_size: int = Field(224, ge=8, le=4096, description="pixels a side of what the model sees")
+    feature_dropout: Fraction = Field(
+        0.0, description="dropped of a view's features, before anything uses them"
+    )
+    dropout: Fraction = Field(0.0, description="dropped before the classifier")
+    drop_path: Fraction = Field(
+        0.0, description="stochastic depth: the rate of the last block, growing towards it"
+    )
+
+
+class WholeArguments(Arguments):
+    """The baseline: a classifier of one view of the whole image."""
+
+
+class TNetArguments(Arguments):
+    """Recursive hard attention over a grid of cells."""
+
+    grid: Grid = Field(Grid(3, 3, 0.5), description="the cells of a window")
+    tap: Annotated[int, Field(strict=True)] | str | None = Field(
+        None,
+        description="where the location module reads the backbone: a stage by number, a module by "
+        "name; by itself the deepest map that has two pixels a cell",
+    )
+    alignment: Alignment = Field(
+        "pool",
+        description="how the map becomes one vector a cell: the papers' own table, the nearest "
+        "receptive field, or the mean under the cell",
+    )
+    location: Literal["squeeze", "context"] = Field(
+        "squeeze", description="cells weighed by squeeze-excite, or beside the view's features"
+    )
+    location_size: int | None = Field(
+        None, ge=1, description="channels inside the location module; by itself as the papers"
+    )
+    centered: bool = Field(
+        False, description="subtract the mean of the cells' logits before they are normalised"
+    )
+    temperature: float = Field(
+        1.0,
+        ge=0.02,  # below, single precision rounds probabilities to 0
+        description="of the attention: 0.1 lets it be sharp, 1 keeps it near uniform",
+    )
+    position: Literal["add", "concat"] = Field(
+        "add", description="how the place of a window enters its features"
+    )
+    position_size: int | None = Field(
+        None, ge=12, description="width of the place's code; by itself as the papers"
+    )
+    weighting: bool = Field(
+        False, description="learn how much each window counts; otherwise all count the same"
+    )

@@ -1,0 +1,279 @@
+"""The network that turns a view into a map and a feature vector: BagNet-77 or any of timm's."""
+
+import difflib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tnetcli.errors import ModelError
+from tnetcli.models.arguments import Arguments
+from tnetcli.models.bagnet import BagNet77
+from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
+from tnetcli.models.receptive_field import Pair, UntraceableError, trace
+from tnetcli.models.weights import first_line, load_weights
+
+BAGNET = "bagnet77"
+PIXELS_PER_CELL = 2
+Tap = int | str | None
+
+
+class MapSize(NamedTuple):
+    """The shape of the map that the location module reads."""
+
+    channels: int
+    height: int
+    width: int
+
+
+class Backbone(nn.Module):
+    """See views once; give the map at the tap and the features of the whole view."""
+
+    def __init__(self, net: nn.Module, arguments: Arguments, *, bands: int) -> None:
+        super().__init__()
+        self.net = net
+        self.dropout = nn.Dropout(arguments.feature_dropout)
+        self._view = (1, bands, arguments.view_size, arguments.view_size)
+        seen, features = self._quietly(self.net)
+        if seen.shape[2] != seen.shape[3]:  # views are square, so some nets put channels last
+            raise ModelError(
+                f"the tap puts out no map with channels first: {tuple(seen.shape[1:])}",
+                hint="give the number of a stage instead",
+            )
+        if features.ndim != 2:
+            raise ModelError(
+                f"`{arguments.backbone}` does not end in one vector: {tuple(features.shape[1:])}",
+                hint="choose another backbone",
+            )
+        self.feature_size = int(features.shape[1])
+        self._map_size = MapSize(*seen.shape[1:])
+
+    def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the map (regions, channels, height, width) and features (regions, features)."""
+        seen, features = self.net(views)
+        return seen, self.dropout(features)
+
+    def map_size(self) -> MapSize:
+        """Return the shape of the map."""
+        return self._map_size
+
+    def fields(self) -> Pair:
+        """Return what a pixel of the map sees, along rows and columns."""
+        try:
+            fields: Pair = self._quietly(lambda view: trace(lambda x: self.net(x)[0], view)[1])
+            _check_steps(fields, self._map_size, self._view[2])
+        except UntraceableError as error:
+            raise ModelError(
+                f"cannot tell what a pixel of the map sees: {first_line(error)}",
+                hint="use alignment `pool`",
+            ) from error
+        return fields
+
+    def _quietly(self, run: Callable[[Tensor], Any]) -> Any:
+        """Run on one blank view, leaving no trace in the running statistics."""
+        first = next(self.net.parameters())
+        training = self.net.training
+        self.net.eval()
+        try:
+            with torch.no_grad():
+                return run(torch.zeros(self._view, device=first.device, dtype=first.dtype))
+        except UntraceableError:
+            raise
+        except (RuntimeError, AssertionError, ValueError) as error:
+            raise _does_not_fit(self._view[2], error) from error
+        finally:
+            self.net.train(training)
+
+
+def _does_not_fit(view_size: int, error: Exception) -> ModelError:
+    return ModelError(
+        f"the backbone cannot see views of {view_size} pixels: {first_line(error)}",
+        hint="choose another view_size or backbone",
+    )
+
+
+def _check_steps(fields: Pair, size: MapSize, view_size: int) -> None:
+    """Refuse fields that were lost on the way, as where pixels are merged by reshaping."""
+    for axis, count in zip(fields, (size.height, size.width), strict=True):
+        expected = view_size / axis.jump
+        if abs(count - expected) > 1 and not 0.75 < count / expected < 1.33:
+            raise UntraceableError(f"{count} pixels cannot be {axis.jump} apart in {view_size}")
+
+
+def build_backbone(
+    arguments: Arguments,
+    *,
+    bands: int,
+    tap: Tap = None,
+    cells: int = 1,
+    pretrained: bool | Path = False,
+) -> Backbone:
+    """Build the named network; `cells` a side have to find their place on the map."""
+    if arguments.backbone == BAGNET:
+        return Backbone(_bagnet(arguments, bands, tap, pretrained), arguments, bands=bands)
+    net = create_timm(arguments, bands=bands, pretrained=pretrained)
+    if isinstance(tap, str):
+        return Backbone(_TapByName(net, tap), arguments, bands=bands)
+    stages = len(net.feature_info)
+    if tap is None:
+        tap = _deepest_fine_enough(net, arguments.view_size, cells)
+    if not 0 <= tap < stages:
+        raise ModelError(
+            f"`{arguments.backbone}` has no stage `{tap}`", hint=f"it has 0 to {stages - 1}"
+        )
+    return Backbone(_TapByStage(net, tap), arguments, bands=bands)
+
+
+def _bagnet(arguments: Arguments, bands: int, tap: Tap, pretrained: bool | Path) -> nn.Module:
+    if tap is not None or arguments.drop_path:
+        raise ModelError(
+            "`bagnet77` has one map and no stochastic depth", hint="leave out tap and drop_path"
+        )
+    net = BagNet77(bands)
+    start_as_bagnet(net)
+    if pretrained is True:
+        raise ModelError(
+            "there are no published weights of `bagnet77` on the hub",
+            hint="give a local .safetensors file",
+        )
+    if pretrained:
+        load_weights(net, Path(pretrained))
+    return net
+
+
+class _TapByStage(nn.Module):
+    """Read the map after one of timm's stages."""
+
+    def __init__(self, net: Any, stage: int) -> None:
+        super().__init__()
+        self.net, self.stage = net, stage
+
+    def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
+        final, (seen,) = self.net.forward_intermediates(views, indices=[self.stage])
+        return seen, self.net.forward_head(final, pre_logits=True)
+
+
+class _TapByName(nn.Module):
+    """Read the map that a named module puts out: the papers tap inside a stage."""
+
+    def __init__(self, net: Any, name: str) -> None:
+        super().__init__()
+        self.net = net
+        self._seen: dict[int, Any] = {}  # by thread, as several may share a model
+        named = dict(net.named_modules())
+        if name not in named:
+            close = difflib.get_close_matches(name, named, n=1)
+            raise ModelError(
+                f"the backbone has no module `{name}`",
+                hint=f"did you mean `{close[0]}`?" if close else "or give the number of a stage",
+            )
+        named[name].register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._seen[threading.get_ident()] = output
+
+    def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
+        final = self.net.forward_features(views)
+        seen = self._seen.pop(threading.get_ident(), None)  # nothing outlives the call
+        if not isinstance(seen, Tensor) or seen.ndim != 4:
+            raise ModelError(
+                "the tap does not put out a map", hint="give the number of a stage instead"
+            )
+        return seen, self.net.forward_head(final, pre_logits=True)
+
+
+def create_timm(arguments: Arguments, *, bands: int, pretrained: bool | Path = False) -> Any:
+    """Create a timm network without its classifier."""
+    import timm  # takes seconds: it loads torchvision
+
+    name = arguments.backbone
+    _check_name(name, pretrained is True)
+    settings: dict[str, Any] = (
+        {"drop_path_rate": arguments.drop_path} if arguments.drop_path else {}
+    )
+    try:
+        net: Any = timm.create_model(
+            name, pretrained=pretrained is True, num_classes=0, in_chans=bands, **settings
+        )
+    except (TypeError, AssertionError) as error:
+        raise ModelError(
+            f"`{name}` cannot be built that way: {first_line(error)}",
+            hint="leave out drop_path" if settings else f"it may not take {bands} bands",
+        ) from error
+    except Exception as error:  # the hub's errors have no base of their own
+        if pretrained is not True:
+            raise
+        raise ModelError(
+            f"cannot fetch the weights of `{name}`: {first_line(error)}",
+            hint="a node without internet needs a local .safetensors file: pretrained: FILE",
+        ) from error
+    if not hasattr(net, "forward_intermediates"):
+        raise ModelError(f"`{name}` does not show its maps", hint="choose another backbone")
+    if "efficientnet" in name:
+        _drop_paths_as_published(net, arguments.drop_path)
+        if not pretrained:
+            start_as_efficientnet(net)
+    if name.startswith("tf_efficientnet"):
+        _average_as_published(net)
+    if isinstance(pretrained, Path):
+        load_weights(net, pretrained)
+    if hasattr(net, "set_input_size"):  # transformers are made, and their weights, for one size
+        try:
+            net.set_input_size(img_size=(arguments.view_size, arguments.view_size))
+        except (RuntimeError, AssertionError, ValueError, ZeroDivisionError) as error:
+            raise _does_not_fit(arguments.view_size, error) from error
+    return net
+
+
+def _check_name(name: str, needs_weights: bool) -> None:
+    """Refuse what timm does not know: a network, or a set of weights `network.tag`."""
+    import timm
+
+    known = [*timm.list_models(), BAGNET]
+    network, _, tag = name.partition(".")
+    if network not in known:
+        close = difflib.get_close_matches(network, known, n=1)
+        raise ModelError(
+            f"unknown backbone: `{name}`",
+            hint=f"did you mean `{close[0]}`?" if close else "see `tnet models --backbones`",
+        )
+    tags = [each.partition(".")[2] for each in timm.list_pretrained(f"{network}.*")]
+    if tag and tag not in tags:
+        close = difflib.get_close_matches(tag, tags, n=1)
+        hint = f"did you mean `{network}.{close[0]}`?" if close else f"use `{network}`"
+        raise ModelError(f"`{network}` has no weights `{tag}`", hint=hint)
+    if needs_weights and not tags:
+        raise ModelError(
+            f"there are no published weights of `{name}`",
+            hint="train from the start, or give a local .safetensors file: pretrained: FILE",
+        )
+
+
+def _average_as_published(net: nn.Module) -> None:
+    """Let running statistics forget as slowly as those of the papers: SPEC 1.5."""
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.01
+
+
+def _drop_paths_as_published(net: Any, rate: float) -> None:
+    """Let the rate grow from 1/n of it at the first block to all of it at the last: SPEC 1.5."""
+    from timm.layers.drop import DropPath
+
+    blocks = [block for stage in net.blocks for block in stage]
+    for number, block in enumerate(blocks, start=1):
+        if hasattr(block, "drop_path"):
+            block.drop_path = DropPath(rate * number / len(blocks)) if rate else nn.Identity()
+
+
+def _deepest_fine_enough(net: Any, view_size: int, cells: int) -> int:
+    reductions = [stage["reduction"] for stage in net.feature_info]
+    fine = [
+        index
+        for index, reduction in enumerate(reductions)
+        if view_size // reduction >= PIXELS_PER_CELL * cells
+    ]
+    return max(fine, default=0)

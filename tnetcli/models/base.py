@@ -1,0 +1,65 @@
+"""What every model promises: look at views, conclude from what was seen."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from tnetcli.geometry import Grid, Region
+from tnetcli.models.arguments import Arguments
+
+
+class Looked(NamedTuple):
+    """What a model saw in some views."""
+
+    features: Tensor  # (regions, features)
+    attention: Tensor | None  # (regions, rows, columns), each region's cells sum to 1
+
+
+class Conclusion(NamedTuple):
+    """What a model makes of all the views of an image."""
+
+    scores: Tensor  # (images, classes), logits
+    weights: Tensor  # (images, regions), how much each region counted; they sum to 1
+
+
+class Model(nn.Module, ABC):
+    """A classifier that is shown views and asked where to look closer.
+
+    One set of weights serves all levels, so a model can be walked to any depth, with any number
+    of windows.
+    """
+
+    family: str
+    most_levels: int | None = None  # None: as many as asked for
+
+    def __init__(self, arguments: Arguments, *, grid: Grid, classes: int, bands: int) -> None:
+        super().__init__()
+        if classes < 1 or bands < 1:
+            raise ValueError(f"a model needs a class and a band: `{classes}`, `{bands}`")
+        self.arguments = arguments
+        self.grid = grid
+        self.classes = classes
+        self.bands = bands
+        self.view_size = arguments.view_size
+
+    @property
+    @abstractmethod
+    def feature_size(self) -> int:
+        """Return the length of a feature vector."""
+
+    @abstractmethod
+    def look(self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True) -> Looked:
+        """See `views` (regions, bands, height, width), normalised; score the cells if asked to."""
+
+    @abstractmethod
+    def conclude(self, features: Tensor, present: Tensor) -> Conclusion:
+        """Weigh the features (images, regions, features) that are present (images, regions).
+
+        `present` is boolean, true at least once for every image; the rest may hold anything.
+        """
+
+    @abstractmethod
+    def classify(self, features: Tensor) -> Tensor:
+        """Return the class scores of single feature vectors: (..., features) -> (..., classes)."""

@@ -1,0 +1,106 @@
+"""The location module: how probable it is that each cell is worth a closer look; SPEC 1.6."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+SMALLEST_NORM = 1e-12
+
+
+def cell_probabilities(logits: Tensor, *, centered: bool, temperature: float) -> Tensor:
+    """Turn logits (regions, rows, columns) of any size into probabilities of the same shape.
+
+    These are single precision at least, so that their logarithm can be learned from.
+    Divided by their L2 norm, logits cannot run away; at temperature 1 this keeps attention close
+    to uniform. Centering lets a common offset not eat up the norm.
+    """
+    exact = torch.promote_types(logits.dtype, torch.float32)  # half knows no smallest norm
+    flat = logits.flatten(1).to(exact)  # (regions, cells)
+    if centered:
+        flat = flat - flat.mean(dim=1, keepdim=True)
+    flat = functional.normalize(flat, dim=1, eps=SMALLEST_NORM) / temperature
+    return flat.softmax(dim=1).view_as(logits)
+
+
+class Coordinates(nn.Module):
+    """Append the row and the column of each cell as two channels, each scaled as learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.bias = nn.Parameter(torch.zeros(2))
+
+    def forward(self, cells: Tensor) -> Tensor:
+        """(regions, channels, rows, columns) -> (regions, channels + 2, rows, columns)."""
+        regions, _, rows, columns = cells.shape
+        down = _from_minus_one_to_one(rows, cells) * self.weight[0] + self.bias[0]
+        across = _from_minus_one_to_one(columns, cells) * self.weight[1] + self.bias[1]
+        shape = (regions, 1, rows, columns)
+        return torch.cat(
+            [cells, down.view(1, 1, -1, 1).expand(shape), across.view(1, 1, 1, -1).expand(shape)],
+            dim=1,
+        )
+
+
+def _from_minus_one_to_one(count: int, like: Tensor) -> Tensor:
+    if count == 1:  # a lone row or column is in the middle
+        return torch.zeros(1, dtype=like.dtype, device=like.device)
+    return torch.linspace(-1, 1, count, dtype=like.dtype, device=like.device)
+
+
+class SqueezeExcite(nn.Module):
+    """Scale channels by what the whole map holds."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        inner = max(channels // 2, 1)
+        self.reduce = nn.Conv2d(channels, inner, 1)
+        self.expand = nn.Conv2d(inner, channels, 1)
+
+    def forward(self, cells: Tensor) -> Tensor:
+        """Return a map of the same shape."""
+        gate = functional.silu(self.reduce(cells.mean(dim=(2, 3), keepdim=True)))
+        scaled: Tensor = cells * self.expand(gate).sigmoid()
+        return scaled
+
+
+class SqueezeLocation(nn.Module):
+    """Score cells by their own features, squeeze-excited (fMoW, CUB and NABirds)."""
+
+    def __init__(self, channels: int, size: int | None = None) -> None:
+        super().__init__()
+        inner = size or channels
+        self.enter = nn.Conv2d(channels, inner, 1)
+        self.squeeze = SqueezeExcite(inner)
+        self.coordinates = Coordinates()
+        self.mix = nn.Conv2d(inner + 2, inner, 1)
+        self.score = nn.Conv2d(inner, 1, 1)
+
+    def forward(self, cells: Tensor, features: Tensor) -> Tensor:
+        """Return logits (regions, rows, columns); the view's features are not used."""
+        cells = self.squeeze(functional.silu(self.enter(cells)))
+        cells = functional.silu(self.mix(self.coordinates(cells)))
+        logits: Tensor = self.score(cells).squeeze(1)
+        return logits
+
+
+class ContextLocation(nn.Module):
+    """Score cells beside the features of the whole view (ImageNet)."""
+
+    SLOPE = 0.2  # of the leaky ReLU, TensorFlow's default
+    SIZE = 512
+
+    def __init__(self, channels: int, feature_size: int, size: int | None = None) -> None:
+        super().__init__()
+        inner = size or self.SIZE
+        self.coordinates = Coordinates()
+        self.mix = nn.Conv2d(channels + feature_size + 2, inner, 1)
+        self.score = nn.Conv2d(inner, 1, 1)
+
+    def forward(self, cells: Tensor, features: Tensor) -> Tensor:
+        """Return logits (regions, rows, columns)."""
+        context = features[:, :, None, None].expand(-1, -1, *cells.shape[2:])
+        cells = self.coordinates(torch.cat([cells, context], dim=1))
+        cells = functional.leaky_relu(self.mix(cells), self.SLOPE)
+        logits: Tensor = self.score(cells).squeeze(1)
+        return logits

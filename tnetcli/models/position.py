@@ -1,0 +1,61 @@
+"""Where a window lies, told to the classifier: SPEC 1.7."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tnetcli.geometry import Grid, Region
+
+LOWEST_FREQUENCY = 1 / 100
+SMALLEST = 12  # numbers: sine and cosine of two frequencies for row, column and depth
+
+
+def position_of(region: Region, grid: Grid) -> tuple[int, int, int]:
+    """Return row, column and depth of a region on the virtual grid of all cells of its level."""
+    row = column = depth = 0
+    for step in region.path.split("/")[1:]:
+        cell_row, cell_column = (int(part) for part in step.split("-"))
+        row, column = grid.rows * row + cell_row, grid.columns * column + cell_column
+        depth += 1
+    return row, column, depth
+
+
+def encode_positions(positions: Tensor, size: int) -> Tensor:
+    """Turn (regions, 3) rows, columns and depths into (regions, size) sines and cosines."""
+    if size < SMALLEST:
+        raise ValueError(f"a position needs two frequencies, twelve numbers at least: `{size}`")
+    count = size // 6
+    powers = torch.arange(count, dtype=torch.float64, device=positions.device) / (count - 1)
+    frequencies = LOWEST_FREQUENCY**powers  # (count,), from 1 down to 1/100
+    angles = positions.double().unsqueeze(-1) * frequencies  # (regions, 3, count)
+    waves = torch.stack([angles.sin(), angles.cos()], dim=2)  # (regions, 3, 2, count)
+    return nn.functional.pad(waves.flatten(1), (0, size - 6 * count)).float()
+
+
+class Position(nn.Module):
+    """Mix the place of each window into its features."""
+
+    def __init__(
+        self, feature_size: int, grid: Grid, mode: Literal["add", "concat"], size: int | None
+    ) -> None:
+        super().__init__()
+        self.grid = grid
+        self.mode = mode
+        # As the papers: as wide as the features to stand beside them, a quarter to be added.
+        own = feature_size if mode == "concat" else feature_size // 4
+        self.size = size or max(own, SMALLEST)
+        inputs = feature_size + self.size if mode == "concat" else self.size
+        self.linear = nn.Linear(inputs, feature_size)
+
+    def forward(self, features: Tensor, regions: Sequence[Region]) -> Tensor:
+        """Return features of the same shape (regions, features) that know their place."""
+        if len(regions) != len(features):  # one region would be taken for all
+            raise ValueError(f"{len(regions)} regions for {len(features)} views")
+        places = torch.tensor([position_of(region, self.grid) for region in regions])
+        code = encode_positions(places.view(-1, 3), self.size).to(features)  # (regions, size)
+        if self.mode == "concat":
+            mixed: Tensor = self.linear(torch.cat([features, code], dim=1))
+            return mixed
+        return nn.functional.silu(features + self.linear(code))

@@ -1,0 +1,131 @@
+"""Which input pixels a pixel of a map looks at, found by running the network."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+Pair = tuple["Axis", "Axis"]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Along rows or columns: how much one map pixel sees, the step to the next, the first centre.
+
+    All in input pixels, whose centres are whole numbers.
+    """
+
+    size: int = 1
+    jump: int = 1
+    first: float = 0.0
+
+    def after(self, kernel: int, stride: int, padding: int, dilation: int = 1) -> Self:
+        """Return what a pixel sees through one more layer; `padding` is what stands before."""
+        reach = (kernel - 1) * dilation
+        return replace(
+            self,
+            size=self.size + reach * self.jump,
+            jump=self.jump * stride,
+            first=self.first + (reach / 2 - padding) * self.jump,
+        )
+
+    def centers(self, count: int) -> list[float]:
+        """Return the centres of `count` map pixels."""
+        return [self.first + index * self.jump for index in range(count)]
+
+    def nearest(self, positions: Sequence[float], count: int) -> list[int]:
+        """Return which of `count` map pixels is centred closest to each position."""
+        centers = self.centers(count)
+        return [
+            min(range(count), key=lambda index: abs(centers[index] - position))
+            for position in positions
+        ]
+
+
+class UntraceableError(ValueError):
+    """A network moves pixels in a way that is not followed."""
+
+
+def trace(run: Callable[[Tensor], Tensor], view: Tensor) -> tuple[Tensor, Pair]:
+    """Run a network on `view` (1, bands, height, width); return its map and what a pixel sees.
+
+    Along a shortcut the larger field counts. Gates and attention that see the whole map are
+    passed over, as the papers do.
+    """
+    tracked = view.as_subclass(_Tracked)
+    tracked.fields = (Axis(), Axis())
+    seen = run(tracked)
+    fields = getattr(seen, "fields", None)
+    if fields is None:
+        raise UntraceableError("the map does not stem from the view")
+    return seen.as_subclass(Tensor), fields
+
+
+class _Tracked(torch.Tensor):
+    """A tensor that remembers the fields of its pixels through every operation."""
+
+    fields: Pair | None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        given = kwargs or {}
+        sources = list(_tracked([args, *given.values()]))
+        for part in _tracked([result]):  # several where a tensor is split
+            part.fields = _pass(sources, part, getattr(func, "__name__", ""), args, given)
+        return result
+
+
+def _tracked(values: Any) -> Iterator[_Tracked]:
+    for each in values:
+        if isinstance(each, _Tracked):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from _tracked(each)
+
+
+def _pass(
+    sources: list[_Tracked], result: _Tracked, name: str, args: Any, kwargs: Any
+) -> Pair | None:
+    """Return the fields after an operation."""
+    pairs = [fields for each in sources if (fields := getattr(each, "fields", None)) is not None]
+    if not pairs:
+        return None
+    rows, columns = (max(axes, key=lambda axis: axis.size) for axes in zip(*pairs, strict=True))
+    if name == "conv2d":
+        given = dict(zip(("input", "weight", "bias", "stride", "padding", "dilation"), args))  # noqa: B905
+        given |= kwargs
+        kernel = given["weight"].shape[2:]
+        stride, padding = _two(given.get("stride", 1)), _two(given.get("padding", 0))
+        dilation = _two(given.get("dilation", 1))
+        rows = rows.after(kernel[0], stride[0], padding[0], dilation[0])
+        columns = columns.after(kernel[1], stride[1], padding[1], dilation[1])
+    elif name in ("max_pool2d", "avg_pool2d", "_max_pool2d"):
+        given = dict(zip(("input", "kernel_size", "stride", "padding"), args)) | kwargs  # noqa: B905
+        kernel = _two(given["kernel_size"])
+        stride, padding = _two(given.get("stride") or kernel), _two(given.get("padding", 0))
+        rows = rows.after(kernel[0], stride[0], padding[0])
+        columns = columns.after(kernel[1], stride[1], padding[1])
+    elif name == "pad":
+        sides = args[1] if len(args) > 1 else kwargs["pad"]
+        if len(sides) == 4 and result.ndim == 4:
+            columns = columns.after(1, 1, sides[0])
+            rows = rows.after(1, 1, sides[2])
+    elif _is_point(result) and any(each.ndim == 4 and not _is_point(each) for each in sources):
+        return None  # a mean over the map: it sees everything and is nowhere
+    return rows, columns
+
+
+def _is_point(each: Tensor) -> bool:
+    return each.ndim == 4 and each.shape[2:] == (1, 1)
+
+
+def _two(value: Any) -> tuple[int, int]:
+    if isinstance(value, str):
+        raise UntraceableError(f"cannot follow a padding given as a word: `{value}`")
+    if isinstance(value, int):
+        return value, value
+    first, second = (value[0], value[-1])
+    return int(first), int(second)

@@ -1,0 +1,81 @@
+"""The families of models by name; nothing here loads torch."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tnetcli.errors import ModelError
+from tnetcli.models.arguments import Arguments, TNetArguments, WholeArguments
+from tnetcli.validation import validate
+
+if TYPE_CHECKING:
+    from tnetcli.models.base import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One way to build a model: what it is, what it is built from, and who builds it."""
+
+    summary: str
+    arguments: type[Arguments]
+    builder: str  # module:class, imported when a model is built
+
+
+FAMILIES = {
+    "tnet": Family(
+        "recursive hard attention: looks closer only where it matters",
+        TNetArguments,
+        "tnetcli.models.tnet:TNet",
+    ),
+    "whole": Family(
+        "the baseline: the whole image in one view",
+        WholeArguments,
+        "tnetcli.models.whole:Whole",
+    ),
+}
+# Backbones that are tested; any other name is looked up in timm.
+BACKBONES = {
+    "bagnet77": "BagNet-77, the small-patch network of the TNet paper (views of 77 pixels)",
+    "tf_efficientnet_b0": "EfficientNet B0 with the padding of the papers; also b1, b2, b3, b4",
+    "resnet50": "ResNet; also resnet18, resnet34, resnet101",
+    "mobilenetv3_large_100": "MobileNetV3; also mobilenetv3_small_100",
+    "convnext_tiny": "ConvNeXt; also convnext_atto, convnext_small",
+    "vit_small_patch16_224": "Vision Transformer; also vit_tiny_patch16_224",
+}
+
+
+def find_family(name: str) -> Family:
+    """Return the family, or say which names are close."""
+    if name in FAMILIES:
+        return FAMILIES[name]
+    close = difflib.get_close_matches(name, FAMILIES, n=1)
+    hint = f"did you mean `{close[0]}`?" if close else f"choose one of: {', '.join(FAMILIES)}"
+    raise ModelError(f"unknown family: `{name}`", hint=hint)
+
+
+def read_arguments(family: str, arguments: Mapping[str, Any]) -> Arguments:
+    """Check what a model of `family` is to be built from."""
+    return validate(find_family(family).arguments, arguments, f"model `{family}`", ModelError)
+
+
+def build_model(
+    family: str,
+    arguments: Mapping[str, Any] | Arguments,
+    *,
+    classes: int,
+    bands: int = 3,
+    pretrained: bool | Path = False,
+) -> "Model":
+    """Build a model; its weights are random, or the backbone's are the hub's or a local file's."""
+    if not isinstance(arguments, Arguments):
+        arguments = read_arguments(family, arguments)
+    found = find_family(family)
+    if not isinstance(arguments, found.arguments):
+        raise TypeError(f"`{type(arguments).__name__}` do not describe a `{family}`")
+    module, name = found.builder.split(":")
+    builder = getattr(import_module(module), name)
+    model: Model = builder(arguments, classes=classes, bands=bands, pretrained=pretrained)
+    return model

@@ -1,0 +1,74 @@
+"""A backbone's weights from a local file: no network, and no pickle."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from tnetcli.errors import ModelError
+
+
+def load_weights(net: Any, path: Path) -> None:
+    """Load a backbone's weights from a local file; its classifier is left out."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if path.suffix != ".safetensors":
+        raise ModelError(
+            f"not a .safetensors file: `{path}`",
+            hint="a pickle can run any code, so none is loaded; convert it with safetensors",
+        )
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"cannot read the weights `{path}`: {first_line(error)}",
+            hint="is it whole, and a .safetensors file by more than its name?",
+        ) from error
+    settings = getattr(net, "pretrained_cfg", None) or {"first_conv": "stem"}
+    for head in _names(settings.get("classifier")):
+        found = {key: value for key, value in found.items() if not key.startswith(f"{head}.")}
+    for first in _names(settings.get("first_conv")):
+        _adapt_bands(net, found, f"{first}.weight")
+    if misfits := _misfits(net.state_dict(), found):
+        raise ModelError(
+            f"`{path}` does not fit the backbone: {'; '.join(misfits)}",
+            hint="the file must come from the same network",
+        )
+    net.load_state_dict(found, strict=False)  # files may lack batch norm's counts of batches
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """Return what timm gives as a name, several, or none."""
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _misfits(own: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+    needed = {key for key in own if not key.endswith("num_batches_tracked")}
+    both = own.keys() & found.keys()
+    return [
+        f"{len(keys)} tensors {problem}, such as `{min(keys)}`"
+        for problem, keys in (
+            ("are missing", needed - found.keys()),
+            ("are unknown", found.keys() - own.keys()),
+            ("have another shape", {key for key in both if own[key].shape != found[key].shape}),
+        )
+        if keys
+    ]
+
+
+def _adapt_bands(net: nn.Module, found: dict[str, Tensor], key: str) -> None:
+    """Repeat or sum the colour filters for another number of bands, as timm does."""
+    own, colours = net.state_dict().get(key), found.get(key)
+    if own is None or colours is None or colours.shape == own.shape:
+        return
+    if colours.ndim != 4 or colours.shape[1] != 3:
+        return  # not colours; that the shapes differ is reported with all that does not fit
+    from timm.models import adapt_input_conv
+
+    found[key] = adapt_input_conv(own.shape[1], colours)
+
+
+def first_line(error: Exception) -> str:
+    """Return what a library's error says, short enough to be part of ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
