@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+from tnetcli.devices import autocast, choose_device, is_out_of_memory
+from tnetcli.errors import UsageError
+
+
+def test_auto_takes_what_there_is():
+    assert choose_device("auto").type in ("cpu", "cuda", "mps")
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "quantum:0", "", "meta"])
+def test_another_name_is_refused(name):
+    with pytest.raises(UsageError):
+        choose_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_refused_with_a_hint():
+    with pytest.raises(UsageError, match="no `cuda` device") as caught:
+        choose_device("cuda")
+    assert "auto" in caught.value.hint
+
+
+def test_bf16_computes_in_bf16_and_fp32_does_not():
+    one = torch.ones(2, 2)
+    with autocast(torch.device("cpu"), "bf16"):
+        assert (one @ one).dtype == torch.bfloat16
+    with autocast(torch.device("cpu"), "fp32"):
+        assert (one @ one).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"), True),
+        (RuntimeError("shapes do not match"), False),
+    ],
+)
+def test_out_of_memory_is_told_from_other_errors(error, expected):
+    assert is_out_of_memory(error) is expected

@@ -1,0 +1,125 @@
+import threading
+
+import numpy as np
+import pytest
+
+from tests.images import noise, write_geotiff
+from tnetcli.errors import ImageError
+from tnetcli.geometry import Grid, Region, Size, Window
+from tnetcli.normalisation import Normalisation
+from tnetcli.readers.base import Pixels
+from tnetcli.readers.open import open_image
+from tnetcli.traversal import Place
+from tnetcli.views import View, Views, root_window
+
+UNIT = Normalisation.to_unit_range("uint8", 3)
+GRID = Grid(2, 2, 0.5)
+
+
+def test_stretching_looks_at_the_image_itself():
+    assert root_window(Size(300, 100), "stretch") == Window(0, 0, 300, 100)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (Size(300, 100), Window(0, -100, 300, 300)),
+        (Size(101, 300), Window(-99.5, 0, 300, 300)),
+        (Size(7, 7), Window(0, 0, 7, 7)),
+    ],
+)
+def test_padding_looks_at_the_square_around_the_image(size, expected):
+    assert root_window(size, "pad") == expected
+
+
+def places(count, side=20.0):
+    windows = [Window(7.0 * (count - i), 3.0 * i, side, side) for i in range(count)]
+    return [Place(0, Region(window)) for window in windows]
+
+
+@pytest.fixture
+def reader(tmp_path):
+    with open_image(write_geotiff(tmp_path / "scene.tif", noise((300, 200)))) as opened:
+        yield opened
+
+
+def test_views_come_in_the_order_asked_for(reader):
+    wanted = places(9)
+    with Views(16, GRID, UNIT, threads=3) as views:
+        chunks = list(views.read(wanted, [reader], 4))
+    assert [len(chunk) for chunk in chunks] == [4, 4, 1]
+    found = [each for chunk in chunks for each in chunk]
+    assert [place for place, _ in found] == wanted
+    for place, view in found:
+        expected = UNIT.apply(reader.read(place.region.window, Size(16, 16)))
+        assert np.array_equal(view.values, expected)
+
+
+class Slow:
+    """A reader that counts how many views were asked for."""
+
+    path = "slow"
+
+    def __init__(self):
+        self.reads = 0
+        self.lock = threading.Lock()
+
+    def read(self, window, out_size):
+        with self.lock:
+            self.reads += 1
+        if window.left < 0:
+            raise ImageError("torn")
+        shape = (out_size.height, out_size.width)
+        return Pixels(np.zeros((3, *shape), np.uint8), np.ones(shape, bool))
+
+
+def test_no_more_than_one_chunk_is_read_ahead():
+    slow = Slow()
+    with Views(8, GRID, UNIT, threads=2) as views:
+        chunks = views.read(places(100), [slow], 5)
+        next(chunks)
+        views._pool.shutdown(wait=True)
+        assert slow.reads == 10
+        chunks.close()
+
+
+def test_a_caller_that_goes_away_stops_the_reading():
+    slow = Slow()
+    with Views(8, GRID, UNIT, threads=1) as views:
+        chunks = views.read(places(10), [slow], 5)
+        next(chunks)
+        chunks.close()
+    assert slow.reads <= 10
+
+
+def test_a_window_that_fails_yields_its_error_and_the_rest_go_on():
+    wanted = [Place(0, Region(Window(left, 0, 5, 5))) for left in (1, -1, 2)]
+    with Views(8, GRID, UNIT) as views:
+        (chunk,) = views.read(wanted, [Slow()], 5)
+    kinds = [type(view) for _, view in chunk]
+    assert kinds == [View, ImageError, View]
+
+
+def test_the_valid_part_of_a_cell_is_counted_by_area(tmp_path):
+    image = np.full((3, 64, 64), 9, np.uint8)
+    image[:, :16] = 0
+    path = write_geotiff(tmp_path / "scene.tif", image, nodata=0)
+    with open_image(path) as opened, Views(64, GRID, UNIT) as views:
+        ((_, view),) = next(views.read([Place(0, Region(Window(0, 0, 64, 64)))], [opened], 1))
+    assert view.valid == pytest.approx(0.75)
+    assert view.cells == pytest.approx(np.array([[0.5, 0.5], [1, 1]]))
+
+
+def test_a_pixel_is_background_only_with_all_its_bands(tmp_path):
+    image = np.full((3, 64, 64), 240, np.uint8)
+    image[0, :, 32:] = 100  # stained
+    path = write_geotiff(tmp_path / "scene.tif", image)
+    with open_image(path) as opened, Views(64, GRID, UNIT, background=(230, 255)) as views:
+        ((_, view),) = next(views.read([Place(0, Region(Window(0, 0, 64, 64)))], [opened], 1))
+    assert view.valid == 1.0
+    assert view.cells == pytest.approx(np.array([[0, 1], [0, 1]]))
+
+
+def test_a_view_needs_a_thread():
+    with pytest.raises(ValueError, match="threads"):
+        Views(8, GRID, UNIT, threads=0)

@@ -1,0 +1,286 @@
+"""Join readers and a model: walk many images at once, one batch of views a level."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tnetcli.devices import Precision, autocast, choose_device, is_out_of_memory
+from tnetcli.errors import ImageError, ModelError, TnetError
+from tnetcli.geometry import Region
+from tnetcli.models.base import Looked, Model
+from tnetcli.normalisation import Normalisation
+from tnetcli.readers.base import Cost, Reader
+from tnetcli.traversal import Place, Plan, Seen, Stop, Visit, traverse
+from tnetcli.views import Fit, View, Views, root_window
+
+CHUNK = 32  # views in one forward pass: about 600 MB of maps in EfficientNet-B0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sight:
+    """What was seen of one image, and what the model makes of it; rows belong to `visits`."""
+
+    visits: tuple[Visit, ...]
+    stop: Stop
+    scores: NDArray[np.float32]  # (classes,), logits of the conclusion
+    level_scores: NDArray[np.float32]  # (levels, classes), had the looking ended there
+    window_scores: NDArray[np.float32]  # (windows, classes), of each window alone
+    features: NDArray[np.float32]  # (windows, features)
+    weights: NDArray[np.float32]  # (windows,), their shares in the conclusion
+    valid: NDArray[np.float32]  # (windows,), the part that holds data
+    cost: Cost
+    read_seconds: float  # of the threads that read, together
+    model_seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class _Album:
+    """What is known of one image while it is looked at."""
+
+    start: Cost
+    features: list[Tensor] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
+    valid: list[float] = field(default_factory=list)
+    error: TnetError | None = None
+    read_seconds: float = 0.0
+    model_seconds: float = 0.0
+
+
+class Looker:
+    """Looks at images with one model; what it finds does not depend on the rest of the batch.
+
+    `chunk` views run through the model at once; it is halved once if memory runs out.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        normalisation: Normalisation,
+        *,
+        fit: Fit = "stretch",
+        background: tuple[float, float] | None = None,
+        device: str = "auto",
+        precision: Precision = "fp32",
+        threads: int = 4,
+        chunk: int = CHUNK,
+    ) -> None:
+        if chunk < 1:
+            raise ValueError(f"chunk is below 1: `{chunk}`")
+        if len(normalisation.mean) != model.bands:
+            raise ValueError(f"{len(normalisation.mean)} means for {model.bands} bands")
+        self.device = choose_device(device)
+        self.model = model.eval().to(self.device).to(memory_format=torch.channels_last)
+        self.precision = precision
+        self.chunk = chunk
+        self._halved = False
+        self._fit = fit
+        self._normalisation = normalisation
+        self._views = Views(
+            model.view_size, model.grid, normalisation, background=background, threads=threads
+        )
+        if precision == "bf16" and self.device.type == "cpu":
+            log.warning("bf16 is slower than fp32 on a processor that has no hardware for it")
+
+    def __enter__(self) -> "Looker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the reading threads; the images stay open."""
+        self._views.close()
+
+    def look(
+        self,
+        readers: Sequence[Reader],
+        plan: Plan,
+        *,
+        seeds: Sequence[int] | None = None,
+        confidence: float | None = None,
+    ) -> list[Sight | TnetError]:
+        """Walk all images together, one batch of views a level; a failed image yields its error.
+
+        `confidence` ends the looking at an image once a class is as probable as that. Levels end
+        by themselves where a view would be finer than the image's own pixels, unless the plan
+        has a `least_side` of its own.
+        """
+        if plan.least_side is None:
+            plan = replace(plan, least_side=float(self.model.view_size))
+        if self.model.most_levels is not None:
+            plan = replace(plan, levels=min(plan.levels, self.model.most_levels))
+        albums = [_Album(reader.cost) for reader in readers]
+        for reader, album in zip(readers, albums, strict=True):
+            try:
+                self._normalisation.check(reader)
+            except ImageError as error:
+                album.error = error
+
+        def look(places: Sequence[Place]) -> list[Seen | None]:
+            return self._look_at_level(places, readers, albums, plan.levels)
+
+        def confident(images: Sequence[int]) -> list[bool]:
+            return [self._probability(albums[image]) >= (confidence or 1) for image in images]
+
+        walk = traverse(
+            [root_window(reader.size, self._fit) for reader in readers],
+            look,
+            self.model.grid,
+            plan,
+            seeds=seeds,
+            confident=None if confidence is None else confident,
+        )
+        return [
+            album.error
+            or self._conclude(
+                album,
+                tuple(walk.visits[index] for index in walk.of(image)),
+                walk.stops[image],
+                reader.cost,
+            )
+            for image, (reader, album) in enumerate(zip(readers, albums, strict=True))
+        ]
+
+    def _look_at_level(
+        self,
+        places: Sequence[Place],
+        readers: Sequence[Reader],
+        albums: Sequence[_Album],
+        levels: int,
+    ) -> list[Seen | None]:
+        score = any(place.region.level < levels for place in places)
+        wanted = [place for place in places if albums[place.image].error is None]
+        found: dict[Place, Seen] = {}
+        for chunk in self._views.read(wanted, readers, self.chunk):
+            for place, view in chunk:
+                _note(albums[place.image], place, view, readers[place.image])
+            good = [
+                (place, view)
+                for place, view in chunk
+                if isinstance(view, View) and albums[place.image].error is None
+            ]
+            if good:
+                found |= self._see(good, albums, score)
+        # An image may have failed after its first windows of the level were seen.
+        return [None if albums[place.image].error else found[place] for place in places]
+
+    def _see(
+        self, good: list[tuple[Place, View]], albums: Sequence[_Album], score: bool
+    ) -> dict[Place, Seen]:
+        """Run the model on one chunk, file the features, and return what was seen."""
+        start = time.perf_counter()
+        views = torch.from_numpy(np.stack([view.values for _, view in good]))
+        regions = [place.region for place, _ in good]
+        looked = self._forward(views, regions, score)
+        seconds = (time.perf_counter() - start) / len(good)
+        for (place, view), features in zip(good, looked.features, strict=True):
+            album = albums[place.image]
+            album.features.append(features)
+            album.levels.append(place.region.level)
+            album.valid.append(view.valid)
+            album.model_seconds += seconds
+        if looked.attention is None:
+            # The last level: nobody will ask which of its cells are best.
+            shape = (self.model.grid.rows, self.model.grid.columns)
+            return {place: Seen(np.zeros(shape), view.cells) for place, view in good}
+        attention = looked.attention.double().numpy()  # (regions, rows, columns)
+        return {
+            place: Seen(each, view.cells)
+            for each, (place, view) in zip(attention, good, strict=True)
+        }
+
+    def _forward(self, views: Tensor, regions: Sequence[Region], score: bool) -> Looked:
+        """Run the model on (regions, bands, height, width), in smaller parts if memory is short."""
+        try:
+            return self._forward_in_parts(views, regions, score)
+        except (MemoryError, RuntimeError) as error:
+            tried = min(self.chunk, len(regions))
+            if not is_out_of_memory(error):
+                raise
+            if self._halved or tried < 2:
+                raise ModelError(
+                    f"not enough memory for {tried} views at once",
+                    hint="lower --batch-size or choose another --device",
+                ) from error
+        self._halved = True
+        self.chunk = tried // 2
+        log.warning("out of memory: going on with %d views at a time", self.chunk)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return self._forward(views, regions, score)
+
+    def _forward_in_parts(self, views: Tensor, regions: Sequence[Region], score: bool) -> Looked:
+        parts = [
+            self._forward_at_once(views[start : start + self.chunk], part, score)
+            for start in range(0, len(regions), self.chunk)
+            if (part := regions[start : start + self.chunk])
+        ]
+        attention = [part.attention for part in parts if part.attention is not None]
+        return Looked(
+            torch.cat([part.features for part in parts]),
+            torch.cat(attention) if attention else None,
+        )
+
+    def _forward_at_once(self, views: Tensor, regions: Sequence[Region], score: bool) -> Looked:
+        with torch.inference_mode(), autocast(self.device, self.precision):
+            views = views.to(self.device, memory_format=torch.channels_last)
+            features, attention = self.model.look(views, regions, score_cells=score)
+        return Looked(
+            features.float().cpu(), None if attention is None else attention.float().cpu()
+        )
+
+    def _probability(self, album: _Album) -> float:
+        """Return how probable the best class is by all that was seen so far."""
+        with torch.inference_mode():
+            features = torch.stack(album.features).unsqueeze(0).to(self.device)
+            present = torch.ones(features.shape[:2], dtype=torch.bool, device=self.device)
+            scores = self.model.conclude(features, present).scores
+        return float(scores.softmax(dim=1).max())
+
+    def _conclude(self, album: _Album, visits: tuple[Visit, ...], stop: Stop, cost: Cost) -> Sight:
+        start = time.perf_counter()
+        depth = max(album.levels)
+        with torch.inference_mode():
+            features = torch.stack(album.features).to(self.device)  # (windows, features)
+            levels = torch.tensor(album.levels, device=self.device)
+            until = torch.arange(1, depth + 1, device=self.device)
+            present = levels <= until.unsqueeze(1)  # (levels, windows)
+            each_level = features.expand(depth, *features.shape)
+            scores, weights = self.model.conclude(each_level, present)
+            window_scores = self.model.classify(features)
+        return Sight(
+            visits=visits,
+            stop=stop,
+            scores=scores[-1].cpu().numpy(),
+            level_scores=scores.cpu().numpy(),
+            window_scores=window_scores.cpu().numpy(),
+            features=features.cpu().numpy(),
+            weights=weights[-1].cpu().numpy(),
+            valid=np.array(album.valid, np.float32),
+            cost=Cost(
+                cost.pixels_decoded - album.start.pixels_decoded,
+                cost.bytes_read - album.start.bytes_read,
+            ),
+            read_seconds=album.read_seconds,
+            model_seconds=album.model_seconds + time.perf_counter() - start,
+        )
+
+
+def _note(album: _Album, place: Place, view: View | TnetError, reader: Reader) -> None:
+    """Note what came of a read: the time it took, or why the image failed."""
+    if isinstance(view, TnetError):
+        album.error = album.error or view
+        return
+    album.read_seconds += view.seconds
+    if place.region.level == 1 and view.valid == 0:
+        album.error = album.error or ImageError(
+            f"`{reader.path}` holds no valid pixel",
+            hint="is its nodata value or its mask right? see `tnet info`",
+        )

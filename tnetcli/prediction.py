@@ -1,0 +1,151 @@
+"""The record of one prediction: what was seen, scored and concluded, and what it cost."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from tnetcli.errors import TnetError
+
+SCHEMA = "tnet.prediction/1"
+BoxEdges = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWindow:
+    """One window that was looked at; `box` is x0, y0, x1, y1 in full-resolution pixels.
+
+    `attention` is the probability that its parent gave it, `weight` its share in the conclusion,
+    `label` and `probability` what it alone would say, `valid` the part of it that holds data.
+    """
+
+    path: str
+    level: int
+    box: BoxEdges
+    attention: float
+    rank: int
+    weight: float
+    label: str
+    probability: float
+    valid: float
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLevel:
+    """What would have been concluded had the looking ended at this level."""
+
+    level: int
+    windows: int
+    label: str
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionCost:
+    """What the prediction took."""
+
+    windows: int
+    pixels_decoded: int
+    pixels_total: int
+    fraction_decoded: float
+    bytes_read: int
+    file_bytes: int
+    read_seconds: float
+    model_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why an image failed."""
+
+    type: str
+    message: str
+    hint: str = ""
+
+    @classmethod
+    def of(cls, error: TnetError) -> "Problem":
+        """Keep what the user would have read."""
+        return cls(type(error).__name__, str(error), error.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One image: predicted, or failed with nothing else lost.
+
+    `stopped` says why it was not looked at any closer: `levels` all done, `budget` spent,
+    `confidence` reached, `pixels` (a closer view would be finer than the image's own pixels),
+    `empty` (no valid cell left), `repeats` (only windows already seen were left), `failed`.
+    """
+
+    image: str
+    id: str
+    status: Literal["ok", "failed"]
+    width: int = 0
+    height: int = 0
+    bands: int = 0
+    reader: str = ""
+    crs: str | None = None
+    transform: tuple[float, ...] | None = None
+    microns_per_pixel: tuple[float, float] | None = None
+    offset: tuple[int, int] = (0, 0)
+    model: str = ""
+    model_sha256: str = ""
+    tnet: str = ""
+    label: str = ""
+    probability: float = 0.0
+    probabilities: dict[str, float] = field(default_factory=dict)
+    stopped: str = ""
+    levels: tuple[SeenLevel, ...] = ()
+    windows: tuple[SeenWindow, ...] = ()
+    cost: PredictionCost | None = None
+    error: Problem | None = None
+    schema: str = SCHEMA
+
+    def to_json(self) -> str:
+        """Return one line; a failed record holds only what is known."""
+        everything = asdict(self)
+        record = {"schema": everything.pop("schema"), **everything}
+        if self.status == "failed":
+            blank = Prediction(self.image, self.id, "failed")
+            known = {"schema", "image", "id", "status"}
+            record = {
+                key: value
+                for key, value in record.items()
+                if key in known or value != getattr(blank, key)
+            }
+        else:
+            del record["error"]
+        return json.dumps(record, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> "Prediction":
+        """Read a line back; ValueError says what is wrong with it."""
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not JSON: {error}") from error
+        if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+            found = record.get("schema") if isinstance(record, dict) else record
+            raise ValueError(f"not a {SCHEMA} record: `{found}`")
+        try:
+            return _build(record)
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"not a {SCHEMA} record: {error}") from error
+
+
+def _build(record: dict[str, Any]) -> Prediction:
+    given = dict(record)
+    unknown = set(given) - {each.name for each in fields(Prediction)}
+    if unknown:
+        raise TypeError(f"unknown keys: {', '.join(sorted(unknown))}")
+    given["levels"] = tuple(SeenLevel(**each) for each in given.get("levels", ()))
+    given["windows"] = tuple(
+        SeenWindow(**{**each, "box": tuple(each["box"])}) for each in given.get("windows", ())
+    )
+    for key, kind in (("cost", PredictionCost), ("error", Problem)):
+        if given.get(key) is not None:
+            given[key] = kind(**given[key])
+    for key in ("transform", "microns_per_pixel", "offset"):
+        if given.get(key) is not None:
+            given[key] = tuple(given[key])
+    return Prediction(**given)

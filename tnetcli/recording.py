@@ -1,0 +1,115 @@
+"""From what was seen of an image to the record of its prediction."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli import __version__
+from tnetcli.errors import TnetError
+from tnetcli.looking import Sight
+from tnetcli.prediction import Prediction, PredictionCost, Problem, SeenLevel, SeenWindow
+from tnetcli.readers.base import Reader
+
+
+def record_failure(error: TnetError, *, image: str, id: str) -> Prediction:
+    """Return the record of an image that could not be looked at."""
+    return Prediction(
+        image=image, id=id, status="failed", stopped="failed", error=Problem.of(error)
+    )
+
+
+def record_sight(
+    sight: Sight,
+    reader: Reader,
+    *,
+    id: str,
+    classes: Sequence[str],
+    model: str,
+    model_sha256: str,
+) -> Prediction:
+    """Return the record of an image that was looked at."""
+    probabilities = _softmax(sight.scores)
+    label, probability = _best(probabilities, classes)
+    georeference, microns = reader.georeference, reader.microns_per_pixel
+    return Prediction(
+        image=reader.path,
+        id=id,
+        status="ok",
+        width=reader.size.width,
+        height=reader.size.height,
+        bands=len(reader.bands),
+        reader=reader.name,
+        crs=georeference.crs if georeference else None,
+        transform=georeference.transform if georeference else None,
+        microns_per_pixel=(microns.x, microns.y) if microns else None,
+        offset=reader.layout.offset,
+        model=model,
+        model_sha256=model_sha256,
+        tnet=__version__,
+        label=label,
+        probability=probability,
+        probabilities=dict(zip(classes, probabilities.tolist(), strict=True)),
+        stopped=sight.stop,
+        levels=tuple(_levels(sight, classes)),
+        windows=tuple(_windows(sight, classes)),
+        cost=_cost(sight, reader),
+    )
+
+
+def _levels(sight: Sight, classes: Sequence[str]) -> list[SeenLevel]:
+    levels = [visit.place.region.level for visit in sight.visits]
+    return [
+        SeenLevel(level, levels.count(level), *_best(_softmax(scores), classes))
+        for level, scores in enumerate(sight.level_scores, start=1)
+    ]
+
+
+def _windows(sight: Sight, classes: Sequence[str]) -> list[SeenWindow]:
+    probabilities = _softmax(sight.window_scores)
+    return [
+        SeenWindow(
+            path=visit.place.region.path,
+            level=visit.place.region.level,
+            box=visit.place.region.window.box,
+            attention=visit.attention,
+            rank=visit.rank,
+            weight=float(weight),
+            label=label,
+            probability=probability,
+            valid=float(valid),
+        )
+        for visit, weight, valid, (label, probability) in zip(
+            sight.visits,
+            sight.weights,
+            sight.valid,
+            (_best(each, classes) for each in probabilities),
+            strict=True,
+        )
+    ]
+
+
+def _cost(sight: Sight, reader: Reader) -> PredictionCost:
+    return PredictionCost(
+        windows=len(sight.visits),
+        pixels_decoded=sight.cost.pixels_decoded,
+        pixels_total=reader.size.pixels,
+        fraction_decoded=sight.cost.pixels_decoded / reader.size.pixels,
+        bytes_read=sight.cost.bytes_read,
+        file_bytes=reader.layout.file_bytes,
+        read_seconds=sight.read_seconds,
+        model_seconds=sight.model_seconds,
+        seconds=sight.read_seconds + sight.model_seconds,
+    )
+
+
+def _softmax(scores: NDArray[Any]) -> NDArray[np.float64]:
+    powers: NDArray[np.float64] = np.exp(scores - scores.max(axis=-1, keepdims=True), dtype=float)
+    shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def _best(probabilities: NDArray[np.float64], classes: Sequence[str]) -> tuple[str, float]:
+    best = int(probabilities.argmax())
+    return classes[best], float(probabilities[best])

@@ -1,0 +1,139 @@
+"""Read the views of many windows at once, by threads, as arrays that a model can take."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.errors import TnetError
+from tnetcli.geometry import Grid, Size, Window
+from tnetcli.normalisation import Normalisation
+from tnetcli.readers.base import Pixels, Reader
+from tnetcli.traversal import Place
+
+Fit = Literal["stretch", "pad"]
+
+
+def root_window(size: Size, fit: Fit) -> Window:
+    """Return what level 1 looks at: the image itself, or the square around it.
+
+    `stretch` squeezes an image that is not square into a square view; `pad` keeps its shape and
+    leaves the rest of the view invalid.
+    """
+    if fit == "stretch":
+        return Window.whole(size)
+    side = max(size.width, size.height)
+    return Window((size.width - side) / 2, (size.height - side) / 2, side, side)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """One window as the model will see it."""
+
+    values: NDArray[np.float32]  # (bands, height, width), normalised
+    valid: float  # the part of it that holds data
+    cells: NDArray[np.float64]  # (rows, columns), the part of each cell that is worth a look
+    seconds: float
+
+
+class Views:
+    """Reads views of open images; a context that owns its threads.
+
+    `background` is a range of values: a pixel with every band inside it is empty, so that a cell
+    of nothing else (glass, a black collar) is never looked at closer.
+    """
+
+    def __init__(
+        self,
+        view_size: int,
+        grid: Grid,
+        normalisation: Normalisation,
+        *,
+        background: tuple[float, float] | None = None,
+        threads: int = 4,
+    ) -> None:
+        if threads < 1:
+            raise ValueError(f"threads is below 1: `{threads}`")
+        self._size = Size(view_size, view_size)
+        self._normalisation = normalisation
+        self._background = background
+        self._down = grid.row_weights(view_size)  # (rows, height)
+        self._across = grid.column_weights(view_size).T  # (width, columns)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="views")
+
+    def __enter__(self) -> "Views":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the threads; reads that have not begun are dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def read(
+        self, places: Sequence[Place], readers: Sequence[Reader], chunk: int
+    ) -> Iterator[list[tuple[Place, View | TnetError]]]:
+        """Yield the views in chunks, in order; the next chunk is read while one is used.
+
+        A window that cannot be read yields its error, and the rest go on.
+        """
+        chunks = [places[start : start + chunk] for start in range(0, len(places), chunk)]
+        stop = threading.Event()
+        ahead: list[list[Future[View | TnetError]]] = []
+        try:
+            for number, part in enumerate(chunks):
+                while len(ahead) < 2 and number + len(ahead) < len(chunks):
+                    ahead.append(self._submit(chunks[number + len(ahead)], readers, stop))
+                yield [
+                    (place, each.result()) for place, each in zip(part, ahead.pop(0), strict=True)
+                ]
+        finally:
+            stop.set()  # a caller that went away wants nothing more
+
+    def _submit(
+        self, places: Sequence[Place], readers: Sequence[Reader], stop: threading.Event
+    ) -> "list[Future[View | TnetError]]":
+        # Neighbours share blocks of the file, which are kept for a while: read them together.
+        order = sorted(range(len(places)), key=lambda index: _locality(places[index]))
+        futures: dict[int, Future[View | TnetError]] = {}
+        for index in order:
+            place = places[index]
+            futures[index] = self._pool.submit(
+                self._read_one, readers[place.image], place.region.window, stop
+            )
+        return [futures[index] for index in range(len(places))]
+
+    def _read_one(self, reader: Reader, window: Window, stop: threading.Event) -> View | TnetError:
+        if stop.is_set():
+            return TnetError("stopped")
+        start = time.perf_counter()
+        try:
+            pixels = reader.read(window, self._size)
+        except TnetError as error:
+            return error
+        cells = self._down @ self._worth(pixels).astype(np.float64) @ self._across
+        return View(
+            self._normalisation.apply(pixels),
+            float(pixels.valid.mean()),
+            cells,
+            time.perf_counter() - start,
+        )
+
+    def _worth(self, pixels: Pixels) -> NDArray[np.bool_]:
+        if self._background is None:
+            return pixels.valid
+        low, high = self._background
+        inside = (pixels.values >= low) & (pixels.values <= high)  # (bands, height, width)
+        empty: NDArray[np.bool_] = np.logical_and.reduce(inside, axis=0)  # (height, width)
+        return pixels.valid & ~empty
+
+
+def _locality(place: Place) -> tuple[int, float, float]:
+    window = place.region.window
+    return place.image, window.top, window.left
