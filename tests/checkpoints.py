@@ -1,0 +1,87 @@
+"""Model files for tests: tiny sound ones, and the means to break them."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tnetcli.checkpoint import KEY, save_checkpoint
+from tnetcli.description import SCHEMA, Description
+from tnetcli.geometry import Region, Window
+from tnetcli.models.base import Model
+from tnetcli.models.registry import build_model
+
+BACKBONE = "test_efficientnet"  # the smallest of timm's, made for tests
+VIEW_SIZE = 64
+
+
+def fields(family: str = "tnet", **changes: Any) -> dict[str, Any]:
+    """Return what a sound description is made of."""
+    return {
+        "family": family,
+        "arguments": {"backbone": BACKBONE, "view_size": VIEW_SIZE},
+        "classes": ["river", "forest", "town"],
+        "bands": ["B02", "B03", "B04", "B08"],
+        "normalisation": {
+            "dtype": "uint16",
+            "mean": [400.5, 600.0, 500.0, 2000.0],
+            "std": [200.0, 200.0, 250.0, 900.5],
+        },
+        "traversal": {"levels": 1 if family == "whole" else 3, "keep": [2, 1]},
+        **changes,
+    }
+
+
+def tiny(family: str = "tnet", **changes: Any) -> tuple[Model, Description]:
+    """Build a model whose weights and running statistics are like no others, and describe it."""
+    description = Description(**fields(family, **changes))
+    torch.manual_seed(0)
+    model = build_model(
+        description.family,
+        description.arguments,
+        classes=len(description.classes),
+        bands=len(description.bands),
+    )
+    model.train()
+    look(model, 3)
+    return model.eval(), description
+
+
+def look(model: Model, count: int) -> tuple[torch.Tensor, ...]:
+    """Return all that a model makes of fixed views."""
+    generator = torch.Generator().manual_seed(1)
+    side = model.view_size
+    views = torch.randn((count, model.bands, side, side), generator=generator)
+    root = Region(Window(0, 0, 1000, 800))
+    regions = [root, *(root.child(model.grid, 0, 0) for _ in range(count - 1))]
+    with torch.no_grad():
+        seen = model.look(views, regions)
+        concluded = model.conclude(seen.features[None], torch.ones((1, count), dtype=torch.bool))
+    assert seen.attention is not None
+    return (seen.features, seen.attention, *concluded)
+
+
+def write_tiny(path: Path, family: str = "tnet", **changes: Any) -> Path:
+    """Save a tiny model."""
+    save_checkpoint(path, *tiny(family, **changes))
+    return path
+
+
+def pack(header: Any, data: bytes = b"") -> bytes:
+    """Put a file together from a header, a table or bytes, and what follows it."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def unpack(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """Take a file apart into its header and what follows it."""
+    (length,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def pack_description(told: Any) -> bytes:
+    """Return a file that holds a description, as text or as a table, and no tensors."""
+    text = told if isinstance(told, str) else json.dumps({"schema": SCHEMA, **told})
+    return pack({"__metadata__": {KEY: text}})

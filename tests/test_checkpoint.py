@@ -1,0 +1,361 @@
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.checkpoints import (
+    BACKBONE,
+    VIEW_SIZE,
+    fields,
+    look,
+    pack,
+    pack_description,
+    tiny,
+    unpack,
+    write_tiny,
+)
+from tests.commands import ROOT
+from tnetcli import checkpoint
+from tnetcli.checkpoint import (
+    file_sha256,
+    find_model_file,
+    load_checkpoint,
+    read_description,
+    save_checkpoint,
+)
+from tnetcli.description import Description
+from tnetcli.errors import ModelError, OutputError, UsageError
+
+BASE = {"backbone": BACKBONE, "view_size": VIEW_SIZE}
+GRID = {"rows": 2, "columns": 4, "cell_fraction": 0.4}
+WEIGHT = "classifier.weight"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    path = write_tiny(tmp_path_factory.mktemp("sound") / "tnet.safetensors")
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny()[0]
+
+
+@pytest.fixture
+def path(tmp_path, sound):
+    (tmp_path / "a.safetensors").write_bytes(sound)
+    return tmp_path / "a.safetensors"
+
+
+def refusal(path):
+    with pytest.raises(ModelError) as caught:
+        load_checkpoint(path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert caught.value.exit_code == 5
+    assert caught.value.hint
+    return caught.value
+
+
+def change(path, edit):
+    """Let `edit` change the tensors, then write them back beside the same description."""
+    text = read_description(path).as_json()
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path, metadata={checkpoint.KEY: text})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments"),
+    [
+        ("tnet", BASE),
+        ("tnet", {**BASE, "grid": GRID, "alignment": "nearest", "tap": 1}),
+        ("tnet", {**BASE, "location": "context", "position": "concat", "weighting": True}),
+        ("tnet", {"backbone": "test_vit", "view_size": 96, "drop_path": 0.2}),
+        ("whole", {**BASE, "dropout": 0.3, "feature_dropout": 0.2}),
+    ],
+)
+def test_a_model_comes_back_as_it_was(tmp_path, family, arguments):
+    model, description = tiny(family, arguments=arguments)
+    save_checkpoint(tmp_path / "a.safetensors", model, description)
+    loaded = load_checkpoint(tmp_path / "a.safetensors")
+    assert loaded.description == description
+    assert type(loaded.model) is type(model)
+    assert not loaded.model.training
+    for ours, theirs in zip(look(model, 3), look(loaded.model, 3), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_checkpoint_knows_its_file(path):
+    loaded = load_checkpoint(str(path))
+    assert loaded.path == path
+    assert loaded.sha256 == file_sha256(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_half_the_bits_give_nearly_the_same_model_in_full_precision(tmp_path):
+    model, description = tiny()
+    save_checkpoint(tmp_path / "full.safetensors", model, description)
+    save_checkpoint(tmp_path / "half.safetensors", model, description, half=True)
+    full, half = (tmp_path / f"{name}.safetensors" for name in ("full", "half"))
+    assert half.stat().st_size < 0.6 * full.stat().st_size
+    loaded = load_checkpoint(half)
+    assert loaded.description.weights == "float16"
+    assert {value.dtype for value in loaded.model.parameters()} == {torch.float32}
+    for ours, theirs in zip(look(model, 3), look(loaded.model, 3), strict=True):
+        assert torch.allclose(ours, theirs, atol=0.02)
+    save_checkpoint(full, loaded.model, loaded.description, overwrite=True)
+    assert read_description(full).weights == "float32"
+
+
+def test_weights_too_large_for_half_the_bits_keep_all_of_them(tmp_path):
+    model, description = tiny("whole")
+    with torch.no_grad():
+        model.classifier.bias.fill_(1e6)
+    save_checkpoint(tmp_path / "a.safetensors", model, description, half=True)
+    assert (load_checkpoint(tmp_path / "a.safetensors").model.classifier.bias == 1e6).all()
+
+
+def test_a_model_of_another_precision_and_layout_is_stored_as_float32(tmp_path):
+    model, description = tiny("whole")
+    save_checkpoint(tmp_path / "a.safetensors", model, description)
+    save_checkpoint(
+        tmp_path / "b.safetensors",
+        model.double().to(memory_format=torch.channels_last),
+        description,
+    )
+    assert file_sha256(tmp_path / "a.safetensors") == file_sha256(tmp_path / "b.safetensors")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory, sound):
+    """Return a folder where a process saved a model anew, and was killed while it saved again."""
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "old.safetensors").write_bytes(sound)
+    code = """
+import os, signal
+from tnetcli.checkpoint import load_checkpoint, save_checkpoint
+loaded = load_checkpoint("old.safetensors")
+save_checkpoint("new.safetensors", loaded.model, loaded.description)
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+save_checkpoint("old.safetensors", loaded.model, loaded.description, overwrite=True, half=True)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    return folder
+
+
+def test_the_same_model_gives_the_same_bytes_in_another_process(killed, sound):
+    assert (killed / "new.safetensors").read_bytes() == sound
+
+
+def test_a_process_killed_while_it_saves_leaves_the_old_model(killed, sound):
+    assert (killed / "old.safetensors").read_bytes() == sound
+    (left,) = (each for each in killed.iterdir() if each.suffix != ".safetensors")
+    assert (left.name.startswith("."), left.suffix) == (True, ".tmp")
+
+
+def test_loading_does_not_disturb_the_random_numbers_of_the_caller(path):
+    before = torch.get_rng_state()
+    load_checkpoint(path)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_device_that_is_not_there_is_wrong_usage(path):
+    with pytest.raises(UsageError):
+        load_checkpoint(path, device="nowhere")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"classes": ["river", "town"]},
+        {"bands": ["1"], "normalisation": {"dtype": "uint8", "mean": [0], "std": [1]}},
+        {"arguments": {**BASE, "dropout": 0.5}},
+        {"family": "whole"},
+    ],
+    ids=str,
+)
+def test_a_description_that_does_not_fit_is_the_mistake_of_the_caller(tmp_path, model, wrong):
+    with pytest.raises(ValueError, match="does not fit"):
+        save_checkpoint(tmp_path / "a.safetensors", model, Description(**fields(**wrong)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_levels_than_the_family_has_do_not_fit(tmp_path):
+    model, _ = tiny("whole")
+    with pytest.raises(ValueError, match="levels"):
+        save_checkpoint(
+            tmp_path / "a", model, Description(**fields("whole", traversal={"levels": 2}))
+        )
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    model, description = tiny("whole")
+    with torch.no_grad():
+        model.classifier.weight[0, 0] = torch.nan
+    with pytest.raises(ModelError, match=WEIGHT):
+        save_checkpoint(tmp_path / "a.safetensors", model, description)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_model_is_replaced_only_on_demand(path):
+    model, description = tiny("whole")
+    before = path.read_bytes()
+    with pytest.raises(OutputError, match="exists"):
+        save_checkpoint(path, model, description)
+    assert path.read_bytes() == before
+    save_checkpoint(path, model, description, overwrite=True)
+    assert load_checkpoint(path).description.family == "whole"
+
+
+def test_weights_without_a_description_say_what_they_are_good_for(tmp_path):
+    save_file({"conv_stem.weight": torch.zeros(3)}, tmp_path / "timm.safetensors")
+    assert "pretrained: FILE" in refusal(tmp_path / "timm.safetensors").hint
+
+
+def test_a_missing_tensor_is_told(path):
+    change(path, lambda tensors: tensors.pop(WEIGHT))
+    assert f"a tensor is missing: `{WEIGHT}`" in str(refusal(path))
+
+
+def test_a_description_without_tensors_is_told(path):
+    path.write_bytes(pack_description(fields()))
+    assert "missing" in str(refusal(path))
+
+
+def test_an_extra_tensor_is_told(path):
+    change(path, lambda tensors: tensors.update(more=torch.zeros(2)))
+    assert "a tensor is unknown: `more`" in str(refusal(path))
+
+
+def test_a_wrong_shape_is_told(path):
+    change(path, lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT][:2].clone()}))
+    assert f"`{WEIGHT}` is 2 x " in str(refusal(path))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
+def test_a_wrong_type_is_told(path, kind):
+    change(path, lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT].to(kind)}))
+    assert f"`{WEIGHT}` is of `" in str(refusal(path))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_told(path, value):
+    change(path, lambda tensors: tensors[WEIGHT].view(-1).__setitem__(-1, value))
+    assert f"not finite: `{WEIGHT}`" in str(refusal(path))
+
+
+def test_a_model_that_was_cut_off_is_told(path):
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "cut off" in str(refusal(path))
+
+
+def test_a_description_of_another_model_is_told(path):
+    header, data = unpack(path.read_bytes())
+    told = Description(**fields(classes=["a", "b"])).as_json()
+    path.write_bytes(pack({**header, "__metadata__": {checkpoint.KEY: told}}, data))
+    assert "classifier" in str(refusal(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"arguments": {**BASE, "location_size": 2**20}}, "the tensor `location."),
+        ({"arguments": {**BASE, "location_size": 2**40}}, "cannot be built"),
+        ({"arguments": {**BASE, "location_size": 10**30}}, "cannot be built"),
+        ({"arguments": {**BASE, "position_size": 2**62}}, "cannot be built"),
+        ({"arguments": {**BASE, "grid": {**GRID, "rows": 10**9}}}, "more cells"),
+        ({"arguments": {**BASE, "tap": 99}}, "no stage `99`"),
+        ({"arguments": {**BASE, "tap": "nowhere"}}, "no module `nowhere`"),
+        ({"arguments": {**BASE, "backbone": "resnet51"}}, "unknown backbone"),
+        ({"arguments": {**BASE, "backbone": "hf-hub:someone/model"}}, "unknown backbone"),
+        ({"arguments": {**BASE, "backbone": "test_vit", "view_size": 9}}, "9 pixels"),
+        ({"family": "whole", "traversal": {"levels": 2}}, "`levels` is above"),
+    ],
+    ids=str,
+)
+def test_a_description_of_no_model_is_told_and_takes_no_memory(path, changes, problem):
+    header, data = unpack(path.read_bytes())
+    told = Description(**fields(**changes)).as_json()
+    path.write_bytes(pack({**header, "__metadata__": {checkpoint.KEY: told}}, data))
+    assert problem in str(refusal(path))
+
+
+def test_tensors_beyond_measure_take_no_memory(path):
+    header, data = unpack(path.read_bytes())
+    count = 2**38
+    header["more"] = {
+        "dtype": "F32",
+        "shape": [count],
+        "data_offsets": [len(data), len(data) + 4 * count],
+    }
+    content = pack(header, data)
+    path.write_bytes(content)
+    os.truncate(path, len(content) + 4 * count)  # a hole of a terabyte
+    assert "unknown: `more`" in str(refusal(path))
+
+
+def test_the_digest_of_a_missing_file_is_a_model_error(tmp_path):
+    with pytest.raises(ModelError):
+        file_sha256(tmp_path / "none.safetensors")
+
+
+@pytest.fixture
+def bundle(tmp_path, monkeypatch, sound):
+    (tmp_path / "package" / "assets").mkdir(parents=True)
+    (tmp_path / "package" / "assets" / "default.safetensors").write_bytes(sound)
+    monkeypatch.setattr(checkpoint, "files", lambda package: tmp_path / "package")
+    return tmp_path / "package" / "assets"
+
+
+def test_a_bundled_model_is_found_by_name(bundle):
+    assert find_model_file("default") == bundle / "default.safetensors"
+
+
+def test_a_bundled_name_comes_before_a_folder_of_that_name(bundle, tmp_path, monkeypatch):
+    (tmp_path / "default").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find_model_file("default") == bundle / "default.safetensors"
+    assert os.fspath(find_model_file("./default")) == "default"
+
+
+@pytest.mark.parametrize("name", ["no/such/file", "file.safetensors", "file.pt"])
+def test_a_path_stays_a_path_even_to_nowhere(bundle, name):
+    assert os.fspath(find_model_file(name)) == name
+
+
+def test_a_file_without_an_ending_is_found(bundle, path, monkeypatch):
+    path.rename(path.with_name("mine"))
+    monkeypatch.chdir(path.parent)
+    assert load_checkpoint(find_model_file("mine")).description.traversal.levels == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("defualt", "did you mean `default`?"), ("zzz", "bundled: default"), ("", "bundled")],
+)
+def test_an_unknown_name_suggests_the_nearest(bundle, name, hint):
+    with pytest.raises(ModelError, match="unknown model") as caught:
+        find_model_file(name)
+    assert hint in caught.value.hint
+
+
+def test_without_bundled_models_a_name_asks_for_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "files", lambda package: tmp_path)
+    with pytest.raises(ModelError) as caught:
+        find_model_file("default")
+    assert "no model is bundled" in caught.value.hint
+
+
+def test_a_model_is_not_fetched_from_the_network():
+    with pytest.raises(ModelError, match="local file"):
+        find_model_file("https://example.com/model.safetensors")

@@ -1,0 +1,118 @@
+"""What a trained model says of itself: enough to predict with it, and to tell where it is from."""
+
+import json
+import logging
+from collections import Counter
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from tnetcli import __version__
+from tnetcli.geometry import Grid
+from tnetcli.models.arguments import Arguments
+from tnetcli.models.registry import read_arguments
+from tnetcli.normalisation import Normalisation
+from tnetcli.traversal import Plan
+from tnetcli.validation import Strict
+from tnetcli.walks import Traversal
+
+log = logging.getLogger(__name__)
+SCHEMA = "tnet.model/1"
+WHOLE_VIEW = Grid(1, 1, 1.0)  # of a family that has no cells
+
+Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
+
+
+class Description(Strict):
+    """All that a prediction has to know of a model, and where the model comes from.
+
+    `arguments` are kept complete, so that a new default does not change an old model. The
+    `traversal` is what it was trained with; a prediction may choose another. `weights` is how
+    the numbers are stored, and is set by `save_checkpoint`.
+    """
+
+    family: Name
+    arguments: dict[str, Any]
+    classes: tuple[Name, ...] = Field(min_length=1)
+    bands: tuple[Name, ...] = Field(min_length=1)
+    normalisation: Normalisation
+    traversal: Traversal
+    recipe: dict[str, Any] | None = None
+    metrics: dict[str, int | float] = Field(default_factory=dict)
+    tnet: str = __version__
+    data_licence: str = ""
+    name: str | None = None
+    summary: str | None = None
+    weights: Literal["float32", "float16"] = "float32"
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _complete(cls, given: Any, info: ValidationInfo) -> Any:
+        if "family" not in info.data:
+            return {}  # that problem is reported already
+        arguments = read_arguments(info.data["family"], _plain(given))
+        return arguments.model_dump(mode="json")
+
+    @field_validator("recipe")
+    @classmethod
+    def _as_json_has_it(cls, recipe: dict[str, Any] | None) -> Any:
+        try:
+            return json.loads(json.dumps(recipe, allow_nan=False))
+        except (TypeError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        bands, numbers = len(self.bands), len(self.normalisation.mean)
+        (name, times), *_ = Counter(self.classes).most_common(1)
+        for wrong, problem in (
+            (times > 1, f"two classes share a name: `{name}`"),
+            (numbers != bands, f"`normalisation` is of {numbers} bands, the model has {bands}"),
+        ):
+            if wrong:
+                raise ValueError(problem)
+        return self
+
+    @property
+    def model_arguments(self) -> Arguments:
+        """Return the arguments as the family knows them."""
+        return read_arguments(self.family, self.arguments)
+
+    @property
+    def view_size(self) -> int:
+        """Return the pixels a side of what the model sees."""
+        return self.model_arguments.view_size
+
+    @property
+    def grid(self) -> Grid:
+        """Return the cells of a window; one, where the family has none."""
+        grid = getattr(self.model_arguments, "grid", WHOLE_VIEW)
+        assert isinstance(grid, Grid)
+        return grid
+
+    def plan(self, *, levels: int | None = None, keep: tuple[int, ...] | None = None) -> Plan:
+        """Return how the model was trained to walk, or deeper, or with other numbers of cells.
+
+        Beyond the trained depth the last number repeats, which is said.
+        """
+        trained = self.traversal.plan()
+        depth = levels or trained.levels
+        if depth > trained.levels:
+            log.warning(
+                "%d levels asked of a model trained with %d: beyond, each follows as many cells as "
+                "the one before",
+                depth,
+                trained.levels,
+            )
+        return replace(trained, levels=depth, keep=keep or trained.keep or (1,))
+
+    def as_json(self) -> str:
+        """Return the text that goes into the file."""
+        return json.dumps(
+            {"schema": SCHEMA, **self.model_dump(mode="json")}, ensure_ascii=False, allow_nan=False
+        )
+
+
+def _plain(given: Any) -> Any:
+    return given.model_dump() if isinstance(given, Arguments) else given

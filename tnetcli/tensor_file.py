@@ -1,0 +1,231 @@
+"""The file that holds weights: safetensors, read with suspicion and written whole or not at all."""
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.errors import ModelError, OutputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SUFFIX = ".safetensors"
+PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle")
+NO_PICKLE = f"a pickle can run any code, so none is loaded; a model is one {SUFFIX} file"
+AGAIN = "copy or download it again"
+# A thousand tensors and a description take a few hundred kilobytes.
+MOST_HEADER = 2**24
+NUMPY = {"F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "BOOL": "|b1"}
+# What else people call a model, by its first bytes.
+OTHERS = (
+    (b"PK", "a zip archive such as torch.save writes", NO_PICKLE),
+    *((bytes([0x80, protocol]), "a pickle", NO_PICKLE) for protocol in range(2, 6)),
+    (b"version https://git-lfs", "a pointer of git-lfs", "fetch the file with `git lfs pull`"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor as the header tells of it; `dtype` is the name that safetensors uses."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    length: int  # in bytes
+
+    @property
+    def count(self) -> int:
+        """Return how many numbers it holds."""
+        return math.prod(self.shape)
+
+
+class TensorFile:
+    """An open file whose header is sound and whose size is right; `entries` are in its order."""
+
+    def __init__(self, path: Path, file: BufferedReader) -> None:
+        self.path, self._file = path, file
+        self.size = os.fstat(file.fileno()).st_size
+        self._digest = hashlib.sha256()
+        self.entries, self.metadata = self._read_header()
+
+    def arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield name and values of each tensor, one in memory at a time; to be called once."""
+        for name, entry in self.entries.items():
+            values = np.frombuffer(self._read(entry.length), NUMPY[entry.dtype])
+            # A copy in the machine's own byte order, which may be written to.
+            yield name, values.astype(values.dtype.newbyteorder("=")).reshape(entry.shape)
+
+    @property
+    def sha256(self) -> str:
+        """Return the digest of what was read: of the file, once all arrays are."""
+        return self._digest.hexdigest()
+
+    def _read(self, count: int) -> bytes:
+        try:
+            content = self._file.read(count)
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+        if len(content) < count:
+            raise self._cut_off("it became shorter while it was read")
+        self._digest.update(content)
+        return content
+
+    def _read_header(self) -> tuple[dict[str, Entry], dict[str, str]]:
+        if self.size == 0:
+            raise ModelError(f"the model file is empty: `{self.path}`", hint=AGAIN)
+        start = self._file.peek(32)
+        length = int.from_bytes(start[:8], "little")
+        if len(start) < 8 or start[8:9] not in (b"{", b"") or length > MOST_HEADER:
+            raise self._something_else(start)
+        if length > self.size - 8:
+            raise self._cut_off(f"it ends inside its header of {length} bytes")
+        self._read(8)
+        try:
+            header = json.loads(self._read(length).decode(), object_pairs_hook=_once)
+            metadata = header.pop("__metadata__", {})
+            entries, end = _entries(header)
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+            raise self._damaged(f"its header makes no sense ({_first_line(error)})") from error
+        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+            raise self._damaged("its metadata is not a table of texts")
+        expected = 8 + length + end
+        if self.size < expected:
+            raise self._cut_off(f"it has {self.size} of {expected} bytes")
+        if self.size > expected:
+            raise self._damaged(f"{self.size - expected} bytes follow its last tensor")
+        return entries, metadata
+
+    def _something_else(self, start: bytes) -> ModelError:
+        for magic, kind, hint in OTHERS:
+            if start.startswith(magic):
+                return ModelError(f"the model is {kind}: `{self.path}`", hint=hint)
+        return ModelError(f"not a safetensors file: `{self.path}`", hint=NO_PICKLE)
+
+    def _cut_off(self, how: str) -> ModelError:
+        return ModelError(f"the model file is cut off, {how}: `{self.path}`", hint=AGAIN)
+
+    def _damaged(self, how: str) -> ModelError:
+        return ModelError(f"the model file is damaged, {how}: `{self.path}`", hint=AGAIN)
+
+
+@contextmanager
+def open_tensor_file(path: str | os.PathLike[str]) -> Iterator[TensorFile]:
+    """Open a safetensors file and check its header; no tensor is read, nothing is unpickled."""
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise ModelError(f"the model is a folder: `{path}`", hint=_inside(path))
+        if not stat.S_ISREG(mode):
+            raise ModelError(f"not a regular file: `{path}`", hint=f"give a {SUFFIX} file")
+        if path.suffix.lower() in PICKLES:
+            raise ModelError(f"a model does not end in `{path.suffix}`: `{path}`", hint=NO_PICKLE)
+        file = path.open("rb")
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"no such model file: `{path}`", hint="check the path; `tnet models` lists names"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    with file:
+        yield TensorFile(path, file)
+
+
+def _inside(folder: Path) -> str:
+    found = sorted(folder.glob(f"*{SUFFIX}"))
+    return f"did you mean `{found[0]}`?" if found else f"give a {SUFFIX} file"
+
+
+def _unreadable(path: Path, error: Exception) -> ModelError:
+    reason = getattr(error, "strerror", None) or _first_line(error)
+    return ModelError(f"cannot read the model, {reason}: `{path}`", hint="check path and rights")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name comes twice")
+    return found
+
+
+def _entries(header: Mapping[str, Any]) -> tuple[dict[str, Entry], int]:
+    """Return the tensors by their place, one behind the other without a gap, and where they end."""
+    entries, end = {}, 0
+    for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        start, stop = told["data_offsets"]
+        entry = Entry(told["dtype"], tuple(told["shape"]), stop - start)
+        whole = all(type(number) is int and number >= 0 for number in (*entry.shape, start, stop))
+        if not whole or not isinstance(entry.dtype, str) or start != end or stop < start:
+            raise ValueError(f"the tensor `{name}` has no proper place")
+        if entry.dtype in NUMPY:
+            bytes_each = np.dtype(NUMPY[entry.dtype]).itemsize
+            if entry.count * bytes_each != entry.length:
+                raise ValueError(f"the tensor `{name}` does not fill its place")
+        entries[name], end = entry, stop
+    return entries, end
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def write_tensor_file(
+    path: str | os.PathLike[str],
+    tensors: "Mapping[str, Tensor]",
+    metadata: tuple[str, str],
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write a file that appears whole or not at all; the same input gives the same bytes.
+
+    Of metadata there is one key and its text: the library shuffles several.
+    """
+    from safetensors.torch import save
+
+    if Path(path).suffix != SUFFIX:
+        raise OutputError(f"a model file ends in {SUFFIX}: `{path}`", hint="choose that ending")
+    target = Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
+    if target.exists() and not overwrite:
+        raise OutputError(f"`{path}` exists", hint="use --overwrite to replace it")
+    content = save(dict(tensors), metadata=dict([metadata]))
+    partial = target.with_name(f".tnet-{secrets.token_hex(8)}.tmp")
+    try:
+        try:
+            with open(partial, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, target)
+            _sync_folder(target.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the model, {error.strerror or error}: `{path}`",
+            hint="does the folder exist, may you write there, is there space left?",
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name last through a power failure; not every system can."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)

@@ -1,0 +1,210 @@
+"""Say which models, families and backbones there are, and what one model file holds."""
+
+import difflib
+import fnmatch
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tnetcli.checkpoint import (
+    bundled_models,
+    describe,
+    file_sha256,
+    find_model_file,
+    read_description,
+)
+from tnetcli.description import SCHEMA
+from tnetcli.errors import ModelError
+from tnetcli.models.registry import BACKBONES, FAMILIES
+from tnetcli.tensor_file import open_tensor_file
+
+MEGA = 1e6
+MOST_SHOWN = 20
+# Batch norm counts its steps; that is no number of the model.
+STEPS = "num_batches_tracked"
+USES = {
+    "tnet models FILE": "shows what a model file holds",
+    "tnet models --backbones 'resnet*'": "lists the backbones of timm by name",
+    "tnet profile --model FILE": "counts what it holds and measures what it takes",
+    "tnet profile --recipe FILE": "does so for a model that is not trained yet",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What there is to choose from, each by name with what it is."""
+
+    families: dict[str, str]
+    bundled: dict[str, str]
+    backbones: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """The backbones whose names match, among how many."""
+
+    pattern: str
+    names: tuple[str, ...]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a model file says and holds, as plain values."""
+
+    facts: dict[str, Any]
+
+
+def survey() -> Overview:
+    """Return what there is; loads neither torch nor timm."""
+    bundled = {name: read_description(path) for name, path in bundled_models().items()}
+    return Overview(
+        {name: family.summary for name, family in FAMILIES.items()},
+        {name: each.summary or ", ".join(each.classes) for name, each in bundled.items()},
+        dict(BACKBONES),
+    )
+
+
+def match_backbones(pattern: str) -> Matches:
+    """Return the backbones whose names match a glob: timm's, and our own."""
+    import timm  # takes seconds: it loads torch
+
+    known = sorted({*timm.list_models(), *BACKBONES})
+    names = fnmatch.filter(known, pattern)
+    if not names:
+        wider = f"*{pattern}*"
+        close = difflib.get_close_matches(pattern, known, n=1)
+        hint = (
+            f"did you mean `{wider}`?" if fnmatch.filter(known, wider)
+            else f"did you mean `{close[0]}`?" if close
+            else "`*` stands for any letters: 'resnet*'"
+        )  # fmt: skip
+        raise ModelError(f"no backbone matches: `{pattern}`", hint=hint)
+    return Matches(pattern, tuple(names), len(known))
+
+
+def read_card(name_or_path: str) -> Card:
+    """Return the card of a bundled model or a file; loads neither torch nor any tensor."""
+    path = find_model_file(name_or_path)
+    with open_tensor_file(path) as file:
+        description, size = describe(file), file.size
+        parameters = sum(
+            entry.count for name, entry in file.entries.items() if not name.endswith(STEPS)
+        )
+    told = description.model_dump(mode="json")
+    grid = description.grid
+    return Card(
+        {
+            "schema": SCHEMA,
+            "file": os.fsencode(path).decode(errors="replace"),
+            "file_bytes": size,
+            "sha256": file_sha256(path),
+            "name": told.pop("name") or _bundled_name(path),
+            "summary": told.pop("summary"),
+            "family": told.pop("family"),
+            "backbone": description.model_arguments.backbone,
+            "parameters": parameters,
+            "view_size": description.view_size,
+            "grid": {
+                "rows": grid.rows,
+                "columns": grid.columns,
+                "cell_fraction": grid.cell_fraction,
+            },
+            **told,
+        }
+    )
+
+
+def _bundled_name(path: Path) -> str | None:
+    return next((name for name, each in bundled_models().items() if each == path), None)
+
+
+def as_json(result: Overview | Matches | Card) -> str:
+    """Return one line of JSON."""
+    if isinstance(result, Card):
+        record = result.facts
+    elif isinstance(result, Matches):
+        record = {"pattern": result.pattern, "backbones": result.names, "total": result.total}
+    else:
+        record = {
+            "families": result.families,
+            "bundled": result.bundled,
+            "backbones": result.backbones,
+        }
+    return json.dumps(record, ensure_ascii=False, allow_nan=False)
+
+
+def as_text(result: Overview | Matches | Card) -> str:
+    """Return lines to read."""
+    if isinstance(result, Matches):
+        return "\n".join(result.names)
+    if isinstance(result, Card):
+        return _card_text(result.facts)
+    nothing = {"none": "this version comes without a model: give the path of a file"}
+    return "\n".join(
+        [
+            *_table("families", result.families),
+            *_table("bundled models", result.bundled or nothing),
+            *_table("tested backbones, among many of timm's", result.backbones),
+            *_table("use", USES),
+        ]
+    )
+
+
+def _table(title: str, rows: dict[str, str]) -> list[str]:
+    width = max(map(len, rows))
+    return [title, *(f"  {name:<{width}}  {_printable(text)}" for name, text in rows.items())]
+
+
+def _card_text(facts: dict[str, Any]) -> str:
+    grid, scale, walk = facts["grid"], facts["normalisation"], facts["traversal"]
+    lines = {
+        "name": facts["name"] or "",
+        "summary": facts["summary"] or "",
+        "family": f"{facts['family']}: {FAMILIES[facts['family']].summary}",
+        "backbone": facts["backbone"],
+        "parameters": f"{facts['parameters']}, running statistics included",
+        "view size": f"{facts['view_size']} x {facts['view_size']} pixels",
+        "grid": f"{grid['rows']} x {grid['columns']} cells, each {grid['cell_fraction']:g} of a "
+        "window",
+        "levels": f"{walk['levels']}, keep {','.join(map(str, walk['keep'])) or 'none'}",
+        "fit": walk["fit"],
+        "classes": _listed(facts["classes"]),
+        "bands": _listed(facts["bands"]),
+        "normalisation": f"of {scale['dtype']}",
+        "  mean": _numbers(scale["mean"]),
+        "  std": _numbers(scale["std"]),
+        "metrics": ", ".join(f"{name} {value:.6g}" for name, value in facts["metrics"].items())
+        or "none",
+        "data licence": facts["data_licence"] or "not stated",
+        "made with": f"tnet {facts['tnet']}",
+        "file": f"{facts['file_bytes'] / MEGA:.1f} MB of {facts['weights']}",
+        "sha256": facts["sha256"],
+    }
+    width = max(map(len, lines))
+    return "\n".join(
+        [
+            _printable(facts["file"]),
+            *(f"  {name:<{width}}  {_printable(text)}" for name, text in lines.items() if text),
+        ]
+    )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:MOST_SHOWN])
+    more = len(names) - MOST_SHOWN
+    return f"{len(names)}: {shown}{f' and {more} more; --json has all' if more > 0 else ''}"
+
+
+def _numbers(values: list[float]) -> str:
+    return ", ".join(f"{value:.6g}" for value in values)
+
+
+def _printable(text: str) -> str:
+    """Spell out control characters: a name in a file from elsewhere may try to move the cursor."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
