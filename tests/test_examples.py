@@ -24,3 +24,11 @@ def test_the_scene_and_its_window_can_be_made_and_looked_at(tmp_path):
     assert picture.shape == (224, 448, 3)
     # Houses are bright and stand in the right half, which looks at the village.
     assert (picture[:, 224:].min(axis=2) > 170).sum() > 1000 > (picture[:, :224] > 170).sum()
+
+
+def test_a_scene_can_be_walked_with_a_model(tmp_path):
+    run("make_scene.py", tmp_path / "scene.tif", "--size", 2048)
+    lines = run("walk_scene.py", tmp_path / "scene.tif").splitlines()
+    assert lines[0].split()[:5] == ["root", "0", "0", "2048", "2048"]
+    assert len(lines) == 1 + 2 + 2 + 1
+    assert lines[-1].startswith("decoded ")

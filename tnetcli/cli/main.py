@@ -15,6 +15,8 @@ from typer.exceptions import TyperException
 from tnetcli import __version__
 from tnetcli.cli.info import info
 from tnetcli.cli.messages import show_error, show_log, show_problem
+from tnetcli.cli.models import models
+from tnetcli.cli.profile import profile
 from tnetcli.cli.pyramid import pyramid
 from tnetcli.errors import OutputError, TnetError
 
@@ -74,7 +76,7 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-for _command in (info, pyramid):
+for _command in (info, models, profile, pyramid):
     app.command()(_guarded(_command))
 
 

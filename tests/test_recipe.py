@@ -1,0 +1,306 @@
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.commands import ROOT
+from tnetcli.errors import RecipeError
+from tnetcli.models.papers import PAPERS
+from tnetcli.models.registry import build_model, read_arguments
+from tnetcli.recipe import Recipe, check_recipe, read_recipe
+from tnetcli.traversal import Plan
+from tnetcli.yaml_file import change
+
+MODEL = {"model": {"classes": 10}}
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+PUBLISHED = {
+    "tnet-imagenet.yaml": ("tnet-imagenet", (2, (3,))),
+    "tnet-fmow.yaml": ("tnet-fmow", (3, (2, 1))),
+    "tnet-cub-b0.yaml": ("tnet-cub-b0", (2, (5,))),
+    "whole-b0.yaml": ("en-b0-fmow-448", (1, ())),
+}
+DROPPED = {"dropout", "feature_dropout", "drop_path"}  # matters in training only
+
+
+def written(folder: Path, content: str | bytes) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def problem(call, *arguments) -> RecipeError:
+    with pytest.raises(RecipeError) as caught:
+        call(*arguments)
+    return caught.value
+
+
+def test_every_shipped_recipe_is_tested():
+    assert {path.name for path in RECIPES} == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_a_shipped_recipe_builds_the_published_model(path):
+    name, (levels, keep) = PUBLISHED[path.name]
+    recipe, published = read_recipe(path), PAPERS[name]
+    expected = read_arguments(published.family, published.arguments)
+    assert recipe.model.family == published.family
+    assert recipe.model.class_count == published.classes
+    told, true = recipe.model.arguments.model_dump(), expected.model_dump()
+    assert {k: told[k] for k in told.keys() - DROPPED} == {
+        k: true[k] for k in true.keys() - DROPPED
+    }
+    with torch.device("meta"):
+        model = build_model(recipe.model.family, recipe.model.arguments, classes=published.classes)
+    assert (recipe.traversal.levels, recipe.traversal.keep) == (levels, keep)
+    assert model.most_levels is None or levels <= model.most_levels
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_every_key_of_a_shipped_recipe_says_what_it_does(path):
+    told = False
+    for line in path.read_text(encoding="utf-8").splitlines():
+        is_key = line.startswith(" ") and ":" in line.split("#")[0]
+        told = "#" in line or (told and line.startswith("    "))  # a table tells for its keys
+        assert told or not is_key, line
+
+
+def test_a_recipe_of_two_lines_is_complete():
+    recipe = check_recipe(MODEL)
+    assert recipe.model.family == "tnet"
+    assert (recipe.model.class_count, recipe.model.band_count) == (10, 3)
+    assert recipe.model.pretrained is False
+    assert recipe.traversal.plan() == Plan(levels=3, keep=(2, 1))
+
+
+def test_a_family_without_cells_looks_once_by_itself():
+    recipe = check_recipe({"model": {"family": "whole", "classes": 2}})
+    assert recipe.traversal.plan() == Plan(levels=1, keep=())
+    assert recipe.model.grid is None
+
+
+def test_a_family_without_cells_cannot_look_closer():
+    error = problem(
+        check_recipe,
+        {"model": {"family": "whole", "classes": 2}, "traversal": {"levels": 2, "keep": [1]}},
+    )
+    assert "nothing closer" in str(error)
+
+
+def test_names_are_counted():
+    recipe = check_recipe({"model": {"classes": ["river", "town"], "bands": ["B04", "B03"]}})
+    assert recipe.model.classes == ("river", "town")
+    assert (recipe.model.class_count, recipe.model.band_count) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "classes", [0, -1, True, 2.5, "ten", [], ["a", "a"], ["a", ""], ["a", 3], ["a", False], None]
+)
+def test_classes_are_a_count_or_names(classes):
+    assert "`model.classes`" in str(problem(check_recipe, {"model": {"classes": classes}}))
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"), [(2, (2,)), ("4, 2", (4, 2)), ([3, 1], (3, 1)), ((5,), (5,))]
+)
+def test_keep_is_written_as_on_the_command_line_or_as_a_list(keep, expected):
+    assert check_recipe({**MODEL, "traversal": {"keep": keep}}).traversal.keep == expected
+
+
+@pytest.mark.parametrize(
+    ("section", "part"),
+    [
+        ({"keep": [0]}, "`traversal.keep.0` is `0`"),
+        ({"keep": [True, "x"]}, "traversal.keep.1"),
+        ({"keep": True}, "traversal.keep"),
+        ({"keep": []}, "keep is empty"),
+        ({"levels": 0}, "traversal.levels"),
+        ({"policy": "best_first"}, "best_first needs a budget"),
+        ({"policy": "worst"}, "traversal.policy"),
+        ({"confidence": 1.5}, "traversal.confidence"),
+        ({"least_valid": 1}, "traversal.least_valid"),
+        ({"temperature": float("nan")}, "traversal.temperature"),
+        ({"fit": "crop"}, "traversal.fit"),
+        ({"least_side": 0}, "traversal.least_side"),
+        ({"background": [255, 230]}, "background ends before it begins"),
+        ([1], "traversal"),
+    ],
+)
+def test_a_walk_that_cannot_be_walked_is_refused(section, part):
+    assert part in str(problem(check_recipe, {**MODEL, "traversal": section}))
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "hint"),
+    [
+        ({**MODEL, "modle": {}}, "`modle`", "did you mean `model`?"),
+        ({**MODEL, "traversal": {"level": 2}}, "`traversal.level`", "did you mean `levels`?"),
+        ({"model": {"classes": 3, "veiw_size": 64}}, "`model.veiw_size`", "`view_size`?"),
+        ({"model": {"clases": 3}}, "`model.clases`", "did you mean `classes`?"),
+        ({"model": {"classes": 3, "zzz": 3}}, "`model.zzz`", "known: family, classes, bands"),
+        ({"model": {"classes": 3, "arguments": {}}}, "`model.arguments`", ""),
+        ({"model": {"classes": 3, "grid": {"rwos": 3}}}, "`grid.rwos`", "did you mean `rows`?"),
+        ({"model": {"classes": 3, "family": "tent"}}, "`tent`", "did you mean `tnet`?"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_nearest(data, key, hint):
+    error = problem(check_recipe, data)
+    assert error.exit_code == 4
+    assert key in str(error)
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        ({}, "`model` is missing"),
+        ({"model": None}, "`model` is missing"),
+        ({"model": {}}, "`model.classes` is missing"),
+        ({"model": 3}, "`model`"),
+        ({"model": {"classes": 3, "family": ["tnet"]}}, "family is not a name"),
+        ({"model": {"classes": 3, "view_size": 1}}, "view_size"),
+        ({"model": {"classes": 3, "pretrained": 3}}, "model.pretrained"),
+        ([1, 2], "not a table"),
+        ("text", "not a table"),
+    ],
+)
+def test_what_is_wrong_is_named(data, part):
+    assert part in str(problem(check_recipe, data))
+
+
+def test_a_section_without_keys_is_as_if_not_there():
+    assert check_recipe({**MODEL, "traversal": None}) == check_recipe(MODEL)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        MODEL,
+        {"model": {"family": "whole", "classes": ["ß", "no"], "pretrained": "w.safetensors"}},
+        {
+            "model": {"classes": 3, "bands": ["B04"], "grid": {"rows": 2, "columns": 3,
+                                                                "cell_fraction": 0.5}},
+            "traversal": {"policy": "best_first", "budget": 7, "confidence": 0.9, "fit": "pad"},
+        },
+    ],
+)  # fmt: skip
+def test_what_is_written_reads_back_the_same(tmp_path, data):
+    recipe = check_recipe(data)
+    again = read_recipe(written(tmp_path, recipe.as_yaml()))
+    if recipe.model.pretrained is not False:
+        assert again.model.pretrained == tmp_path / str(recipe.model.pretrained)
+        again = check_recipe(change(again.as_data(), ["model.pretrained=w.safetensors"]))
+    assert again == recipe
+
+
+def test_a_recipe_does_not_change():
+    with pytest.raises(ValueError, match="frozen"):
+        check_recipe(MODEL).traversal = None
+
+
+def test_a_file_is_looked_for_beside_the_recipe_but_a_setting_where_we_are(tmp_path):
+    path = written(tmp_path, "model: {classes: 2, pretrained: deep/w.safetensors}")
+    assert read_recipe(path).model.pretrained == tmp_path / "deep/w.safetensors"
+    changed = read_recipe(path, ["model.pretrained=w.safetensors"])
+    assert changed.model.pretrained == Path("w.safetensors")
+
+
+def test_settings_change_what_the_file_says_in_order(tmp_path):
+    path = written(tmp_path, "model: {classes: 2}\ntraversal:\n")
+    recipe = read_recipe(
+        path,
+        ["traversal.levels=1", "traversal.levels=2", "traversal.keep=3,1", "model.grid.rows=4",
+         "model.grid.columns=4", "model.grid.cell_fraction=0.5", "model.dropout=1e-1",
+         "model.classes=[a, b, 'c=d']"],
+    )  # fmt: skip
+    assert (recipe.traversal.levels, recipe.traversal.keep) == (2, (3, 1))
+    assert recipe.model.grid is not None
+    assert recipe.model.grid.rows == 4
+    assert recipe.model.arguments.dropout == 0.1
+    assert recipe.model.classes == ("a", "b", "c=d")
+
+
+def test_settings_leave_the_original_alone():
+    data = {"model": {"classes": 2}}
+    assert change(data, ["model.classes=3"]) == {"model": {"classes": 3}}
+    assert data == {"model": {"classes": 2}}
+
+
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ("traversal.levels", "not a setting"),
+        ("=3", "not a setting"),
+        ("traversal..levels=3", "not a setting"),
+        ("model.classes=[1", "not YAML"),
+        ("model.classes.count=3", "`model.classes` is not a table"),
+        ("model.classes.count.more=3", "`model.classes` is not a table"),
+    ],
+)
+def test_a_setting_that_cannot_be_made_is_refused(setting, part):
+    error = problem(change, {"model": {"classes": 2}}, [setting])
+    assert part in str(error)
+    assert error.hint
+
+
+def test_a_list_cannot_be_changed_by_settings():
+    assert "`the recipe` is not a table" in str(problem(change, [1], ["model.classes=3"]))
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("", "is empty"),
+        ("# nothing\n", "is empty"),
+        ("- model\n- traversal\n", "not a table"),
+        ("model: {classes: 2\ntraversal: 1", "line 2: not YAML"),
+        ("model:\n\tclasses: 2", "line 2: not YAML"),
+        ("model:\n  classes: 2\n  bands: 3\n  classes: 4\n", "line 4: the key `classes` is there"),
+        ("model: {classes: 2}\nmodel: {classes: 3}", "line 2: the key `model`"),
+        ("model: [{a: 1, a: 2}]", "line 1: the key `a`"),
+        ("model: !!python/object/apply:os.getcwd []", "line 1: not YAML"),
+        ("model: {classes: 2001-99-99}", "not YAML, month"),
+        ("model: \x01", "not YAML"),
+        ("[" * 5000, "not YAML"),
+        ("? [a]\n: 1", "line 1: not YAML"),
+        (b"model: {classes: \xff}", "not a text in UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused_with_its_line(tmp_path, content, part):
+    error = problem(read_recipe, written(tmp_path, content))
+    assert part in str(error)
+    assert "recipe.yaml" in str(error)
+    assert error.exit_code == 4
+
+
+def test_anchors_may_refer_to_themselves_and_to_others(tmp_path):
+    path = written(tmp_path, "model: &m {classes: 2}\ntraversal: &t [*t, *m, *m]\n")
+    assert "`traversal`" in str(problem(read_recipe, path))
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("", "this is a folder"), ("none.yaml", "no such recipe"), ("a\0b", "null")]
+)
+def test_a_path_that_is_no_file_is_refused(tmp_path, name, part):
+    error = problem(read_recipe, tmp_path / name)
+    assert part in str(error)
+    assert error.hint
+
+
+def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert "Permission denied" in str(problem(read_recipe, tmp_path / "a.yaml"))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path):
+    path = written(tmp_path, b"\xef\xbb\xbfmodel: {classes: 2}")
+    assert read_recipe(path).model.class_count == 2
+
+
+def test_a_recipe_holds_plain_values_only():
+    data = check_recipe(MODEL).as_data()
+    assert yaml.safe_load(yaml.safe_dump(data)) == data
+    assert Recipe.model_validate(data) == check_recipe(MODEL)

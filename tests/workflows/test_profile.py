@@ -1,0 +1,299 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import BACKBONE, VIEW_SIZE, write_tiny
+from tnetcli.errors import ModelError, UsageError
+from tnetcli.geometry import Grid
+from tnetcli.models.counting import count_multiplications
+from tnetcli.models.papers import PAPERS
+from tnetcli.traversal import Plan
+from tnetcli.workflows import measuring
+from tnetcli.workflows.measuring import Memory, Stopwatch, memory_of
+from tnetcli.workflows.paper import Comparison, Figure, as_text, compare
+from tnetcli.workflows.profile import (
+    Counter,
+    as_json,
+    profile_checkpoint,
+    profile_recipe,
+)
+from tnetcli.workflows.profile_text import as_text as profile_text
+from tnetcli.workflows.steps import Step, steps_of, steps_of_plan
+from tnetcli.workflows.tables import table
+
+GRID = Grid(3, 3, 0.5)
+# SPEC 3.2, multiplications of one call of each module.
+IMAGENET = {"look": 1_803_329_728 + 524_288, "score": 25 * (1538 * 512 + 512), "classify": 512_000}
+FMOW = {"look": 384_534_752 + 409_600, "score": 123_760, "classify": 79_360}
+FMOW_SCALING = 2_306_528
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(
+        f"model: {{classes: 4, backbone: {BACKBONE}, view_size: {VIEW_SIZE}, weighting: true}}\n"
+        "traversal: {levels: 3, keep: [2, 1]}\n"
+    )
+    return path
+
+
+def views(steps):
+    return [step.views for step in steps]
+
+
+def scored(steps):
+    return sum(step.views for step in steps if step.scored)
+
+
+def test_a_walk_scores_cells_only_where_some_are_followed():
+    assert steps_of(()) == (Step(1, 1, False),)
+    assert steps_of((3,)) == (Step(1, 1, True), Step(2, 3, False))
+    assert steps_of((2, 1)) == (Step(1, 1, True), Step(2, 2, True), Step(3, 2, False))
+
+
+def test_the_root_is_scored_in_vain_only_if_asked_for():
+    assert scored(steps_of((), root_always_scored=True)) == 1
+    assert steps_of((2,), root_always_scored=True) == steps_of((2,))
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected", "calls"),
+    [
+        (Plan(levels=1, keep=()), [1], 0),
+        (Plan(levels=3, keep=(2, 1)), [1, 2, 2], 3),
+        (Plan(levels=4, keep=(2,)), [1, 2, 4, 8], 7),
+        (Plan(levels=2, keep=(20,)), [1, 9], 1),
+        (Plan(levels=3, keep=(4, 2), budget=7), [1, 4, 2], 5),
+        (Plan(levels=3, keep=(4, 2), budget=1), [1], 1),
+        (Plan(levels=3, keep=(), policy="best_first", budget=4), [1, 1, 1, 1], 4),
+        (Plan(levels=2, keep=(), policy="best_first", budget=99), [1] * 10, 1),
+        (Plan(levels=1, keep=(), policy="best_first", budget=99), [1], 0),
+    ],
+)
+def test_a_plan_becomes_the_most_it_can_cost(plan, expected, calls):
+    steps = steps_of_plan(plan, GRID)
+    assert views(steps) == expected
+    assert scored(steps) == calls
+
+
+@pytest.mark.parametrize("plan", [
+    Plan(levels=9, keep=(9,)), Plan(levels=9, keep=(), policy="best_first", budget=10**9),
+])  # fmt: skip
+def test_a_walk_without_end_is_refused(plan):
+    with pytest.raises(UsageError, match="more than 2000 windows"):
+        steps_of_plan(plan, GRID)
+
+
+@pytest.mark.parametrize(
+    ("name", "cost"), [("tnet-imagenet", IMAGENET), ("tnet-fmow", FMOW)], ids=str
+)
+def test_counts_follow_the_closed_form(name, cost):
+    published = PAPERS[name]
+    counter = Counter(published.family, dict(published.arguments), classes=published.classes)
+    for keep, windows, calls in (((), 0, 0), ((1,), 1, 1), ((5,), 5, 1), ((2, 1), 4, 3)):
+        expected = (1 + windows) * cost["look"] + calls * cost["score"] + cost["classify"]
+        assert counter.count(steps_of(keep)).layers == expected
+
+
+def test_scaling_is_counted_apart():
+    published = PAPERS["en-b0-fmow-224"]
+    counter = Counter(published.family, dict(published.arguments), classes=published.classes)
+    assert counter.count(steps_of(())).scaling == FMOW_SCALING
+
+
+@pytest.mark.parametrize("is_scored", [True, False])
+def test_views_shown_at_once_cost_as_much_as_one_by_one(is_scored):
+    counter = Counter("tnet", {"backbone": BACKBONE, "view_size": VIEW_SIZE}, classes=4)
+    step, model = Step(2, 5, is_scored), counter.model
+    shown = torch.empty(5, 3, VIEW_SIZE, VIEW_SIZE, device="meta")
+    with count_multiplications(model) as together:
+        features = model.look(shown, step.regions(model.grid), score_cells=is_scored).features
+        present = torch.ones(1, 5, dtype=torch.bool, device="meta")
+        model.conclude(features.unsqueeze(0), present)
+    assert counter.count((step,)) == together
+
+
+def test_a_model_that_computes_while_it_is_built_is_counted_all_the_same(monkeypatch):
+    from tnetcli.workflows import profile
+
+    def build(*arguments, real=profile.build_model, **options):
+        if torch.empty(0).is_meta:
+            raise NotImplementedError("meta tensors hold no numbers")
+        return real(*arguments, **options)
+
+    given = ("tnet", {"backbone": BACKBONE, "view_size": VIEW_SIZE})
+    expected = Counter(*given, classes=4).count(steps_of((2,)))
+    monkeypatch.setattr(profile, "build_model", build)
+    assert Counter(*given, classes=4).count(steps_of((2,))) == expected
+
+
+def test_parts_add_up_to_the_whole(recipe):
+    found = profile_recipe(recipe)
+    assert list(found.parts) == [
+        "backbone", "location", "position", "weighting", "classifier", "baseline",
+    ]  # fmt: skip
+    assert sum(part.trainable for part in found.parts.values()) == found.parameters.trainable
+    assert sum(part.total for part in found.parts.values()) == found.parameters.total
+    assert found.parts["classifier"].trainable == (found.model.feature_size + 1) * 4
+
+
+def test_rows_are_the_windows_asked_for_and_the_walk(recipe):
+    found = profile_recipe(recipe, windows=[3, 0, 3])
+    assert [(row.windows, row.is_walk) for row in found.rows] == [(0, False), (3, False), (4, True)]
+    assert views(found.rows[2].steps) == [1, 2, 2]
+    assert all(row.measured is None for row in found.rows)
+
+
+def test_by_default_there_are_0_to_5_windows(recipe):
+    found = profile_recipe(recipe)
+    assert [row.windows for row in found.rows if not row.is_walk] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_walk_that_is_a_row_already_is_marked_there(recipe):
+    found = profile_recipe(recipe, ["traversal.levels=2"], windows=[2, 3])
+    assert [(row.windows, row.is_walk) for row in found.rows] == [(2, True), (3, False)]
+
+
+def test_there_are_no_more_windows_than_cells(recipe):
+    smaller = ["model.grid={rows: 1, columns: 3, cell_fraction: 0.5}"]
+    assert max(row.windows for row in profile_recipe(recipe, smaller).rows if not row.is_walk) == 3
+    with pytest.raises(UsageError, match="3 cells: `4`"):
+        profile_recipe(recipe, smaller, windows=[4])
+
+
+def test_the_whole_image_has_no_windows(recipe):
+    settings = ["model={family: whole, classes: 4, backbone: " + BACKBONE + "}", "traversal={}"]
+    (row,) = profile_recipe(recipe, settings).rows
+    assert (row.windows, row.is_walk) == (0, True)
+    with pytest.raises(UsageError, match="looks no closer: `1`"):
+        profile_recipe(recipe, settings, windows=[0, 1])
+
+
+def test_every_row_is_measured(recipe):
+    found = profile_recipe(recipe, windows=[0, 2], stopwatch=Stopwatch("cpu", "fp32", 2))
+    assert len(found.rows) == 3
+    for row in found.rows:
+        assert row.measured is not None
+        assert row.measured.milliseconds > 0
+        assert row.measured.peak_bytes is not None
+        assert row.measured.peak_bytes >= 0
+    assert found.measuring is not None
+    assert (found.measuring.device, found.measuring.repeats) == ("cpu", 2)
+    assert found.measuring.memory in ("VmHWM", "getrusage")
+
+
+def test_half_the_width_can_be_measured(recipe):
+    found = profile_recipe(recipe, windows=[1], stopwatch=Stopwatch("cpu", "bf16", 1))
+    assert json.loads(as_json(found))["measuring"]["precision"] == "bf16"
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux knows the peak")
+def test_the_peak_is_that_of_the_walk_and_not_of_what_went_before():
+    memory = memory_of(torch.device("cpu"))
+    if memory.name != "VmHWM":
+        pytest.skip("this container forbids to reset the peak")
+    memory.start()
+    large = torch.ones(64 * 2**20, dtype=torch.uint8)
+    assert (memory.peak() or 0) > 60 * 2**20
+    del large
+    memory.forget()
+    assert (memory.peak() or 0) < 32 * 2**20
+
+
+def test_where_the_peak_cannot_be_reset_getrusage_is_asked(monkeypatch, tmp_path, recipe):
+    monkeypatch.setattr(measuring, "RESET", tmp_path / "no" / "such")
+    memory = memory_of(torch.device("cpu"))
+    assert memory.name == "getrusage"
+    memory.start()
+    assert memory.loaded > 2**20
+    memory.forget()
+    assert memory.peak() is not None
+
+
+def test_where_nobody_knows_the_peak_there_is_none():
+    memory = memory_of(torch.device("mps"))
+    memory.start()
+    memory.forget()
+    assert (memory.name, memory.peak()) == (None, None)
+    assert Memory("x", lambda: 7, lambda: 5).peak() == 5
+
+
+def test_too_little_memory_is_a_problem_with_a_hint(recipe, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 byte")
+
+    monkeypatch.setattr(Stopwatch, "_run", fail)
+    with pytest.raises(ModelError, match="not enough memory for a walk of 1 views") as caught:
+        profile_recipe(recipe, windows=[0], stopwatch=Stopwatch("cpu", "fp32", 1))
+    assert "--no-timing" in caught.value.hint
+
+
+def test_a_bug_while_measuring_stays_a_bug(recipe, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(Stopwatch, "_run", fail)
+    with pytest.raises(RuntimeError, match="shapes"):
+        profile_recipe(recipe, windows=[0], stopwatch=Stopwatch("cpu", "fp32", 1))
+
+
+@pytest.mark.parametrize(("family", "walk"), [("tnet", [1, 2, 2]), ("whole", [1])])
+def test_a_checkpoint_is_profiled_with_its_own_walk(tmp_path, family, walk):
+    path = write_tiny(tmp_path / "model.safetensors", family)
+    found = profile_checkpoint(str(path), stopwatch=Stopwatch("cpu", "fp32", 1))
+    (row,) = [row for row in found.rows if row.is_walk]
+    assert views(row.steps) == walk
+    assert (found.model.bands, found.model.classes) == (4, 3)
+    assert row.measured is not None
+
+
+def test_json_holds_everything_on_one_line(recipe):
+    text = as_json(profile_recipe(recipe, windows=[0], stopwatch=Stopwatch("cpu", "fp32", 1)))
+    assert "\n" not in text
+    record = json.loads(text)
+    assert record["schema"] == "tnet.profile/1"
+    assert record["grid"] == [3, 3, 0.5]
+    none, walk = record["walks"]
+    assert (none["windows"], none["views"], none["scored"]) == (0, [1], 0)
+    assert (walk["windows"], walk["views"], walk["scored"]) == (4, [1, 2, 2], 3)
+    count = walk["multiplications"]
+    assert count["total"] == count["layers"] + count["scaling"]
+
+
+@pytest.mark.parametrize("stopwatch", [None, Stopwatch("cpu", "fp32", 1)])
+def test_text_is_readable_at_100_columns(recipe, stopwatch):
+    text = profile_text(profile_recipe(recipe, windows=[0, 1], stopwatch=stopwatch))
+    assert max(map(len, text.splitlines()[1:])) <= 100  # the first line is a path
+    assert text.isascii()
+    assert "4 (walk)" in text
+    assert "weighting" in text
+    assert ("median of 1 run after" in text) == (stopwatch is not None)
+
+
+def test_a_table_is_never_cut_off(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    shown = table("title", ("a", "b"), [("x" * 40, "[red]1"), ("y", "2")])
+    lines = shown.splitlines()
+    assert lines[0] == "title"
+    assert "x" * 40 in shown
+    assert "[red]1" in shown
+    assert len({len(line) for line in lines[2:]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "agrees"),
+    [(1_544_999_999, "digits"), (1_545_600_000, "within 0.01"), (1_560_000_000, "no")],
+)
+def test_agreement_is_told_by_digits(ours, agrees):
+    assert Figure("multiplications", 1.54, ours).agrees == agrees
+
+
+def test_a_figure_that_does_not_agree_is_told():
+    compared = compare("en-b0-fmow-448", PAPERS["en-b0-fmow-448"])
+    wrong = Comparison("en", compared.published, (Figure("total", 9.99, 4_128_986),))
+    text = as_text([compared, wrong])
+    assert "1 of 3 figures agree in every digit, 1 within 0.01, 1 do not" in text
+    assert "-5.8610" in text

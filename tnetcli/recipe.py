@@ -1,0 +1,179 @@
+"""An experiment, described completely: read from YAML, checked, and written back."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import (
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializeAsAny,
+    model_validator,
+)
+
+from tnetcli.errors import ModelError, RecipeError
+from tnetcli.geometry import Grid
+from tnetcli.models.arguments import Arguments
+from tnetcli.models.registry import find_family, read_arguments
+from tnetcli.validation import Strict, validate
+from tnetcli.walks import Traversal
+from tnetcli.yaml_file import change, read_yaml
+
+# Files that a recipe names; relative paths start at the recipe's own folder.
+FILES = ("model.pretrained",)
+
+
+def _names_or_count(value: Any) -> int | tuple[str, ...]:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("give a count above 0 or a list of names")
+    unnamed = [each for each in value if not isinstance(each, str) or not each.strip()]
+    if unnamed:
+        # YAML takes a bare 10, no or null for something else than text.
+        raise ValueError(f"not a name, put it in quotes: `{unnamed[0]}`")
+    if len(set(value)) < len(value):
+        twice = next(each for each in value if value.count(each) > 1)
+        raise ValueError(f"two share a name: `{twice}`")
+    return tuple(value)
+
+
+def _flag_or_file(value: Any) -> bool | Path:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str | Path) and str(value).strip():
+        return Path(value)
+    raise ValueError("give true, false or a .safetensors file")
+
+
+NamesOrCount = Annotated[
+    int | tuple[str, ...],
+    PlainValidator(_names_or_count),
+    PlainSerializer(lambda value: value if isinstance(value, int) else list(value)),
+]
+FlagOrFile = Annotated[
+    bool | Path,
+    PlainValidator(_flag_or_file),
+    PlainSerializer(lambda value: value if isinstance(value, bool) else str(value)),
+]
+
+
+class ModelSection(Strict):
+    """What is built: in YAML the arguments of the family stand beside the other keys."""
+
+    family: str = "tnet"
+    classes: NamesOrCount = Field(description="how many, or their names")
+    bands: NamesOrCount = Field(3, description="how many, or their names")
+    pretrained: FlagOrFile = Field(False, description="the backbone's weights: the hub's, a file's")
+    arguments: SerializeAsAny[Arguments]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or isinstance(data.get("arguments"), Arguments):
+            return data
+        family = data.get("family", cls.model_fields["family"].default)
+        if not isinstance(family, str):
+            raise ValueError(f"family is not a name: `{family}`")  # noqa: TRY004, pydantic's way
+        own = [key for key in cls.model_fields if key != "arguments"]
+        rest = {key: value for key, value in data.items() if key not in own}
+        known = [*own, *find_family(family).arguments.model_fields]
+        for key in rest:
+            if key not in known:
+                close = difflib.get_close_matches(str(key), known, n=1)
+                raise ModelError(
+                    f"unknown key `model.{key}`",
+                    hint=f"did you mean `{close[0]}`?" if close else f"known: {', '.join(known)}",
+                )
+        given = {key: data[key] for key in own if key in data}
+        return given | {"arguments": read_arguments(family, rest)}
+
+    @property
+    def class_count(self) -> int:
+        """Return how many classes there are."""
+        return self.classes if isinstance(self.classes, int) else len(self.classes)
+
+    @property
+    def band_count(self) -> int:
+        """Return how many bands there are."""
+        return self.bands if isinstance(self.bands, int) else len(self.bands)
+
+    @property
+    def grid(self) -> Grid | None:
+        """Return the cells of a window, None for a family that looks no closer."""
+        return getattr(self.arguments, "grid", None)
+
+
+class Recipe(Strict):
+    """One experiment; each section is a table of its own in YAML."""
+
+    model: ModelSection
+    traversal: Traversal = Traversal()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        """Take an empty section for none, and let a family without cells look once."""
+        if not isinstance(data, Mapping):
+            return data
+        data = {key: section for key, section in data.items() if section is not None}
+        family = _table(data, "model").get("family", "tnet")
+        walk = _table(data, "traversal")
+        if not isinstance(family, str) or "levels" in walk or _has_cells(family):
+            return data
+        return {**data, "traversal": {"keep": (), **walk, "levels": 1}}
+
+    @model_validator(mode="after")
+    def _levels_fit_the_family(self) -> Self:
+        if self.model.grid is None and self.traversal.levels > 1:
+            raise ValueError(
+                f"`traversal.levels` is `{self.traversal.levels}`: "
+                f"`{self.model.family}` sees the whole image and nothing closer"
+            )
+        return self
+
+    def as_data(self) -> dict[str, Any]:
+        """Return plain values with every default written out; reading them gives this recipe."""
+        data = self.model_dump(mode="json")
+        data["model"] |= data["model"].pop("arguments")
+        return data
+
+    def as_yaml(self) -> str:
+        """Return the text of a recipe file."""
+        text: str = yaml.safe_dump(self.as_data(), sort_keys=False, allow_unicode=True)
+        return text
+
+
+def _table(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = data.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _has_cells(family: str) -> bool:
+    return "grid" in find_family(family).arguments.model_fields
+
+
+def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
+    """Read a recipe file, then change it by settings `key.path=value`."""
+    data = read_yaml(path)
+    for name in FILES:
+        _anchor(data, name.split("."), path.parent)
+    return check_recipe(change(data, settings) if settings else data, f"recipe `{path}`")
+
+
+def check_recipe(data: Any, where: str = "recipe") -> Recipe:
+    """Build a recipe from plain values, or say everything that is wrong with them."""
+    try:
+        return validate(Recipe, data, where, RecipeError)
+    except ModelError as error:
+        raise RecipeError(f"{where}: {error}", hint=error.hint) from error
+
+
+def _anchor(data: Any, keys: Sequence[str], folder: Path) -> None:
+    for key in keys[:-1]:
+        data = data.get(key) if isinstance(data, dict) else None
+    if isinstance(data, dict) and isinstance(data.get(keys[-1]), str):
+        data[keys[-1]] = str(folder / data[keys[-1]])
