@@ -40,6 +40,7 @@ docs: setup
 
 bench: setup
 	$(BIN)/python benchmarks/readers.py --write
+	$(BIN)/python benchmarks/traversal.py --write
 
 clean:
 	rm -rf .venv demo build dist

@@ -330,10 +330,13 @@ FORMATS = (
 # --- making a set -----------------------------------------------------------------------------
 
 
-def make(folder: Path, side: int, say: Callable[[str], None] = print) -> dict[str, Path]:
-    """Write the images of that size that `folder` lacks; return all by format name."""
+def make(
+    folder: Path, side: int, say: Callable[[str], None] = print, *, only: str | None = None
+) -> dict[str, Path]:
+    """Write the images of that size that `folder` lacks, or one; return all by format name."""
     paths = {each.name: each.path(folder, side) for each in FORMATS}
-    missing = [each for each in FORMATS if not paths[each.name].exists()]
+    wanted = [each for each in FORMATS if only in (None, each.name)]
+    missing = [each for each in wanted if not paths[each.name].exists()]
     if not missing:
         return paths
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,269 @@
+"""What a walk through a gigapixel scene costs beyond its reads and its model, and instead of what.
+
+`python benchmarks/traversal.py` makes a COG in `--folder` once and prints one table; `--write`
+puts it into benchmarks/RESULTS.md. The model is a TNet on EfficientNet-B0 with random weights:
+where it looks means nothing, what it costs is the same. Every side starts each round with empty
+block caches, in turns. Exits with 0 whatever it finds.
+"""
+
+import argparse
+import datetime
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import gettempdir
+
+import gigapixel
+import numpy as np
+import rasterio
+import timm  # noqa: F401 - imported here, so that memory is counted above it
+import torch
+from bare import forget_gdal
+from figures import Figure, markdown, show, write
+from rasterio.enums import Resampling
+from rasterio.windows import Window as RasterioWindow
+from rich.console import Console
+
+from tnetcli.geometry import Region, Size, Window
+from tnetcli.looking import Looker, Sight
+from tnetcli.models.base import Model
+from tnetcli.models.registry import build_model
+from tnetcli.normalisation import Normalisation
+from tnetcli.readers.base import Reader
+from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.open import open_image
+from tnetcli.traversal import Plan
+
+FORMAT = "COG JPEG"
+VIEW = 224
+ROUNDS = 15
+TILES, TILE_BATCH = 300, 32
+PLANS = {"5 windows": Plan(3, (2, 1)), "7 windows": Plan(3, (2, 2))}
+UNIT = Normalisation.to_unit_range("uint8", 3)
+LIBRARIES = ("torch", "timm", "numpy", "rasterio", "tifffile", "imagecodecs")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of all threads, and seconds on the clock."""
+
+    cpu: float
+    wall: float
+
+
+def measure(work: Callable[[], object]) -> Cost:
+    """Run once with empty block caches."""
+    BLOCKS.clear()
+    forget_gdal()
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return Cost(time.process_time() - cpu, time.perf_counter() - wall)
+
+
+def median(costs: Sequence[Cost]) -> Cost:
+    """Return the medians of both."""
+    return Cost(
+        *(statistics.median(getattr(cost, each) for cost in costs) for each in ("cpu", "wall"))
+    )
+
+
+def build() -> Model:
+    """Return the published fMoW model with random weights."""
+    torch.manual_seed(0)
+    return build_model("tnet", {"alignment": "reference"}, classes=62).eval()
+
+
+class Bare:
+    """The same windows and the same network with nothing of ours between: a loop of two calls."""
+
+    def __init__(self, path: Path, model: Model, sight: Sight) -> None:
+        self._dataset = rasterio.open(path)
+        self._model = model
+        regions = [visit.place.region for visit in sight.visits]
+        depth = max(region.level for region in regions)
+        self._levels = [
+            [each for each in regions if each.level == level + 1] for level in range(depth)
+        ]
+
+    def run(self, read: Callable[[Region], np.ndarray]) -> None:
+        """Read a level by `read`, run the network on it, level after level, and conclude."""
+        features = []
+        with torch.inference_mode():
+            for number, level in enumerate(self._levels):
+                pixels = np.stack([read(region) for region in level])
+                views = torch.from_numpy(pixels).to(torch.float32).sub_(127.5).div_(127.5)
+                views = views.to(memory_format=torch.channels_last)
+                last = number + 1 == len(self._levels)
+                features.append(self._model.look(views, level, score_cells=not last).features)
+            together = torch.cat(features).unsqueeze(0)
+            self._model.conclude(together, torch.ones(together.shape[:2], dtype=torch.bool))
+
+    def rasterio(self, region: Region) -> np.ndarray:
+        """Read as GDAL reads."""
+        window = region.window
+        place = RasterioWindow(window.left, window.top, window.width, window.height)
+        shape = (3, VIEW, VIEW)
+        return self._dataset.read(window=place, out_shape=shape, resampling=Resampling.average)
+
+
+def compare_walk(name: str, looker: Looker, reader: Reader, path: Path) -> list[Figure]:
+    """Compare a walk with the bare calls it is made of, in turns."""
+    plan = PLANS[name]
+    BLOCKS.clear()
+    sight = _look(looker, reader, plan)
+    bare = Bare(path, looker.model, sight)
+    sides: dict[str, Callable[[], object]] = {
+        "ours": lambda: _look(looker, reader, plan),
+        "bare": lambda: bare.run(bare.rasterio),
+        "own": lambda: bare.run(lambda region: reader.read(region.window, Size(VIEW, VIEW)).values),
+    }
+    costs: dict[str, list[Cost]] = {each: [] for each in sides}
+    for turn in range(ROUNDS):
+        order = list(sides) if turn % 2 else list(reversed(sides))
+        for each in order:
+            costs[each].append(measure(sides[each]))
+    ours, bare_cost, own = (median(costs[each]) for each in ("ours", "bare", "own"))
+    figures = []
+    for label, other in (("rasterio reads", bare_cost), ("our own reads", own)):
+        for unit in ("cpu", "wall"):
+            mine, theirs = getattr(ours, unit), getattr(other, unit)
+            figures.append(
+                Figure(
+                    name,
+                    f"walk / (network + {label}), {unit} time",
+                    mine / theirs,
+                    1.15,
+                    True,
+                    "",
+                    f"{1000 * mine:.0f} against {1000 * theirs:.0f} ms, median of {ROUNDS}",
+                )
+            )
+    share = 100 * sight.cost.pixels_decoded / reader.size.pixels
+    detail = f"{len(sight.visits)} windows, {sight.cost.pixels_decoded / 1e6:.2f} Mpx"
+    figures.append(Figure(name, "decoded", share, 0.5, True, " %", detail))
+    return figures
+
+
+def compare_sweep(looker: Looker, reader: Reader, path: Path) -> list[Figure]:
+    """Compare a walk with seeing every tile at full resolution, from a sample of the tiles."""
+    size = reader.size
+    tiles = -(-size.width // VIEW) * -(-size.height // VIEW)
+    random = np.random.default_rng(5)
+    corners = random.integers(0, size.width - VIEW, (TILES, 2))
+
+    def sweep() -> None:
+        with rasterio.open(path) as dataset, torch.inference_mode():
+            for start in range(0, TILES, TILE_BATCH):
+                pixels = np.stack(
+                    [
+                        dataset.read(window=RasterioWindow(int(x), int(y), VIEW, VIEW))
+                        for x, y in corners[start : start + TILE_BATCH]
+                    ]
+                )
+                views = torch.from_numpy(pixels).to(torch.float32).sub_(127.5).div_(127.5)
+                views = views.to(memory_format=torch.channels_last)
+                regions = [Region(Window.whole(size))] * len(views)
+                looker.model.look(views, regions, score_cells=False)
+
+    part = measure(sweep)
+    figures = []
+    for name, plan in PLANS.items():
+        ours = median([measure(lambda plan=plan: _look(looker, reader, plan)) for _ in range(5)])
+        whole = part.cpu * tiles / TILES
+        detail = (
+            f"{tiles} tiles of {VIEW} px: {whole:.0f} CPU s from a sample of {TILES}; "
+            f"the walk {ours.cpu:.2f} CPU s"
+        )
+        figures.append(
+            Figure(name, "full sweep / walk, cpu time", whole / ours.cpu, 300, False, "", detail)
+        )
+    return figures
+
+
+def _look(looker: Looker, reader: Reader, plan: Plan) -> Sight:
+    (sight,) = looker.look([reader], plan)
+    assert isinstance(sight, Sight), sight
+    return sight
+
+
+def measure_memory(folder: Path, side: int) -> list[Figure]:
+    """Measure the peak of a process that imports, builds the model and walks once."""
+    command = [sys.executable, __file__, "--peak", "--folder", str(folder), "--side", str(side)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    detail = "a process that builds the model and walks with 7 windows"
+    peak = float(done.stdout)
+    return [Figure("7 windows", "peak memory above imports", peak, 1000, True, " MB", detail)]
+
+
+def peak(path: Path) -> float:
+    """Return the megabytes that building and walking add to a process with everything imported."""
+    before = _status("VmRSS")
+    with open_image(path) as reader, Looker(build(), UNIT, device="cpu") as looker:
+        _look(looker, reader, PLANS["7 windows"])
+    return (_status("VmHWM") - before) / 1e3
+
+
+def _status(field: str) -> float:
+    text = Path("/proc/self/status").read_text()
+    found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
+    assert found is not None, field
+    return int(found[1]) * 1.024  # thousands of bytes
+
+
+def section(figures: list[Figure], command: str, side: int) -> list[str]:
+    """Return the figures as a section of RESULTS.md."""
+    versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
+    today = datetime.datetime.now(datetime.UTC).date()
+    lines = [
+        "## Traversal",
+        "",
+        f"`{command}` on a JPEG COG of {side} x {side} pixels. {today}; {os.cpu_count()} cores; "
+        f"Python {platform.python_version()}; {versions}.",
+        "",
+        "A TNet on EfficientNet-B0 (views of 224 px, 3 x 3 cells of a half, 3 levels) with random "
+        "weights. The bare side reads the very windows the walk chose, one after another, and runs "
+        "the same network on the same batches; it chooses nothing and keeps nothing. The sweep "
+        "reads tiles with rasterio and sees each once, 32 at a time.",
+        "",
+    ]
+    return [*lines, *markdown(figures)]
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pixels", type=float, default=1.0, help="gigapixels (2^30)")
+    parser.add_argument("--folder", type=Path, default=Path(gettempdir()) / "tnet-gigapixel")
+    parser.add_argument("--write", action="store_true", help="renew the section in RESULTS.md")
+    parser.add_argument("--peak", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--side", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peak:
+        formats = {each.name: each for each in gigapixel.FORMATS}
+        print(peak(formats[FORMAT].path(arguments.folder, arguments.side)))
+        return
+    side = gigapixel.side_of(arguments.pixels)
+    say = Console(stderr=True).print
+    path = gigapixel.make(arguments.folder, side, say, only=FORMAT)[FORMAT]
+    figures: list[Figure] = []
+    with open_image(path) as reader, Looker(build(), UNIT, device="cpu") as looker:
+        for name in PLANS:
+            figures += compare_walk(name, looker, reader, path)
+        figures += compare_sweep(looker, reader, path)
+    figures += measure_memory(arguments.folder, side)
+    show(figures)
+    if arguments.write:
+        command = f"python benchmarks/traversal.py --pixels {arguments.pixels:g} --write"
+        write("traversal", section(figures, command, side))
+
+
+if __name__ == "__main__":
+    main()
