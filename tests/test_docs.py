@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import tnetcli
+from tests.commands import tnet
 from tnetcli import errors
 
 ROOT = Path(__file__).parents[1]
@@ -47,3 +48,12 @@ def test_every_dependency_floor_has_a_reason():
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("command", ["profile", "models"])
+def test_the_readme_shows_what_a_command_prints(command):
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(rf"^\$ tnet ({command} .*)\n((?:.*\n)*?)```", page, re.MULTILINE)
+    for arguments, output in shown:
+        assert tnet(*arguments.split(), cwd=ROOT).stdout == output
+    assert shown or command != "profile"

@@ -248,9 +248,24 @@ class TestBuilding:
     def test_weights_may_be_named_without_being_fetched(self):
         assert outline("resnet18.a1_in1k").feature_size == 512
 
-    def test_a_backbone_without_maps_is_refused(self):
-        with torch.device("meta"), pytest.raises(ModelError, match="does not show its maps"):
-            build("vgg11")
+    @pytest.mark.parametrize(
+        ("name", "channels", "side", "features"),
+        [("vgg11", 512, 7, 4096), ("densenet121", 1024, 7, 1024), ("dla34", 512, 7, 512)],
+    )
+    def test_a_backbone_that_only_names_its_stages_is_tapped_by_name(
+        self, name, channels, side, features
+    ):
+        with torch.device("meta"):
+            backbone = build(name, 224)
+        assert backbone.map_size() == (channels, side, side)
+        assert backbone.feature_size == features
+
+    def test_a_backbone_without_stages_needs_the_name_of_a_module(self):
+        with torch.device("meta"):
+            with pytest.raises(ModelError, match="does not tell its stages") as caught:
+                build("convmixer_768_32", 224)
+            assert "tap" in caught.value.hint
+            assert build("convmixer_768_32", 224, tap="blocks.20").map_size() == (768, 32, 32)
 
     @pytest.mark.parametrize("name", ["vgg11", "densenet121"])
     def test_a_backbone_that_takes_no_stochastic_depth_is_refused(self, name):
@@ -432,3 +447,19 @@ class TestWeights:
         with pytest.raises(ModelError, match="cannot fetch the weights of `resnet18`") as caught:
             build(pretrained=True)
         assert "pretrained: FILE" in caught.value.hint
+
+    def test_what_is_fetched_is_never_a_pickle(self, monkeypatch, tmp_path):
+        torch.manual_seed(0)
+        published = timm.create_model("resnet18")  # with its classifier
+        file = tmp_path / "model.safetensors"
+        save_file(published.state_dict(), file)
+        asked = []
+
+        def download(repository, name):
+            asked.append((repository, name))
+            return str(file)
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        loaded = build(pretrained=True, bands=4).net.net
+        assert asked == [("timm/resnet18.a1_in1k", "model.safetensors")]
+        assert torch.equal(loaded.layer4[1].conv2.weight, published.layer4[1].conv2.weight)

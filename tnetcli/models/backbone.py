@@ -14,7 +14,7 @@ from tnetcli.models.arguments import Arguments
 from tnetcli.models.bagnet import BagNet77
 from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
 from tnetcli.models.receptive_field import Pair, UntraceableError, trace
-from tnetcli.models.weights import first_line, load_weights
+from tnetcli.models.weights import fetch_weights, first_line, load_weights
 
 BAGNET = "bagnet77"
 PIXELS_PER_CELL = 2
@@ -117,14 +117,21 @@ def build_backbone(
     net = create_timm(arguments, bands=bands, pretrained=pretrained)
     if isinstance(tap, str):
         return Backbone(_TapByName(net, tap), arguments, bands=bands)
-    stages = len(net.feature_info)
+    stages = getattr(net, "feature_info", None)
+    if not stages:
+        raise ModelError(
+            f"`{arguments.backbone}` does not tell its stages",
+            hint="give `tap` the name of one of its modules, or choose another backbone",
+        )
     if tap is None:
         tap = _deepest_fine_enough(net, arguments.view_size, cells)
-    if not 0 <= tap < stages:
+    if not 0 <= tap < len(stages):
         raise ModelError(
-            f"`{arguments.backbone}` has no stage `{tap}`", hint=f"it has 0 to {stages - 1}"
+            f"`{arguments.backbone}` has no stage `{tap}`", hint=f"it has 0 to {len(stages) - 1}"
         )
-    return Backbone(_TapByStage(net, tap), arguments, bands=bands)
+    if hasattr(net, "forward_intermediates"):
+        return Backbone(_TapByStage(net, tap), arguments, bands=bands)
+    return Backbone(_TapByName(net, stages[tap]["module"]), arguments, bands=bands)
 
 
 def _bagnet(arguments: Arguments, bands: int, tap: Tap, pretrained: bool | Path) -> nn.Module:
@@ -195,31 +202,20 @@ def create_timm(arguments: Arguments, *, bands: int, pretrained: bool | Path = F
         {"drop_path_rate": arguments.drop_path} if arguments.drop_path else {}
     )
     try:
-        net: Any = timm.create_model(
-            name, pretrained=pretrained is True, num_classes=0, in_chans=bands, **settings
-        )
+        net: Any = timm.create_model(name, num_classes=0, in_chans=bands, **settings)
     except (TypeError, AssertionError) as error:
         raise ModelError(
             f"`{name}` cannot be built that way: {first_line(error)}",
             hint="leave out drop_path" if settings else f"it may not take {bands} bands",
         ) from error
-    except Exception as error:  # the hub's errors have no base of their own
-        if pretrained is not True:
-            raise
-        raise ModelError(
-            f"cannot fetch the weights of `{name}`: {first_line(error)}",
-            hint="a node without internet needs a local .safetensors file: pretrained: FILE",
-        ) from error
-    if not hasattr(net, "forward_intermediates"):
-        raise ModelError(f"`{name}` does not show its maps", hint="choose another backbone")
     if "efficientnet" in name:
         _drop_paths_as_published(net, arguments.drop_path)
         if not pretrained:
             start_as_efficientnet(net)
     if name.startswith("tf_efficientnet"):
         _average_as_published(net)
-    if isinstance(pretrained, Path):
-        load_weights(net, pretrained)
+    if pretrained:
+        load_weights(net, fetch_weights(net, name) if pretrained is True else Path(pretrained))
     if hasattr(net, "set_input_size"):  # transformers are made, and their weights, for one size
         try:
             net.set_input_size(img_size=(arguments.view_size, arguments.view_size))

@@ -1,4 +1,4 @@
-"""A backbone's weights from a local file: no network, and no pickle."""
+"""A backbone's weights, from the hub or a local file; never a pickle."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,28 @@ from typing import Any
 from torch import Tensor, nn
 
 from tnetcli.errors import ModelError
+
+
+def fetch_weights(net: Any, name: str) -> Path:
+    """Return the published weights of a timm network, from the cache or else from the hub.
+
+    timm itself would take a pickle where there is nothing better.
+    """
+    from huggingface_hub import hf_hub_download
+
+    hub = (getattr(net, "pretrained_cfg", None) or {}).get("hf_hub_id")
+    if not hub:
+        raise ModelError(
+            f"the weights of `{name}` are not published as safetensors",
+            hint="give a local .safetensors file: pretrained: FILE",
+        )
+    try:
+        return Path(hf_hub_download(hub, "model.safetensors"))
+    except Exception as error:  # the hub's errors have no base of their own
+        raise ModelError(
+            f"cannot fetch the weights of `{name}`: {first_line(error)}",
+            hint="a node without internet needs a local .safetensors file: pretrained: FILE",
+        ) from error
 
 
 def load_weights(net: Any, path: Path) -> None:

@@ -212,11 +212,13 @@ class PageTiles:
         if len(data) < count:
             raise tifffile.TiffFileError(f"block {index} is cut off")
         tile = self._decode(data, index)
-        wanted = self._overlap_size(row, column)
-        if tile.shape[0] < wanted.height or tile.shape[1] < wanted.width:
+        # Blocks at the right and at the bottom may be cut short.
+        width = min(self.block.width, self.size.width - column * self.block.width)
+        height = min(self.block.height, self.size.height - row * self.block.height)
+        if tile.shape[0] < height or tile.shape[1] < width:
             raise tifffile.TiffFileError(f"block {index} holds too few pixels")
         BLOCKS.put((self._token, index), tile)
-        return tile, Cost(wanted.pixels, count)
+        return tile, Cost(width * height, count)
 
     def _decode(self, data: bytes, index: int) -> NDArray[Any]:
         """Decode one block to (height, width, samples)."""
@@ -228,12 +230,6 @@ class PageTiles:
         if decoded is None:
             raise tifffile.TiffFileError(f"block {index} is empty")
         return np.asarray(decoded[0], self.dtype)
-
-    def _overlap_size(self, row: int, column: int) -> Size:
-        return Size(
-            min(self.block.width, self.size.width - column * self.block.width),
-            min(self.block.height, self.size.height - row * self.block.height),
-        )
 
     def _overlap(
         self, box: Box, row: int, column: int
