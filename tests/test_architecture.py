@@ -136,3 +136,17 @@ sys.meta_path.insert(0, Watch())
         check=True,
     )
     return set(done.stderr.split()[1:])
+
+
+def test_the_public_names_are_these():
+    import tnetcli
+
+    names = ["Prediction", "TnetError", "__version__", "load_model", "open_image"]
+    assert sorted(tnetcli.__all__) == names
+    assert all(getattr(tnetcli, name) for name in names)
+    with pytest.raises(AttributeError, match="load_modle"):
+        _ = tnetcli.load_modle
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    assert modules_loaded_by("import tnetcli") == set()

@@ -26,6 +26,7 @@ from tnetcli.checkpoint import (
     file_sha256,
     find_model_file,
     load_checkpoint,
+    load_model,
     read_description,
     save_checkpoint,
 )
@@ -336,7 +337,7 @@ def test_a_path_stays_a_path_even_to_nowhere(bundle, name):
 def test_a_file_without_an_ending_is_found(bundle, path, monkeypatch):
     path.rename(path.with_name("mine"))
     monkeypatch.chdir(path.parent)
-    assert load_checkpoint(find_model_file("mine")).description.traversal.levels == 3
+    assert load_model("mine").description.traversal.levels == 3
 
 
 @pytest.mark.parametrize(

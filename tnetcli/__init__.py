@@ -1,20 +1,27 @@
 """Classify gigapixel images by looking closer only where it matters."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tnetcli.errors import TnetError
 
 if TYPE_CHECKING:
+    from tnetcli.checkpoint import load_model
+    from tnetcli.prediction import Prediction
     from tnetcli.readers.open import open_image
 
 __version__ = "0.1.0.dev0"
-__all__ = ["TnetError", "__version__", "open_image"]
+__all__ = ["Prediction", "TnetError", "__version__", "load_model", "open_image"]
+
+# `import tnetcli` stays instant: what is asked for loads when it is.
+HOMES = {
+    "Prediction": "tnetcli.prediction",
+    "load_model": "tnetcli.checkpoint",
+    "open_image": "tnetcli.readers.open",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # `import tnetcli` stays instant: the readers load when first asked for.
-    if name == "open_image":
-        from tnetcli.readers.open import open_image
-
-        return open_image
-    raise AttributeError(f"module `tnetcli` has no attribute `{name}`")
+    if name not in HOMES:
+        raise AttributeError(f"module `tnetcli` has no attribute `{name}`")
+    return getattr(import_module(HOMES[name]), name)

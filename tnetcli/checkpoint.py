@@ -253,6 +253,11 @@ def bundled_models() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
 
 
+def load_model(name_or_path: str | os.PathLike[str], *, device: str = "cpu") -> Checkpoint:
+    """Load a bundled model by name, or a file."""
+    return load_checkpoint(find_model_file(name_or_path), device=device)
+
+
 def find_model_file(name_or_path: str | os.PathLike[str]) -> Path:
     """Return the file of a bundled name or a path; `./name` is a path for certain.
 

@@ -74,9 +74,12 @@ class Window:
     height: float
 
     def __post_init__(self) -> None:
-        edges = (self.left, self.top, self.width, self.height, self.right, self.bottom)
-        if not all(math.isfinite(edge) for edge in edges) or self.width <= 0 or self.height <= 0:
-            raise ValueError(f"not a rectangle: `{edges[:4]}`")
+        # Sides are finite where both of their ends are.
+        x = math.isfinite(self.left) and math.isfinite(self.left + self.width)
+        y = math.isfinite(self.top) and math.isfinite(self.top + self.height)
+        if not (x and y and self.width > 0 and self.height > 0):
+            edges = (self.left, self.top, self.width, self.height)
+            raise ValueError(f"not a rectangle: `{edges}`")
 
     @classmethod
     def whole(cls, size: Size) -> "Window":

@@ -167,6 +167,7 @@ class PageTiles:
         columns = range(box.left // self.block.width, (box.right - 1) // self.block.width + 1)
         planes = samples if self._separate else (0,)
         alone = len(rows) * len(columns) * len(planes) == 1
+        all_samples = self._separate or list(samples) == list(range(self.samples))
         for slot, plane in enumerate(planes):
             for row in rows:
                 for column in columns:
@@ -180,9 +181,7 @@ class PageTiles:
                             valid = np.ones((box.height, box.width), np.bool_)
                         valid[into] = False
                         continue
-                    part = tile[out_of]
-                    if not self._separate:
-                        part = _select(part, samples)
+                    part = tile[out_of] if all_samples else tile[out_of][..., list(samples)]
                     if alone and part.shape[:2] == (box.height, box.width):
                         return Block(part, None, Cost(pixels, bytes_read))
                     if values is None:

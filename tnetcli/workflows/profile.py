@@ -134,9 +134,9 @@ def profile_checkpoint(
     stopwatch: Stopwatch | None = None,
 ) -> Profile:
     """Profile a trained model, by its file or its bundled name."""
-    from tnetcli.checkpoint import find_model_file, load_checkpoint
+    from tnetcli.checkpoint import load_model
 
-    loaded = load_checkpoint(find_model_file(name))
+    loaded = load_model(name)
     model, description = loaded.model, loaded.description
     counter = Counter(model.family, model.arguments, classes=model.classes, bands=model.bands)
     plan = description.plan()
