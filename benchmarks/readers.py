@@ -11,7 +11,6 @@ import datetime
 import json
 import os
 import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ import openslide
 import rasterio
 from bare import BARE, VIEW, Array, forget_gdal
 from figures import Figure, markdown, show, write
+from memory import status
 from rich.console import Console
 from rich.progress import track
 
@@ -246,22 +246,14 @@ def _peak_elsewhere(name: str, folder: Path, side: int) -> float:
 
 def peak(path: Path) -> float:
     """Return the megabytes that opening and reading add to a process with everything imported."""
-    before = _status("VmRSS")
+    before = status("VmRSS")
     reader = open_image(str(path))
     random, size = np.random.default_rng(11), reader.size
     for left, top in random.integers(0, size.width - VIEW, (MEMORY_WINDOWS, 2)):
         reader.read(Window(float(left), float(top), VIEW, VIEW), Size(VIEW, VIEW))
     for window in five_windows(size, 0.5) + five_windows(size, native_fraction(size)):
         reader.read(window, Size(VIEW, VIEW))
-    # The high-water mark of this address space; getrusage would count the parent's as well.
-    return (_status("VmHWM") - before) / 1e3
-
-
-def _status(field: str) -> float:
-    text = Path("/proc/self/status").read_text()
-    found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
-    assert found is not None, field
-    return int(found[1]) * 1.024  # thousands of bytes
+    return (status("VmHWM") - before) / 1e3
 
 
 # --- telling ----------------------------------------------------------------------------------

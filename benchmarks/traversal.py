@@ -10,7 +10,6 @@ import argparse
 import datetime
 import os
 import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import timm  # noqa: F401 - imported here, so that memory is counted above it
 import torch
 from bare import forget_gdal
 from figures import Figure, markdown, show, write
+from memory import status
 from rasterio.enums import Resampling
 from rasterio.windows import Window as RasterioWindow
 from rich.console import Console
@@ -205,17 +205,10 @@ def measure_memory(folder: Path, side: int) -> list[Figure]:
 
 def peak(path: Path) -> float:
     """Return the megabytes that building and walking add to a process with everything imported."""
-    before = _status("VmRSS")
+    before = status("VmRSS")
     with open_image(path) as reader, Looker(build(), UNIT, device="cpu") as looker:
         _look(looker, reader, PLANS["7 windows"])
-    return (_status("VmHWM") - before) / 1e3
-
-
-def _status(field: str) -> float:
-    text = Path("/proc/self/status").read_text()
-    found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
-    assert found is not None, field
-    return int(found[1]) * 1.024  # thousands of bytes
+    return (status("VmHWM") - before) / 1e3
 
 
 def section(figures: list[Figure], command: str, side: int) -> list[str]:
