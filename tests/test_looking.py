@@ -1,4 +1,7 @@
 import logging
+import os
+import pickle
+import signal
 
 import numpy as np
 import pytest
@@ -355,6 +358,63 @@ def test_the_cost_is_that_of_this_walk_alone(readers):
         second = sight_of(looker.look(readers[:1], Plan(2, (2,)))[0])
     assert first.cost == second.cost
     assert 0 < first.cost.pixels_decoded < readers[0].size.pixels
+
+
+def test_what_a_visit_followed_is_numbered_among_its_own_image(readers):
+    with Looker(SmallModel(), UNIT, device="cpu") as looker:
+        together = looker.look(readers, Plan(3, (2, 1)))
+        alone = [sight_of(looker.look([reader], Plan(3, (2, 1)))[0]) for reader in readers]
+    for one, other in zip(together, alone, strict=True):
+        assert [visit.followed for visit in one.visits] == [v.followed for v in other.visits]
+        assert [visit.place for visit in one.visits] == [v.place for v in other.visits]
+        for visit in one.visits:
+            for cell in visit.followed:
+                shown = one.visits[cell.visit].place.region
+                child = visit.place.region.child(Grid(3, 3, 0.5), cell.row, cell.column)
+                assert shown.window.box == pytest.approx(child.window.box)
+
+
+def test_the_last_level_is_never_scored_whatever_else_is_in_the_batch(readers):
+    plan = Plan(2, (), policy="best_first", budget=4)
+    with Looker(SmallModel(), UNIT, device="cpu") as looker:
+        for sight in looker.look(readers, plan):
+            last = [visit for visit in sight.visits if visit.place.region.level == 2]
+            assert last
+            assert not any(visit.seen.attention.any() for visit in last)
+
+
+@pytest.mark.parametrize("confidence", [-0.1, 1.1, float("nan")])
+def test_a_confidence_that_is_no_probability_is_refused(readers, confidence):
+    with (
+        Looker(SmallModel(), UNIT, device="cpu") as looker,
+        pytest.raises(ValueError, match="confidence"),
+    ):
+        looker.look(readers[:1], Plan(2, (2,)), confidence=confidence)
+
+
+def test_no_confidence_needed_is_enough_at_once(readers):
+    with Looker(SmallModel(), UNIT, device="cpu") as looker:
+        sight = sight_of(looker.look(readers[:1], Plan(3, (2, 1)), confidence=0.0)[0])
+    assert (sight.stop, len(sight.visits)) == ("confidence", 1)
+
+
+def test_a_forked_worker_can_go_on_looking(readers):
+    with Looker(SmallModel(), UNIT, device="cpu", threads=2) as looker:
+        expected = sight_of(looker.look(readers[:1], Plan(2, (2,)))[0])
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # ends a child that waits for threads it does not have
+            found = sight_of(looker.look(readers[:1], Plan(2, (2,)))[0])
+            os._exit(0 if np.array_equal(found.scores, expected.scores) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_looker_can_be_sent_to_another_process(readers):
+    with Looker(SmallModel(), UNIT, device="cpu") as looker:
+        expected = sight_of(looker.look(readers[:1], Plan(2, (2,)))[0])
+        with pickle.loads(pickle.dumps(looker)) as copy:
+            found = sight_of(copy.look(readers[:1], Plan(2, (2,)))[0])
+    assert np.array_equal(found.scores, expected.scores)
 
 
 def test_no_images_is_no_work():

@@ -16,39 +16,40 @@ def pixels(values, valid=None):
 
 def test_bytes_map_onto_minus_one_to_one():
     normalisation = Normalisation.to_unit_range("uint8", 1)
-    found = normalisation.apply(pixels(np.array([[[0, 255]]], np.uint8)))
+    found, _ = normalisation.apply(pixels(np.array([[[0, 255]]], np.uint8)))
     assert found.tolist() == [[[-1.0, 1.0]]]
     assert found.dtype == np.float32
 
 
 def test_signed_numbers_map_onto_minus_one_to_one():
     normalisation = Normalisation.to_unit_range("int16", 1)
-    found = normalisation.apply(pixels(np.array([[[-32768, 32767]]], np.int16)))
+    found, _ = normalisation.apply(pixels(np.array([[[-32768, 32767]]], np.int16)))
     assert found.tolist() == [[[-1.0, 1.0]]]
 
 
 def test_every_band_has_its_own_mean_and_deviation():
     normalisation = Normalisation(dtype="uint16", mean=(100, 2000), std=(10, 500))
-    found = normalisation.apply(pixels(np.array([[[120]], [[1000]]], np.uint16)))
+    found, _ = normalisation.apply(pixels(np.array([[[120]], [[1000]]], np.uint16)))
     assert found.ravel().tolist() == [2.0, -2.0]
 
 
 def test_what_is_not_valid_becomes_the_mean():
     normalisation = Normalisation(dtype="uint8", mean=(100,), std=(10,))
-    found = normalisation.apply(pixels(np.array([[[0, 110]]], np.uint8), [[False, True]]))
+    found, _ = normalisation.apply(pixels(np.array([[[0, 110]]], np.uint8), [[False, True]]))
     assert found.tolist() == [[[0.0, 1.0]]]
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e300])
-def test_numbers_that_are_none_become_the_mean(poison):
-    normalisation = Normalisation(dtype="float64", mean=(1,), std=(1,))
-    found = normalisation.apply(pixels(np.array([[[poison, 3.0]]])))
-    assert found.tolist() == [[[0.0, 2.0]]]
+def test_a_pixel_with_a_band_that_is_no_number_becomes_the_mean_and_is_not_known(poison):
+    normalisation = Normalisation(dtype="float64", mean=(1, 1), std=(1, 1))
+    found, known = normalisation.apply(pixels(np.array([[[poison, 3.0]], [[5.0, 5.0]]])))
+    assert found.tolist() == [[[0.0, 2.0]], [[0.0, 4.0]]]
+    assert known.tolist() == [[False, True]]
 
 
 def test_large_numbers_keep_their_digits():
     normalisation = Normalisation(dtype="int32", mean=(1_000_000_000,), std=(1,))
-    found = normalisation.apply(pixels(np.array([[[1_000_000_001]]], np.int32)))
+    found, _ = normalisation.apply(pixels(np.array([[[1_000_000_001]]], np.int32)))
     assert found.tolist() == [[[1.0]]]
 
 

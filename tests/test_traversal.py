@@ -744,3 +744,18 @@ def test_an_answer_that_makes_no_sense_is_refused(policy, answer, problem):
 def test_half_precision_attention_is_fine():
     half = traverse([ROOT], always(CHANCES.astype(np.float16)), GRID, Plan(3, (3,)))
     assert paths(half) == paths(traverse([ROOT], always(), GRID, Plan(3, (3,))))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"levels": float("nan")}, {"levels": 2.5}, {"keep": (1.5,)}, {"budget": 2.5}],
+)
+def test_a_plan_counts_in_whole_numbers(wrong):
+    with pytest.raises(ValueError, match="not whole numbers"):
+        Plan(**{"levels": 2, "keep": (2,), **wrong})
+
+
+def test_a_seed_below_zero_is_refused_before_anything_is_looked_at():
+    plan = Plan(2, (2,), policy="sample")
+    with pytest.raises(ValueError, match="seed is below 0"):
+        traverse([Window(0, 0, 9, 9)], lambda places: 1 / 0, Grid(3, 3, 0.5), plan, seeds=[-1])

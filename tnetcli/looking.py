@@ -16,7 +16,7 @@ from tnetcli.geometry import Region
 from tnetcli.models.base import Looked, Model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Cost, Reader
-from tnetcli.traversal import Place, Plan, Seen, Stop, Visit, traverse
+from tnetcli.traversal import Place, Plan, Seen, Stop, Visit, Walk, traverse
 from tnetcli.views import Fit, View, Views, root_window
 
 CHUNK = 32  # views in one forward pass: about 600 MB of maps in EfficientNet-B0
@@ -112,6 +112,8 @@ class Looker:
         by themselves where a view would be finer than the image's own pixels, unless the plan
         has a `least_side` of its own.
         """
+        if confidence is not None and not 0 <= confidence <= 1:
+            raise ValueError(f"confidence is not within [0, 1]: `{confidence}`")
         if plan.least_side is None:
             plan = replace(plan, least_side=float(self.model.view_size))
         if self.model.most_levels is not None:
@@ -123,11 +125,13 @@ class Looker:
             except ImageError as error:
                 album.error = error
 
+        sure = 1.0 if confidence is None else confidence
+
         def look(places: Sequence[Place]) -> list[Seen | None]:
             return self._look_at_level(places, readers, albums, plan.levels)
 
         def confident(images: Sequence[int]) -> list[bool]:
-            return [self._probability(albums[image]) >= (confidence or 1) for image in images]
+            return [self._probability(albums[image]) >= sure for image in images]
 
         walk = traverse(
             [root_window(reader.size, self._fit) for reader in readers],
@@ -141,7 +145,7 @@ class Looker:
             album.error
             or self._conclude(
                 album,
-                tuple(walk.visits[index] for index in walk.of(image)),
+                _own(walk, image),
                 walk.stops[image],
                 reader.cost,
             )
@@ -155,7 +159,6 @@ class Looker:
         albums: Sequence[_Album],
         levels: int,
     ) -> list[Seen | None]:
-        score = any(place.region.level < levels for place in places)
         wanted = [place for place in places if albums[place.image].error is None]
         found: dict[Place, Seen] = {}
         for chunk in self._views.read(wanted, readers, self.chunk):
@@ -167,17 +170,18 @@ class Looker:
                 if isinstance(view, View) and albums[place.image].error is None
             ]
             if good:
-                found |= self._see(good, albums, score)
+                found |= self._see(good, albums, levels)
         # An image may have failed after its first windows of the level were seen.
         return [None if albums[place.image].error else found[place] for place in places]
 
     def _see(
-        self, good: list[tuple[Place, View]], albums: Sequence[_Album], score: bool
+        self, good: list[tuple[Place, View]], albums: Sequence[_Album], levels: int
     ) -> dict[Place, Seen]:
         """Run the model on one chunk, file the features, and return what was seen."""
         start = time.perf_counter()
         views = torch.from_numpy(np.stack([view.values for _, view in good]))
         regions = [place.region for place, _ in good]
+        score = any(region.level < levels for region in regions)
         looked = self._forward(views, regions, score)
         seconds = (time.perf_counter() - start) / len(good)
         for (place, view), features in zip(good, looked.features, strict=True):
@@ -186,11 +190,11 @@ class Looker:
             album.levels.append(place.region.level)
             album.valid.append(view.valid)
             album.model_seconds += seconds
-        if looked.attention is None:
-            # The last level: nobody will ask which of its cells are best.
-            shape = (self.model.grid.rows, self.model.grid.columns)
-            return {place: Seen(np.zeros(shape), view.cells) for place, view in good}
-        attention = looked.attention.double().numpy()  # (regions, rows, columns)
+        # Of the last level nobody asks which cells are best: zeros, whatever else is in the batch.
+        attention = np.zeros((len(good), self.model.grid.rows, self.model.grid.columns))
+        if looked.attention is not None:
+            scored = [place.region.level < levels for place, _ in good]
+            attention[scored] = looked.attention.double().numpy()[scored]
         return {
             place: Seen(each, view.cells)
             for each, (place, view) in zip(attention, good, strict=True)
@@ -271,6 +275,19 @@ class Looker:
             read_seconds=album.read_seconds,
             model_seconds=album.model_seconds + time.perf_counter() - start,
         )
+
+
+def _own(walk: Walk, image: int) -> tuple[Visit, ...]:
+    """Return the visits of one image, numbered among themselves as if it had been alone."""
+    numbers = {number: own for own, number in enumerate(walk.of(image))}
+    return tuple(
+        replace(
+            visit,
+            place=Place(0, visit.place.region),
+            followed=tuple(replace(cell, visit=numbers[cell.visit]) for cell in visit.followed),
+        )
+        for visit in (walk.visits[number] for number in numbers)
+    )
 
 
 def _note(album: _Album, place: Place, view: View | TnetError, reader: Reader) -> None:

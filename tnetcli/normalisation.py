@@ -62,8 +62,12 @@ class Normalisation(Strict):
                 "gdal_translate -ot -scale",
             )
 
-    def apply(self, pixels: Pixels) -> NDArray[np.float32]:
-        """Return (bands, height, width); what is not valid becomes the mean, which is zero."""
+    def apply(self, pixels: Pixels) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return (bands, height, width), and which pixels (height, width) hold numbers.
+
+        What is not valid becomes the mean, which is zero, and so does a pixel with a band that is
+        infinite or too large for a number.
+        """
         values = pixels.values
         # float32 holds 16-bit numbers exactly; larger ones lose digits before the mean is gone.
         exact: type[np.floating[Any]] = np.float32 if values.dtype.itemsize <= 2 else np.float64
@@ -71,8 +75,10 @@ class Normalisation(Strict):
         std = np.array(self.std, exact)[:, None, None]
         with np.errstate(invalid="ignore", over="ignore"):
             scaled = ((values.astype(exact) - mean) / std).astype(np.float32)
-        known = np.isfinite(scaled) & pixels.valid
-        return np.where(known, scaled, np.float32(0))
+        known = pixels.valid
+        if values.dtype.kind == "f":
+            known = known & np.isfinite(scaled).all(axis=0)
+        return np.where(known, scaled, np.float32(0)), known
 
 
 def _fits_into(own: np.dtype[Any], trained: np.dtype[Any]) -> bool:

@@ -15,7 +15,8 @@ class SeenWindow:
     """One window that was looked at; `box` is x0, y0, x1, y1 in full-resolution pixels.
 
     `attention` is the probability that its parent gave it, `weight` its share in the conclusion,
-    `label` and `probability` what it alone would say, `valid` the part of it that holds data.
+    `label` and `probability` what it alone would say, `valid` the part of its view
+    under which there is data: at most, as a pixel of the view counts where any of it holds data.
     """
 
     path: str

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -74,7 +75,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         chooses_by_level, most = self.policy != "best_first", math.inf
+        counts = (self.levels, *self.keep, *([] if self.budget is None else [self.budget]))
         for wrong, problem in (
+            (
+                not all(isinstance(each, Integral) for each in counts),
+                f"not whole numbers: `{counts}`",
+            ),
             (self.policy not in get_args(Policy), f"unknown policy: `{self.policy}`"),
             (self.levels < 1, f"levels is below 1: `{self.levels}`"),
             (any(count < 1 for count in self.keep), f"keep is below 1: `{self.keep}`"),
@@ -161,6 +167,8 @@ def traverse(
         raise ValueError("sampling needs a seed for every image")
     if seeds is not None and len(seeds) != len(roots):
         raise ValueError(f"{len(seeds)} seeds for {len(roots)} images")
+    if seeds is not None and any(seed < 0 for seed in seeds):
+        raise ValueError(f"a seed is below 0: `{min(seeds)}`")
     visits: list[Visit] = []
     trails = [
         _Trail(Place(image, Region(root)), grid, plan, 0 if seeds is None else int(seeds[image]))

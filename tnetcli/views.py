@@ -1,11 +1,12 @@
 """Read the views of many windows at once, by threads, as arrays that a model can take."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ class View:
     """One window as the model will see it."""
 
     values: NDArray[np.float32]  # (bands, height, width), normalised
-    valid: float  # the part of it that holds data
+    valid: float  # the part of its pixels under which there is data
     cells: NDArray[np.float64]  # (rows, columns), the part of each cell that is worth a look
     seconds: float
 
@@ -59,12 +60,20 @@ class Views:
     ) -> None:
         if threads < 1:
             raise ValueError(f"threads is below 1: `{threads}`")
+        if background is not None and not background[0] <= background[1]:
+            raise ValueError(f"background ends before it begins: `{background}`")
         self._size = Size(view_size, view_size)
         self._normalisation = normalisation
         self._background = background
         self._down = grid.row_weights(view_size)  # (rows, height)
-        self._across = grid.column_weights(view_size).T  # (width, columns)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="views")
+        self._across = grid.column_weights(view_size)  # (columns, width)
+        self._down_within, self._across_within = _within(self._down), _within(self._across)
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}  # threads stay where they are
 
     def __enter__(self) -> "Views":
         return self
@@ -74,7 +83,17 @@ class Views:
 
     def close(self) -> None:
         """Stop the threads; reads that have not begun are dropped."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._pool is not None and self._process == os.getpid():
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool = None
+
+    def _submit_one(
+        self, reader: Reader, window: Window, stop: threading.Event
+    ) -> "Future[View | TnetError]":
+        if self._pool is None or self._process != os.getpid():  # a fork has no threads
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="views")
+            self._process = os.getpid()
+        return self._pool.submit(self._read_one, reader, window, stop)
 
     def read(
         self, places: Sequence[Place], readers: Sequence[Reader], chunk: int
@@ -104,9 +123,7 @@ class Views:
         futures: dict[int, Future[View | TnetError]] = {}
         for index in order:
             place = places[index]
-            futures[index] = self._pool.submit(
-                self._read_one, readers[place.image], place.region.window, stop
-            )
+            futures[index] = self._submit_one(readers[place.image], place.region.window, stop)
         return [futures[index] for index in range(len(places))]
 
     def _read_one(self, reader: Reader, window: Window, stop: threading.Event) -> View | TnetError:
@@ -117,21 +134,38 @@ class Views:
             pixels = reader.read(window, self._size)
         except TnetError as error:
             return error
-        cells = self._down @ self._worth(pixels).astype(np.float64) @ self._across
+        values, known = self._normalisation.apply(pixels)
         return View(
-            self._normalisation.apply(pixels),
-            float(pixels.valid.mean()),
-            cells,
+            values,
+            float(known.mean()),
+            self._cells(known & ~self._empty(pixels)),
             time.perf_counter() - start,
         )
 
-    def _worth(self, pixels: Pixels) -> NDArray[np.bool_]:
+    def _cells(self, worth: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the part of each cell (rows, columns) that is worth a look.
+
+        A pixel of the view on the edge of a cell may hold what lies outside: where no pixel
+        within the cell is worth a look, the cell is not.
+        """
+        seen = worth.astype(np.float64)
+        shares: NDArray[np.float64] = self._down @ seen @ self._across.T
+        shares[self._down_within @ seen @ self._across_within.T == 0] = 0
+        return shares
+
+    def _empty(self, pixels: Pixels) -> NDArray[np.bool_]:
         if self._background is None:
-            return pixels.valid
+            return np.zeros(pixels.valid.shape, np.bool_)
         low, high = self._background
         inside = (pixels.values >= low) & (pixels.values <= high)  # (bands, height, width)
-        empty: NDArray[np.bool_] = np.logical_and.reduce(inside, axis=0)  # (height, width)
-        return pixels.valid & ~empty
+        empty: NDArray[np.bool_] = np.logical_and.reduce(inside, axis=0)
+        return empty
+
+
+def _within(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return 1 for the pixels that a cell covers in full, or at all where it covers none so."""
+    full: NDArray[np.bool_] = weights >= weights.max(axis=1, keepdims=True) * (1 - 1e-9)
+    return full.astype(np.float64)
 
 
 def _locality(place: Place) -> tuple[int, float, float]:

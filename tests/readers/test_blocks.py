@@ -92,3 +92,55 @@ def test_the_cache_of_the_process_can_be_emptied():
     BLOCKS.put("test", block(1))
     BLOCKS.clear()
     assert BLOCKS.get("test") is None
+
+
+def test_a_block_that_many_threads_want_at_once_is_made_once():
+    cache, made, ready = BlockCache(100), [], threading.Barrier(8)
+
+    def make():
+        made.append(1)
+        return block(7)
+
+    def want(found):
+        ready.wait(timeout=10)
+        found.append(cache.obtain("a", make))
+
+    found = []
+    threads = [threading.Thread(target=want, args=(found,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert [each[0][0] for each in found] == [7] * 8
+    assert sum(fresh for _, fresh in found) == 1
+
+
+def test_a_block_that_could_not_be_made_is_tried_again_by_who_waited():
+    cache, begun, results = BlockCache(100), threading.Event(), []
+
+    def fail():
+        begun.set()
+        waiting.wait(timeout=10)
+        raise OSError("torn")
+
+    def first():
+        with pytest.raises(OSError, match="torn"):
+            cache.obtain("a", fail)
+
+    waiting = threading.Event()
+    one = threading.Thread(target=first)
+    one.start()
+    begun.wait(timeout=10)
+    other = threading.Thread(target=lambda: results.append(cache.obtain("a", lambda: block(1))))
+    other.start()
+    waiting.set()
+    one.join()
+    other.join()
+    assert results[0][1]
+
+
+def test_a_block_too_large_to_keep_is_made_by_everyone_who_wants_it():
+    cache = BlockCache(5)
+    assert cache.obtain("a", lambda: block(1))[1]
+    assert cache.obtain("a", lambda: block(1))[1]

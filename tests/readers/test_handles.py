@@ -6,7 +6,14 @@ from contextlib import suppress
 import pytest
 
 from tnetcli.errors import ImageError
-from tnetcli.readers.handles import ForkSafeLock, Handles, check_unchanged, fingerprint
+from tnetcli.readers.handles import (
+    IDLE,
+    MOST_IDLE,
+    ForkSafeLock,
+    Handles,
+    check_unchanged,
+    fingerprint,
+)
 
 
 class Handle:
@@ -109,10 +116,39 @@ def test_a_fork_does_not_use_its_parents_handles(handles, opened, monkeypatch):
     assert parents.closed == 0
 
 
-def test_a_fork_may_happen_while_the_lock_is_held(handles, monkeypatch):
-    with handles._lock:
-        monkeypatch.setattr(os, "getpid", lambda: -1)
-        with handles.borrow():
+def test_a_fork_may_happen_while_the_lock_is_held(handles):
+    with IDLE.lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)  # ends a child that waits for the lock
+            with handles.borrow():
+                os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_handles_of_many_images_do_not_pile_up():
+    opened = []
+
+    def open_handle():
+        opened.append(Handle())
+        return opened[-1]
+
+    images = [Handles(open_handle) for _ in range(3 * MOST_IDLE)]
+    for image in images:
+        with image.borrow():
+            pass
+    assert sum(not handle.closed for handle in opened) <= MOST_IDLE
+    assert not opened[-1].closed
+    with images[0].borrow() as again:  # it is opened anew
+        assert not again.closed
+    for image in images:
+        image.close()
+    assert all(handle.closed == 1 for handle in opened)
+
+
+def test_an_image_that_was_forgotten_does_not_stand_in_the_way():
+    for _ in range(3 * MOST_IDLE):
+        with Handles(Handle).borrow():
             pass
 
 

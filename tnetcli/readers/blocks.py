@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from numpy.typing import NDArray
@@ -18,7 +18,32 @@ class BlockCache:
         self._most = most_bytes
         self._bytes = 0
         self._blocks: OrderedDict[Hashable, NDArray[Any]] = OrderedDict()
+        self._making: dict[Hashable, threading.Event] = {}
         self._lock = threading.Lock()
+
+    def obtain(
+        self, key: Hashable, make: Callable[[], NDArray[Any]]
+    ) -> tuple[NDArray[Any], bool]:
+        """Return the block, and whether it had to be made; threads wait for one that makes it."""
+        while True:
+            with self._lock:
+                block = self._blocks.get(key)
+                if block is not None:
+                    self._blocks.move_to_end(key)
+                    return block, False
+                other = self._making.get(key)
+                if other is None:
+                    mine = self._making[key] = threading.Event()
+                    break
+            other.wait()  # it may still have failed, or be too large to be kept
+        try:
+            block = make()
+            self.put(key, block)
+        finally:
+            with self._lock:
+                del self._making[key]
+            mine.set()
+        return block, True
 
     def get(self, key: Hashable) -> NDArray[Any] | None:
         """Return the block if it is still here."""
@@ -48,8 +73,9 @@ class BlockCache:
             self._bytes = 0
 
     def _unlock(self) -> None:
-        # A fork may copy the lock while another thread holds it.
+        # A fork may copy the lock while another thread holds it, and blocks that nobody makes.
         self._lock = threading.Lock()
+        self._making = {}
 
 
 BLOCKS = BlockCache(CACHE_BYTES)

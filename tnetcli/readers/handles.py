@@ -3,11 +3,15 @@
 import os
 import stat
 import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tnetcli.errors import ImageError
+
+MOST_IDLE = 64  # open files, of the 256 that some systems allow by default
 
 
 class Closeable(Protocol):
@@ -21,8 +25,29 @@ class Closeable(Protocol):
 Handle = TypeVar("Handle", bound=Closeable)
 
 
+class _Idle:
+    """The handles of all images that nobody uses just now, the one idle for longest first."""
+
+    def __init__(self) -> None:
+        self._left_behind: list[object] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self.lock = threading.Lock()
+        self.owners: OrderedDict[int, weakref.ref[Handles[Any]]] = OrderedDict()
+
+    def leave_parent(self) -> None:
+        """Forget what a fork copied; its handles share the parent's file positions and locks."""
+        self._left_behind.append(self.owners)
+        self._begin()
+
+
 class Handles(Generic[Handle]):
-    """A free list of open handles: there are never more than threads reading at once."""
+    """A free list of open handles: there are never more than threads reading at once.
+
+    Over all images of a process no more than `MOST_IDLE` wait to be used again, so that a batch
+    of many images does not run out of files.
+    """
 
     def __init__(self, open_handle: Callable[[], Handle]) -> None:
         self._open = open_handle
@@ -31,7 +56,6 @@ class Handles(Generic[Handle]):
 
     def _reset(self) -> None:
         self._free: list[Handle] = []
-        self._lock = threading.Lock()
         self._process = os.getpid()
 
     @contextmanager
@@ -39,8 +63,11 @@ class Handles(Generic[Handle]):
         """Lend a handle to this thread; one that failed is closed and not lent again."""
         self._leave_parent()
         self.check_open()
-        with self._lock:
-            handle = self._free.pop() if self._free else None
+        handle = None
+        with IDLE.lock:
+            if self._free:
+                handle = self._free.pop()
+                del IDLE.owners[id(handle)]
         if handle is None:
             handle = self._open()
         try:
@@ -56,25 +83,42 @@ class Handles(Generic[Handle]):
             raise ValueError("the image is closed")
 
     def _take_back(self, handle: Handle) -> None:
-        with self._lock:
+        surplus: Closeable | None = handle
+        with IDLE.lock:
             if not self._closed:
                 self._free.append(handle)
-                return
-        handle.close()
+                IDLE.owners[id(handle)] = weakref.ref(self)
+                surplus = _oldest() if len(IDLE.owners) > MOST_IDLE else None
+        if surplus is not None:
+            surplus.close()
 
     def _leave_parent(self) -> None:
         if self._process != os.getpid():
-            # After a fork the parent's handles share its file positions and locks.
             self._reset()
 
     def close(self) -> None:
         """Close every handle, those still lent when they come back."""
         self._leave_parent()
-        with self._lock:
+        with IDLE.lock:
             self._closed = True
             free, self._free = self._free, []
+            for handle in free:
+                del IDLE.owners[id(handle)]
         for handle in free:
             handle.close()
+
+
+IDLE = _Idle()
+os.register_at_fork(after_in_child=IDLE.leave_parent)
+
+
+def _oldest() -> Closeable | None:
+    """Take the handle that was idle for longest from its owner; None if that is gone already."""
+    number, reference = IDLE.owners.popitem(last=False)
+    owner = reference()
+    free = [] if owner is None else owner._free
+    place = next((i for i, each in enumerate(free) if id(each) == number), None)
+    return None if place is None else free.pop(place)
 
 
 Fingerprint = tuple[int, int, int]

@@ -199,25 +199,26 @@ class PageTiles:
         return Block(values, valid, Cost(pixels, bytes_read))
 
     def _tile(self, index: int, row: int, column: int) -> tuple[NDArray[Any] | None, Cost]:
-        cached = BLOCKS.get((self._token, index))
-        if cached is not None:
-            return cached, Cost()
         offset, count = int(self._offsets[index]), int(self._counts[index])
         if not offset or not count:
             return None, Cost()
-        if count > MOST_BLOCK_BYTES:
-            raise tifffile.TiffFileError(f"block {index} claims {count} bytes")
-        data = os.pread(self._descriptor, count, offset)
-        if len(data) < count:
-            raise tifffile.TiffFileError(f"block {index} is cut off")
-        tile = self._decode(data, index)
         # Blocks at the right and at the bottom may be cut short.
         width = min(self.block.width, self.size.width - column * self.block.width)
         height = min(self.block.height, self.size.height - row * self.block.height)
-        if tile.shape[0] < height or tile.shape[1] < width:
-            raise tifffile.TiffFileError(f"block {index} holds too few pixels")
-        BLOCKS.put((self._token, index), tile)
-        return tile, Cost(width * height, count)
+
+        def make() -> NDArray[Any]:
+            if count > MOST_BLOCK_BYTES:
+                raise tifffile.TiffFileError(f"block {index} claims {count} bytes")
+            data = os.pread(self._descriptor, count, offset)
+            if len(data) < count:
+                raise tifffile.TiffFileError(f"block {index} is cut off")
+            tile = self._decode(data, index)
+            if tile.shape[0] < height or tile.shape[1] < width:
+                raise tifffile.TiffFileError(f"block {index} holds too few pixels")
+            return tile
+
+        tile, made = BLOCKS.obtain((self._token, index), make)
+        return tile, Cost(width * height, count) if made else Cost()
 
     def _decode(self, data: bytes, index: int) -> NDArray[Any]:
         """Decode one block to (height, width, samples)."""
