@@ -1,4 +1,5 @@
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from tnetcli.checkpoint import (
     read_description,
     save_checkpoint,
 )
-from tnetcli.description import Description
+from tnetcli.description import SCHEMA, Description
 from tnetcli.errors import ModelError, OutputError, UsageError
 
 BASE = {"backbone": BACKBONE, "view_size": VIEW_SIZE}
@@ -270,11 +271,11 @@ def test_a_description_of_another_model_is_told(path):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"arguments": {**BASE, "location_size": 2**20}}, "the tensor `location."),
-        ({"arguments": {**BASE, "location_size": 2**40}}, "cannot be built"),
-        ({"arguments": {**BASE, "location_size": 10**30}}, "cannot be built"),
-        ({"arguments": {**BASE, "position_size": 2**62}}, "cannot be built"),
-        ({"arguments": {**BASE, "grid": {**GRID, "rows": 10**9}}}, "more cells"),
+        ({"arguments": {**BASE, "location_size": 2**16}}, "the tensor `location."),
+        ({"arguments": {**BASE, "location_size": 2**40}}, "`location_size` is"),
+        ({"arguments": {**BASE, "location_size": 10**30}}, "`location_size` is"),
+        ({"arguments": {**BASE, "position_size": 2**62}}, "`position_size` is"),
+        ({"arguments": {**BASE, "grid": {**GRID, "rows": 10**9}}}, "`grid.rows` is"),
         ({"arguments": {**BASE, "tap": 99}}, "no stage `99`"),
         ({"arguments": {**BASE, "tap": "nowhere"}}, "no module `nowhere`"),
         ({"arguments": {**BASE, "backbone": "resnet51"}}, "unknown backbone"),
@@ -286,7 +287,7 @@ def test_a_description_of_another_model_is_told(path):
 )
 def test_a_description_of_no_model_is_told_and_takes_no_memory(path, changes, problem):
     header, data = unpack(path.read_bytes())
-    told = Description(**fields(**changes)).as_json()
+    told = json.dumps({"schema": SCHEMA, **fields(**changes)})
     path.write_bytes(pack({**header, "__metadata__": {checkpoint.KEY: told}}, data))
     assert problem in str(refusal(path))
 
@@ -342,12 +343,29 @@ def test_a_file_without_an_ending_is_found(bundle, path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("defualt", "did you mean `default`?"), ("zzz", "bundled: default"), ("", "bundled")],
+    [
+        ("defualt", "did you mean `default`?"),
+        ("zzz", "bundled: default"),
+        ("", "bundled"),
+        ("a" * 300, "bundled"),
+        ("a\0b", "bundled"),
+    ],
 )
 def test_an_unknown_name_suggests_the_nearest(bundle, name, hint):
     with pytest.raises(ModelError, match="unknown model") as caught:
         find_model_file(name)
     assert hint in caught.value.hint
+
+
+def test_a_name_in_a_folder_that_may_not_be_searched_is_unknown(monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkpoint, "bundled_models", dict)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refuse)
+        with pytest.raises(ModelError, match="unknown model"):
+            find_model_file("mine")
 
 
 def test_without_bundled_models_a_name_asks_for_a_file(tmp_path, monkeypatch):

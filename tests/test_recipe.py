@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,7 @@ def test_a_section_without_keys_is_as_if_not_there():
 )  # fmt: skip
 def test_what_is_written_reads_back_the_same(tmp_path, data):
     recipe = check_recipe(data)
+    (tmp_path / "w.safetensors").touch()
     again = read_recipe(written(tmp_path, recipe.as_yaml()))
     if recipe.model.pretrained is not False:
         assert again.model.pretrained == tmp_path / str(recipe.model.pretrained)
@@ -198,7 +200,11 @@ def test_a_recipe_does_not_change():
         check_recipe(MODEL).traversal = None
 
 
-def test_a_file_is_looked_for_beside_the_recipe_but_a_setting_where_we_are(tmp_path):
+def test_a_file_is_looked_for_beside_the_recipe_but_a_setting_where_we_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep").mkdir()
+    for name in ("w.safetensors", "deep/w.safetensors"):
+        (tmp_path / name).touch()
     path = written(tmp_path, "model: {classes: 2, pretrained: deep/w.safetensors}")
     assert read_recipe(path).model.pretrained == tmp_path / "deep/w.safetensors"
     changed = read_recipe(path, ["model.pretrained=w.safetensors"])
@@ -233,6 +239,9 @@ def test_settings_leave_the_original_alone():
         ("=3", "not a setting"),
         ("traversal..levels=3", "not a setting"),
         ("model.classes=[1", "not YAML"),
+        ("model.classes={a: 1, a: 2}", "the key `a` is there twice"),
+        ("model.classes=[&a 1, *a]", "anchors and aliases are not read"),
+        ("model.classes=" + "9" * 5000, "a number of more than 64 digits"),
         ("model.classes.count=3", "`model.classes` is not a table"),
         ("model.classes.count.more=3", "`model.classes` is not a table"),
     ],
@@ -258,10 +267,18 @@ def test_a_list_cannot_be_changed_by_settings():
         ("model:\n  classes: 2\n  bands: 3\n  classes: 4\n", "line 4: the key `classes` is there"),
         ("model: {classes: 2}\nmodel: {classes: 3}", "line 2: the key `model`"),
         ("model: [{a: 1, a: 2}]", "line 1: the key `a`"),
-        ("model: !!python/object/apply:os.getcwd []", "line 1: not YAML"),
+        ("model: !!python/object/apply:os.getcwd []", "line 1: tags are not read"),
+        ("model: !!bool x", "line 1: tags are not read"),
         ("model: {classes: 2001-99-99}", "not YAML, month"),
         ("model: \x01", "not YAML"),
-        ("[" * 5000, "not YAML"),
+        ("[" * 5000, "line 1: more than 32 tables and lists inside each other"),
+        ("model:\n  classes: 0x" + "f" * 5000, "line 2: a number of more than 64 digits"),
+        ("model:\n  classes: " + "9" * 5000, "line 2: a number of more than 64 digits"),
+        ("model:\n  dropout: " + "1:" * 500 + "1.5", "line 2: a number of more than 64 digits"),
+        ("a: &a [1]\nmodel: *a", "line 1: anchors and aliases are not read: `a`"),
+        ("model: {classes: 2}\ntraversal: *t", "line 2: anchors and aliases are not read"),
+        ("model:\n  <<: {classes: 2}", "line 2: the merge key `<<`"),
+        ("#" * 2**20 + "\nmodel: {classes: 2}", "at most 1048576 bytes"),
         ("? [a]\n: 1", "line 1: not YAML"),
         (b"model: {classes: \xff}", "not a text in UTF-8"),
     ],
@@ -271,11 +288,110 @@ def test_a_file_that_is_no_recipe_is_refused_with_its_line(tmp_path, content, pa
     assert part in str(error)
     assert "recipe.yaml" in str(error)
     assert error.exit_code == 4
+    assert error.hint
 
 
-def test_anchors_may_refer_to_themselves_and_to_others(tmp_path):
-    path = written(tmp_path, "model: &m {classes: 2}\ntraversal: &t [*t, *m, *m]\n")
-    assert "`traversal`" in str(problem(read_recipe, path))
+LISTS = ["b0: &b0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"] + [
+    f"b{number}: &b{number} [{', '.join([f'*b{number - 1}'] * 9)}]" for number in range(1, 12)
+]
+TABLES = ["a0: &a0 {x: 1}"] + [
+    f"a{number}: &a{number} {{<<: [{', '.join([f'*a{number - 1}'] * 9)}]}}"
+    for number in range(1, 12)
+]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [*LISTS, "model: {classes: 2}"],
+        [*LISTS, "model: {classes: *b11}"],
+        [*LISTS, "model: {classes: 2}", "traversal: {keep: *b11}"],
+        [*TABLES, "model: *a11"],
+    ],
+)
+def test_aliases_that_stand_for_gigabytes_are_refused_before_they_are_followed(tmp_path, lines):
+    error = problem(read_recipe, written(tmp_path, "\n".join(lines)))
+    assert "line 1: anchors and aliases" in str(error)
+    assert "write it out" in error.hint
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    error = problem(read_recipe, tmp_path / "pipe.yaml")
+    assert "a device, a pipe or a socket" in str(error)
+    assert error.hint
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there are no devices")
+def test_a_device_is_refused_and_not_read():
+    assert "a device" in str(problem(read_recipe, Path("/dev/zero")))
+
+
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        ({"classes": 99999999999999999999999999}, "`model.classes` is `9999"),
+        ({"classes": 10**5000}, "`model.classes` is `a number of 16610 bits`: there are 1 to"),
+        ({"bands": 1_000_000}, "`model.bands` is `1000000`: there are 1 to 4096"),
+        ({"bands": [f"B{number}" for number in range(4097)]}, "there are 1 to 4096"),
+        ({"location_size": 10**12}, "`location_size` is `1000000000000`"),
+        ({"position_size": 10**20}, "`position_size` is `100000000000000000000`"),
+        ({"grid": {"rows": 10**7, "columns": 3, "cell_fraction": 0.5}}, "`grid.rows` is `1000"),
+        ({"grid": {"rows": 3, "columns": 257, "cell_fraction": 0.5}}, "`grid.columns` is `257`"),
+        (
+            {"view_size": 16, "grid": {"rows": 17, "columns": 3, "cell_fraction": 0.5}},
+            "`grid.rows` is `17`: at most 256, and no more cells than the view has pixels, 16",
+        ),
+    ],
+)
+def test_what_no_machine_could_hold_is_refused(model, part):
+    error = problem(check_recipe, {"model": {"classes": 2, **model}})
+    assert part in str(error)
+    assert error.hint
+    assert "\n" not in str(error) + error.hint
+
+
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        ({"model": {"classes": 0}}, "how many, or their names"),
+        ({"model": {}}, "how many, or their names"),
+        ({"model": {"classes": 3, "view_size": 1}}, "pixels a side of what the model sees"),
+        ({"model": {"classes": 3, "grid": 3}}, "rows, columns, cell_fraction"),
+        ({"model": {"classes": 3, "temperature": 0}}, "of the attention"),
+        ({"model": {"classes": 3, "alignment": "nearst"}}, "did you mean `nearest`?"),
+        ({"model": 3}, "`model: {classes: 10}` is enough"),
+        ({"model": None}, "`model: {classes: 10}` is enough"),
+        ({"model": {"classes": 3, "family": 3}}, "`model: {classes: 10}` is enough"),
+        ({**MODEL, "traversal": {"keep": -1}}, "cells followed per window"),
+        ({**MODEL, "traversal": {"levels": 50}}, "how deep to look"),
+        ({**MODEL, "traversal": {"policy": "bestfirst"}}, "did you mean `best_first`?"),
+        ({**MODEL, "traversal": {"policy": "best_first"}}, "recipes/ shows every key"),
+        ({"model": {"family": "whole", "classes": 2}, "traversal": {"levels": 2}}, "its keys"),
+        ([1, 2], "its keys: model, traversal"),
+    ],
+)
+def test_whatever_is_wrong_has_a_hint(data, hint):
+    assert hint in problem(check_recipe, data).hint
+
+
+@pytest.mark.parametrize(
+    ("weights", "part"),
+    [
+        ("none.safetensors", "not a file"),
+        ("recipe.yaml", "give true, false or a .safetensors file"),
+        (".", "give true, false or a .safetensors file"),
+        ("''", "`model.pretrained` is ``: give true, false or a .safetensors file"),
+        ("' '", "give true, false or a .safetensors file"),
+        ('"a\\0b.safetensors"', "not a file"),
+    ],
+)
+def test_weights_that_are_not_there_are_refused_when_the_recipe_is_read(tmp_path, weights, part):
+    path = written(tmp_path, f"model: {{classes: 2, pretrained: {weights}}}")
+    error = problem(read_recipe, path)
+    assert part in str(error)
+    assert error.hint
 
 
 @pytest.mark.parametrize(
@@ -291,8 +407,9 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", refuse)
-    assert "Permission denied" in str(problem(read_recipe, tmp_path / "a.yaml"))
+    path = written(tmp_path, "model: {classes: 2}")
+    monkeypatch.setattr(Path, "open", refuse)
+    assert "Permission denied" in str(problem(read_recipe, path))
 
 
 def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path):

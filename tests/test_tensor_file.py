@@ -204,6 +204,12 @@ def test_an_absurd_header_length_takes_no_memory(tmp_path, length):
         {"a": {**ENTRY, "shape": [2.0]}},
         {"a": {**ENTRY, "shape": [True, 2]}},
         {"a": {**ENTRY, "shape": 2}},
+        {"a": {**ENTRY, "shape": {"2": 2}}},
+        {"a": {**ENTRY, "shape": [2] + [1] * 16}},
+        {"a": {**ENTRY, "dtype": "BF16", "shape": [2**48 + 1]}},
+        {"a": {**ENTRY, "shape": [2**48] * 16}},
+        {"a": {**ENTRY, "shape": [10**18] * 500_000}},
+        {"a": {**ENTRY, "shape": [10**4000] * 3000}},
         {"a": {**ENTRY, "dtype": 7}},
         {"a": {**ENTRY, "dtype": ["F32"]}},
         {"a": {**ENTRY, "data_offsets": [8, 0]}},
@@ -260,6 +266,12 @@ def test_no_changed_byte_of_a_header_gives_anything_but_a_table_or_a_refusal(
     path.write_bytes(content)
     with suppress(ModelError), open_tensor_file(path) as file:
         assert len(list(file.entries)) == len(TENSORS)
+
+
+def test_a_name_that_no_file_can_have_is_not_written(tmp_path):
+    with pytest.raises(OutputError, match="cannot write the model"):
+        write_tensor_file(tmp_path / f"{'a' * 300}.safetensors", TENSORS, ("key", ""))
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_existing_file_is_kept(path):

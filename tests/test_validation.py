@@ -5,7 +5,7 @@ from pydantic import Field, field_validator
 
 from tnetcli.errors import ModelError, RecipeError
 from tnetcli.geometry import Grid
-from tnetcli.validation import Strict, validate
+from tnetcli.validation import Strict, shorten, validate
 
 
 class Part(Strict):
@@ -17,7 +17,7 @@ class Other(Strict):
 
 
 class Thing(Strict):
-    count: int = Field(1, ge=1)
+    count: int = Field(1, ge=1, description="how many")
     share: Annotated[float, Field(lt=1)] = 0.5
     kind: Literal["small", "large"] = "small"
     grid: Grid | None = None
@@ -110,11 +110,12 @@ def test_a_value_that_is_no_number_is_refused_in_a_grid_too():
         ({"count": 1.5}, "`count` is `1.5`: input should be a valid integer"),
         ({"share": float("inf")}, "`share` is `inf`: input should be a finite number"),
         ({"kind": "middle"}, "`kind` is `middle`: input should be 'small' or 'large'"),
-        ({"part": 3}, "`part` is `3`: input should be a valid dictionary"),
+        ({"part": 3}, "`part` is `3`: not a table of keys and values"),
         ({"parts": {}}, "`parts` is `{}`: input should be a valid list"),
         ({"parts": [{}, 7]}, "`parts.1` is `7`"),
         ({"word": "LOUD"}, "`word` is `LOUD`: the word is too loud"),
-        ({"grid": 3}, "`grid` is `3`"),
+        ({"grid": 3}, "`grid` is `3`: not a table of keys and values"),
+        ({"named": 3}, "`named` is `3`: not a table of keys and values"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key_and_what_was_wanted(data, expected):
@@ -140,7 +141,74 @@ def test_all_problems_are_listed_at_once_with_a_hint_each():
     assert message.count(";") == 3
     for part in ("`count` is `0`", "`kind` is `middle`", "key `cuont`", "key `shrae`"):
         assert part in message
-    assert hint == "`cuont`: did you mean `count`?; `shrae`: did you mean `share`?"
+    assert hint == (
+        "`kind`: one of: small, large; "
+        "`cuont`: did you mean `count`?; `shrae`: did you mean `share`?"
+    )
+
+
+def test_a_choice_is_answered_with_the_nearest():
+    assert problem(kind="smal")[1] == "did you mean `small`?"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"count": 0}, "how many; by itself `1`"),
+        ({"share": 2}, "by itself `0.5`"),
+        ({"grid": 3}, "its keys: rows, columns, cell_fraction"),
+        ({"parts": [{"length": "x"}]}, "by itself `1`"),
+        ({"count": 0, "share": 2}, "`count`: how many; by itself `1`; `share`: by itself `0.5`"),
+    ],
+)
+def test_a_wrong_value_has_a_hint_of_what_its_key_is_for(data, expected):
+    assert expected in problem(**data)[1]
+
+
+def test_a_key_that_nothing_is_said_of_has_a_hint_all_the_same():
+    with pytest.raises(RecipeError) as caught:
+        validate(Other, {"name": 3}, "thing.yaml", RecipeError)
+    assert "recipes/" in caught.value.hint
+
+
+def test_what_is_no_table_has_its_keys_for_a_hint():
+    with pytest.raises(RecipeError) as caught:
+        validate(Part, 3, "thing.yaml", RecipeError)
+    assert caught.value.hint == "its keys: length"
+
+
+def test_a_thousand_problems_are_counted_and_not_told():
+    message, hint = problem(**{f"x{number}": 1 for number in range(1000)})
+    assert message.endswith("; and 992 more")
+    assert hint.endswith("; and 992 more")
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value] * 9
+    return value
+
+
+def in_a_row(depth):
+    value = {}
+    for _ in range(depth):
+        value = {"x": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [nested(12), in_a_row(5000), 10**5000, [10**5000], {10**5000: 1}, "x" * 10**7, ["x" * 10**7]],
+    ids=["nested", "in_a_row", "number", "numbers", "key", "text", "texts"],
+)
+def test_the_largest_value_is_told_in_a_short_line(value):
+    assert len(shorten(value)) <= 60
+    assert len(problem(kind=value)[0]) < 200
+
+
+def test_a_value_is_told_in_the_order_it_was_given():
+    assert shorten({"b": [1, None], "a": {}}) == "{'b': [1, None], 'a': {}}"
 
 
 def test_a_long_value_is_shortened():

@@ -269,7 +269,7 @@ def find_model_file(name_or_path: str | os.PathLike[str]) -> Path:
     path = Path(text)
     if "://" in text:
         raise ModelError(f"a model is a local file: `{text}`", hint="download it first")
-    if text and (path.name != text or path.suffix or path.exists()):
+    if text and (path.name != text or path.suffix or os.path.exists(text)):
         return path
     close = difflib.get_close_matches(text, bundled, n=1)
     names = f"bundled: {', '.join(bundled)}" if bundled else "no model is bundled with this version"

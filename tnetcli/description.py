@@ -22,6 +22,7 @@ SCHEMA = "tnet.model/1"
 WHOLE_VIEW = Grid(1, 1, 1.0)  # of a family that has no cells
 
 Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class Description(Strict):
@@ -39,7 +40,7 @@ class Description(Strict):
     normalisation: Normalisation
     traversal: Traversal
     recipe: dict[str, Any] | None = None
-    metrics: dict[str, int | float] = Field(default_factory=dict)
+    metrics: dict[str, Whole | float] = Field(default_factory=dict)
     tnet: str = __version__
     data_licence: str = ""
     name: str | None = None

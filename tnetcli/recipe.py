@@ -1,6 +1,7 @@
 """An experiment, described completely: read from YAML, checked, and written back."""
 
 import difflib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -18,42 +19,49 @@ from tnetcli.errors import ModelError, RecipeError
 from tnetcli.geometry import Grid
 from tnetcli.models.arguments import Arguments
 from tnetcli.models.registry import find_family, read_arguments
-from tnetcli.validation import Strict, validate
+from tnetcli.validation import Strict, shorten, validate
 from tnetcli.walks import Traversal
 from tnetcli.yaml_file import change, read_yaml
 
 # Files that a recipe names; relative paths start at the recipe's own folder.
 FILES = ("model.pretrained",)
+MOST_CLASSES = 1_000_000
+MOST_BANDS = 4096
+WEIGHTS = ".safetensors"
 
 
-def _names_or_count(value: Any) -> int | tuple[str, ...]:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    if not isinstance(value, list | tuple) or not value:
+def _names_or_count(value: Any, most: int) -> int | tuple[str, ...]:
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    if not is_count and not isinstance(value, list | tuple):
         raise ValueError("give a count above 0 or a list of names")
+    if not 1 <= (value if is_count else len(value)) <= most:
+        raise ValueError(f"there are 1 to {most}, by count or by name")
+    if is_count:
+        return int(value)
     unnamed = [each for each in value if not isinstance(each, str) or not each.strip()]
     if unnamed:
         # YAML takes a bare 10, no or null for something else than text.
-        raise ValueError(f"not a name, put it in quotes: `{unnamed[0]}`")
-    if len(set(value)) < len(value):
-        twice = next(each for each in value if value.count(each) > 1)
-        raise ValueError(f"two share a name: `{twice}`")
+        raise ValueError(f"not a name, put it in quotes: `{shorten(unnamed[0])}`")
+    ((name, times),) = Counter(value).most_common(1)
+    if times > 1:
+        raise ValueError(f"two share a name: `{shorten(name)}`")
     return tuple(value)
 
 
 def _flag_or_file(value: Any) -> bool | Path:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str | Path) and str(value).strip():
+    if isinstance(value, str | Path) and Path(value).suffix == WEIGHTS:
         return Path(value)
-    raise ValueError("give true, false or a .safetensors file")
+    raise ValueError(f"give true, false or a {WEIGHTS} file")
 
 
-NamesOrCount = Annotated[
-    int | tuple[str, ...],
-    PlainValidator(_names_or_count),
-    PlainSerializer(lambda value: value if isinstance(value, int) else list(value)),
+Names = int | tuple[str, ...]
+_as_list = PlainSerializer(lambda value: value if isinstance(value, int) else list(value))
+Classes = Annotated[
+    Names, PlainValidator(lambda value: _names_or_count(value, MOST_CLASSES)), _as_list
 ]
+Bands = Annotated[Names, PlainValidator(lambda value: _names_or_count(value, MOST_BANDS)), _as_list]
 FlagOrFile = Annotated[
     bool | Path,
     PlainValidator(_flag_or_file),
@@ -65,8 +73,8 @@ class ModelSection(Strict):
     """What is built: in YAML the arguments of the family stand beside the other keys."""
 
     family: str = "tnet"
-    classes: NamesOrCount = Field(description="how many, or their names")
-    bands: NamesOrCount = Field(3, description="how many, or their names")
+    classes: Classes = Field(description="how many, or their names")
+    bands: Bands = Field(3, description="how many, or their names")
     pretrained: FlagOrFile = Field(False, description="the backbone's weights: the hub's, a file's")
     arguments: SerializeAsAny[Arguments]
 
@@ -77,7 +85,7 @@ class ModelSection(Strict):
             return data
         family = data.get("family", cls.model_fields["family"].default)
         if not isinstance(family, str):
-            raise ValueError(f"family is not a name: `{family}`")  # noqa: TRY004, pydantic's way
+            raise ValueError(f"family is not a name: `{shorten(family)}`")  # noqa: TRY004, pydantic's way
         own = [key for key in cls.model_fields if key != "arguments"]
         rest = {key: value for key, value in data.items() if key not in own}
         known = [*own, *find_family(family).arguments.model_fields]
@@ -85,7 +93,7 @@ class ModelSection(Strict):
             if key not in known:
                 close = difflib.get_close_matches(str(key), known, n=1)
                 raise ModelError(
-                    f"unknown key `model.{key}`",
+                    f"unknown key `model.{shorten(key)}`",
                     hint=f"did you mean `{close[0]}`?" if close else f"known: {', '.join(known)}",
                 )
         given = {key: data[key] for key in own if key in data}
@@ -110,8 +118,10 @@ class ModelSection(Strict):
 class Recipe(Strict):
     """One experiment; each section is a table of its own in YAML."""
 
-    model: ModelSection
-    traversal: Traversal = Traversal()
+    model: ModelSection = Field(description="what is built; `model: {classes: 10}` is enough")
+    traversal: Traversal = Field(
+        Traversal(), description="how images are walked; recipes/ shows every key"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -161,7 +171,22 @@ def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
     data = read_yaml(path)
     for name in FILES:
         _anchor(data, name.split("."), path.parent)
-    return check_recipe(change(data, settings) if settings else data, f"recipe `{path}`")
+    recipe = check_recipe(change(data, settings) if settings else data, f"recipe `{path}`")
+    weights = recipe.model.pretrained
+    if isinstance(weights, Path) and not _is_file(weights):
+        raise RecipeError(
+            f"recipe `{path}`: `model.pretrained` is not a file: `{weights}`",
+            hint="paths in a recipe start at its folder, those of --set where you are",
+        )
+    return recipe
+
+
+def _is_file(path: Path) -> bool:
+    """Say whether there is a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def check_recipe(data: Any, where: str = "recipe") -> Recipe:
@@ -175,5 +200,6 @@ def check_recipe(data: Any, where: str = "recipe") -> Recipe:
 def _anchor(data: Any, keys: Sequence[str], folder: Path) -> None:
     for key in keys[:-1]:
         data = data.get(key) if isinstance(data, dict) else None
-    if isinstance(data, dict) and isinstance(data.get(keys[-1]), str):
-        data[keys[-1]] = str(folder / data[keys[-1]])
+    name = data.get(keys[-1]) if isinstance(data, dict) else None
+    if isinstance(name, str) and name.strip():  # an empty one would become the folder
+        data[keys[-1]] = str(folder / name)

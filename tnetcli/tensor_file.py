@@ -27,6 +27,9 @@ NO_PICKLE = f"a pickle can run any code, so none is loaded; a model is one {SUFF
 AGAIN = "copy or download it again"
 # A thousand tensors and a description take a few hundred kilobytes.
 MOST_HEADER = 2**24
+# Far beyond any tensor, and few enough to multiply.
+MOST_DIMENSIONS = 16
+MOST_NUMBERS = 2**48
 NUMPY = {"F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "BOOL": "|b1"}
 # What else people call a model, by its first bytes.
 OTHERS = (
@@ -164,10 +167,13 @@ def _entries(header: Mapping[str, Any]) -> tuple[dict[str, Entry], int]:
     entries, end = {}, 0
     for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         start, stop = told["data_offsets"]
-        entry = Entry(told["dtype"], tuple(told["shape"]), stop - start)
-        whole = all(type(number) is int and number >= 0 for number in (*entry.shape, start, stop))
+        shape = tuple(told["shape"][: MOST_DIMENSIONS + 1])
+        entry = Entry(told["dtype"], shape, stop - start)
+        whole = all(type(number) is int and number >= 0 for number in (*shape, start, stop))
         if not whole or not isinstance(entry.dtype, str) or start != end or stop < start:
             raise ValueError(f"the tensor `{name}` has no proper place")
+        if len(shape) > MOST_DIMENSIONS or max((*shape, stop)) > MOST_NUMBERS:
+            raise ValueError(f"the tensor `{name}` is of no proper size")
         if entry.dtype in NUMPY:
             bytes_each = np.dtype(NUMPY[entry.dtype]).itemsize
             if entry.count * bytes_each != entry.length:
@@ -196,7 +202,7 @@ def write_tensor_file(
     if Path(path).suffix != SUFFIX:
         raise OutputError(f"a model file ends in {SUFFIX}: `{path}`", hint="choose that ending")
     target = Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
-    if target.exists() and not overwrite:
+    if os.path.exists(target) and not overwrite:
         raise OutputError(f"`{path}` exists", hint="use --overwrite to replace it")
     content = save(dict(tensors), metadata=dict([metadata]))
     partial = target.with_name(f".tnet-{secrets.token_hex(8)}.tmp")

@@ -2,15 +2,30 @@
 
 import dataclasses
 import difflib
+import itertools
+import reprlib
 from collections.abc import Mapping
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from tnetcli.errors import TnetError
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+NO_TABLE = ("model_type", "model_attributes_type", "dataclass_type", "dict_type", "mapping_type")
+MOST_TOLD = 8  # more problems than that are only counted
+MOST_SHOWN = 60  # characters of a value
 
 
 class Strict(BaseModel):
@@ -25,37 +40,99 @@ Kind = TypeVar("Kind", bound=BaseModel)
 def validate(kind: type[Kind], data: Any, where: str, problem: type[TnetError]) -> Kind:
     """Build a `kind` from plain `data`, or say everything that is wrong with it."""
     if not isinstance(data, Mapping):
-        raise problem(f"{where} is not a table of keys and values: `{_short(data)}`")
+        raise problem(
+            f"{where} is not a table of keys and values: `{shorten(data)}`",
+            hint=f"its keys: {', '.join(_fields(kind))}",
+        )
     try:
         return kind.model_validate(dict(data))
     except ValidationError as error:
         found = [_Wrong.read(kind, each) for each in error.errors(include_url=False)]
-        hints = {each.key: each.hint for each in found if each.hint}
+        # What was meant tells more than what a key is for.
+        hints = {each.key: each.meant for each in found if each.meant}
+        hints = hints or {each.key: each.purpose for each in found}
         one = len(hints) == 1
         raise problem(
-            f"{where}: {'; '.join(_sentences(found))}",
-            hint="; ".join(hint if one else f"`{key}`: {hint}" for key, hint in hints.items()),
+            f"{where}: {_first('; ', _sentences(found))}",
+            hint=_first("; ", [hint if one else f"`{key}`: {hint}" for key, hint in hints.items()]),
         ) from error
 
 
+def shorten(value: Any) -> str:
+    """Return a value as one short line, in little time however large it is."""
+    text = value if isinstance(value, str) else _SHORT.repr(value)
+    text = " ".join(text[: 4 * MOST_SHOWN].split())
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
+class _Short(reprlib.Repr):
+    """Looks at the beginning only, of a list as of a number."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to write out thousands of digits.
+        return repr(x) if x.bit_length() < 1000 else f"a number of {x.bit_length()} bits"
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        # As the library's own, but in the order that the user gave.
+        if level <= 0:
+            return "{...}"
+        some = [
+            f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}"
+            for key, value in itertools.islice(x.items(), self.maxdict)
+        ]
+        return f"{{{', '.join(some)}{', ...' * (len(x) > self.maxdict)}}}"
+
+
+_SHORT = _Short()
+_SHORT.maxstring = _SHORT.maxother = 2 * MOST_SHOWN
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 8
+_SHORT.maxlevel = 3
+
+
+def _first(separator: str, parts: list[str]) -> str:
+    more = [f"and {len(parts) - MOST_TOLD} more"] if len(parts) > MOST_TOLD else []
+    return separator.join([*parts[:MOST_TOLD], *more])
+
+
 class _Wrong(NamedTuple):
-    """One thing that is wrong: where, what was given, why not, and what may have been meant."""
+    """One thing that is wrong: where, what was given, why not, and what may have been meant.
+
+    `purpose` is what the key is for.
+    """
 
     key: str
     given: str
     reason: str
-    hint: str = ""
+    meant: str = ""
+    purpose: str = ""
 
     @classmethod
     def read(cls, kind: type[BaseModel], found: Any) -> "_Wrong":
-        place, record = _follow(kind, found["loc"])
-        key, given = ".".join(place), _short(found["input"])
+        place, wanted, field = _follow(kind, found["loc"])
+        key, given = shorten(".".join(place)), shorten(found["input"])
         if found["type"] in UNKNOWN:
-            return cls(key, given, "unknown", _nearest(place[-1], list(_fields(record))))
+            return cls(key, given, "unknown", _nearest(place[-1], list(_fields(wanted))))
+        meant, purpose = "", _describe(wanted, field)
         if found["type"] == "missing":
-            return cls(key, given, "missing")
+            return cls(key, given, "missing", meant, purpose)
+        if found["type"] == "literal_error":
+            choices = [str(each) for each in get_args(wanted)]
+            close = difflib.get_close_matches(given, choices, n=1)
+            meant = f"did you mean `{close[0]}`?" if close else f"one of: {', '.join(choices)}"
         message = found["msg"].removeprefix("Value error, ")
-        return cls(key, given, f"{message[:1].lower()}{message[1:]}")
+        if found["type"] in NO_TABLE:
+            message = "not a table of keys and values"
+        return cls(key, given, f"{message[:1].lower()}{message[1:]}", meant, purpose)
+
+
+def _describe(wanted: Any, field: FieldInfo | None) -> str:
+    """Say what a key is for, and what it is where nobody says anything."""
+    parts = [field.description] if field is not None and field.description else []
+    if keys := _fields(wanted):
+        parts = parts or [f"its keys: {', '.join(keys)}"]
+    elif field is not None and isinstance(field.default, int | float | str | tuple):
+        parts.append(f"by itself `{shorten(field.default)}`")
+    return "; ".join(parts) or "the recipes in recipes/ show how it is written"
 
 
 def _sentences(found: list[_Wrong]) -> list[str]:
@@ -80,12 +157,13 @@ def _nearest(key: str, known: list[str]) -> str:
     return f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(known)}"
 
 
-def _follow(kind: Any, loc: tuple[int | str, ...]) -> tuple[list[str], Any]:
-    """Return the user's own keys in `loc`, and the record or value that they lead to.
+def _follow(kind: Any, loc: tuple[int | str, ...]) -> tuple[list[str], Any, FieldInfo | None]:
+    """Return the user's own keys in `loc`, what they lead to, and the last that is described.
 
     The rest of `loc` are pydantic's names for the members of unions.
     """
     place: list[str] = []
+    field: FieldInfo | None = None
     for part in loc:
         kind = _bare(kind)
         members = [each for each in get_args(kind) if each is not Ellipsis]
@@ -96,10 +174,11 @@ def _follow(kind: Any, loc: tuple[int | str, ...]) -> tuple[list[str], Any]:
         if fields := _fields(kind):
             if part not in fields:
                 break
+            field = getattr(kind, "model_fields", {}).get(part, field)
             kind = fields[str(part)]
         elif members:  # of a list or a table
             kind = members[-1]
-    return place, _bare(kind)
+    return place, _bare(kind), field
 
 
 def _bare(kind: Any) -> Any:
@@ -125,8 +204,3 @@ def _fields(kind: Any) -> dict[str, Any]:
         hints = get_type_hints(kind)
         return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     return {}
-
-
-def _short(value: Any) -> str:
-    text = " ".join((repr(value) if not isinstance(value, str) else value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,7 +1,8 @@
 """Plain values from a YAML file that people write by hand, and changes to them."""
 
 import copy
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,67 +10,129 @@ import yaml
 
 from tnetcli.errors import RecipeError
 
-BROKEN = (yaml.YAMLError, ValueError, RecursionError)  # dates that do not exist; a maze of brackets
+MOST_BYTES = 2**20
+MOST_DEPTH = 32  # tables and lists inside each other
+MOST_DIGITS = 64
+MOST_SHOWN = 60  # characters of a text
+MERGE, INTEGER, NUMBER = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
+# Dates that do not exist, or only in another time zone.
+BROKEN = (yaml.YAMLError, ValueError, OverflowError)
+
+
+class _Refused(yaml.MarkedYAMLError):  # type: ignore[misc]  # yaml has no types
+    """YAML that a recipe has no need of, and that could hide something or take all memory."""
+
+    def __init__(self, problem: str, mark: yaml.Mark, hint: str) -> None:
+        super().__init__(problem=problem, problem_mark=mark)
+        self.hint = hint
+
+
+class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads plain values as they are written: each once, where it stands."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()
+        mark = event.start_mark
+        if getattr(event, "anchor", None) is not None:  # a few aliases can stand for gigabytes
+            raise _Refused(
+                f"anchors and aliases are not read: `{_short(event.anchor)}`",
+                mark,
+                "write it out in each place",
+            )
+        if getattr(event, "tag", None) is not None:
+            raise _Refused(
+                f"tags are not read: `{_short(event.tag)}`", mark, "leave out what begins with `!`"
+            )
+        if self.depth == MOST_DEPTH:
+            raise _Refused(
+                f"more than {MOST_DEPTH} tables and lists inside each other",
+                mark,
+                "a recipe needs three: is a bracket left open?",
+            )
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        if node.tag in (INTEGER, NUMBER) and len(node.value) > MOST_DIGITS:
+            raise _Refused(
+                f"a number of more than {MOST_DIGITS} digits: `{_short(node.value)}`",
+                node.start_mark,
+                "put it in quotes if it is a name",
+            )
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        names = set()
+        for key, _ in node.value:
+            if key.tag == MERGE:
+                raise _Refused(
+                    "the merge key `<<` is not read", key.start_mark, "write the keys out"
+                )
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in names:
+                    raise _Refused(
+                        f"the key `{_short(key.value)}` is there twice",
+                        key.start_mark,
+                        "the first would be ignored in silence: remove one",
+                    )
+                names.add((key.tag, key.value))
+        return node
 
 
 def read_yaml(path: Path) -> Any:
     """Return what the file holds; nothing but plain values, and no key twice."""
     text = _read_text(path)
     try:
-        for line, key in _repeated(yaml.compose(text, Loader=yaml.SafeLoader)):
-            raise RecipeError(
-                f"recipe `{path}`, line {line}: the key `{key}` is there twice",
-                hint="the first would be ignored in silence: remove one",
-            )
-        data = yaml.safe_load(text)
+        data = yaml.load(text, Loader=_PlainLoader)
     except BROKEN as error:
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f", line {mark.line + 1}"
-        reason = getattr(error, "problem", None) or (str(error).splitlines() or ["no reason"])[0]
         raise RecipeError(
-            f"recipe `{path}`{place}: not YAML, {reason}",
-            hint="indent with spaces; a space follows each colon",
+            f"recipe `{path}`{place}: {_reason(error)}",
+            hint=getattr(error, "hint", "indent with spaces; a space follows each colon"),
         ) from error
     if data is None:
         raise RecipeError(f"recipe `{path}` is empty", hint="it needs a section `model`")
     return data
 
 
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "problem", None) or (str(error).splitlines() or ["no reason"])[0]
+    return reason if isinstance(error, _Refused) else f"not YAML, {reason}"
+
+
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        # What is no file may have no end, as /dev/zero, or wait for somebody, as a FIFO.
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
+            raise RecipeError(
+                f"a recipe is a file, this is {what}: `{path}`", hint="give a YAML file"
+            )
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise RecipeError(
+                f"a recipe has at most {MOST_BYTES} bytes, this has more: `{path}`",
+                hint="give a YAML file",
+            )
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RecipeError(f"not a text in UTF-8: `{path}`", hint="give a YAML file") from error
     except FileNotFoundError as error:
         raise RecipeError(f"no such recipe: `{path}`", hint="give a YAML file") from error
-    except IsADirectoryError as error:
-        raise RecipeError(
-            f"a recipe is a file, this is a folder: `{path}`", hint="give a YAML file in it"
-        ) from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise RecipeError(
             f"cannot read the recipe, {error}: `{path}`", hint="check path and rights"
         ) from error
-
-
-def _repeated(node: Any) -> Iterator[tuple[int, str]]:
-    """Yield line and name of keys that a table has more than once."""
-    todo, known = [node], set()
-    while todo:
-        node = todo.pop()
-        if id(node) in known:  # an anchor may be used many times, even inside itself
-            continue
-        known.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            names = set()
-            for key, value in node.value:
-                todo.append(value)
-                if isinstance(key, yaml.ScalarNode):
-                    if (key.tag, key.value) in names:
-                        yield key.start_mark.line + 1, key.value
-                    names.add((key.tag, key.value))
-        elif isinstance(node, yaml.SequenceNode):
-            todo += node.value
 
 
 def change(data: Any, settings: Sequence[str]) -> Any:
@@ -80,17 +143,22 @@ def change(data: Any, settings: Sequence[str]) -> Any:
         keys = [key.strip() for key in name.split(".")]
         if not equals or not all(keys):
             raise RecipeError(
-                f"not a setting `key.path=value`: `{setting}`",
+                f"not a setting `key.path=value`: `{_short(setting)}`",
                 hint="for example --set traversal.levels=2",
             )
         try:
-            value = yaml.safe_load(text)
+            value = yaml.load(text, Loader=_PlainLoader)
         except BROKEN as error:
             raise RecipeError(
-                f"the value of `{name}` is not YAML: `{text}`", hint="quote it for YAML and shell"
+                f"cannot read the value of `{name}`, {_reason(error)}: `{_short(text)}`",
+                hint=getattr(error, "hint", "quote it for YAML and shell"),
             ) from error
         _put(changed, keys, value)
     return changed
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
 def _put(table: Any, keys: list[str], value: Any) -> None:

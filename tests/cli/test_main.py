@@ -73,3 +73,58 @@ def test_a_message_cannot_steer_the_terminal(tmp_path):
     assert "\x1b" not in result.stderr
     assert "\\x1b[2J b.tif" in result.stderr
     assert len(result.stderr.splitlines()) == 2
+
+
+def run_in_shell(command):
+    return subprocess.run(
+        ["bash", "-c", command.replace("tnet", f"{sys.executable} -m tnetcli", 1)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("arguments", ["models", "--help", "--version", "info a.tif"])
+@pytest.mark.skipif(os.name == "nt", reason="no such shell")
+def test_a_closed_output_ends_with_7_and_a_hint(arguments):
+    done = run_in_shell(f"tnet {arguments} >&-")
+    assert done.returncode == 7
+    error, hint = done.stderr.splitlines()
+    assert error == "error: cannot write the output: standard output is closed"
+    assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize("arguments", ["models", "--help", "--version", "models --help"])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_ends_with_7_and_a_hint(arguments):
+    done = run_in_shell(f"tnet {arguments} >/dev/full")
+    assert done.returncode == 7
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["--help"], ["--version"]])
+def test_a_reader_that_never_listens_ends_with_141(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "tnetcli", *arguments],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such shell")
+def test_errors_do_not_turn_to_standard_output_where_their_own_is_closed(tmp_path):
+    done = run_in_shell(f"tnet models {tmp_path} 2>&-")
+    assert (done.returncode, done.stdout) == (5, "")
+
+
+def test_a_message_is_cut_where_nobody_would_read_on(tmp_path):
+    done = tnet("info", "--reader", "x" * 100_000, tmp_path / "a.tif")
+    assert done.returncode == 2
+    assert max(map(len, done.stderr.splitlines())) < 2100
+    assert "…" in done.stderr

@@ -120,6 +120,21 @@ def test_wrong_usage_ends_with_2(arguments):
     error_lines(tnet("models", *arguments), 2)
 
 
+def test_an_option_without_its_value_leads_to_the_help_of_its_command():
+    assert "see `tnet models --help`" in error_lines(tnet("models", "--backbones"), 2)
+
+
+def test_a_name_that_no_file_can_have_ends_with_5():
+    error_lines(tnet("models", "a" * 300), 5)
+
+
+def test_letters_that_the_output_does_not_have_are_spelt_out(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(pack_description(fields(name="snow \N{SNOWMAN}")))
+    done = tnet("models", tmp_path / "a.safetensors", PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "snow \\u2603" in done.stdout
+
+
 def test_backbones_go_to_standard_output_and_their_number_beside():
     done = tnet("models", "--backbones", "test_efficientnet*")
     assert done.returncode == 0

@@ -1,11 +1,15 @@
 import json
+import os
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.checkpoints import BACKBONE, VIEW_SIZE, write_tiny
 from tests.commands import ROOT, tnet
+from tnetcli.cli.main import app
+from tnetcli.errors import RecipeError
 
 # SPEC 3.3, to the last digit where it is given.
 PARAMETERS = {
@@ -194,6 +198,34 @@ def test_a_recipe_that_is_not_there_ends_with_4(tmp_path):
     done = tnet("profile", "--recipe", tmp_path / "none.yaml", "--no-timing")
     assert (done.returncode, done.stdout) == (4, "")
     assert "no such recipe" in done.stderr
+
+
+def test_whether_a_recipe_may_be_read_is_not_asked_by_the_command_line(recipe, monkeypatch):
+    recipe.write_text("model: 3")
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    done = CliRunner().invoke(app, ["profile", "--recipe", str(recipe), "--no-timing"])
+    assert isinstance(done.exception, RecipeError)
+
+
+def test_windows_of_the_environment_do_not_disturb_the_published_models():
+    done = tnet("profile", "--paper", "--json", TNET_WINDOWS="1")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["model.classes=99999999999999999999999999", "model.classes=0x" + "f" * 5000,
+     "model.location_size=1000000000000", "model.position_size=100000000000000000000",
+     "model.grid={rows: 10000000, columns: 3, cell_fraction: 0.5}", "model.bands=1000000",
+     "model.alignment=nearst", "model=3", "model.pretrained=none.safetensors"],
+    ids=lambda setting: setting[:30],
+)  # fmt: skip
+def test_a_wrong_setting_ends_with_4_and_two_lines(recipe, setting):
+    done = tnet("profile", "--recipe", recipe, "--no-timing", "--set", setting)
+    assert (done.returncode, done.stdout) == (4, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert hint.startswith("hint: ")
 
 
 def test_a_model_that_is_not_there_ends_with_5(tmp_path):

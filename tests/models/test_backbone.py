@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
+from timm.models.resnet import ResNet
 from torch import nn
 
 from tests.models.contract import noise
@@ -167,6 +168,36 @@ class TestTap:
         for one, other in zip(by_number(views), by_name(views), strict=True):
             assert torch.equal(one, other)
 
+    def test_a_stage_that_is_joined_with_others_at_the_end_leaves_nothing_out(self):
+        backbone = outline("mobilenetv5_base", 256)
+        assert backbone.feature_size == backbone.net.net.num_features == 2048
+
+    def test_a_stage_that_changes_the_features_is_tapped_by_its_name(self, monkeypatch):
+        def forward_intermediates(net, views, indices):
+            final = net.forward_features(views)
+            return 1.01 * final, [final]
+
+        monkeypatch.setattr(ResNet, "forward_intermediates", forward_intermediates)
+        backbone = build(tap=2).eval().requires_grad_(False)
+        views = noise(1, 3, 64, 64)
+        assert torch.equal(backbone(views)[1], backbone.net.net(views))
+        assert backbone.map_size().channels == 128
+
+    def test_a_stage_that_changes_the_features_and_has_no_map_by_name_is_refused(self, monkeypatch):
+        def forward_intermediates(net, views, indices):
+            final = net.forward_features(views)
+            return final[:, 1:], [final]
+
+        monkeypatch.setattr(
+            type(timm.create_model("test_vit")), "forward_intermediates", forward_intermediates
+        )
+        with pytest.raises(ModelError, match="does not put out a map"):
+            build("test_vit", 96, tap=1)
+
+    @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # by timm 1.0.30
+    def test_a_network_that_returns_nothing_without_its_classifier_has_features(self):
+        assert outline("inception_next_atto", 224).feature_size == 960
+
     @pytest.mark.parametrize("tap", [-1, 5, 99])
     def test_a_stage_that_is_not_there_is_refused(self, tap):
         with pytest.raises(ModelError, match=f"`resnet18` has no stage `{tap}`") as caught:
@@ -265,6 +296,8 @@ class TestBuilding:
             with pytest.raises(ModelError, match="does not tell its stages") as caught:
                 build("convmixer_768_32", 224)
             assert "tap" in caught.value.hint
+            with pytest.raises(ModelError, match="does not tell its stages"):
+                build("convit_tiny", 100)
             assert build("convmixer_768_32", 224, tap="blocks.20").map_size() == (768, 32, 32)
 
     @pytest.mark.parametrize("name", ["vgg11", "densenet121"])
@@ -279,11 +312,17 @@ class TestBuilding:
 
     @pytest.mark.parametrize(
         ("name", "view_size"),
-        [("bagnet77", 8), ("mixer_s16_224", 112), ("vit_tiny_patch16_224", 8)],
+        [
+            ("bagnet77", 8),
+            ("mixer_s16_224", 112),
+            ("vit_tiny_patch16_224", 8),
+            ("convit_tiny", 100),
+        ],
     )
     def test_a_view_size_that_does_not_fit_is_refused(self, name, view_size):
+        tap = "patch_embed.proj" if name == "convit_tiny" else None
         with pytest.raises(ModelError, match=f"cannot see views of {view_size} pixels") as caught:
-            build(name, view_size)
+            build(name, view_size, tap=tap)
         assert "view_size" in caught.value.hint
 
     @pytest.mark.parametrize(("view_size", "side"), [(224, 14), (112, 7), (160, 10), (384, 24)])

@@ -1,8 +1,13 @@
 import pytest
+import timm
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.contract import ROOT
+from tnetcli.geometry import Grid
+from tnetcli.models.alignment import Pool
+from tnetcli.models.backbone import MapSize
 from tnetcli.models.counting import count_multiplications, count_parameters
 from tnetcli.models.registry import build_model
 
@@ -244,6 +249,59 @@ def test_multiplications_are_half_of_what_torch_counts(name, view_size):
         features = look(model, 3, score_cells=True)
         model.classify(features)
     assert count.layers == torch_count.get_total_flops() // 2
+
+
+# What FlopCounterMode calls the layers; `mm` of CondConv is the mixing of its weights.
+LAYERS = ("convolution", "addmm", "mm")
+
+
+@pytest.mark.parametrize(
+    ("name", "view_size", "operations"),
+    [
+        ("beit_base_patch16_224", 224, LAYERS),
+        ("eva02_tiny_patch14_224", 224, LAYERS),
+        ("swinv2_tiny_window8_256", 256, LAYERS),
+        ("tf_efficientnet_cc_b0_4e", 224, LAYERS[:2]),
+    ],
+)
+def test_layers_that_apply_their_weight_themselves_are_counted(name, view_size, operations):
+    with torch.device("meta"):
+        net = timm.create_model(name, num_classes=10).eval()
+    view = torch.zeros(2, 3, view_size, view_size, device="meta")
+    with FlopCounterMode(display=False) as torch_count, torch.no_grad():
+        net(view)
+    with count_multiplications(net) as count:
+        net(view)
+    found = {str(name): flops for name, flops in torch_count.get_flop_counts()["Global"].items()}
+    assert count.layers == sum(found.get(f"aten.{name}", 0) for name in operations) // 2
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "expected"),
+    [
+        (nn.Conv1d(4, 6, 3, groups=2), (5, 4, 10), 2 * 3 * 5 * 6 * 8),
+        (nn.Conv3d(2, 3, 3), (1, 2, 5, 5, 5), 2 * 27 * 3 * 27),
+        (nn.Linear(4, 6, bias=False), (2, 3, 4), 4 * 2 * 3 * 6),
+    ],
+)
+def test_layers_of_any_number_of_dimensions_are_counted(layer, shape, expected):
+    with count_multiplications(layer) as count:
+        layer(torch.zeros(shape))
+    assert count.layers == expected
+
+
+def test_of_attention_only_the_dense_layers_are_counted():
+    layer = nn.MultiheadAttention(8, 2).eval()
+    with count_multiplications(layer) as count:
+        layer(*[torch.zeros(5, 3, 8)] * 3)
+    assert count.layers == 4 * 8 * (5 * 3 * 8)
+
+
+def test_pooling_under_cells_is_not_counted():
+    pool = Pool(MapSize(8, 6, 6), Grid(3, 3, 0.5))
+    with count_multiplications(pool) as count:
+        pool(torch.zeros(2, 8, 6, 6))
+    assert count.total == 0
 
 
 def test_counting_ends_with_its_block(fmow):

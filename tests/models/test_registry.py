@@ -82,7 +82,9 @@ def test_keys_of_one_family_are_unknown_to_another():
         {"temperature": float("inf")},
         {"temperature": float("nan")},
         {"position_size": 11},
+        {"position_size": 65_537},
         {"location_size": 0},
+        {"location_size": 65_537},
         {"alignment": "pol"},
         {"location": "none"},
         {"tap": True},
@@ -91,13 +93,15 @@ def test_keys_of_one_family_are_unknown_to_another():
         {"grid": {"rows": 0, "columns": 1, "cell_fraction": 0.5}},
         {"grid": {"rows": 1, "columns": 1, "cell_fraction": 1.5}},
         {"grid": {"rows": 1, "columns": 1}},
+        {"grid": {"rows": 1, "columns": 257, "cell_fraction": 0.5}},
         {"grid": None},
     ],
     ids=str,
 )
 def test_a_wrong_value_is_refused_by_its_key(wrong):
-    with pytest.raises(ModelError, match=f"model `tnet`: `{next(iter(wrong))}"):
+    with pytest.raises(ModelError, match=f"model `tnet`: `{next(iter(wrong))}") as caught:
         read_arguments("tnet", wrong)
+    assert caught.value.hint
 
 
 def test_arguments_cannot_be_changed():

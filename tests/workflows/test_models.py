@@ -73,6 +73,32 @@ def test_many_classes_are_shown_in_part(tmp_path):
     assert "kind20" not in shown
 
 
+def test_no_line_of_a_card_is_longer_than_one_reads(tmp_path):
+    path = tmp_path / "a.safetensors"
+    count = 5000
+    told = fields(
+        name="n" * 10**6,
+        summary="\x07" * 10**6,
+        classes=["c" * 10**5, "d"],
+        bands=[f"band{number}" for number in range(count)],
+        normalisation={"dtype": "uint8", "mean": [1 / 3] * count, "std": [1.0] * count},
+        traversal={"levels": 2, "keep": [1] * count},
+        metrics={f"metric{number}": number for number in range(count)},
+    )
+    path.write_bytes(pack_description(told))
+    shown = as_text(read_card(str(path)))
+    assert max(map(len, shown.splitlines())) < 600
+    assert "metric19 19 and 4980 more; --json has all" in shown
+
+
+def test_a_card_says_that_only_the_header_was_read(tmp_path):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(pack_description(fields()))
+    last = as_text(read_card(str(path))).splitlines()[-1]
+    assert last.split()[:3] == ["tensors", "not", "checked:"]
+    assert "`tnet profile --model FILE`" in last
+
+
 def test_a_name_cannot_move_the_cursor(tmp_path):
     path = tmp_path / "a\x1b[2J.safetensors"
     path.write_bytes(pack_description(fields(classes=["a\x1b[2J", "b\nc", "d\x9b"], name="\x07")))

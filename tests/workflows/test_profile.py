@@ -130,6 +130,54 @@ def test_a_model_that_computes_while_it_is_built_is_counted_all_the_same(monkeyp
     assert Counter(*given, classes=4).count(steps_of((2,))) == expected
 
 
+@pytest.mark.parametrize(
+    "error", [ModelError("no stage `99`, not even on meta"), RuntimeError("shapes do not match")]
+)
+def test_a_model_that_cannot_be_built_takes_no_memory(monkeypatch, error):
+    from tnetcli.workflows import profile
+
+    def build(*_, **__):
+        assert torch.empty(0).is_meta
+        raise error
+
+    monkeypatch.setattr(profile, "build_model", build)
+    with pytest.raises(type(error), match=str(error)):
+        Counter("tnet", {}, classes=4)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 byte")]
+)
+def test_a_model_too_large_to_be_measured_is_a_problem_with_a_hint(recipe, monkeypatch, error):
+    from tnetcli.workflows import profile
+
+    def build(*arguments, real=profile.build_model, **options):
+        if torch.empty(0).is_meta:
+            return real(*arguments, **options)
+        raise error
+
+    monkeypatch.setattr(profile, "build_model", build)
+    with pytest.raises(ModelError, match="not enough memory for the model") as caught:
+        profile_recipe(recipe, windows=[0], stopwatch=Stopwatch("cpu", "fp32", 1))
+    assert "--no-timing" in caught.value.hint
+
+
+def test_a_model_too_large_for_the_device_is_a_problem_with_a_hint():
+    class Large(torch.nn.Module):
+        def to(self, *_, **__):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(ModelError, match="not enough memory for the model") as caught:
+        Stopwatch("cpu", "fp32", 1).load(Large())
+    assert "--device" in caught.value.hint
+
+
+def test_there_are_no_more_windows_than_a_walk_may_have_on_a_level(recipe):
+    many = ["model.grid={rows: 50, columns: 50, cell_fraction: 0.5}", "model.view_size=64"]
+    with pytest.raises(UsageError, match="--windows is more than 2000: `2001`"):
+        profile_recipe(recipe, many, windows=[0, 2001])
+
+
 def test_parts_add_up_to_the_whole(recipe):
     found = profile_recipe(recipe)
     assert list(found.parts) == [

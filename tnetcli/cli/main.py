@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -24,6 +25,7 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 STOPPED = 75
 FULL = (errno.ENOSPC, errno.EDQUOT)
+COMMANDS = {each.__name__: each for each in (info, models, profile, pyramid)}
 
 app = typer.Typer(
     name="tnet",
@@ -51,33 +53,19 @@ def _stoppable() -> Iterator[None]:
             signal.signal(getattr(signal, name), handler)
 
 
-def _guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn what a user can fix into two lines and an exit code; bugs keep their traceback."""
+def _tidy(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command be stopped; its parameters stay visible to Typer."""
 
     @functools.wraps(command)
     def run(*arguments: object, **options: object) -> None:
-        try:
-            with _stoppable():
-                command(*arguments, **options)
-            sys.stdout.flush()
-        except TnetError as error:
-            show_error(error)
-            raise typer.Exit(error.exit_code) from error
-        except BrokenPipeError as error:
-            # `tnet info … | head` has what it wanted; Python would complain again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(BROKEN_PIPE) from error
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            show_problem(f"cannot write the output: {error.strerror}", "is there space left?")
-            raise typer.Exit(OutputError.exit_code) from error
+        with _stoppable():
+            command(*arguments, **options)
 
     return run
 
 
-for _command in (info, models, profile, pyramid):
-    app.command()(_guarded(_command))
+for _command in COMMANDS.values():
+    app.command()(_tidy(_command))
 
 
 def _show_version(wanted: bool) -> None:
@@ -98,16 +86,71 @@ def _tnet(
 
 def main() -> None:
     """Run the command line; docs/errors.md lists the exit codes."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    """Turn what a user can fix into two lines and an exit code; bugs keep their traceback."""
+    if sys.stdout is None:  # the next file to be opened would take its place
+        show_problem("cannot write the output: standard output is closed", "add `> /dev/null`")
+        return OutputError.exit_code
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for letters that it does not have
+    try:
+        with _noticing_broken_pipes():
+            code = _run_command()
+            sys.stdout.flush()
+    except BrokenPipeError:  # `tnet info … | head` has what it wanted
+        _drop_output()
+        return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _drop_output()
+        show_problem(f"cannot write the output: {error.strerror}", "is there space left?")
+        return OutputError.exit_code
+    return code
+
+
+def _run_command() -> int:
     try:
         code = app(standalone_mode=False)
+    except TnetError as error:
+        show_error(error)
+        return error.exit_code
     except TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a class that Typer keeps to itself
             print(error.format_message(), file=sys.stderr)
-            sys.exit(error.exit_code)
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "tnet"
-        show_problem(error.format_message(), f"see `{command} --help`")
-        code = error.exit_code
+        else:
+            show_problem(error.format_message(), f"see `{_command_of(error)} --help`")
+        return error.exit_code
     if code == INTERRUPTED:
         show_problem("interrupted", "")
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
+
+
+def _command_of(error: TyperException) -> str:
+    """Return the command that was used wrongly; Typer does not always tell."""
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        return str(context.command_path)
+    return " ".join(["tnet", *(name for name in sys.argv[1:2] if name in COMMANDS)])
+
+
+@contextmanager
+def _noticing_broken_pipes() -> Iterator[None]:
+    """Undo what Typer makes of them: exit code 1 and streams that hide further ones."""
+    streams = sys.stdout, sys.stderr
+    try:
+        yield
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            sys.stdout, sys.stderr = streams
+            raise end.__context__ from None
+        raise
+
+
+def _drop_output() -> None:
+    """Let Python not try again, and complain again, when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,6 +5,8 @@ import sys
 
 from tnetcli.errors import TnetError
 
+LONGEST = 2000  # characters of a message
+
 
 def show_error(error: TnetError) -> None:
     """Print one line of error and one line of hint."""
@@ -13,15 +15,18 @@ def show_error(error: TnetError) -> None:
 
 def show_problem(problem: str, hint: str) -> None:
     """Print one line each, whatever a file name or a library put into the message."""
+    if sys.stderr is None:  # closed: print would turn to standard output
+        return
     print(f"error: {_one_line(problem)}", file=sys.stderr)
     if hint:
         print(f"hint: {_one_line(hint)}", file=sys.stderr)
 
 
 def _one_line(text: str) -> str:
-    """Join lines, and spell out what would steer the terminal."""
-    joined = " ".join(text.split())
-    return "".join(each if _is_harmless(each) else repr(each)[1:-1] for each in joined)
+    """Join lines, spell out what would steer the terminal, and cut what nobody would read."""
+    joined = " ".join(text.split())[: LONGEST + 1]
+    line = "".join(each if _is_harmless(each) else repr(each)[1:-1] for each in joined)
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
 def _is_harmless(character: str) -> bool:

@@ -27,7 +27,12 @@ def profile(
         typer.Option(envvar="TNET_MODEL", metavar="NAME|FILE", help="A trained model."),
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option(envvar="TNET_RECIPE", help="The model of a recipe, untrained.")
+        Path | None,
+        typer.Option(
+            envvar="TNET_RECIPE",
+            readable=False,  # whoever reads it says why it cannot be
+            help="The model of a recipe, untrained.",
+        ),
     ] = None,
     paper: Annotated[
         bool,
@@ -69,9 +74,9 @@ def profile(
     source = _source(context)
     if source != "recipe" and settings:
         raise UsageError("--set changes a recipe, and none is given", hint="give --recipe FILE")
-    if source == "paper" and windows:
+    if source == "paper" and windows is not None and _is_typed(context, "windows"):
         raise UsageError("--paper has windows of its own", hint="leave out --windows")
-    counts = None if windows is None else parse_windows(windows)
+    counts = None if windows is None or source == "paper" else parse_windows(windows)
 
     if source == "paper":
         from tnetcli.workflows import paper as published

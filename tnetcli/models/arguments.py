@@ -1,12 +1,14 @@
 """What each family of models is built from; plain values, checked without torch."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tnetcli.geometry import Grid
 from tnetcli.validation import Strict
 
+MOST_CELLS = 256  # a side
+MOST_CHANNELS = 65_536
 Alignment = Literal["reference", "nearest", "pool"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -34,7 +36,9 @@ class WholeArguments(Arguments):
 class TNetArguments(Arguments):
     """Recursive hard attention over a grid of cells."""
 
-    grid: Grid = Field(Grid(3, 3, 0.5), description="the cells of a window")
+    grid: Grid = Field(
+        Grid(3, 3, 0.5), description="the cells of a window: rows, columns, cell_fraction"
+    )
     tap: Annotated[int, Field(strict=True)] | str | None = Field(
         None,
         description="where the location module reads the backbone: a stage by number, a module by "
@@ -49,7 +53,10 @@ class TNetArguments(Arguments):
         "squeeze", description="cells weighed by squeeze-excite, or beside the view's features"
     )
     location_size: int | None = Field(
-        None, ge=1, description="channels inside the location module; by itself as the papers"
+        None,
+        ge=1,
+        le=MOST_CHANNELS,
+        description="channels inside the location module; by itself as the papers",
     )
     centered: bool = Field(
         False, description="subtract the mean of the cells' logits before they are normalised"
@@ -63,8 +70,22 @@ class TNetArguments(Arguments):
         "add", description="how the place of a window enters its features"
     )
     position_size: int | None = Field(
-        None, ge=12, description="width of the place's code; by itself as the papers"
+        None,
+        ge=12,
+        le=MOST_CHANNELS,
+        description="width of the place's code; by itself as the papers",
     )
     weighting: bool = Field(
         False, description="learn how much each window counts; otherwise all count the same"
     )
+
+    @model_validator(mode="after")
+    def _cells_can_be_told_apart(self) -> Self:
+        for side in ("rows", "columns"):
+            count = getattr(self.grid, side)
+            if count > min(MOST_CELLS, self.view_size):
+                raise ValueError(
+                    f"`grid.{side}` is `{count}`: at most {MOST_CELLS}, and no more cells than "
+                    f"the view has pixels, {self.view_size}"
+                )
+        return self

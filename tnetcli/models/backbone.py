@@ -1,6 +1,7 @@
 """The network that turns a view into a map and a feature vector: BagNet-77 or any of timm's."""
 
 import difflib
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,18 @@ from tnetcli.models.weights import fetch_weights, first_line, load_weights
 
 BAGNET = "bagnet77"
 PIXELS_PER_CELL = 2
+SAME = 1e-4  # of the largest feature: the same sums in another order
 Tap = int | str | None
+# What networks of timm raise for a view or an argument they are not made for.
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class MapSize(NamedTuple):
@@ -30,14 +42,29 @@ class MapSize(NamedTuple):
 
 
 class Backbone(nn.Module):
-    """See views once; give the map at the tap and the features of the whole view."""
+    """See views once; give the map at the tap and the features of the whole view.
 
-    def __init__(self, net: nn.Module, arguments: Arguments, *, bands: int) -> None:
+    Where `untapped` gives the features without the tap, both have to agree.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        arguments: Arguments,
+        *,
+        bands: int,
+        untapped: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.net = net
         self.dropout = nn.Dropout(arguments.feature_dropout)
         self._view = (1, bands, arguments.view_size, arguments.view_size)
         seen, features = self._quietly(self.net)
+        if untapped is not None and not _are_alike(features, self._quietly(untapped)):
+            raise _OtherFeaturesError(
+                f"tapped, `{arguments.backbone}` finds other features than by itself",
+                hint="give `tap` the name of one of its modules, or choose another backbone",
+            )
         if seen.shape[2] != seen.shape[3]:  # views are square, so some nets put channels last
             raise ModelError(
                 f"the tap puts out no map with channels first: {tuple(seen.shape[1:])}",
@@ -73,19 +100,35 @@ class Backbone(nn.Module):
         return fields
 
     def _quietly(self, run: Callable[[Tensor], Any]) -> Any:
-        """Run on one blank view, leaving no trace in the running statistics."""
+        """Run on one view, leaving no trace in the running statistics."""
         first = next(self.net.parameters())
         training = self.net.training
         self.net.eval()
         try:
             with torch.no_grad():
-                return run(torch.zeros(self._view, device=first.device, dtype=first.dtype))
+                # A ramp: of a blank view many networks make nothing but zeros.
+                ramp = torch.linspace(-1, 1, math.prod(self._view), device=first.device)
+                return run(ramp.to(first.dtype).reshape(self._view))
         except UntraceableError:
             raise
-        except (RuntimeError, AssertionError, ValueError) as error:
+        except FAILURES as error:
             raise _does_not_fit(self._view[2], error) from error
         finally:
             self.net.train(training)
+
+
+class _OtherFeaturesError(ModelError):
+    """A tap leaves out a part of the network."""
+
+
+def _are_alike(features: Tensor, others: Tensor) -> bool:
+    """Compare shapes, and values where there are any."""
+    if features.shape != others.shape:
+        return False
+    if features.is_meta:
+        return True
+    tolerance = SAME * float(others.abs().max())
+    return torch.allclose(features, others, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def _does_not_fit(view_size: int, error: Exception) -> ModelError:
@@ -118,7 +161,7 @@ def build_backbone(
     if isinstance(tap, str):
         return Backbone(_TapByName(net, tap), arguments, bands=bands)
     stages = getattr(net, "feature_info", None)
-    if not stages:
+    if not stages or not all(stage["reduction"] for stage in stages):  # 0 is no map
         raise ModelError(
             f"`{arguments.backbone}` does not tell its stages",
             hint="give `tap` the name of one of its modules, or choose another backbone",
@@ -130,8 +173,22 @@ def build_backbone(
             f"`{arguments.backbone}` has no stage `{tap}`", hint=f"it has 0 to {len(stages) - 1}"
         )
     if hasattr(net, "forward_intermediates"):
-        return Backbone(_TapByStage(net, tap), arguments, bands=bands)
+        try:
+            return Backbone(
+                _TapByStage(net, tap),
+                arguments,
+                bands=bands,
+                untapped=lambda view: _find_features(net, view),
+            )
+        except _OtherFeaturesError:
+            pass  # such as `mobilenetv5`, which joins several stages at the end
     return Backbone(_TapByName(net, stages[tap]["module"]), arguments, bands=bands)
+
+
+def _find_features(net: Any, views: Tensor) -> Tensor:
+    """Return what a classifier would read; the network itself, without one, may return nothing."""
+    features: Tensor = net.forward_head(net.forward_features(views), pre_logits=True)
+    return features
 
 
 def _bagnet(arguments: Arguments, bands: int, tap: Tap, pretrained: bool | Path) -> nn.Module:
@@ -203,7 +260,7 @@ def create_timm(arguments: Arguments, *, bands: int, pretrained: bool | Path = F
     )
     try:
         net: Any = timm.create_model(name, num_classes=0, in_chans=bands, **settings)
-    except (TypeError, AssertionError) as error:
+    except FAILURES as error:
         raise ModelError(
             f"`{name}` cannot be built that way: {first_line(error)}",
             hint="leave out drop_path" if settings else f"it may not take {bands} bands",
@@ -219,7 +276,7 @@ def create_timm(arguments: Arguments, *, bands: int, pretrained: bool | Path = F
     if hasattr(net, "set_input_size"):  # transformers are made, and their weights, for one size
         try:
             net.set_input_size(img_size=(arguments.view_size, arguments.view_size))
-        except (RuntimeError, AssertionError, ValueError, ZeroDivisionError) as error:
+        except FAILURES as error:
             raise _does_not_fit(arguments.view_size, error) from error
     return net
 

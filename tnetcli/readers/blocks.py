@@ -21,9 +21,7 @@ class BlockCache:
         self._making: dict[Hashable, threading.Event] = {}
         self._lock = threading.Lock()
 
-    def obtain(
-        self, key: Hashable, make: Callable[[], NDArray[Any]]
-    ) -> tuple[NDArray[Any], bool]:
+    def obtain(self, key: Hashable, make: Callable[[], NDArray[Any]]) -> tuple[NDArray[Any], bool]:
         """Return the block, and whether it had to be made; threads wait for one that makes it."""
         while True:
             with self._lock:

@@ -3,7 +3,8 @@
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,22 @@ class Measuring:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+@contextmanager
+def enough_memory(purpose: str) -> Iterator[None]:
+    """Let a want of memory be a problem that the user can do something about."""
+    from tnetcli.devices import is_out_of_memory
+
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"not enough memory for {purpose}",
+            hint="measure fewer --windows, on another --device, or not at all: --no-timing",
+        ) from error
+
+
 class Stopwatch:
     """Runs walks on views of noise, first to warm up, then `repeats` times by the clock."""
 
@@ -61,30 +78,22 @@ class Stopwatch:
         """Take the model to the device; from here on memory is counted."""
         import torch
 
-        self._model = model.eval().to(self.device).to(memory_format=torch.channels_last)
+        with enough_memory("the model"):
+            self._model = model.eval().to(self.device).to(memory_format=torch.channels_last)
         self._memory.start()
 
     def measure(self, steps: Steps) -> Measured:
         """Return what one image takes."""
         import torch
 
-        from tnetcli.devices import is_out_of_memory
-
         assert self._model is not None
         side, bands = self._model.view_size, self._model.bands
         self._memory.forget()
-        try:
+        with enough_memory(f"a walk of {sum(step.views for step in steps)} views"):
             noise = torch.Generator().manual_seed(0)
             views = [torch.randn(step.views, bands, side, side, generator=noise) for step in steps]
             self._run(steps, views)
             times = [self._time(steps, views) for _ in range(self.repeats)]
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise ModelError(
-                f"not enough memory for a walk of {sum(step.views for step in steps)} views",
-                hint="measure fewer --windows, on another --device, or not at all: --no-timing",
-            ) from error
         return Measured(1000 * statistics.median(times), self._memory.peak())
 
     def _time(self, steps: Steps, views: "list[torch.Tensor]") -> float:

@@ -4,6 +4,7 @@ import difflib
 import fnmatch
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tnetcli.tensor_file import open_tensor_file
 
 MEGA = 1e6
 MOST_SHOWN = 20
+LONGEST = 500  # characters of a line in a card
 # Batch norm counts its steps; that is no number of the model.
 STEPS = "num_batches_tracked"
 USES = {
@@ -169,37 +171,48 @@ def _card_text(facts: dict[str, Any]) -> str:
         "view size": f"{facts['view_size']} x {facts['view_size']} pixels",
         "grid": f"{grid['rows']} x {grid['columns']} cells, each {grid['cell_fraction']:g} of a "
         "window",
-        "levels": f"{walk['levels']}, keep {','.join(map(str, walk['keep'])) or 'none'}",
+        "levels": f"{walk['levels']}, keep {_some(map(str, walk['keep']), ',') or 'none'}",
         "fit": walk["fit"],
         "classes": _listed(facts["classes"]),
         "bands": _listed(facts["bands"]),
         "normalisation": f"of {scale['dtype']}",
         "  mean": _numbers(scale["mean"]),
         "  std": _numbers(scale["std"]),
-        "metrics": ", ".join(f"{name} {value:.6g}" for name, value in facts["metrics"].items())
+        "metrics": _some(f"{name} {value:.6g}" for name, value in facts["metrics"].items())
         or "none",
         "data licence": facts["data_licence"] or "not stated",
         "made with": f"tnet {facts['tnet']}",
         "file": f"{facts['file_bytes'] / MEGA:.1f} MB of {facts['weights']}",
         "sha256": facts["sha256"],
+        "tensors": "not checked: `tnet profile --model FILE` loads them",
     }
     width = max(map(len, lines))
     return "\n".join(
         [
             _printable(facts["file"]),
-            *(f"  {name:<{width}}  {_printable(text)}" for name, text in lines.items() if text),
+            *(f"  {name:<{width}}  {_short(text)}" for name, text in lines.items() if text),
         ]
     )
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:MOST_SHOWN])
-    more = len(names) - MOST_SHOWN
-    return f"{len(names)}: {shown}{f' and {more} more; --json has all' if more > 0 else ''}"
+    return f"{len(names)}: {_some(names)}"
 
 
 def _numbers(values: list[float]) -> str:
-    return ", ".join(f"{value:.6g}" for value in values)
+    return _some(f"{value:.6g}" for value in values)
+
+
+def _some(parts: Iterable[str], separator: str = ", ") -> str:
+    shown, more = list(parts), ""
+    if len(shown) > MOST_SHOWN:
+        more = f" and {len(shown) - MOST_SHOWN} more; --json has all"
+    return separator.join(shown[:MOST_SHOWN]) + more
+
+
+def _short(text: str) -> str:
+    cut = _printable(text[: LONGEST + 1])
+    return cut if len(cut) <= LONGEST else f"{cut[: LONGEST - 1]}…"
 
 
 def _printable(text: str) -> str:

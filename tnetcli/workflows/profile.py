@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tnetcli.errors import ModelError, UsageError
+from tnetcli.errors import UsageError
 from tnetcli.models.arguments import Arguments
 from tnetcli.models.counting import (
     Multiplications,
@@ -17,8 +17,8 @@ from tnetcli.models.counting import (
 from tnetcli.models.registry import build_model
 from tnetcli.recipe import read_recipe
 from tnetcli.traversal import Plan
-from tnetcli.workflows.measuring import Measured, Measuring, Stopwatch
-from tnetcli.workflows.steps import Step, Steps, steps_of, steps_of_plan
+from tnetcli.workflows.measuring import Measured, Measuring, Stopwatch, enough_memory
+from tnetcli.workflows.steps import MOST_VIEWS, Step, Steps, steps_of, steps_of_plan
 
 if TYPE_CHECKING:
     from tnetcli.models.base import Model
@@ -72,9 +72,12 @@ def _build_blank(
     try:
         with torch.device("meta"):
             model = build_model(family, arguments, classes=classes, bands=bands)
-    except (ModelError, RuntimeError):
-        # Some of timm's compute while they are built; a true problem is told again.
-        model = build_model(family, arguments, classes=classes, bands=bands)
+    except RuntimeError as error:
+        if "meta" not in str(error).lower():
+            raise
+        # Some of timm's compute while they are built, which takes numbers.
+        with enough_memory("the model"):
+            model = build_model(family, arguments, classes=classes, bands=bands)
     return model.eval().to("meta")
 
 
@@ -120,9 +123,10 @@ def profile_recipe(
     )
     rows = _rows(counter, windows, recipe.traversal.plan())
     if stopwatch is not None:
-        built = build_model(
-            model.family, model.arguments, classes=model.class_count, bands=model.band_count
-        )
+        with enough_memory("the model"):
+            built = build_model(
+                model.family, model.arguments, classes=model.class_count, bands=model.band_count
+            )
         rows = _measure(rows, stopwatch, built)
     return _profile(str(path), counter, rows, stopwatch)
 
@@ -136,7 +140,8 @@ def profile_checkpoint(
     """Profile a trained model, by its file or its bundled name."""
     from tnetcli.checkpoint import load_model
 
-    loaded = load_model(name)
+    with enough_memory("the model"):
+        loaded = load_model(name)
     model, description = loaded.model, loaded.description
     counter = Counter(model.family, model.arguments, classes=model.classes, bands=model.bands)
     plan = description.plan()
@@ -166,6 +171,10 @@ def _possible(windows: Sequence[int] | None, model: "Model") -> list[int]:
             hint="a walk of more levels comes from the section traversal of a recipe"
             if most
             else "leave out --windows",
+        )
+    if max(windows) > MOST_VIEWS:
+        raise UsageError(
+            f"--windows is more than {MOST_VIEWS}: `{max(windows)}`", hint="give smaller counts"
         )
     return sorted(set(windows))
 
