@@ -163,6 +163,7 @@ def whole_sums(image, out_size):
 
 
 @pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("bands", [1, 3, 13])
 @pytest.mark.parametrize(
     ("size", "out_size"),
     [
@@ -174,8 +175,8 @@ def whole_sums(image, out_size):
         (Size(12, 12), Size(4, 8)),  # one axis in whole pixels
     ],
 )
-def test_means_by_shares_that_repeat_are_exact_to_the_half(size, out_size, apart):
-    image = random_image(3, size, 3, np.dtype(np.uint8))
+def test_means_by_shares_that_repeat_are_exact_to_the_half(size, out_size, bands, apart):
+    image = random_image(3, size, bands, np.dtype(np.uint8))
     sums, units = whole_sums(image, out_size)
     whole, rest = np.divmod(sums, units)
     expected = whole + ((2 * rest > units) | ((2 * rest == units) & (whole % 2 == 1)))

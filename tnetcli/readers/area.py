@@ -12,6 +12,8 @@ from tnetcli.readers.placement import LEAST_SHARE, Placement, Taps, cuts
 MANY_PIXELS = 2**12
 # Floats worked on at a time, 256 kB: what a core's own cache holds.
 WORKING_SAMPLES = 2**16
+# The largest matrix of shares in which the zeros cost less than taking bands apart.
+MOST_MIXED = 2**12
 
 
 class AreaMean:
@@ -97,11 +99,14 @@ def _repeated_mean(
     """
     height, width, bands = values.shape
     (down, under), (across, beside) = rows.shape, columns.shape  # outputs, pixels
-    shape = (height // under * down, width // beside * across)
-    pixels = Pixels(np.empty((bands, *shape), values.dtype), np.ones(shape, np.bool_))
-    apart = bands > 1 and values.strides[2] != values.itemsize  # stored band by band
+    out = (height // under * down, width // beside * across)
+    # A few interleaved bands stay where they are: the shares of each, with zeros for the others.
+    mixed = bands == 1 or values.strides[2] == values.itemsize
+    apart = not mixed or columns.size * bands**2 > MOST_MIXED
     lines = values.transpose(0, 2, 1) if apart else values
+    shares = columns if apart else np.kron(columns, np.eye(bands, dtype=np.float32))
     samples = width * bands
+    means = np.empty((out[0], bands, out[1]) if apart else (*out, bands), values.dtype)
     step = max(WORKING_SAMPLES // (under * samples), 1)
     for first in range(0, height // under, step):
         some = lines[first * under : (first + step) * under].astype(np.float32, order="C")
@@ -109,18 +114,17 @@ def _repeated_mean(
         summed = np.empty((len(some), down, samples), np.float32)
         for part in _products(rows, samples):
             np.matmul(rows, some[..., part], out=summed[..., part])
-        if not apart:
-            summed = summed.reshape(-1, width, bands).transpose(0, 2, 1)
-        turned = summed.reshape(-1, beside)  # each row the pixels of one repetition
-        means = np.empty((len(turned), across), np.float32)
-        for part in _products(columns, len(turned)):
-            np.matmul(turned[part], columns.T, out=means[part])
-        means /= under * beside
-        _round(means, values.dtype)
-        mean = means.reshape(-1, bands, shape[1])
-        into = slice(first * down, first * down + len(mean))
-        np.copyto(pixels.values[:, into], mean.transpose(1, 0, 2), casting="unsafe")
-    return pixels
+        pixels = summed.reshape(-1, shares.shape[1])  # each row one repetition
+        mean = np.empty((len(pixels), len(shares)), np.float32)
+        for part in _products(shares, len(pixels)):
+            np.matmul(pixels[part], shares.T, out=mean[part])
+        mean /= under * beside
+        np.rint(mean, out=mean)
+        into = means[first * down : (first + len(some)) * down]
+        np.copyto(into, mean.reshape(into.shape), casting="unsafe")
+    return Pixels(
+        means.transpose(1, 0, 2) if apart else means.transpose(2, 0, 1), np.ones(out, np.bool_)
+    )
 
 
 def _products(shares: NDArray[Any], length: int) -> Iterator[slice]:
