@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.checkpoints import tiny
 from tests.images import area_average, noise, write_geotiff, write_pyramid_tiff
 from tests.readers.contract import area_mean
 from tests.small_model import SmallModel
+from tnetcli.checkpoint import load_model, save_checkpoint
 from tnetcli.errors import ImageError, ModelError
 from tnetcli.geometry import Grid, Region, Size, Window
 from tnetcli.looking import Looker, Sight
@@ -415,6 +417,38 @@ def test_a_looker_can_be_sent_to_another_process(readers):
         with pickle.loads(pickle.dumps(looker)) as copy:
             found = sight_of(copy.look(readers[:1], Plan(2, (2,)))[0])
     assert np.array_equal(found.scores, expected.scores)
+
+
+def test_a_trained_model_sees_as_it_was_trained_to(tmp_path):
+    model, description = tiny(
+        bands=["red", "green", "blue"],
+        normalisation={"dtype": "uint8", "mean": [90.0] * 3, "std": [50.0] * 3},
+        traversal={
+            "levels": 2,
+            "keep": [2],
+            "fit": "pad",
+            "background": [230, 255],
+            "confidence": 0.01,
+        },
+    )
+    save_checkpoint(tmp_path / "a.safetensors", model, description)
+    image = noise((600, 300)) // 2
+    image[:, :, 300:] = 240  # glass
+    scene = write_geotiff(tmp_path / "scene.tif", image)
+    plain = write_geotiff(tmp_path / "plain.tif", image[:1])
+    with (
+        Looker.of(load_model(tmp_path / "a.safetensors"), device="cpu") as looker,
+        open_image(scene) as reader,
+        open_image(plain) as grey,
+    ):
+        found = looker.look([reader, grey], description.plan(), confidence=1.0)
+        hasty = sight_of(looker.look([reader], description.plan())[0])
+    assert hasty.stop == "confidence"
+    sight = sight_of(found[0])
+    assert sight.visits[0].place.region.window.box == (0.0, -150.0, 600.0, 450.0)
+    assert len(sight.visits) == 3
+    assert all(visit.place.region.window.left < 300 for visit in sight.visits)
+    assert "3 bands (red, green, blue)" in str(found[1])
 
 
 def test_no_images_is_no_work():

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.strategies import grids, numbers, plans, windows
 from tnetcli.geometry import Grid, Region, Window
-from tnetcli.traversal import SAME, Plan, Seen, traverse
+from tnetcli.traversal import SAME, Plan, traverse
+from tnetcli.visits import Seen
 
 GRID = Grid(3, 3, 0.5)
 ROOT = Window(0, 0, 1024, 1024)

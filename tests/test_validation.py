@@ -5,7 +5,8 @@ from pydantic import Field, field_validator
 
 from tnetcli.errors import ModelError, RecipeError
 from tnetcli.geometry import Grid
-from tnetcli.validation import Strict, shorten, validate
+from tnetcli.validation import Strict, validate
+from tnetcli.wording import shorten
 
 
 class Part(Strict):

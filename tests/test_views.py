@@ -9,8 +9,8 @@ from tnetcli.geometry import Grid, Region, Size, Window
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Pixels
 from tnetcli.readers.open import open_image
-from tnetcli.traversal import Place
 from tnetcli.views import View, Views, root_window
+from tnetcli.visits import Place
 
 UNIT = Normalisation.to_unit_range("uint8", 3)
 GRID = Grid(2, 2, 0.5)

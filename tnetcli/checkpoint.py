@@ -21,6 +21,7 @@ from tnetcli.errors import ModelError
 from tnetcli.models.registry import build_model
 from tnetcli.tensor_file import NUMPY, SUFFIX, TensorFile, open_tensor_file, write_tensor_file
 from tnetcli.validation import validate
+from tnetcli.wording import first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,8 +135,6 @@ def _build_as_stored(file: TensorFile, description: Description) -> "Model":
 
 
 def _build(description: Description) -> "Model":
-    if max(description.grid.rows, description.grid.columns) > description.view_size:
-        raise ModelError("the grid has more cells than the view has pixels")
     try:
         model = build_model(
             description.family,
@@ -144,8 +143,7 @@ def _build(description: Description) -> "Model":
             bands=len(description.bands),
         )
     except (RuntimeError, ValueError, TypeError, AssertionError, OverflowError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"it cannot be built: {reason}") from error
+        raise ModelError(f"it cannot be built: {first_line(error)}") from error
     levels = description.traversal.levels
     if model.most_levels is not None and levels > model.most_levels:
         raise ModelError(f"`levels` is above what `{model.family}` can: `{levels}`")

@@ -10,14 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tnetcli.checkpoint import Checkpoint
 from tnetcli.devices import Precision, autocast, choose_device, is_out_of_memory
 from tnetcli.errors import ImageError, ModelError, TnetError
 from tnetcli.geometry import Region
 from tnetcli.models.base import Looked, Model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Cost, Reader
-from tnetcli.traversal import Place, Plan, Seen, Stop, Visit, Walk, traverse
+from tnetcli.traversal import Plan, traverse
 from tnetcli.views import Fit, View, Views, root_window
+from tnetcli.visits import Place, Seen, Stop, Visit, Walk
 
 CHUNK = 32  # views in one forward pass: about 600 MB of maps in EfficientNet-B0
 log = logging.getLogger(__name__)
@@ -56,7 +58,8 @@ class _Album:
 class Looker:
     """Looks at images with one model; what it finds does not depend on the rest of the batch.
 
-    `chunk` views run through the model at once; it is halved once if memory runs out.
+    `chunk` views run through the model at once; it is halved once if memory runs out. `bands` are
+    the names that the model knows its bands by, `confidence` what `look` takes if not told.
     """
 
     def __init__(
@@ -70,6 +73,8 @@ class Looker:
         precision: Precision = "fp32",
         threads: int = 4,
         chunk: int = CHUNK,
+        bands: Sequence[str] = (),
+        confidence: float | None = None,
     ) -> None:
         if chunk < 1:
             raise ValueError(f"chunk is below 1: `{chunk}`")
@@ -82,11 +87,38 @@ class Looker:
         self._halved = False
         self._fit = fit
         self._normalisation = normalisation
+        self._bands = tuple(bands)
+        self._confidence = confidence
         self._views = Views(
             model.view_size, model.grid, normalisation, background=background, threads=threads
         )
         if precision == "bf16" and self.device.type == "cpu":
             log.warning("bf16 is slower than fp32 on a processor that has no hardware for it")
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        device: str = "auto",
+        precision: Precision = "fp32",
+        threads: int = 4,
+        chunk: int = CHUNK,
+    ) -> "Looker":
+        """Return a looker that sees images as the model was trained to see them."""
+        description = checkpoint.description
+        return cls(
+            checkpoint.model,
+            description.normalisation,
+            fit=description.traversal.fit,
+            background=description.traversal.background,
+            device=device,
+            precision=precision,
+            threads=threads,
+            chunk=chunk,
+            bands=description.bands,
+            confidence=description.traversal.confidence,
+        )
 
     def __enter__(self) -> "Looker":
         return self
@@ -112,6 +144,7 @@ class Looker:
         by themselves where a view would be finer than the image's own pixels, unless the plan
         has a `least_side` of its own.
         """
+        confidence = self._confidence if confidence is None else confidence
         if confidence is not None and not 0 <= confidence <= 1:
             raise ValueError(f"confidence is not within [0, 1]: `{confidence}`")
         if plan.least_side is None:
@@ -121,7 +154,7 @@ class Looker:
         albums = [_Album(reader.cost) for reader in readers]
         for reader, album in zip(readers, albums, strict=True):
             try:
-                self._normalisation.check(reader)
+                self._normalisation.check(reader, self._bands)
             except ImageError as error:
                 album.error = error
 
@@ -211,7 +244,7 @@ class Looker:
             if self._halved or tried < 2:
                 raise ModelError(
                     f"not enough memory for {tried} views at once",
-                    hint="lower --batch-size or choose another --device",
+                    hint="look with smaller chunks, or on another device",
                 ) from error
         self._halved = True
         self.chunk = tried // 2

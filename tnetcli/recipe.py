@@ -19,8 +19,9 @@ from tnetcli.errors import ModelError, RecipeError
 from tnetcli.geometry import Grid
 from tnetcli.models.arguments import Arguments
 from tnetcli.models.registry import find_family, read_arguments
-from tnetcli.validation import Strict, shorten, validate
+from tnetcli.validation import Strict, validate
 from tnetcli.walks import Traversal
+from tnetcli.wording import shorten
 from tnetcli.yaml_file import change, read_yaml
 
 # Files that a recipe names; relative paths start at the recipe's own folder.

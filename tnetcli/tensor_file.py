@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.errors import ModelError, OutputError
+from tnetcli.wording import first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,7 +100,7 @@ class TensorFile:
             metadata = header.pop("__metadata__", {})
             entries, end = _entries(header)
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-            raise self._damaged(f"its header makes no sense ({_first_line(error)})") from error
+            raise self._damaged(f"its header makes no sense ({first_line(error)})") from error
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
             raise self._damaged("its metadata is not a table of texts")
         expected = 8 + length + end
@@ -151,7 +152,7 @@ def _inside(folder: Path) -> str:
 
 
 def _unreadable(path: Path, error: Exception) -> ModelError:
-    reason = getattr(error, "strerror", None) or _first_line(error)
+    reason = getattr(error, "strerror", None) or first_line(error)
     return ModelError(f"cannot read the model, {reason}: `{path}`", hint="check path and rights")
 
 
@@ -180,10 +181,6 @@ def _entries(header: Mapping[str, Any]) -> tuple[dict[str, Entry], int]:
                 raise ValueError(f"the tensor `{name}` does not fill its place")
         entries[name], end = entry, stop
     return entries, end
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def write_tensor_file(

@@ -2,8 +2,6 @@
 
 import dataclasses
 import difflib
-import itertools
-import reprlib
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import (
@@ -21,11 +19,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from tnetcli.errors import TnetError
+from tnetcli.wording import shorten
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 NO_TABLE = ("model_type", "model_attributes_type", "dataclass_type", "dict_type", "mapping_type")
 MOST_TOLD = 8  # more problems than that are only counted
-MOST_SHOWN = 60  # characters of a value
 
 
 class Strict(BaseModel):
@@ -56,37 +54,6 @@ def validate(kind: type[Kind], data: Any, where: str, problem: type[TnetError]) 
             f"{where}: {_first('; ', _sentences(found))}",
             hint=_first("; ", [hint if one else f"`{key}`: {hint}" for key, hint in hints.items()]),
         ) from error
-
-
-def shorten(value: Any) -> str:
-    """Return a value as one short line, in little time however large it is."""
-    text = value if isinstance(value, str) else _SHORT.repr(value)
-    text = " ".join(text[: 4 * MOST_SHOWN].split())
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
-
-
-class _Short(reprlib.Repr):
-    """Looks at the beginning only, of a list as of a number."""
-
-    def repr_int(self, x: int, level: int) -> str:
-        # Python refuses to write out thousands of digits.
-        return repr(x) if x.bit_length() < 1000 else f"a number of {x.bit_length()} bits"
-
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        # As the library's own, but in the order that the user gave.
-        if level <= 0:
-            return "{...}"
-        some = [
-            f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}"
-            for key, value in itertools.islice(x.items(), self.maxdict)
-        ]
-        return f"{{{', '.join(some)}{', ...' * (len(x) > self.maxdict)}}}"
-
-
-_SHORT = _Short()
-_SHORT.maxstring = _SHORT.maxother = 2 * MOST_SHOWN
-_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 8
-_SHORT.maxlevel = 3
 
 
 def _first(separator: str, parts: list[str]) -> str:

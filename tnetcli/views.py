@@ -15,7 +15,7 @@ from tnetcli.errors import TnetError
 from tnetcli.geometry import Grid, Size, Window
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Pixels, Reader
-from tnetcli.traversal import Place
+from tnetcli.visits import Place
 
 Fit = Literal["stretch", "pad"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import yaml
 
 from tnetcli.errors import RecipeError
+from tnetcli.wording import shorten
 
 MOST_BYTES = 2**20
 MOST_DEPTH = 32  # tables and lists inside each other
 MOST_DIGITS = 64
-MOST_SHOWN = 60  # characters of a text
 MERGE, INTEGER, NUMBER = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
 # Dates that do not exist, or only in another time zone.
 BROKEN = (yaml.YAMLError, ValueError, OverflowError)
@@ -37,13 +37,13 @@ class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
         mark = event.start_mark
         if getattr(event, "anchor", None) is not None:  # a few aliases can stand for gigabytes
             raise _Refused(
-                f"anchors and aliases are not read: `{_short(event.anchor)}`",
+                f"anchors and aliases are not read: `{shorten(event.anchor)}`",
                 mark,
                 "write it out in each place",
             )
         if getattr(event, "tag", None) is not None:
             raise _Refused(
-                f"tags are not read: `{_short(event.tag)}`", mark, "leave out what begins with `!`"
+                f"tags are not read: `{shorten(event.tag)}`", mark, "leave out what begins with `!`"
             )
         if self.depth == MOST_DEPTH:
             raise _Refused(
@@ -61,7 +61,7 @@ class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
         node: yaml.ScalarNode = super().compose_scalar_node(anchor)
         if node.tag in (INTEGER, NUMBER) and len(node.value) > MOST_DIGITS:
             raise _Refused(
-                f"a number of more than {MOST_DIGITS} digits: `{_short(node.value)}`",
+                f"a number of more than {MOST_DIGITS} digits: `{shorten(node.value)}`",
                 node.start_mark,
                 "put it in quotes if it is a name",
             )
@@ -78,7 +78,7 @@ class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in names:
                     raise _Refused(
-                        f"the key `{_short(key.value)}` is there twice",
+                        f"the key `{shorten(key.value)}` is there twice",
                         key.start_mark,
                         "the first would be ignored in silence: remove one",
                     )
@@ -143,22 +143,18 @@ def change(data: Any, settings: Sequence[str]) -> Any:
         keys = [key.strip() for key in name.split(".")]
         if not equals or not all(keys):
             raise RecipeError(
-                f"not a setting `key.path=value`: `{_short(setting)}`",
+                f"not a setting `key.path=value`: `{shorten(setting)}`",
                 hint="for example --set traversal.levels=2",
             )
         try:
             value = yaml.load(text, Loader=_PlainLoader)
         except BROKEN as error:
             raise RecipeError(
-                f"cannot read the value of `{name}`, {_reason(error)}: `{_short(text)}`",
+                f"cannot read the value of `{name}`, {_reason(error)}: `{shorten(text)}`",
                 hint=getattr(error, "hint", "quote it for YAML and shell"),
             ) from error
         _put(changed, keys, value)
     return changed
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
 def _put(table: Any, keys: list[str], value: Any) -> None:

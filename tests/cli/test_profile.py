@@ -247,3 +247,14 @@ finally:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "set()"
     assert "--paper" in done.stdout
+
+
+def test_settings_may_stand_in_the_environment():
+    recipe = ROOT / "recipes" / "whole-b0.yaml"
+    result = tnet(
+        "profile", "--recipe", recipe, "--no-timing",
+        TNET_SET="model.classes=7 model.bands=4", TNET_JSON="1",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["classes"], found["bands"]) == (7, 4)

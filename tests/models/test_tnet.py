@@ -5,7 +5,8 @@ import torch
 from tests.models.contract import ROOT, everywhere, noise
 from tnetcli.errors import ModelError
 from tnetcli.models.registry import build_model
-from tnetcli.traversal import Plan, Seen, traverse
+from tnetcli.traversal import Plan, traverse
+from tnetcli.visits import Seen
 
 SMALL = {"backbone": "resnet18", "view_size": 32, "tap": 1}
 

@@ -4,6 +4,7 @@ import logging
 import sys
 
 from tnetcli.errors import TnetError
+from tnetcli.wording import printable
 
 LONGEST = 2000  # characters of a message
 
@@ -17,21 +18,9 @@ def show_problem(problem: str, hint: str) -> None:
     """Print one line each, whatever a file name or a library put into the message."""
     if sys.stderr is None:  # closed: print would turn to standard output
         return
-    print(f"error: {_one_line(problem)}", file=sys.stderr)
+    print(f"error: {printable(' '.join(problem.split()), LONGEST)}", file=sys.stderr)
     if hint:
-        print(f"hint: {_one_line(hint)}", file=sys.stderr)
-
-
-def _one_line(text: str) -> str:
-    """Join lines, spell out what would steer the terminal, and cut what nobody would read."""
-    joined = " ".join(text.split())[: LONGEST + 1]
-    line = "".join(each if _is_harmless(each) else repr(each)[1:-1] for each in joined)
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
-
-
-def _is_harmless(character: str) -> bool:
-    # Half characters stand for the bytes of a file name that is not UTF-8.
-    return character.isprintable() or "\ud800" <= character <= "\udfff"
+        print(f"hint: {printable(' '.join(hint.split()), LONGEST)}", file=sys.stderr)
 
 
 class _Plain(logging.Formatter):

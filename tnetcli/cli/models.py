@@ -4,10 +4,12 @@ from typing import Annotated
 
 import typer
 
+from tnetcli.cli.options import Json, is_typed
 from tnetcli.errors import UsageError
 
 
 def models(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -19,10 +21,12 @@ def models(
     backbones: Annotated[
         str | None,
         typer.Option(
-            metavar="PATTERN", help="List backbones by name, for example 'resnet*'; loads timm."
+            envvar="TNET_BACKBONES",
+            metavar="PATTERN",
+            help="List backbones by name, for example 'resnet*'; loads timm.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    json: Json = False,
 ) -> None:
     """List families, bundled models and backbones, or show the card of one model."""
     from tnetcli.workflows.models import (
@@ -36,6 +40,8 @@ def models(
         survey,
     )
 
+    if model is not None and not is_typed(context, "backbones"):
+        backbones = None  # the environment does not stand in the way of what is typed
     if model is not None and backbones is not None:
         raise UsageError("both a model and --backbones are given", hint="choose one of them")
     if model == "" or backbones == "":

@@ -84,10 +84,19 @@ Flat = Annotated[
         help="An image without overviews: decode it once and keep a small copy, or refuse it.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text.")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", envvar="TNET_JSON", help="One JSON object a line instead of text."),
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", envvar="TNET_OVERWRITE", help="Replace what exists.")
 ]
+
+
+def is_typed(context: typer.Context, name: str) -> bool:
+    """Say whether an option stands on the command line, and not only in the environment."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def read_options(

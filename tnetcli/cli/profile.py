@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tnetcli.cli.options import Json
+from tnetcli.cli.options import Json, is_typed
 from tnetcli.errors import UsageError
 
 
@@ -36,12 +36,21 @@ def profile(
     ] = None,
     paper: Annotated[
         bool,
-        typer.Option("--paper", help="The published models, beside the figures in the papers."),
+        typer.Option(
+            "--paper",
+            envvar="TNET_PAPER",
+            help="The published models, beside the figures in the papers.",
+        ),
     ] = False,
     json: Json = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the recipe; may be repeated."),
+        typer.Option(
+            "--set",
+            envvar="TNET_SET",
+            metavar="KEY.PATH=VALUE",
+            help="Change the recipe; may be repeated.",
+        ),
     ] = None,
     windows: Annotated[
         str | None,
@@ -72,9 +81,9 @@ def profile(
     image, without reading it. --json prints one line for a model; --paper a line for each.
     """
     source = _source(context)
-    if source != "recipe" and settings:
+    if source != "recipe" and settings and is_typed(context, "settings"):
         raise UsageError("--set changes a recipe, and none is given", hint="give --recipe FILE")
-    if source == "paper" and windows is not None and _is_typed(context, "windows"):
+    if source == "paper" and windows is not None and is_typed(context, "windows"):
         raise UsageError("--paper has windows of its own", hint="leave out --windows")
     counts = None if windows is None or source == "paper" else parse_windows(windows)
 
@@ -106,7 +115,7 @@ def profile(
 def _source(context: typer.Context) -> str:
     """Return which of the three is given; the command line comes before the environment."""
     given = [name for name in SOURCES if context.params[name]]
-    typed = [name for name in given if _is_typed(context, name)]
+    typed = [name for name in given if is_typed(context, name)]
     found = typed or given
     if len(found) != 1:
         flags = " and ".join(f"--{name}" for name in found)
@@ -115,11 +124,6 @@ def _source(context: typer.Context) -> str:
             hint="give --model FILE, --recipe FILE or --paper",
         )
     return found[0]
-
-
-def _is_typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def parse_windows(text: str) -> list[int]:

@@ -15,7 +15,8 @@ from tnetcli.models.arguments import Arguments
 from tnetcli.models.bagnet import BagNet77
 from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
 from tnetcli.models.receptive_field import Pair, UntraceableError, trace
-from tnetcli.models.weights import fetch_weights, first_line, load_weights
+from tnetcli.models.weights import fetch_weights, load_weights
+from tnetcli.wording import first_line
 
 BAGNET = "bagnet77"
 PIXELS_PER_CELL = 2
@@ -291,7 +292,7 @@ def _check_name(name: str, needs_weights: bool) -> None:
         close = difflib.get_close_matches(network, known, n=1)
         raise ModelError(
             f"unknown backbone: `{name}`",
-            hint=f"did you mean `{close[0]}`?" if close else "see `tnet models --backbones`",
+            hint=f"did you mean `{close[0]}`?" if close else "see `tnet models --backbones '*'`",
         )
     tags = [each.partition(".")[2] for each in timm.list_pretrained(f"{network}.*")]
     if tag and tag not in tags:

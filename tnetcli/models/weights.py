@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tnetcli.errors import ModelError
+from tnetcli.wording import first_line
 
 
 def fetch_weights(net: Any, name: str) -> Path:
@@ -89,8 +90,3 @@ def _adapt_bands(net: nn.Module, found: dict[str, Tensor], key: str) -> None:
     from timm.models import adapt_input_conv
 
     found[key] = adapt_input_conv(own.shape[1], colours)
-
-
-def first_line(error: Exception) -> str:
-    """Return what a library's error says, short enough to be part of ours."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

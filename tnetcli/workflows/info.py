@@ -14,7 +14,8 @@ from tnetcli.geometry import Grid, Size, Window
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.flat import FlatReader
 from tnetcli.readers.open import open_image
-from tnetcli.traversal import Place, Plan, Seen, traverse
+from tnetcli.traversal import Plan, traverse
+from tnetcli.visits import Place, Seen
 
 # The grid that the papers use on large images.
 GRID = Grid(3, 3, 0.5)

@@ -20,6 +20,7 @@ from tnetcli.description import SCHEMA
 from tnetcli.errors import ModelError
 from tnetcli.models.registry import BACKBONES, FAMILIES
 from tnetcli.tensor_file import open_tensor_file
+from tnetcli.wording import printable
 
 MEGA = 1e6
 MOST_SHOWN = 20
@@ -157,7 +158,10 @@ def as_text(result: Overview | Matches | Card) -> str:
 
 def _table(title: str, rows: dict[str, str]) -> list[str]:
     width = max(map(len, rows))
-    return [title, *(f"  {name:<{width}}  {_printable(text)}" for name, text in rows.items())]
+    return [
+        title,
+        *(f"  {name:<{width}}  {printable(text, LONGEST)}" for name, text in rows.items()),
+    ]
 
 
 def _card_text(facts: dict[str, Any]) -> str:
@@ -189,8 +193,12 @@ def _card_text(facts: dict[str, Any]) -> str:
     width = max(map(len, lines))
     return "\n".join(
         [
-            _printable(facts["file"]),
-            *(f"  {name:<{width}}  {_short(text)}" for name, text in lines.items() if text),
+            printable(facts["file"], LONGEST),
+            *(
+                f"  {name:<{width}}  {printable(text, LONGEST)}"
+                for name, text in lines.items()
+                if text
+            ),
         ]
     )
 
@@ -208,16 +216,3 @@ def _some(parts: Iterable[str], separator: str = ", ") -> str:
     if len(shown) > MOST_SHOWN:
         more = f" and {len(shown) - MOST_SHOWN} more; --json has all"
     return separator.join(shown[:MOST_SHOWN]) + more
-
-
-def _short(text: str) -> str:
-    cut = _printable(text[: LONGEST + 1])
-    return cut if len(cut) <= LONGEST else f"{cut[: LONGEST - 1]}…"
-
-
-def _printable(text: str) -> str:
-    """Spell out control characters: a name in a file from elsewhere may try to move the cursor."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )

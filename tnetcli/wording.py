@@ -1,0 +1,54 @@
+"""How values, names and the errors of libraries become part of one line that is safe to read."""
+
+import itertools
+import reprlib
+from typing import Any
+
+MOST_SHOWN = 60  # characters of a value
+
+
+def shorten(value: Any) -> str:
+    """Return a value as one short line, in little time however large it is."""
+    text = value if isinstance(value, str) else _SHORT.repr(value)
+    text = " ".join(text[: 4 * MOST_SHOWN].split())
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
+class _Short(reprlib.Repr):
+    """Looks at the beginning only, of a list as of a number."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to write out thousands of digits.
+        return repr(x) if x.bit_length() < 1000 else f"a number of {x.bit_length()} bits"
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        # As the library's own, but in the order that the user gave.
+        if level <= 0:
+            return "{...}"
+        some = [
+            f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}"
+            for key, value in itertools.islice(x.items(), self.maxdict)
+        ]
+        return f"{{{', '.join(some)}{', ...' * (len(x) > self.maxdict)}}}"
+
+
+_SHORT = _Short()
+_SHORT.maxstring = _SHORT.maxother = 2 * MOST_SHOWN
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 8
+_SHORT.maxlevel = 3
+
+
+def first_line(error: BaseException) -> str:
+    """Return what a library's error says, short enough to be part of ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def printable(text: str, most: int) -> str:
+    """Spell out what would steer the terminal, and cut what nobody would read."""
+    line = "".join(each if _is_harmless(each) else repr(each)[1:-1] for each in text[: most + 1])
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def _is_harmless(character: str) -> bool:
+    # Half characters stand for the bytes of a file name that is not UTF-8.
+    return character.isprintable() or "\ud800" <= character <= "\udfff"
