@@ -300,3 +300,19 @@ def test_without_a_crs_there_is_no_ground_size():
 def test_a_size_is_whole_pixels(sides):
     with pytest.raises(ValueError):  # noqa: PT011
         Size(*sides)
+
+
+@given(grids(), st.data())
+def test_the_shared_part_of_cells_is_that_of_their_windows(grid, data):
+    row = data.draw(st.integers(0, grid.rows - 1))
+    column = data.draw(st.integers(0, grid.columns - 1))
+    window = Window(3, 5, 700, 900)
+    one = window.cell(grid, row, column)
+    for other_row, other_column in grid.cells():
+        other = window.cell(grid, other_row, other_column)
+        width = max(min(one.right, other.right) - max(one.left, other.left), 0)
+        height = max(min(one.bottom, other.bottom) - max(one.top, other.top), 0)
+        expected = width * height / (other.width * other.height)
+        assert grid.shared(row, column)[other_row, other_column] == pytest.approx(
+            expected, abs=1e-9
+        )

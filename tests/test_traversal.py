@@ -121,6 +121,8 @@ def followed(visit):
         ({"least_valid": -0.1}, "least_valid is not in"),
         ({"least_side": -1.0}, "least_side is below 0"),
         ({"least_side": math.nan}, "least_side"),
+        ({"most_shared": 1.1}, "most_shared"),
+        ({"most_shared": math.nan}, "most_shared"),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(settings, problem):
@@ -760,3 +762,53 @@ def test_a_seed_below_zero_is_refused_before_anything_is_looked_at():
     plan = Plan(2, (2,), policy="sample")
     with pytest.raises(ValueError, match="seed is below 0"):
         traverse([Window(0, 0, 9, 9)], lambda places: 1 / 0, Grid(3, 3, 0.5), plan, seeds=[-1])
+
+
+def overlap(one, other):
+    """Return the part of `one` that `other` covers."""
+    width = min(one.right, other.right) - max(one.left, other.left)
+    height = min(one.bottom, other.bottom) - max(one.top, other.top)
+    return max(width, 0) * max(height, 0) / (one.width * one.height)
+
+
+@pytest.mark.parametrize("policy", ["topk", "sample", "best_first"])
+@pytest.mark.parametrize("grid", [Grid(7, 7, 0.25), Grid(3, 5, 0.5)])
+def test_siblings_share_no_more_than_allowed(policy, grid):
+    attention = np.random.default_rng(0).dirichlet(np.ones(grid.rows * grid.columns))
+    look = always(attention.reshape(grid.rows, grid.columns))
+    plan = Plan(2, (4,), policy, budget=6, most_shared=0.3)
+    walk = traverse([ROOT], look, grid, plan, seeds=[3])
+    windows = [visit.place.region.window for visit in walk.visits[1:]]
+    assert len(windows) > 2
+    assert all(overlap(a, b) <= 0.3 for a in windows for b in windows if a is not b)
+
+
+def test_the_best_cell_that_stands_apart_is_next():
+    attention = np.zeros((1, 7)) + np.array([[0.3, 0.25, 0.02, 0.2, 0.15, 0.07, 0.01]])
+    walk = traverse([ROOT], always(attention), Grid(1, 7, 0.25), Plan(2, (3,), most_shared=0.3))
+    assert cells_of(walk.visits[0]) == [(0, 0), (0, 3), (0, 5)]
+
+
+@pytest.mark.parametrize("policy", ["topk", "best_first"])
+def test_followed_cells_tell_the_order_of_their_attention(policy):
+    plan = Plan(2, (4,), policy, budget=5)
+    root = traverse([ROOT], always(), GRID, plan).visits[0]
+    by_order = sorted(root.followed, key=lambda cell: cell.order)
+    attention = [CHANCES[cell.row, cell.column] for cell in by_order]
+    assert [cell.order for cell in by_order] == [0, 1, 2, 3]
+    assert attention == sorted(attention, reverse=True)
+
+
+def test_a_draw_of_two_has_the_probability_of_its_order():
+    attention = np.array([[0.5, 0.3, 0.2]])
+    seeds = range(4000)
+    plan = Plan(2, (2,), "sample")
+    walk = traverse([ROOT] * len(seeds), always(attention), Grid(1, 3, 0.4), plan, seeds=seeds)
+    orders = Counter(
+        tuple(c.column for c in sorted(visit.followed, key=lambda cell: cell.order))
+        for visit in walk.visits
+        if visit.followed
+    )
+    pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
+    chances = {(i, j): attention[0, i] * attention[0, j] / (1 - attention[0, i]) for i, j in pairs}
+    assert chi_square(orders, chances) < 20.5  # p = 0.001, 5 degrees of freedom

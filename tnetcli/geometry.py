@@ -52,6 +52,11 @@ class Grid:
             for column in range(self.columns):
                 yield row, column
 
+    def shared(self, row: int, column: int) -> NDArray[np.float64]:
+        """Return the part (rows, columns) of each cell that the cell `row-column` covers too."""
+        down = _axis_shared(self.rows, self.cell_fraction, row)
+        return np.outer(down, _axis_shared(self.columns, self.cell_fraction, column))
+
     def row_weights(self, height: int) -> NDArray[np.float64]:
         """Return what each of `height` pixel rows adds to the mean of each grid row.
 
@@ -121,6 +126,13 @@ def _cell_span(
         return start, length
     cell = length * fraction
     return start + index * (length - cell) / (count - 1), cell
+
+
+def _axis_shared(count: int, fraction: float, index: int) -> NDArray[np.float64]:
+    if count == 1:
+        return np.ones(1)
+    step = (1 - fraction) / (count - 1)
+    return np.maximum(1 - np.abs(np.arange(count) - index) * step / fraction, 0.0)
 
 
 def _axis_weights(count: int, fraction: float, length: int) -> NDArray[np.float64]:

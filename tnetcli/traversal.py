@@ -33,8 +33,9 @@ class Plan:
 
     `budget` counts windows per image, the whole image included. A cell is entered only if more
     than `least_valid` of it holds data and its longer side has at least `least_side`
-    full-resolution pixels. With `once`, windows of an image that cover the same pixels are looked
-    at once.
+    full-resolution pixels. A cell is passed over where a sibling chosen before it covers more than
+    `most_shared` of it. With `once`, windows of an image that cover the same pixels are looked at
+    once.
     """
 
     levels: int
@@ -45,6 +46,7 @@ class Plan:
     least_valid: float = 0.0
     least_side: float | None = None
     once: bool = True
+    most_shared: float = 1.0
 
     def __post_init__(self) -> None:
         chooses_by_level, most = self.policy != "best_first", math.inf
@@ -63,6 +65,7 @@ class Plan:
             (self.budget is not None and self.budget < 1, f"budget is below 1: `{self.budget}`"),
             (not 0 <= self.least_valid < 1, f"least_valid is not in [0, 1): `{self.least_valid}`"),
             (not 0 <= (self.least_side or 0) < most, f"least_side is below 0: `{self.least_side}`"),
+            (not 0 <= self.most_shared <= 1, f"most_shared is not in [0, 1]: `{self.most_shared}`"),
         ):
             if wrong:
                 raise ValueError(problem)
@@ -178,6 +181,7 @@ class _Trail:
         self._candidates: list[tuple[float, int, int, float, Visit]] = []  # the heap of best_first
         self._dead_ends: set[Stop] = set()
         self._choices: list[tuple[Visit, int, Visit]] = []  # parent, cell, what shows it
+        self._chosen: defaultdict[Visit, list[int]] = defaultdict(list)  # cells of a parent
         self._next = [self._visit(root.region, 1.0, 1.0)]
 
     def enter(self, number: int) -> list[Visit]:
@@ -227,9 +231,36 @@ class _Trail:
                 # Gumbel top-k; times the temperature, as log / temperature may overflow.
                 with np.errstate(divide="ignore"):  # 0: never drawn while others are left
                     scores = np.log(attention) + self._plan.temperature * self._noise(region)[cells]
-            best = np.argsort(-scores, kind="stable")[: self._plan.keep_at(region.level)]
-            for i in np.sort(best):
+            best = np.argsort(-scores, kind="stable")
+            for i in np.sort(self._take(visit, cells, best)):
                 self._choose(visit, int(cells[i]), float(attention[i]))
+
+    def _take(
+        self, visit: Visit, cells: NDArray[np.intp], best: NDArray[np.intp]
+    ) -> NDArray[np.intp]:
+        """Return the first of `best` that are to be followed, and note their order."""
+        keep, chosen = self._plan.keep_at(visit.place.region.level), self._chosen[visit]
+        if self._plan.most_shared == 1:
+            chosen += cells[best[:keep]].tolist()
+            return best[:keep]
+        taken: list[int] = []
+        for i in best.tolist():
+            if len(taken) == keep:
+                break
+            if self._stands_apart(visit, int(cells[i])):
+                chosen.append(int(cells[i]))
+                taken.append(i)
+        return np.array(taken, np.intp)
+
+    def _stands_apart(self, parent: Visit, cell: int) -> bool:
+        """Say whether no sibling chosen so far shows too much of `cell`."""
+        columns = self._grid.columns
+        most = self._plan.most_shared * (1 + SAME)
+        place = divmod(cell, columns)
+        return all(
+            self._grid.shared(*divmod(other, columns))[place] <= most
+            for other in self._chosen[parent]
+        )
 
     def _dead_end(self, region: Region, has_data: bool) -> Stop | None:
         cell, least = region.window.cell(self._grid, 0, 0), self._plan.least_side or 0.0
@@ -246,6 +277,9 @@ class _Trail:
     def _choose_from_all(self) -> None:
         while self._candidates:
             _, _, cell, chance, parent = heapq.heappop(self._candidates)
+            if self._plan.most_shared < 1 and not self._stands_apart(parent, cell):
+                continue
+            self._chosen[parent].append(cell)
             if self._choose(parent, cell, chance) not in self._numbers:
                 break
 
@@ -285,5 +319,7 @@ class _Trail:
         for parent, cell, visit in self._choices:
             if visit in self._numbers:  # and not left out for the budget
                 row, column = divmod(cell, self._grid.columns)
-                followed = (*parent.followed, Followed(row, column, self._numbers[visit]))
+                order = self._chosen[parent].index(cell)
+                shown = Followed(row, column, self._numbers[visit], order)
+                followed = (*parent.followed, shown)
                 parent.followed = tuple(sorted(followed, key=lambda cell: (cell.row, cell.column)))

@@ -41,11 +41,16 @@ Look: TypeAlias = Callable[[Sequence[Place]], Sequence[Seen | None]]
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A cell that was followed, and the index of the visit that shows it."""
+    """A cell that was followed, and the index of the visit that shows it.
+
+    `order` counts from 0 in the order in which the cells of a window were chosen: by attention, or
+    as they were drawn.
+    """
 
     row: int
     column: int
     visit: int
+    order: int
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from tnetcli.traversal import Plan, Policy
 from tnetcli.validation import Strict
 
 
-def _counts(value: Any) -> Any:
+def as_counts(value: Any) -> Any:
     """Take `2` and `2,1`, as the command line does, for lists."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",")]
@@ -24,7 +24,7 @@ class Traversal(Strict):
     levels: int = Field(
         default=3, ge=1, le=12, description="how deep to look; 1 is the whole image"
     )
-    keep: Annotated[tuple[Count, ...], BeforeValidator(_counts)] = Field(
+    keep: Annotated[tuple[Count, ...], BeforeValidator(as_counts)] = Field(
         default=(2, 1),
         description="cells followed per window when leaving each level; the last repeats",
     )
@@ -45,6 +45,12 @@ class Traversal(Strict):
         default=None,
         gt=0,
         description="pixels a side of the smallest cell; by itself as many as a view has",
+    )
+    most_shared: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="the part of a cell that a sibling chosen before it may cover",
     )
     once: bool = Field(default=True, description="look once at windows of the same pixels")
     background: tuple[float, float] | None = Field(
@@ -71,5 +77,6 @@ class Traversal(Strict):
             budget=self.budget,
             least_valid=self.least_valid,
             least_side=self.least_side,
+            most_shared=self.most_shared,
             once=self.once,
         )
