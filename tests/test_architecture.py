@@ -31,13 +31,16 @@ MAY_IMPORT = {
     "description": MODEL_WORDS | {"traversal", "walks"},
     "checkpoint": MODEL_WORDS | {"description", "devices", "tensor_file"},
     "yaml_file": {"errors", "wording"},
-    "recipe": GROUND | {"models", "traversal", "validation", "walks", "yaml_file"},
-    "workflows": MIDDLE | UPPER,
+    "recipe": GROUND | {"models", "sections", "traversal", "validation", "walks", "yaml_file"},
+    "sections": {"validation", "walks"},
+    "scenes": GROUND | {"readers", "sections"},
+    "training": MIDDLE | UPPER | {"__init__", "sections", "scenes", "validation", "walks"},
+    "workflows": MIDDLE | UPPER | {"sections", "scenes", "training", "walks"},
     "cli": MIDDLE | UPPER | {"workflows", "__init__"},
     "__main__": {"cli"},
     "__init__": MIDDLE | UPPER,
 }
-COMMANDS = ("info", "models", "profile", "pyramid")
+COMMANDS = ("evaluate", "info", "models", "profile", "pyramid", "synth", "train")
 HEAVY = ("torch", "timm", "rasterio", "openslide", "tifffile", "imagecodecs", "zarr", "numpy")
 
 

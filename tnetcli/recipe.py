@@ -19,13 +19,25 @@ from tnetcli.errors import ModelError, RecipeError
 from tnetcli.geometry import Grid
 from tnetcli.models.arguments import Arguments
 from tnetcli.models.registry import find_family, read_arguments
+from tnetcli.sections import (
+    Augmentation,
+    Data,
+    File,
+    Loss,
+    Optimizer,
+    Schedule,
+    Stage,
+    Training,
+)
 from tnetcli.validation import Strict, validate
 from tnetcli.walks import Traversal
 from tnetcli.wording import shorten
 from tnetcli.yaml_file import change, read_yaml
 
 # Files that a recipe names; relative paths start at the recipe's own folder.
-FILES = ("model.pretrained",)
+FILES = ("model.pretrained", "init", "data.path")
+STAGED = ("augmentation", "loss", "optimizer", "schedule")  # what a stage may change
+EPOCHS = 10  # of the one stage of a recipe that has none
 MOST_CLASSES = 1_000_000
 MOST_BANDS = 4096
 WEIGHTS = ".safetensors"
@@ -75,8 +87,10 @@ class ModelSection(Strict):
 
     family: str = "tnet"
     classes: Classes = Field(description="how many, or their names")
-    bands: Bands = Field(3, description="how many, or their names")
-    pretrained: FlagOrFile = Field(False, description="the backbone's weights: the hub's, a file's")
+    bands: Bands = Field(default=3, description="how many, or their names")
+    pretrained: FlagOrFile = Field(
+        default=False, description="the backbone's weights: the hub's, a file's"
+    )
     arguments: SerializeAsAny[Arguments]
 
     @model_validator(mode="before")
@@ -117,25 +131,61 @@ class ModelSection(Strict):
 
 
 class Recipe(Strict):
-    """One experiment; each section is a table of its own in YAML."""
+    """One experiment; each section is a table of its own in YAML.
+
+    What a stage does not say itself, it has from the sections of the recipe.
+    """
 
     model: ModelSection = Field(description="what is built; `model: {classes: 10}` is enough")
     traversal: Traversal = Field(
-        Traversal(), description="how images are walked; recipes/ shows every key"
+        default=Traversal(), description="how images are walked; recipes/ shows every key"
     )
+    seed: int = Field(default=0, ge=0, lt=2**32, description="of everything that is left to chance")
+    init: File | None = Field(default=None, description="a trained model to start from")
+    data: Data | None = Field(default=None, description="images and their labels")
+    augmentation: Augmentation = Field(
+        default=Augmentation(), description="what is changed in images"
+    )
+    loss: Loss = Field(default=Loss(), description="what is learned from")
+    optimizer: Optimizer = Field(default=Optimizer(), description="how weights move")
+    schedule: Schedule = Field(default=Schedule(), description="how the rate changes over a stage")
+    stages: tuple[Stage, ...] = Field(
+        default=(Stage(epochs=EPOCHS),), description="parts of the training, one after another"
+    )
+    training: Training = Field(default=Training(), description="how the run is carried out")
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        """Take an empty section for none, and let a family without cells look once."""
+        """Take an empty section for none, let a family without cells look once, fill in stages."""
         if not isinstance(data, Mapping):
             return data
         data = {key: section for key, section in data.items() if section is not None}
+        data["stages"] = _complete(data)
         family = _table(data, "model").get("family", "tnet")
         walk = _table(data, "traversal")
         if not isinstance(family, str) or "levels" in walk or _has_cells(family):
             return data
         return {**data, "traversal": {"keep": (), **walk, "levels": 1}}
+
+    @model_validator(mode="after")
+    def _stages_can_be_run(self) -> Self:
+        names = [stage.name for stage in self.stages]
+        if not names:
+            raise ValueError("`stages` is empty: leave it out, or write down one")
+        if len(set(names)) < len(names):
+            raise ValueError(f"two stages share a name: `{', '.join(names)}`")
+        mosaic = self.data is not None and self.data.kind == "mosaic"
+        for stage in self.stages:
+            if stage.learn == "tiles" and not mosaic:
+                raise ValueError(
+                    f"stage `{stage.name}` learns from tiles: that needs `data.kind: mosaic`"
+                )
+            if self.model.grid is None and (stage.levels or 1) > 1:
+                raise ValueError(f"stage `{stage.name}`: `{self.model.family}` has one level")
+        if mosaic and self.data is not None and self.data.landscape is not None:
+            _same_classes(self.model.classes, self.data.landscape.classes)
+        return self
 
     @model_validator(mode="after")
     def _levels_fit_the_family(self) -> Self:
@@ -158,6 +208,24 @@ class Recipe(Strict):
         return text
 
 
+def _complete(data: Mapping[str, Any]) -> Any:
+    """Give every stage the keys that it does not change."""
+    stages = data.get("stages", [{"epochs": EPOCHS}])
+    if not isinstance(stages, list | tuple):
+        return stages
+    return [
+        {**stage, **{key: {**_table(data, key), **_table(stage, key)} for key in STAGED}}
+        if isinstance(stage, Mapping)
+        else stage
+        for stage in stages
+    ]
+
+
+def _same_classes(own: Names, made: tuple[str, ...]) -> None:
+    if own not in (len(made), made):
+        raise ValueError(f"`model.classes` is not what the scenes are labelled: `{list(made)}`")
+
+
 def _table(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = data.get(key)
     return found if isinstance(found, Mapping) else {}
@@ -173,12 +241,12 @@ def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
     for name in FILES:
         _anchor(data, name.split("."), path.parent)
     recipe = check_recipe(change(data, settings) if settings else data, f"recipe `{path}`")
-    weights = recipe.model.pretrained
-    if isinstance(weights, Path) and not _is_file(weights):
-        raise RecipeError(
-            f"recipe `{path}`: `model.pretrained` is not a file: `{weights}`",
-            hint="paths in a recipe start at its folder, those of --set where you are",
-        )
+    for name, file in (("model.pretrained", recipe.model.pretrained), ("init", recipe.init)):
+        if isinstance(file, Path) and not _is_file(file):
+            raise RecipeError(
+                f"recipe `{path}`: `{name}` is not a file: `{file}`",
+                hint="paths in a recipe start at its folder, those of --set where you are",
+            )
     return recipe
 
 
