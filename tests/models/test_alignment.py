@@ -90,7 +90,7 @@ def test_nearest_on_efficientnet_is_nearer_than_what_was_published(grid, expecte
 
 def test_a_pick_is_the_map_at_its_rows_and_columns():
     seen = noise(2, 3, 6, 7)
-    found = Pick([0, 5], [6, 1, 1])(seen)
+    found = Pick(3, [0, 5], [6, 1, 1])(seen)
     assert found.shape == (2, 3, 2, 3)
     assert torch.equal(found[:, :, 1, 0], seen[:, :, 5, 6])
     assert torch.equal(found[:, :, 0, 2], seen[:, :, 0, 1])
@@ -145,4 +145,4 @@ def test_a_pool_keeps_the_precision_of_the_map(dtype):
 
 def test_what_aligns_is_not_saved_with_the_weights():
     assert not Pool(MapSize(2, 4, 4), FIVE).state_dict()
-    assert not Pick([0], [0]).state_dict()
+    assert not Pick(3, [0], [0]).state_dict()

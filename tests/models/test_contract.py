@@ -46,6 +46,25 @@ class TestTNetOfResNetWithARectangularGrid(ModelContract):
     )
 
 
+class TestTNetOfCompactWithMaxima(ModelContract):  # as the bundled model
+    case = Case(
+        "tnet",
+        {
+            "backbone": "compact",
+            "view_size": 64,
+            "pooling": "mean_max",
+            "grid": {"rows": 7, "columns": 7, "cell_fraction": 0.25},
+            "location": "context",
+            "centered": True,
+            "temperature": 0.1,
+        },
+    )
+
+
+class TestTNetOfResNetWithMaxima(ModelContract):
+    case = Case("tnet", {"backbone": "resnet18", "view_size": 64, "pooling": "mean_max"})
+
+
 class TestTNetOfMobileNet(ModelContract):
     case = Case(
         "tnet", {"backbone": "mobilenetv3_small_100", "view_size": 96, "alignment": "nearest"}

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid, Window
-from tnetcli.models.arguments import Alignment
-from tnetcli.models.backbone import Backbone, MapSize
+from tnetcli.models.arguments import Alignment, Pooling
+from tnetcli.models.backbone import Backbone
+from tnetcli.models.pooling import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,18 @@ def find_reference(backbone: str, grid: Grid) -> Reference:
 
 
 def build_alignment(
-    alignment: Alignment, backbone: Backbone, grid: Grid, *, name: str, view_size: int
-) -> nn.Module:
+    alignment: Alignment,
+    backbone: Backbone,
+    grid: Grid,
+    *,
+    name: str,
+    view_size: int,
+    pooling: Pooling = "mean",
+) -> "Pool | Pick":
     """Return a module (regions, channels, height, width) -> (regions, channels, rows, columns)."""
     size = backbone.map_size()
     if alignment == "pool":
-        return Pool(size, grid)
+        return Pool(size, grid, pooling)
     if alignment == "nearest":
         whole = Window(0, 0, view_size, view_size)
         cells = [whole.cell(grid, row, 0) for row in range(grid.rows)]
@@ -59,7 +66,11 @@ def build_alignment(
         cells = [whole.cell(grid, 0, column) for column in range(grid.columns)]
         centers = [cell.left + cell.width / 2 - 0.5 for cell in cells]
         rows, columns = backbone.fields()
-        return Pick(rows.nearest(middles, size.height), columns.nearest(centers, size.width))
+        return Pick(
+            size.channels,
+            rows.nearest(middles, size.height),
+            columns.nearest(centers, size.width),
+        )
     reference = find_reference(name, grid)
     if (size.height, size.width) != (reference.map_side, reference.map_side):
         raise ModelError(
@@ -67,7 +78,7 @@ def build_alignment(
             f"this one has {size.height} x {size.width}",
             hint="use the published view_size (77 for bagnet77, 224 otherwise), or `pool`",
         )
-    return Pick(list(reference.picks), list(reference.picks))
+    return Pick(size.channels, list(reference.picks), list(reference.picks))
 
 
 class Pick(nn.Module):
@@ -76,29 +87,12 @@ class Pick(nn.Module):
     rows: Tensor
     columns: Tensor
 
-    def __init__(self, rows: list[int], columns: list[int]) -> None:
+    def __init__(self, channels: int, rows: list[int], columns: list[int]) -> None:
         super().__init__()
+        self.channels = channels
         self.register_buffer("rows", torch.tensor(rows), persistent=False)
         self.register_buffer("columns", torch.tensor(columns), persistent=False)
 
     def forward(self, seen: Tensor) -> Tensor:
         """(regions, channels, height, width) -> (regions, channels, rows, columns)."""
         return seen.index_select(2, self.rows).index_select(3, self.columns)
-
-
-class Pool(nn.Module):
-    """Take the mean of the map under each cell, by the area they share."""
-
-    down: Tensor
-    across: Tensor
-
-    def __init__(self, size: MapSize, grid: Grid) -> None:
-        super().__init__()
-        down = torch.tensor(grid.row_weights(size.height), dtype=torch.float32)
-        across = torch.tensor(grid.column_weights(size.width), dtype=torch.float32)
-        self.register_buffer("down", down, persistent=False)  # (rows, height)
-        self.register_buffer("across", across.T.contiguous(), persistent=False)  # (width, columns)
-
-    def forward(self, seen: Tensor) -> Tensor:
-        """(regions, channels, height, width) -> (regions, channels, rows, columns)."""
-        return self.down.to(seen) @ seen @ self.across.to(seen)

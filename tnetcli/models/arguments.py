@@ -9,6 +9,7 @@ from tnetcli.validation import Strict
 
 MOST_CELLS = 256  # a side
 MOST_CHANNELS = 65_536
+Pooling = Literal["mean", "mean_max"]
 Alignment = Literal["reference", "nearest", "pool"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -17,9 +18,14 @@ class Arguments(Strict):
     """What every family shares."""
 
     backbone: str = Field(
-        "tf_efficientnet_b0", min_length=1, description="`bagnet77` or the name of a timm model"
+        "tf_efficientnet_b0",
+        min_length=1,
+        description="`bagnet77`, `compact` or the name of a timm model",
     )
     view_size: int = Field(224, ge=8, le=4096, description="pixels a side of what the model sees")
+    pooling: Pooling = Field(
+        "mean", description="of the map, for a view's features: what is small needs the maximum"
+    )
     feature_dropout: Fraction = Field(
         0.0, description="dropped of a view's features, before anything uses them"
     )
@@ -47,7 +53,7 @@ class TNetArguments(Arguments):
     alignment: Alignment = Field(
         "pool",
         description="how the map becomes one vector a cell: the papers' own table, the nearest "
-        "receptive field, or the mean under the cell",
+        "receptive field, or the pixels under the cell, pooled",
     )
     location: Literal["squeeze", "context"] = Field(
         "squeeze", description="cells weighed by squeeze-excite, or beside the view's features"

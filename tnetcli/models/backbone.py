@@ -5,20 +5,23 @@ import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tnetcli.errors import ModelError
-from tnetcli.models.arguments import Arguments
+from tnetcli.models.arguments import Arguments, Pooling
 from tnetcli.models.bagnet import BagNet77
+from tnetcli.models.compact import Compact
 from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
+from tnetcli.models.pooling import MapSize, pool_map
 from tnetcli.models.receptive_field import Pair, UntraceableError, trace
 from tnetcli.models.weights import fetch_weights, load_weights
 from tnetcli.wording import first_line
 
 BAGNET = "bagnet77"
+COMPACT = "compact"
 PIXELS_PER_CELL = 2
 SAME = 1e-4  # of the largest feature: the same sums in another order
 Tap = int | str | None
@@ -32,14 +35,6 @@ FAILURES = (
     TypeError,
     ValueError,
 )
-
-
-class MapSize(NamedTuple):
-    """The shape of the map that the location module reads."""
-
-    channels: int
-    height: int
-    width: int
 
 
 class Backbone(nn.Module):
@@ -156,11 +151,11 @@ def build_backbone(
     pretrained: bool | Path = False,
 ) -> Backbone:
     """Build the named network; `cells` a side have to find their place on the map."""
-    if arguments.backbone == BAGNET:
-        return Backbone(_bagnet(arguments, bands, tap, pretrained), arguments, bands=bands)
+    if arguments.backbone in (BAGNET, COMPACT):
+        return Backbone(_our_own(arguments, bands, tap, pretrained), arguments, bands=bands)
     net = create_timm(arguments, bands=bands, pretrained=pretrained)
     if isinstance(tap, str):
-        return Backbone(_TapByName(net, tap), arguments, bands=bands)
+        return Backbone(_TapByName(net, tap, arguments.pooling), arguments, bands=bands)
     stages = getattr(net, "feature_info", None)
     if not stages or not all(stage["reduction"] for stage in stages):  # 0 is no map
         raise ModelError(
@@ -176,32 +171,44 @@ def build_backbone(
     if hasattr(net, "forward_intermediates"):
         try:
             return Backbone(
-                _TapByStage(net, tap),
+                _TapByStage(net, tap, arguments.pooling),
                 arguments,
                 bands=bands,
-                untapped=lambda view: _find_features(net, view),
+                untapped=lambda view: _pool(net, net.forward_features(view), arguments.pooling),
             )
         except _OtherFeaturesError:
             pass  # such as `mobilenetv5`, which joins several stages at the end
-    return Backbone(_TapByName(net, stages[tap]["module"]), arguments, bands=bands)
+    named = _TapByName(net, stages[tap]["module"], arguments.pooling)
+    return Backbone(named, arguments, bands=bands)
 
 
-def _find_features(net: Any, views: Tensor) -> Tensor:
+def _pool(net: Any, final: Tensor, pooling: Pooling) -> Tensor:
     """Return what a classifier would read; the network itself, without one, may return nothing."""
-    features: Tensor = net.forward_head(net.forward_features(views), pre_logits=True)
-    return features
+    if pooling == "mean":  # the network's own head, which may do more than that
+        features: Tensor = net.forward_head(final, pre_logits=True)
+        return features
+    if final.ndim != 4:
+        raise ModelError("the backbone does not end in a map", hint="use pooling `mean`")
+    return pool_map(final, pooling)
 
 
-def _bagnet(arguments: Arguments, bands: int, tap: Tap, pretrained: bool | Path) -> nn.Module:
+def _our_own(arguments: Arguments, bands: int, tap: Tap, pretrained: bool | Path) -> nn.Module:
+    name = arguments.backbone
     if tap is not None or arguments.drop_path:
         raise ModelError(
-            "`bagnet77` has one map and no stochastic depth", hint="leave out tap and drop_path"
+            f"`{name}` has one map and no stochastic depth", hint="leave out tap and drop_path"
         )
-    net = BagNet77(bands)
-    start_as_bagnet(net)
+    if name == COMPACT:
+        net: nn.Module = Compact(bands, arguments.pooling)
+    elif arguments.pooling == "mean":
+        net = BagNet77(bands)
+    else:
+        raise ModelError(f"`{name}` takes the mean of its map", hint="use pooling `mean`")
+    start = start_as_bagnet if name == BAGNET else start_as_efficientnet
+    start(net)
     if pretrained is True:
         raise ModelError(
-            "there are no published weights of `bagnet77` on the hub",
+            f"there are no published weights of `{name}` on the hub",
             hint="give a local .safetensors file",
         )
     if pretrained:
@@ -212,21 +219,21 @@ def _bagnet(arguments: Arguments, bands: int, tap: Tap, pretrained: bool | Path)
 class _TapByStage(nn.Module):
     """Read the map after one of timm's stages."""
 
-    def __init__(self, net: Any, stage: int) -> None:
+    def __init__(self, net: Any, stage: int, pooling: Pooling) -> None:
         super().__init__()
-        self.net, self.stage = net, stage
+        self.net, self.stage, self.pooling = net, stage, pooling
 
     def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
         final, (seen,) = self.net.forward_intermediates(views, indices=[self.stage])
-        return seen, self.net.forward_head(final, pre_logits=True)
+        return seen, _pool(self.net, final, self.pooling)
 
 
 class _TapByName(nn.Module):
     """Read the map that a named module puts out: the papers tap inside a stage."""
 
-    def __init__(self, net: Any, name: str) -> None:
+    def __init__(self, net: Any, name: str, pooling: Pooling) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.pooling = net, pooling
         self._seen: dict[int, Any] = {}  # by thread, as several may share a model
         named = dict(net.named_modules())
         if name not in named:
@@ -247,7 +254,7 @@ class _TapByName(nn.Module):
             raise ModelError(
                 "the tap does not put out a map", hint="give the number of a stage instead"
             )
-        return seen, self.net.forward_head(final, pre_logits=True)
+        return seen, _pool(self.net, final, self.pooling)
 
 
 def create_timm(arguments: Arguments, *, bands: int, pretrained: bool | Path = False) -> Any:
@@ -286,7 +293,7 @@ def _check_name(name: str, needs_weights: bool) -> None:
     """Refuse what timm does not know: a network, or a set of weights `network.tag`."""
     import timm
 
-    known = [*timm.list_models(), BAGNET]
+    known = [*timm.list_models(), BAGNET, COMPACT]
     network, _, tag = name.partition(".")
     if network not in known:
         close = difflib.get_close_matches(network, known, n=1)

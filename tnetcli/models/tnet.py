@@ -50,8 +50,9 @@ class TNet(Model):
             self.grid,
             name=arguments.backbone,
             view_size=self.view_size,
+            pooling=arguments.pooling,
         )
-        channels, size = self.backbone.map_size().channels, self.feature_size
+        channels, size = self.align.channels, self.feature_size
         self.location = (
             ContextLocation(channels, size, arguments.location_size)
             if arguments.location == "context"
