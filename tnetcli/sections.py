@@ -102,6 +102,7 @@ class Data(Strict):
     statistics_images: int = Field(
         default=64, ge=1, description="images that the estimate looks at"
     )
+    licence: str = Field(default="", description="of the images; the model tells it")
     landscape: Landscape | None = Field(default=None, description="how tiles make scenes (mosaic)")
 
     @model_validator(mode="after")
@@ -162,10 +163,10 @@ class Loss(Strict):
     )
     temperature: Rate = Field(default=1.0, description="of the draw")
     uniform: Share = Field(default=0.1, description="of the draw that ignores attention")
-    baseline: Literal["ema", "per_level", "leave_one_out", "coarse"] = Field(
+    baseline: Literal["ema", "per_level", "per_class", "leave_one_out", "coarse"] = Field(
         default="per_level",
-        description="what a reward is compared with: one running mean, one a level, the other "
-        "samples, or the conclusion of the level above",
+        description="what a reward is compared with: one running mean, one a level, one a level "
+        "and class, the other samples, or the conclusion of the level above",
     )
     decay: Share = Field(default=0.9, description="of the running means")
     reward: Literal["correct", "probability"] = Field(
@@ -257,13 +258,31 @@ class Tiles(Strict):
     the label of what the view shows.
     """
 
-    views: Count = Field(default=48, description="views in a step")
-    levels: tuple[Weight, ...] = Field(
-        default=(2.0, 1.0, 1.0), description="how often each is looked at"
+    views: tuple[int, ...] = Field(
+        default=(24, 10, 6), min_length=1, description="views in a step, of each level"
     )
-    site_weight: Weight = Field(default=4.0, description="how much more the tiles of sites count")
+    crowded: float = Field(
+        default=0.7, ge=0, le=1, description="the part of the scenes that hold several sites"
+    )
+    sites: tuple[int, int] = Field(default=(2, 5), description="sites in a crowded scene")
+    chances: dict[str, Weight] = Field(
+        default={}, description="how often each label is drawn; 1 where it is not named"
+    )
+    near: float = Field(
+        default=0.7, ge=0, le=1, description="the part of closer views that are over a site"
+    )
+    site_weights: tuple[Weight, ...] = Field(
+        default=(6.0, 2.0), description="how much more sites count, by level; the last repeats"
+    )
     dense: Weight = Field(default=1.0, description="weight of the classes under the map")
-    window: Weight = Field(default=1.0, description="weight of the label of the view")
+    window: Weight = Field(default=0.5, description="weight of the label of the view")
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> Self:
+        _in_order("sites", self.sites)
+        if min(self.views) < 0 or self.views[0] < 1 or self.sites[0] < 1:
+            raise ValueError("`views` and `sites` are counts, of level 1 one at least")
+        return self
 
 
 class Stage(Strict):
