@@ -1,0 +1,558 @@
+import math
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.test_draws import NEIGHBOURS, all_draws, chain, padded
+from tnetcli.sections import Loss
+from tnetcli.training.baselines import Baselines
+from tnetcli.training.draws import draw_log_probability, independent_log_probability, mix
+from tnetcli.training.losses import Walked, contrastive, l2_penalty, learn
+
+KINDS = ("ema", "per_level", "leave_one_out", "coarse")
+PARTS = {
+    "ce_sequence",
+    "reinforce_sequence",
+    "ce_windows",
+    "reinforce_windows",
+    "entropy",
+    "contrastive",
+    "rewards",
+    "advantage",
+}
+
+
+def worked_example():
+    """Return the walk of SPEC 2.2."""
+    attention = torch.tensor([[0.06, 0.05], [0.07, 0.04]])
+    log_p = independent_log_probability(attention, torch.tensor([[0, 1], [0, 1]]))
+    return Walked(
+        labels=torch.tensor([0, 1]),
+        scores=torch.tensor([[2.0, 0.0], [1.0, 0.0]]),
+        level_scores=torch.tensor([[[0.0, 0.5], [0.0, 1.0]], [[2.0, 0.0], [1.0, 0.0]]]),
+        concluded=torch.zeros(2, 3),
+        window_scores=torch.tensor(
+            [[0, 0.5], [0, 1.0], [3.0, 0.0], [0.0, 1.0], [0.0, 2.0], [0.0, 0.5]]
+        ),
+        image=torch.tensor([0, 1, 0, 0, 1, 1]),
+        level=torch.tensor([1, 1, 2, 2, 2, 2]),
+        log_p=torch.cat([torch.zeros(2), log_p.flatten()]),
+        entropy=torch.ones(2),
+    )
+
+
+def paper(**more):
+    return Loss(rule="paper", reinforce=0.1, sequence=0.3, reinforce_sequence=0.3, **more)
+
+
+def test_the_worked_example_of_the_papers_rule_is_met():
+    baselines = Baselines("ema", 2, decay=0.9, start=0.4)
+    losses = learn(worked_example(), paper(), baselines)
+    assert losses.parts["ce_sequence"] == pytest.approx(0.720095, abs=5e-7)
+    assert losses.parts["reinforce_sequence"] == pytest.approx(0.567116, abs=5e-7)
+    assert losses.parts["ce_windows"] == pytest.approx(0.541699, abs=5e-7)
+    assert losses.parts["reinforce_windows"] == pytest.approx(1.004159, abs=5e-7)
+    assert losses.total.item() == pytest.approx(0.682522, abs=5e-7)
+    assert baselines.mean == pytest.approx(0.4275, abs=5e-7)
+
+
+def test_the_worked_example_of_the_contrastive_term_is_met():
+    vectors = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+    found = contrastive(vectors, torch.tensor([0, 0, 1]), margin=0.4)
+    assert found.item() == pytest.approx(0.177778, abs=5e-7)
+
+
+def random_walk(*, seed=0, samples=1, images=4, dtype=torch.float64):
+    """Return a walk of three levels in which images have as many windows as they like."""
+    random = torch.Generator().manual_seed(seed)
+    windows = [(image, 1) for image in range(images)]
+    for image in range(images):
+        windows += [(image, 2)] * (image % 3) + [(image, 3)] * (image % 3 and image)
+    image, level = torch.tensor(windows).T
+
+    def leaf(*shape):
+        return torch.randn(shape, generator=random, dtype=dtype).requires_grad_()
+
+    labels = torch.randint(0, 3, (images // samples,), generator=random)
+    return Walked(
+        labels=labels.repeat_interleave(samples),
+        scores=leaf(images, 3),
+        level_scores=leaf(3, images, 3),
+        concluded=leaf(images, 5),
+        window_scores=leaf(len(windows), 3),
+        image=image,
+        level=level,
+        log_p=leaf(len(windows)),
+        entropy=leaf(7),
+        samples=samples,
+    )
+
+
+def probability(scores, label):
+    return math.exp(scores[label]) / sum(map(math.exp, scores))
+
+
+def cross_entropy(scores, label, smoothing=0.0):
+    """Return the cross-entropy against a label that is smoothed over all classes."""
+    targets = [smoothing / 3 + (1 - smoothing) * (i == label) for i in range(3)]
+    return -sum(t * math.log(probability(scores, i)) for i, t in enumerate(targets))
+
+
+def by_hand(walked, loss, weights, baselines):
+    """Return the four terms, image by image and window by window."""
+    values, labels = baselines.values.tolist(), walked.labels.tolist()
+    sums = dict.fromkeys(
+        ("ce_sequence", "reinforce_sequence", "ce_windows", "reinforce_windows"), 0.0
+    )
+    windows = list(
+        zip(
+            walked.image.tolist(),
+            walked.level.tolist(),
+            walked.window_scores.tolist(),
+            walked.log_p.tolist(),
+            strict=True,
+        )
+    )
+    level_weights = loss.level_weights or (1.0,)
+    for i, (label, scores) in enumerate(zip(labels, walked.scores.tolist(), strict=True)):
+        own = [
+            (level, s, log_p, level_weights[min(level, len(level_weights)) - 1])
+            for image, level, s, log_p in windows
+            if image == i
+        ]
+        alone = [each for each in own if loss.cap is None or each[0] <= loss.cap]
+        sums["ce_sequence"] += weights[label] * cross_entropy(scores, label, loss.label_smoothing)
+        for level, _, log_p, _ in own:
+            if level > 1:
+                sums["reinforce_sequence"] += (probability(scores, label) - values[0]) * -log_p
+        if total := sum(each[3] for each in alone):
+            if loss.per_feature == "each":
+                each_loss = [
+                    w * cross_entropy(s, label, loss.label_smoothing) for _, s, _, w in alone
+                ]
+                value = sum(each_loss) / total
+            else:
+                mean = [
+                    math.log(sum(w * probability(s, c) for _, s, _, w in alone) / total)
+                    for c in range(3)
+                ]
+                value = cross_entropy(mean, label, loss.label_smoothing)
+            sums["ce_windows"] += weights[label] * value
+        cells = [each for each in alone if each[0] > 1]
+        if total := sum(each[3] for each in cells):
+            blame = [w * (probability(s, label) - values[level]) * -p for level, s, p, w in cells]
+            sums["reinforce_windows"] += sum(blame) / total
+    return {name: value / len(labels) for name, value in sums.items()}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"cap": 2},
+        {"cap": 1},
+        {"level_weights": (0.5, 2.0)},
+        {"level_weights": (0.0, 1.0, 3.0)},
+        {"level_weights": (0.0, 1.0, 3.0), "per_feature": "mixture"},
+        {"per_feature": "mixture"},
+        {"per_feature": "mixture", "cap": 2, "label_smoothing": 0.2},
+        {"label_smoothing": 0.3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("weights", [None, [0.5, 2.0, 1.5]])
+def test_each_term_is_what_counting_by_hand_gives(settings, weights):
+    walked, loss, baselines = random_walk(), Loss(**settings), Baselines("per_level", 3)
+    baselines.values = torch.tensor([0.2, 9.0, 0.3, 0.6])
+    expected = by_hand(walked, loss, weights or [1.0] * 3, baselines)
+    class_weights = None if weights is None else torch.tensor(weights)
+    parts = learn(walked, loss, baselines, class_weights=class_weights).parts
+    assert {name: parts[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_total_is_the_weighted_sum_of_its_parts():
+    loss = Loss(
+        sequence=0.2,
+        reinforce_sequence=0.6,
+        reinforce=0.4,
+        entropy=0.7,
+        contrastive=3.0,
+        margin=0.1,
+    )
+    losses = learn(random_walk(), loss, Baselines("per_level", 3))
+    parts = losses.parts
+    assert set(parts) == PARTS
+    assert losses.total.item() == pytest.approx(
+        0.2 * parts["ce_sequence"]
+        + 0.8 * parts["ce_windows"]
+        + 0.4 * (0.6 * parts["reinforce_sequence"] + 0.4 * parts["reinforce_windows"])
+        + 0.7 * parts["entropy"]
+        + 3.0 * parts["contrastive"],
+        rel=1e-5,
+    )
+
+
+def test_the_reported_rewards_and_advantage_are_means():
+    walked = worked_example()
+    baselines = Baselines("per_level", 2, start=0.4)
+    parts = learn(walked, Loss(reward="correct"), baselines).parts
+    assert parts["rewards"] == pytest.approx(0.5)
+    assert parts["advantage"] == pytest.approx(0.75 - 0.4)
+
+
+def test_entropy_counts_only_below_its_floor():
+    walked = replace(random_walk(), entropy=torch.tensor([0.1, 0.9, 0.5, 0.4], requires_grad=True))
+    loss = Loss(entropy=2.0, entropy_floor=0.5)
+    losses = learn(walked, loss, Baselines("per_level", 3))
+    assert losses.parts["entropy"] == pytest.approx((0.4 + 0.1) / 4)
+    losses.total.backward()
+    assert walked.entropy.grad.tolist() == pytest.approx([-0.5, 0, 0, -0.5])
+
+
+def test_the_baseline_before_the_step_is_used_and_then_moved():
+    walked, loss = random_walk(), Loss(baseline="ema", reinforce=1.0)
+    baselines = Baselines("ema", 3, start=0.3)
+    first = learn(walked, loss, baselines).total.item()
+    assert baselines.mean != pytest.approx(0.3)
+    again = Baselines("ema", 3, start=0.3)
+    assert learn(walked, loss, again).total.item() == first
+    assert again.mean == baselines.mean
+    assert learn(walked, loss, again).total.item() != first
+
+
+def gradients(walked, loss, kind, **more):
+    leaves = [walked.scores, walked.level_scores, walked.concluded, walked.window_scores]
+    leaves += [walked.log_p, walked.entropy]
+    total = learn(walked, loss, Baselines(kind, 3), **more).total
+    found = torch.autograd.grad(total, leaves, allow_unused=True)
+    return [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, found, strict=True)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reward", ["correct", "probability"])
+def test_rewards_teach_nothing_but_the_choice(kind, reward):
+    walked = random_walk(samples=2)
+    *without, without_p, _ = gradients(walked, Loss(reward=reward, reinforce=0.0), kind)
+    *with_rewards, log_p, entropy = gradients(walked, Loss(reward=reward, reinforce=50.0), kind)
+    assert all(torch.equal(a, b) for a, b in zip(without, with_rewards, strict=True))
+    assert not without_p.any()
+    assert log_p[walked.level > 1].any()
+    assert not log_p[walked.level == 1].any()
+    assert not entropy.any()
+
+
+@pytest.mark.parametrize("per_feature", ["each", "mixture"])
+def test_labels_teach_nothing_about_the_choice(per_feature):
+    walked = random_walk()
+    some = torch.tensor([1.0, 2.0, 3.0])
+    once = gradients(walked, Loss(per_feature=per_feature), "ema", class_weights=some)
+    more = gradients(walked, Loss(per_feature=per_feature), "ema", class_weights=100 * some)
+    assert not torch.allclose(once[0], more[0])
+    assert torch.equal(once[4], more[4])
+    assert torch.equal(once[5], more[5])
+
+
+@pytest.mark.parametrize("kind", ["ema", "per_level", "coarse"])
+@pytest.mark.parametrize("per_feature", ["each", "mixture"])
+def test_samples_count_as_the_mean_of_single_ones(kind, per_feature):
+    loss = Loss(
+        contrastive=2.0, entropy=0.0, reinforce=1.0, per_feature=per_feature, label_smoothing=0.1
+    )
+    walked = random_walk(samples=3, images=12)
+    together = learn(walked, loss, Baselines(kind, 3))
+    single = []
+    for sample in range(3):
+        images = torch.arange(sample, 12, 3)
+        mine = torch.isin(walked.image, images)
+        alone = Walked(
+            labels=walked.labels[images],
+            scores=walked.scores[images],
+            level_scores=walked.level_scores[:, images],
+            concluded=walked.concluded[images],
+            window_scores=walked.window_scores[mine],
+            image=walked.image[mine] // 3,
+            level=walked.level[mine],
+            log_p=walked.log_p[mine],
+            entropy=walked.entropy,
+        )
+        single.append(learn(alone, loss, Baselines(kind, 3)))
+    mean = torch.stack([each.total for each in single]).mean()
+    assert together.total.item() == pytest.approx(mean.item())
+    found, expected = (torch.autograd.grad(t, walked.log_p)[0] for t in (together.total, mean))
+    assert torch.allclose(found, expected)
+    for part in PARTS - {"advantage"}:
+        assert together.parts[part] == pytest.approx(
+            sum(each.parts[part] for each in single) / 3, rel=1e-4
+        )
+
+
+def test_samples_have_to_come_out_even():
+    with pytest.raises(ValueError, match="2 images are not 3 samples of each"):
+        replace(worked_example(), samples=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("per_feature", ["each", "mixture"])
+def test_a_look_at_the_whole_image_alone_is_cross_entropy(kind, per_feature):
+    scores = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    labels = torch.tensor([0, 1, 2, 0])
+    walked = Walked(
+        labels=labels,
+        scores=scores,
+        level_scores=scores[None],
+        concluded=scores,
+        window_scores=scores,
+        image=torch.arange(4),
+        level=torch.ones(4, dtype=torch.long),
+        log_p=torch.zeros(4),
+        entropy=torch.zeros(0),
+    )
+    losses = learn(walked, Loss(entropy=1.0, per_feature=per_feature), Baselines(kind, 1))
+    expected = nn.functional.cross_entropy(scores, labels)
+    assert losses.total.item() == pytest.approx(expected.item())
+    found = torch.autograd.grad(losses.total, scores, retain_graph=True)[0]
+    assert torch.allclose(found, torch.autograd.grad(expected, scores)[0])
+
+
+def test_a_mixture_learns_even_from_hopeless_scores():
+    walked = worked_example()
+    scores = torch.tensor([[0.0, 300.0]] * 6, requires_grad=True)
+    walked = replace(walked, window_scores=scores, labels=torch.tensor([0, 0]))
+    losses = learn(walked, Loss(per_feature="mixture", sequence=0.0), Baselines("per_level", 2))
+    assert losses.parts["ce_windows"] == pytest.approx(300)
+    losses.total.backward()
+    assert scores.grad[:, 0].tolist() == pytest.approx([-1 / 6] * 6)
+
+
+def test_half_precision_scores_are_summed_in_single():
+    walked = worked_example()
+    half = {
+        name: getattr(walked, name).to(torch.bfloat16)
+        for name in ("scores", "level_scores", "window_scores", "concluded")
+    }
+    losses = learn(replace(walked, **half), paper(contrastive=1.0), Baselines("ema", 2, start=0.4))
+    assert losses.total.dtype == torch.float32
+    assert losses.parts["ce_windows"] == pytest.approx(0.541699, abs=5e-7)
+
+
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+        self.backbone_head = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.again = self.backbone_head
+        self.tied = nn.Linear(2, 2, bias=False)
+        self.tied.weight = self.backbone_head.weight
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+
+@pytest.mark.parametrize("of", ["all", "new"])
+def test_l2_is_the_sum_of_squares_without_norms_and_frozen_parts(of):
+    torch.manual_seed(0)
+    model = Parts()
+    counted = [model.backbone_head.weight, model.backbone_head.bias]
+    counted += [*model.backbone[0].parameters()] if of == "all" else []
+    found = l2_penalty(model, Loss(l2=0.01, l2_of=of))
+    assert found.item() == pytest.approx(
+        0.01 * sum(value**2 for weight in counted for value in weight.flatten().tolist())
+    )
+    found.backward()
+    for name, weight in model.named_parameters():
+        mine = any(weight is each for each in counted)
+        assert (weight.grad is not None) == mine, name
+        assert not mine or torch.allclose(weight.grad, 0.02 * weight)
+
+
+def test_no_l2_costs_nothing():
+    found = l2_penalty(Parts(), Loss())
+    assert found.item() == 0
+    assert not found.requires_grad
+
+
+# A toy whose draws can be counted: what is expected of the estimator is what autograd says of the
+# expected reward, written out.
+
+CELLS, CLASSES, LABEL = 5, 3, 1
+FINE = [True, True, True, False, True]
+UNIFORM, TEMPERATURE = 0.1, 0.7
+
+
+class Toy:
+    """One image of two levels: `count` cells are drawn, and their set decides the scores."""
+
+    def __init__(self, count, blocked):
+        random = torch.Generator().manual_seed(3)
+        self.count, self.blocked = count, blocked
+        self.draws = all_draws(count, FINE, blocked)
+        self.first = torch.randn(CLASSES, generator=random, dtype=torch.float64)
+        self.alone = torch.randn(CELLS, CLASSES, generator=random, dtype=torch.float64)
+        self.logits = torch.randn(CELLS, generator=random, dtype=torch.float64).requires_grad_()
+
+    def chances(self):
+        fine = torch.tensor([FINE])
+        return mix(self.logits.softmax(dim=0)[None], UNIFORM, fine)[0]
+
+    def chain(self, draw):
+        """Return the probability of each draw, with gradient, by the book."""
+        weights = list(self.chances() ** (1 / TEMPERATURE))
+        return chain(weights, draw, FINE, self.blocked)
+
+    def scores(self, draw):
+        """Return scores that are not a mean over the cells: which come together matters."""
+        return self.first + 2 * torch.stack([self.alone[cell] for cell in draw]).prod(dim=0).sin()
+
+    def reward(self, draw):
+        return self.scores(draw).softmax(dim=0)[LABEL]
+
+    def reward_alone(self, cell):
+        return self.alone[cell].softmax(dim=0)[LABEL]
+
+    def walked(self, draws):
+        """Return the walk that has the draws for samples."""
+        samples = len(draws)
+        cells = [(sample, cell) for sample, draw in enumerate(draws) for cell in draw]
+        rows = self.chances().expand(samples, -1)
+        chosen = padded(draws, self.count)
+        log_p = draw_log_probability(
+            rows,
+            chosen,
+            torch.tensor([FINE] * samples),
+            temperature=TEMPERATURE,
+            blocked=self.blocked,
+        )
+        scores = torch.stack([self.scores(draw) for draw in draws])
+        first = self.first.expand(samples, -1)
+        return Walked(
+            labels=torch.full((samples,), LABEL),
+            scores=scores,
+            level_scores=torch.stack([first, scores]),
+            concluded=scores,
+            window_scores=torch.cat([first, self.alone[[cell for _, cell in cells]]]),
+            image=torch.tensor([*range(samples), *(sample for sample, _ in cells)]),
+            level=torch.tensor([1] * samples + [2] * len(cells)),
+            log_p=torch.cat([torch.zeros(samples), log_p[chosen >= 0]]),
+            entropy=torch.zeros(0),
+            samples=samples,
+        )
+
+    def expected_gradient(self, loss):
+        """Return the mean of the gradient of the loss over all that can be drawn."""
+        samples = 2 if loss.baseline == "leave_one_out" else 1
+        chances = {draw: math.prod(values_of(self.chain(draw))) for draw in self.draws}
+        mean = 0.0
+        for draws in product(self.draws, repeat=samples):
+            chance = math.prod(chances[draw] for draw in draws)
+            total = learn(self.walked(draws), loss, Baselines(loss.baseline, 2, start=0.3)).total
+            mean = mean + chance * torch.autograd.grad(total, self.logits)[0]
+        return mean
+
+
+def values_of(numbers):
+    return [number.item() for number in numbers]
+
+
+def rewards_only(kind, sequence):
+    samples = 2 if kind == "leave_one_out" else 1
+    return Loss(baseline=kind, samples=samples, reinforce=1.0, reinforce_sequence=sequence)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("blocked", [None, NEIGHBOURS], ids=["free", "blocked"])
+def test_the_expected_gradient_is_that_of_the_expected_reward(kind, count, blocked):
+    toy = Toy(count, blocked)
+    expected_reward = sum(math.prod(toy.chain(draw)) * toy.reward(draw) for draw in toy.draws)
+    exact = torch.autograd.grad(expected_reward, toy.logits)[0]
+    found = toy.expected_gradient(rewards_only(kind, 1.0))
+    assert exact.abs().max() > 1e-3
+    assert torch.allclose(-found, exact, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_expected_gradient_of_a_lone_cell_is_that_of_its_expected_reward(kind):
+    toy = Toy(1, None)
+    expected_reward = sum(toy.chain(draw)[0] * toy.reward_alone(draw[0]) for draw in toy.draws)
+    exact = torch.autograd.grad(expected_reward, toy.logits)[0]
+    assert exact.abs().max() > 1e-3
+    assert torch.allclose(-toy.expected_gradient(rewards_only(kind, 0.0)), exact, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("blocked", [None, NEIGHBOURS], ids=["free", "blocked"])
+def test_the_expected_gradient_of_cells_alone_takes_those_before_as_given(kind, blocked):
+    toy = Toy(2, blocked)
+    expected_reward = 0.0
+    for draw in toy.draws:
+        chances = toy.chain(draw)
+        for i, cell in enumerate(draw):
+            others = math.prod(values_of(chances[:i])) * math.prod(values_of(chances[i + 1 :]))
+            expected_reward += others * chances[i] * toy.reward_alone(cell) / len(draw)
+    exact = torch.autograd.grad(expected_reward, toy.logits)[0]
+    assert exact.abs().max() > 1e-3
+    assert torch.allclose(-toy.expected_gradient(rewards_only(kind, 0.0)), exact, atol=1e-12)
+
+
+def test_the_papers_probabilities_do_not_give_the_expected_gradient_of_two_cells(monkeypatch):
+    toy = Toy(2, None)
+    expected_reward = sum(math.prod(toy.chain(draw)) * toy.reward(draw) for draw in toy.draws)
+    exact = torch.autograd.grad(expected_reward, toy.logits)[0]
+    monkeypatch.setattr(
+        "tests.training.test_losses.draw_log_probability",
+        lambda chances, chosen, fine, **_: independent_log_probability(chances, chosen),
+    )
+    assert not torch.allclose(-toy.expected_gradient(rewards_only("ema", 1.0)), exact, atol=1e-3)
+
+
+class DeepToy:
+    """One image of three levels with one cell drawn at each: attention below depends on above."""
+
+    def __init__(self):
+        random = torch.Generator().manual_seed(5)
+        self.first = torch.randn(CLASSES, generator=random, dtype=torch.float64)
+        self.second = torch.randn(3, CLASSES, generator=random, dtype=torch.float64)
+        self.third = torch.randn(3, 3, CLASSES, generator=random, dtype=torch.float64)
+        self.logits = torch.randn(4, 3, generator=random, dtype=torch.float64).requires_grad_()
+
+    def chance(self, path):
+        above, below = path
+        chances = self.logits.softmax(dim=1)
+        return chances[0, above] * chances[1 + above, below]
+
+    def walked(self, paths):
+        samples, chances = len(paths), self.logits.softmax(dim=1)
+        above, below = torch.tensor(paths).T
+        first = self.first.expand(samples, -1)
+        second, third = self.second[above], self.third[above, below]
+        log_p = torch.cat([chances[0, above], chances[1 + above, below]]).log()
+        return Walked(
+            labels=torch.full((samples,), LABEL),
+            scores=third,
+            level_scores=torch.stack([first, second, third]),
+            concluded=third,
+            window_scores=torch.cat([first, second, third]),
+            image=torch.arange(samples).repeat(3),
+            level=torch.arange(1, 4).repeat_interleave(samples),
+            log_p=torch.cat([torch.zeros(samples), log_p]),
+            entropy=torch.zeros(0),
+            samples=samples,
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_expected_gradient_is_exact_down_to_the_third_level(kind):
+    toy, loss = DeepToy(), rewards_only(kind, 1.0)
+    paths = list(product(range(3), repeat=2))
+    expected_reward = sum(
+        toy.chance(path) * toy.third[path].softmax(dim=0)[LABEL] for path in paths
+    )
+    exact = torch.autograd.grad(expected_reward, toy.logits)[0]
+    mean = 0.0
+    for chosen in product(paths, repeat=loss.samples):
+        chance = math.prod(toy.chance(path).item() for path in chosen)
+        total = learn(toy.walked(chosen), loss, Baselines(kind, 3, start=0.3)).total
+        mean = mean + chance * torch.autograd.grad(total, toy.logits)[0]
+    assert torch.allclose(-mean, exact, atol=1e-12)
