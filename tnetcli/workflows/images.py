@@ -1,21 +1,14 @@
 """Which images a command works on: paths, globs, folders, a manifest, a list on stdin."""
 
-import csv
 import glob
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tnetcli.errors import ManifestError, UsageError
-from tnetcli.readers.detect import JPEG_2000_MAGIC, PHOTO_MAGIC, TIFF_MAGIC, ZARR_FILES
-
-# Endings that mean an image even when the content is broken: it must not vanish from a batch.
-IMAGE_ENDINGS = frozenset({
-    "tif", "tiff", "svs", "ndpi", "mrxs", "scn", "vms", "vmu", "bif", "qptiff", "dcm",
-    "jp2", "vrt", "img", "png", "jpg", "jpeg", "webp", "bmp", "gif",
-})  # fmt: skip
-SIDECAR_ENDINGS = (".ovr", ".msk", ".aux.xml")
+from tnetcli.csv_file import Problems, locate, read_rows
+from tnetcli.errors import UsageError
+from tnetcli.readers.finding import images_inside, is_image_folder
 
 
 def find_images(
@@ -49,8 +42,8 @@ def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
         yield from (line for line in lines if line.strip())
     elif "://" in argument or argument.startswith("/vsi"):
         yield argument
-    elif os.path.isdir(argument) and not _is_image_folder(argument):
-        yield from _inside(argument, recursive)
+    elif os.path.isdir(argument) and not is_image_folder(argument):
+        yield from images_inside(argument, recursive=recursive)
     elif not os.path.lexists(argument) and glob.has_magic(argument):
         matches = sorted(glob.glob(argument, recursive=True))
         # What matches nothing is kept, so that it is reported and not forgotten.
@@ -59,81 +52,15 @@ def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
         yield argument
 
 
-def _is_image_folder(path: str) -> bool:
-    names = set(os.listdir(path)) if os.access(path, os.R_OK) else set()
-    return bool(names.intersection(ZARR_FILES)) or any(
-        name.lower().endswith(".dcm") for name in names
-    )
-
-
-def _inside(folder: str, recursive: bool) -> Iterator[str]:
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:
-        yield folder  # so that it is reported, and does not end the batch
-        return
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if _is_folder(entry):
-            if _is_image_folder(entry.path):
-                yield entry.path
-            # A link may lead back up; what it leads to is found where it is.
-            elif (
-                recursive
-                and not entry.is_symlink()
-                and not os.path.exists(os.path.join(entry.path, "Slidedat.ini"))
-            ):
-                yield from _inside(entry.path, recursive)
-        elif _looks_like_an_image(entry):
-            yield entry.path
-
-
-def _is_folder(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def _looks_like_an_image(entry: "os.DirEntry[str]") -> bool:
-    name = entry.name.lower()
-    if name.endswith(SIDECAR_ENDINGS):
-        return False
-    if name.rsplit(".", 1)[-1] in IMAGE_ENDINGS or name.endswith(".zarr.zip"):
-        return True
-    try:
-        with open(entry.path, "rb") as file:
-            head = file.read(132)
-    except OSError:
-        return False
-    return head.startswith((*TIFF_MAGIC, *PHOTO_MAGIC, *JPEG_2000_MAGIC)) or head[128:] == b"DICM"
-
-
 def read_manifest(path: Path) -> Iterator[str]:
     """Yield the `path` column of a CSV; relative paths start at the CSV's own folder."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            table = csv.DictReader(file, strict=True)
-            columns = list(table.fieldnames or [])
-            rows = list(table)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ManifestError(
-            f"cannot read the manifest `{path}`: {error}", hint="it must be a CSV file in UTF-8"
-        ) from error
-    if columns.count("path") != 1:
-        raise ManifestError(
-            f"{columns.count('path') or 'no'} column `path` in `{path}`",
-            hint=f"its first line names the columns: {', '.join(columns) or 'none'}",
-        )
-    if not rows:
-        raise ManifestError(f"`{path}` lists no image", hint="one line each, below the columns")
-    empty = [str(number) for number, row in enumerate(rows, 2) if not (row["path"] or "").strip()]
-    if empty:
-        raise ManifestError(f"no path on line {', '.join(empty)} of `{path}`", hint="fill it in")
+    rows = read_rows(path)
+    problems = Problems(str(path))
     for row in rows:
-        name = row["path"].strip()
-        yield name if "://" in name else os.path.join(path.parent, name)
+        if not row["path"]:
+            problems.add("no path", line=row.line, hint="fill it in")
+    problems.check()
+    yield from (locate(path, row["path"]) for row in rows)
 
 
 def parse_counts(text: str, flag: str) -> tuple[int, ...]:

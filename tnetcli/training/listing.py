@@ -1,0 +1,166 @@
+"""Images as somebody listed them: rows of a CSV, or files in a folder for each class."""
+
+import difflib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tnetcli.csv_file import Problems, Row, locate, read_rows
+from tnetcli.errors import ManifestError
+from tnetcli.geometry import Window
+from tnetcli.readers.base import ReadOptions
+from tnetcli.readers.finding import images_inside, is_image_folder
+from tnetcli.readers.resolution import COARSEST, FINEST
+from tnetcli.sections import Data
+from tnetcli.wording import shorten
+
+COLUMNS = ("path", "label", "split", "id", "group", "box", "mpp", "bands")
+SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One image as somebody listed it; `split` is empty where nobody chose."""
+
+    line: int | None
+    path: str
+    label: str
+    split: str
+    id: str
+    group: str
+    boxes: tuple[Window, ...]
+    options: ReadOptions
+
+
+def list_manifest(data: Data, problems: Problems) -> Iterator[Listed]:
+    """Yield the rows of a CSV, and note what is wrong with each."""
+    rows = read_rows(data.path, ("path", "label"))
+    for name in rows[0].values:
+        if name not in COLUMNS:
+            close = difflib.get_close_matches(name, COLUMNS, n=1)
+            meant = f"; did you mean `{close[0]}`?" if close else ""
+            log.warning("column `%s` of %s is not used%s", shorten(name), data.path, meant)
+    for row in rows:
+        if not row["path"]:
+            problems.add("no path", line=row.line, hint="fill it in")
+            continue
+        yield Listed(
+            line=row.line,
+            path=locate(data.path, row["path"]),
+            label=row["label"],
+            split=_split(row, problems),
+            id=row["id"] or row["path"],
+            group=row["group"] or os.path.normpath(row["path"]),
+            boxes=tuple(_boxes(row, problems)),
+            options=_options(row, data, problems),
+        )
+
+
+def _split(row: Row, problems: Problems) -> str:
+    given = row["split"]
+    if given and given not in SPLITS:
+        problems.add(
+            f"unknown split `{shorten(given)}`", line=row.line, hint=nearest(given, list(SPLITS))
+        )
+    return SPLITS.get(given, "")
+
+
+def _boxes(row: Row, problems: Problems) -> Iterator[Window]:
+    for text in row["box"].split(";"):
+        if not text.strip():
+            continue
+        try:
+            left, top, right, bottom = (float(part) for part in text.split())
+        except ValueError:
+            problems.add(
+                f"a box is not four numbers: `{shorten(text)}`",
+                line=row.line,
+                hint="`x0 y0 x1 y1` in full-resolution pixels; `;` between two boxes",
+            )
+            continue
+        try:
+            yield Window(left, top, right - left, bottom - top)
+        except ValueError:
+            problems.add(
+                f"a box is empty: `{shorten(text)}`",
+                line=row.line,
+                hint="`x0 y0 x1 y1` with x0 < x1 and y0 < y1",
+            )
+
+
+def _options(row: Row, data: Data, problems: Problems) -> ReadOptions:
+    """Return how to read an image: what its row says, and the recipe for the rest."""
+    options = ReadOptions(bands=data.bands, nodata=data.nodata, mpp=data.mpp)
+    if row["bands"]:
+        bands = tuple(part.strip() for part in row["bands"].split(","))
+        if not all(bands):
+            problems.add(
+                f"a band without a name: `{shorten(row['bands'])}`",
+                line=row.line,
+                hint="numbers from 1 or names, with commas between them",
+            )
+        options = replace(options, bands=bands)
+    if row["mpp"]:
+        try:
+            options = replace(options, mpp=float(row["mpp"]))
+        except ValueError:
+            options = replace(options, mpp=float("nan"))
+        if not FINEST <= (options.mpp or 0.0) <= COARSEST:
+            problems.add(
+                f"mpp is not within {FINEST:g} to {COARSEST:g}: `{shorten(row['mpp'])}`",
+                line=row.line,
+                hint="microns per pixel: a 20x scan has about 0.5",
+            )
+            options = replace(options, mpp=data.mpp)
+    return options
+
+
+def list_folder(data: Data, problems: Problems) -> Iterator[Listed]:
+    """Yield the images of a folder for each class, or of such folders for each split."""
+    folders = _folders(data.path, problems)
+    parts = [("", label, path) for label, path in folders.items()]
+    if all(name in SPLITS for name in folders):
+        parts = [
+            (SPLITS[split], label, path)
+            for split, of_split in folders.items()
+            for label, path in _folders(Path(of_split), problems).items()
+        ]
+    options = ReadOptions(bands=data.bands, nodata=data.nodata, mpp=data.mpp)
+    for split, label, folder in parts:
+        for path in images_inside(folder, recursive=True):
+            name = Path(path).relative_to(data.path).as_posix()
+            yield Listed(None, path, label, split, id=name, group=name, boxes=(), options=options)
+
+
+def _folders(root: Path, problems: Problems) -> dict[str, str]:
+    """Return the folders inside by name; an image beside them has no class."""
+    try:
+        entries = sorted(os.scandir(root), key=lambda entry: entry.name)
+    except OSError as error:
+        raise ManifestError(
+            f"cannot list the folder `{root}`: {(error.strerror or str(error)).lower()}",
+            hint="`data.path` is a folder with one folder for each class; a CSV is of "
+            "`kind: manifest`",
+        ) from error
+    folders = {
+        entry.name: entry.path
+        for entry in entries
+        if not entry.name.startswith(".")
+        and os.path.isdir(entry.path)
+        and not is_image_folder(entry.path)
+    }
+    for path in images_inside(str(root), recursive=False):
+        problems.add(
+            f"`{shorten(os.path.basename(path))}` is in no folder of a class",
+            hint="move it into one",
+        )
+    return folders
+
+
+def nearest(given: str, known: Sequence[str]) -> str:
+    """Return the hint that names what was meant, or all there is."""
+    close = difflib.get_close_matches(given, known, n=1)
+    return f"did you mean `{close[0]}`?" if close else f"one of: {shorten(', '.join(known))}"

@@ -1,0 +1,173 @@
+"""Images with labels, from a CSV or a folder for each class; all mistakes are told up front."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.csv_file import Problems
+from tnetcli.errors import RecipeError
+from tnetcli.geometry import Window
+from tnetcli.readers.base import Reader, ReadOptions
+from tnetcli.readers.open import open_image
+from tnetcli.sections import Data
+from tnetcli.training.inspection import check_files
+from tnetcli.training.listing import Listed, list_folder, list_manifest, nearest
+from tnetcli.training.splits import assign_splits, check_splits
+from tnetcli.wording import shorten
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One labelled image, not yet opened; `boxes` say where its label is to be seen, if known."""
+
+    path: str
+    label: int
+    id: str
+    group: str
+    split: str
+    boxes: tuple[Window, ...]
+    options: ReadOptions
+
+    def open(self) -> Reader:
+        """Open the image as its row and the recipe want it read."""
+        return open_image(self.path, options=self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """All labelled images of a training."""
+
+    classes: tuple[str, ...]
+    train: tuple[Example, ...]
+    validation: tuple[Example, ...]
+    test: tuple[Example, ...]
+
+
+def read_examples(
+    data: Data,
+    classes: int | tuple[str, ...],
+    *,
+    check_images: bool = True,
+    training: bool = True,
+) -> Examples:
+    """Return the images of a manifest or of a folder, or say everything that is wrong with them.
+
+    Where `classes` is a count, the sorted labels are the classes. What is in no split is divided
+    by a hash of its group, which stays what it is when images are added. Without `training`, as
+    for an evaluation, no split has to hold anything and what is in none is for the test.
+    """
+    if data.kind == "mosaic":
+        raise ValueError("a mosaic of tiles has no list of images")
+    problems = Problems(str(data.path))
+    listed = list((list_folder if data.kind == "folder" else list_manifest)(data, problems))
+    names = _name_classes(classes, listed, problems, training)
+    _check_repeats(listed, problems)
+    listed = assign_splits(listed, data if training else None, problems)
+    if training:
+        check_splits(listed, names, problems)
+    if check_images:
+        check_files(listed, data.bands, problems)
+    problems.check()
+    number = {name: index for index, name in enumerate(names)}
+    examples = [
+        Example(
+            each.path, number[each.label], each.id, each.group, each.split, each.boxes, each.options
+        )
+        for each in listed
+    ]
+    of_split = {
+        split: tuple(each for each in examples if each.split == split)
+        for split in ("train", "validation", "test")
+    }
+    return Examples(names, **of_split)
+
+
+def class_weights(
+    choice: str | dict[str, float], labels: Sequence[int], classes: Sequence[str]
+) -> NDArray[np.float32] | None:
+    """Return (classes,) how much an image of each counts, on average over `labels` 1.
+
+    `balanced` lets every class count the same in all; a class that is not named counts 1 before
+    all are scaled.
+    """
+    if choice == "none":
+        return None
+    counts = np.bincount(np.asarray(labels, np.intp), minlength=len(classes))  # (classes,)
+    if choice == "balanced":
+        weights = np.where(counts > 0, 1 / np.maximum(counts, 1), 0.0)
+    elif isinstance(choice, dict):
+        for name in choice:
+            if name not in classes:
+                raise RecipeError(
+                    f"`data.class_weights` names an unknown class: `{shorten(name)}`",
+                    hint=nearest(name, classes),
+                )
+        weights = np.array([choice.get(name, 1.0) for name in classes], np.float64)
+    else:
+        raise ValueError(f"no way to weigh classes: `{choice}`")
+    total = float((weights * counts).sum())
+    if total <= 0:
+        raise RecipeError(
+            "`data.class_weights` leaves no image that counts", hint="give one class more than 0"
+        )
+    return np.asarray(weights * len(labels) / total, np.float32)
+
+
+def _name_classes(
+    classes: int | tuple[str, ...], listed: Sequence[Listed], problems: Problems, training: bool
+) -> tuple[str, ...]:
+    labels = sorted({each.label for each in listed if each.label})
+    for each in listed:
+        if not each.label:
+            problems.add("no label", line=each.line, hint="fill it in")
+    if not listed:
+        problems.add("no image is there", hint="one folder for each class, with images inside")
+    elif training and len(labels) == 1:
+        problems.add(
+            f"one class only: `{shorten(labels[0])}`", hint="there is nothing to tell it from"
+        )
+    if isinstance(classes, int):
+        if len(labels) > 1 and len(labels) != classes:
+            problems.add(
+                f"{len(labels)} classes ({shorten(', '.join(labels))}), the recipe has {classes}",
+                hint=f"`model.classes: {len(labels)}`, or is a label misspelt?",
+            )
+        return tuple(labels)
+    for label in labels:
+        if label not in classes:
+            images = [each for each in listed if each.label == label]
+            problems.add(
+                f"unknown label `{shorten(label)}` of {_count(len(images))}",
+                line=images[0].line,
+                hint=nearest(label, classes),
+            )
+    return classes
+
+
+def _check_repeats(listed: Sequence[Listed], problems: Problems) -> None:
+    """Notice an id that comes twice, and a file that is listed as two things."""
+    ids: dict[str, Listed] = {}
+    files: dict[str, Listed] = {}
+    for each in listed:
+        first = ids.setdefault(each.id, each)
+        if first is not each:
+            problems.add(
+                f"the id `{shorten(each.id)}` of line {first.line} again",
+                line=each.line,
+                hint="an image is listed once, or has an `id` of its own each time",
+            )
+        first = files.setdefault(os.path.normpath(each.path), each)
+        if first.label != each.label and first.label and each.label:
+            problems.add(
+                f"`{shorten(each.path)}` is `{shorten(each.label)}`, on line {first.line} "
+                f"`{shorten(first.label)}`",
+                line=each.line,
+                hint="an image has one label",
+            )
+
+
+def _count(images: int) -> str:
+    return "1 image" if images == 1 else f"{images} images"
