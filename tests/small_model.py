@@ -39,7 +39,7 @@ class SmallModel(Model):
     def conclude(self, features, present):
         weights = present.to(features) / present.sum(dim=1, keepdim=True)
         mean = (weights.unsqueeze(-1) * features).sum(dim=1)
-        return Conclusion(self.classify(mean), weights)
+        return Conclusion(self.classify(mean), weights, mean)
 
     def classify(self, features):
         return self.classifier(features)

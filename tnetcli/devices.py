@@ -6,7 +6,7 @@ import torch
 
 from tnetcli.errors import UsageError
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 def choose_device(name: str) -> torch.device:
@@ -36,8 +36,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Return a context in which `bf16` computes in half the width; `fp32` changes nothing."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    """Return a context that computes in half the width, except with `fp32`."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Cost, Reader
 from tnetcli.traversal import Plan, traverse
 from tnetcli.views import Fit, View, Views, root_window
-from tnetcli.visits import Place, Seen, Stop, Visit, Walk
+from tnetcli.visits import Attend, Place, Seen, Stop, Visit
 
 CHUNK = 32  # views in one forward pass: about 600 MB of maps in EfficientNet-B0
 log = logging.getLogger(__name__)
@@ -137,12 +137,13 @@ class Looker:
         *,
         seeds: Sequence[int] | None = None,
         confidence: float | None = None,
+        attend: Attend | None = None,
     ) -> list[Sight | TnetError]:
         """Walk all images together, one batch of views a level; a failed image yields its error.
 
         `confidence` ends the looking at an image once a class is as probable as that. Levels end
         by themselves where a view would be finer than the image's own pixels, unless the plan
-        has a `least_side` of its own.
+        has a `least_side` of its own. `attend` stands in for the model's choice of cells.
         """
         confidence = self._confidence if confidence is None else confidence
         if confidence is not None and not 0 <= confidence <= 1:
@@ -161,7 +162,13 @@ class Looker:
         sure = 1.0 if confidence is None else confidence
 
         def look(places: Sequence[Place]) -> list[Seen | None]:
-            return self._look_at_level(places, readers, albums, plan.levels)
+            seen = self._look_at_level(places, readers, albums, plan.levels)
+            if attend is None:
+                return seen
+            return [
+                each and replace(each, attention=attend(place, each.attention))
+                for place, each in zip(places, seen, strict=True)
+            ]
 
         def confident(images: Sequence[int]) -> list[bool]:
             return [self._probability(albums[image]) >= sure for image in images]
@@ -178,7 +185,7 @@ class Looker:
             album.error
             or self._conclude(
                 album,
-                _own(walk, image),
+                walk.alone(image),
                 walk.stops[image],
                 reader.cost,
             )
@@ -290,7 +297,7 @@ class Looker:
             until = torch.arange(1, depth + 1, device=self.device)
             present = levels <= until.unsqueeze(1)  # (levels, windows)
             each_level = features.expand(depth, *features.shape)
-            scores, weights = self.model.conclude(each_level, present)
+            scores, weights, _ = self.model.conclude(each_level, present)
             window_scores = self.model.classify(features)
         return Sight(
             visits=visits,
@@ -308,19 +315,6 @@ class Looker:
             read_seconds=album.read_seconds,
             model_seconds=album.model_seconds + time.perf_counter() - start,
         )
-
-
-def _own(walk: Walk, image: int) -> tuple[Visit, ...]:
-    """Return the visits of one image, numbered among themselves as if it had been alone."""
-    numbers = {number: own for own, number in enumerate(walk.of(image))}
-    return tuple(
-        replace(
-            visit,
-            place=Place(0, visit.place.region),
-            followed=tuple(replace(cell, visit=numbers[cell.visit]) for cell in visit.followed),
-        )
-        for visit in (walk.visits[number] for number in numbers)
-    )
 
 
 def _note(album: _Album, place: Place, view: View | TnetError, reader: Reader) -> None:

@@ -87,6 +87,10 @@ class Views:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = None
 
+    def submit(self, reader: Reader, window: Window) -> "Future[View | TnetError]":
+        """Begin to read one view; whoever wants it asks for the result."""
+        return self._submit_one(reader, window, threading.Event())
+
     def _submit_one(
         self, reader: Reader, window: Window, stop: threading.Event
     ) -> "Future[View | TnetError]":

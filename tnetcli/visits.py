@@ -1,7 +1,7 @@
 """What a walk through images is told in: places, what was seen there, visits, and why it ended."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -37,6 +37,8 @@ class Seen:
 
 
 Look: TypeAlias = Callable[[Sequence[Place]], Sequence[Seen | None]]
+# Takes a place and the attention (rows, columns) that a model gives it; returns another.
+Attend: TypeAlias = Callable[[Place, NDArray[np.floating]], NDArray[np.floating]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +86,15 @@ class Walk:
     def of(self, image: int) -> list[int]:
         """Return the indices of the visits of one image."""
         return [i for i, visit in enumerate(self.visits) if visit.place.image == image]
+
+    def alone(self, image: int) -> tuple[Visit, ...]:
+        """Return the visits of one image, numbered as if it had been the only one."""
+        numbers = {number: own for own, number in enumerate(self.of(image))}
+        return tuple(
+            replace(
+                visit,
+                place=Place(0, visit.place.region),
+                followed=tuple(replace(cell, visit=numbers[cell.visit]) for cell in visit.followed),
+            )
+            for visit in (self.visits[number] for number in numbers)
+        )

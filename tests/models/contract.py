@@ -115,7 +115,7 @@ class ModelContract:
         assert looked.attention.shape == (3, grid.rows, grid.columns)
 
     def test_a_conclusion_gives_one_score_a_class_and_one_weight_a_region(self, model, looked):
-        scores, weights = model.conclude(looked.features.unsqueeze(0), everywhere(3))
+        scores, weights, _ = model.conclude(looked.features.unsqueeze(0), everywhere(3))
         assert (scores.shape, weights.shape) == ((1, self.case.classes), (1, 3))
 
     @pytest.mark.parametrize("leading", [(), (3,), (2, 5)])
@@ -136,7 +136,7 @@ class ModelContract:
         torch.testing.assert_close(looked.attention.sum(dim=(1, 2)), torch.ones(3))
 
     def test_the_weights_of_an_image_sum_to_1(self, model, looked):
-        _, weights = model.conclude(looked.features.unsqueeze(0), everywhere(3))
+        _, weights, _ = model.conclude(looked.features.unsqueeze(0), everywhere(3))
         assert (weights > 0).all()
         torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
 
@@ -231,7 +231,7 @@ class ModelContract:
 
     def test_one_level_is_enough(self, model, looked):
         alone = looked.features[:1]
-        scores, weights = model.conclude(alone.unsqueeze(0), everywhere(1))
+        scores, weights, _ = model.conclude(alone.unsqueeze(0), everywhere(1))
         self.assert_close(scores, model.classify(alone))
         assert torch.equal(weights, torch.ones(1, 1))
 

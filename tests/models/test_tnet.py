@@ -141,14 +141,14 @@ def test_the_baseline_starts_at_a_half_and_is_saved(model):
 def test_double_precision_is_kept():
     model = build(weighting=True).double()
     looked = model.look(noise(2, 3, 32, 32).double(), [ROOT, ROOT])
-    scores, _ = model.conclude(looked.features.unsqueeze(0), everywhere(2))
+    scores, _, _ = model.conclude(looked.features.unsqueeze(0), everywhere(2))
     assert {part.dtype for part in (*looked, scores)} == {torch.float64}
 
 
 def test_half_precision_is_kept_but_for_attention():
     model = build(weighting=True).bfloat16()
     looked = model.look(noise(2, 3, 32, 32).bfloat16(), [ROOT, ROOT])
-    scores, _ = model.conclude(looked.features.unsqueeze(0), everywhere(2))
+    scores, _, _ = model.conclude(looked.features.unsqueeze(0), everywhere(2))
     assert looked.features.dtype == scores.dtype == torch.bfloat16
     assert looked.attention.dtype == torch.float32
 

@@ -22,6 +22,7 @@ class Conclusion(NamedTuple):
 
     scores: Tensor  # (images, classes), logits
     weights: Tensor  # (images, regions), how much each region counted; they sum to 1
+    features: Tensor  # (images, features), what was classified: the weighted mean
 
 
 class Model(nn.Module, ABC):

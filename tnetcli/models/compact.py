@@ -6,6 +6,8 @@ from torch.nn import functional
 from tnetcli.models.arguments import Pooling
 from tnetcli.models.pooling import pool_map
 
+MOMENTUM = 0.03  # of the running statistics: each level moves them by other views
+FIRST_SHARE = 0.2  # of what a residual adds before it has learned anything
 STEM, MIDDLE, LAST = 32, 64, 96  # channels at a quarter, an eighth and a sixteenth of the view
 
 
@@ -15,7 +17,7 @@ class Convolution(nn.Sequential):
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> None:
         super().__init__(
             nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False),
-            nn.BatchNorm2d(outputs),
+            nn.BatchNorm2d(outputs, momentum=MOMENTUM),
         )
 
 
@@ -26,6 +28,9 @@ class Residual(nn.Module):
         super().__init__()
         self.first = Convolution(channels, channels)
         self.second = Convolution(channels, channels)
+        norm = self.second[1]
+        assert isinstance(norm, nn.BatchNorm2d)
+        nn.init.constant_(norm.weight, FIRST_SHARE)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a map of the same shape."""

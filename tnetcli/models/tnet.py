@@ -92,7 +92,7 @@ class TNet(Model):
     def conclude(self, features: Tensor, present: Tensor) -> Conclusion:
         """Classify the weighted mean of what is present."""
         mean, weights = weigh(self.weighting, features, present)
-        return Conclusion(self.classify(mean), weights.detach())
+        return Conclusion(self.classify(mean), weights.detach(), mean)
 
     def classify(self, features: Tensor) -> Tensor:
         """Return the class scores of single feature vectors."""

@@ -49,7 +49,7 @@ class Whole(Model):
     def conclude(self, features: Tensor, present: Tensor) -> Conclusion:
         """Classify the mean of what is present."""
         mean, weights = weigh(self.mean, features, present)
-        return Conclusion(self.classify(mean), weights)
+        return Conclusion(self.classify(mean), weights, mean)
 
     def classify(self, features: Tensor) -> Tensor:
         """Return the class scores of single feature vectors."""

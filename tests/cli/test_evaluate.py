@@ -1,0 +1,122 @@
+import json
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from tests.checkpoints import write_tiny
+from tests.commands import tnet
+from tests.images import noise, write_geotiff
+from tnetcli.cli.main import app
+
+CLASSES = ["river", "forest"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluate")
+    write_tiny(
+        folder / "m.safetensors",
+        classes=CLASSES,
+        bands=["red", "green", "blue"],
+        normalisation={"dtype": "uint8", "mean": [128.0] * 3, "std": [60.0] * 3},
+        traversal={"levels": 2, "keep": [2]},
+    )
+    rows = ["path,label,box"]
+    for number in range(4):
+        write_geotiff(folder / f"{number}.tif", noise((200, 180), seed=number))
+        rows.append(f"{number}.tif,{CLASSES[number % 2]},10 10 60 50")
+    (folder / "a.csv").write_text("\n".join(rows) + "\n")
+    (folder / "broken.tif").write_text("no image")
+    (folder / "some.csv").write_text("path,label\n0.tif,river\nbroken.tif,river\n")
+    (folder / "none.csv").write_text("path,label\nbroken.tif,river\n")
+    (folder / "unknown.csv").write_text("path,label\n0.tif,desert\n")
+    return folder
+
+
+def evaluate(folder, *arguments, data="a.csv"):
+    common = ("--model", folder / "m.safetensors", "--data", folder / data, "--device", "cpu")
+    return tnet("evaluate", *common, "--threads", "1", *arguments)
+
+
+def in_process(folder, *arguments, data="a.csv", **environment):
+    given = ["--model", folder / "m.safetensors", "--data", folder / data, "--device", "cpu"]
+    return CliRunner().invoke(app, ["evaluate", *map(str, [*given, *arguments])], env=environment)
+
+
+def test_everything_is_told_written_and_drawn(folder, tmp_path):
+    output, picture = tmp_path / "a.json", tmp_path / "a.png"
+    done = evaluate(folder, "-o", output, "--confusion", picture)
+    assert (done.returncode, done.stderr) == (0, "")
+    for words in ("accuracy", "macro F1", "random", "oracle", "1 river", "billion"):
+        assert words in done.stdout
+    record = json.loads(output.read_text())
+    assert [row["windows"] for row in record["rows"][:3]] == [0, 1, 2]
+    with Image.open(picture) as drawn:
+        assert drawn.format == "PNG"
+
+
+def test_json_is_one_line_of_what_the_file_holds(folder, tmp_path):
+    output = tmp_path / "a.json"
+    done = in_process(folder, "--json", "-o", output, "--seed", 3)
+    assert done.exit_code == 0
+    assert done.stdout == output.read_text()
+    assert json.loads(done.stdout)["seed"] == 3
+
+
+def test_the_walk_and_what_is_compared_can_be_chosen(folder):
+    done = in_process(
+        folder, "--json", "--keep", "3", "--windows", "0,2", "--no-random", "--no-oracle"
+    )
+    record = json.loads(done.stdout)
+    assert record["plan"]["keep"] == [3]
+    assert {row["choice"] for row in record["rows"]} == {"attention"}
+    assert sorted({row["windows"] for row in record["rows"]}) == [0, 2, 3]
+
+
+def test_options_are_read_from_the_environment(folder):
+    done = in_process(folder, TNET_JSON="1", TNET_LEVELS="1", TNET_NO_RANDOM="1")
+    assert [row["windows"] for row in json.loads(done.stdout)["rows"]] == [0]
+
+
+def test_what_exists_is_replaced_only_if_asked(folder, tmp_path):
+    output = tmp_path / "a.json"
+    output.write_text("mine")
+    done = in_process(folder, "-o", output)
+    assert (done.exception.exit_code, done.stdout, output.read_text()) == (7, "", "mine")
+    assert in_process(folder, "-o", output, "--overwrite").exit_code == 0
+    assert json.loads(output.read_text())["images"] == 4
+
+
+def test_some_that_fail_end_with_8_and_the_rest_is_told(folder):
+    done = evaluate(folder, "--json", data="some.csv")
+    assert done.returncode == 8
+    record = json.loads(done.stdout)
+    assert record["images"] == 1
+    assert [failure["id"] for failure in record["failed"]] == ["broken.tif"]
+    assert "broken.tif" in done.stderr
+    assert "error: 1 of 2 images" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data", "code", "words"),
+    [
+        ((), "none.csv", 3, "broken.tif"),
+        (("--model", "no.safetensors"), "a.csv", 5, "no.safetensors"),
+        ((), "unknown.csv", 4, "desert"),
+        ((), "nowhere.csv", 4, "nowhere.csv"),
+        (("--split", "validation"), "a.csv", 4, "validation"),
+        (("--windows", "0,9"), "a.csv", 2, "9"),
+        (("--windows", "x"), "a.csv", 2, "--windows"),
+        (("--keep", "0"), "a.csv", 2, "--keep"),
+        (("--confusion", "a.jpg"), "a.csv", 2, "a.jpg"),
+        (("--bands", "1,2"), "a.csv", 3, "3 bands"),
+        (("--device", "toaster"), "a.csv", 2, "toaster"),
+    ],
+)
+def test_a_mistake_is_one_error_with_its_code(folder, arguments, data, code, words):
+    done = in_process(folder, *arguments, data=data)
+    assert done.exception is not None
+    assert getattr(done.exception, "exit_code", None) == code
+    assert words in str(done.exception)

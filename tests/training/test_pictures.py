@@ -1,0 +1,258 @@
+import itertools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tnetcli.errors import OutputError
+from tnetcli.geometry import Size, Window
+from tnetcli.training.files import check_free, write_whole
+from tnetcli.training.pictures import COLOURS, Sample, draw_confusion, draw_curves, draw_samples
+
+GREEN = (0, 255, 0)
+STRANGE = ["a$b", "$x$", "日本語", "\x1b[2J\n", "x" * 500, "", "%d {0}"]
+
+
+def pixels(path):
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def is_colour(picture, colour):
+    return (np.abs(picture.astype(int) - colour) <= 2).all(axis=2)
+
+
+def of_hex(text):
+    return tuple(bytes.fromhex(text[1:]))
+
+
+def bounds(mask):
+    """Return the edges of what is true: left, top, right, bottom."""
+    rows, columns = np.nonzero(mask)
+    return np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+
+
+def line(step, **more):
+    return {"stage": "look", "step": step, "loss": 3 - step / 100, **more}
+
+
+def sample(**changes):
+    return Sample(
+        **{
+            "thumbnail": np.full((30, 60, 3), GREEN, np.uint8),
+            "size": Size(2000, 1000),
+            "windows": [(Window(0, 0, 2000, 1000), 1, 1.0)],
+            "label": "river",
+            "predicted": "river",
+            "probability": 0.8,
+            **changes,
+        }
+    )
+
+
+LINES = tuple(
+    line(
+        step,
+        accuracy=[0.2, 0.3 + step / 1000, 0.4],
+        entropy=[0.9, 0.8],
+        validation={"accuracy": 0.5, "loss": 2.0} if step % 100 == 0 else None,
+    )
+    for step in range(0, 300, 10)
+)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    path = tmp_path_factory.mktemp("curves") / "a.png"
+    draw_curves(LINES, path)
+    return path
+
+
+class TestCurves:
+    def test_every_level_has_a_colour_of_its_own(self, drawn):
+        picture = pixels(drawn)
+        assert all(is_colour(picture, of_hex(colour)).sum() > 50 for colour in COLOURS[:4])
+
+    def test_the_same_lines_read_back_from_json_give_the_same_bytes(self, drawn, tmp_path):
+        draw_curves([json.loads(json.dumps(each)) for each in LINES], tmp_path / "b.png")
+        assert drawn.read_bytes() == (tmp_path / "b.png").read_bytes()
+
+    def test_other_values_give_another_picture(self, drawn, tmp_path):
+        draw_curves([*LINES[:-1], line(290, loss=9.0)], tmp_path / "b.png")
+        assert drawn.read_bytes() != (tmp_path / "b.png").read_bytes()
+
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            [],
+            [{}, {"step": 3}],
+            [{"loss": 1.0}],
+            [line(0), line(10, loss=float("nan")), line(20, loss=float("inf")), line(30)],
+            [line(0, accuracy=None, validation=None), line(1, accuracy=[0.1, None], entropy="x")],
+            [line(0, accuracy=[0.1]), line(1, accuracy=[0.1, 0.2]), line(2, accuracy=0.5)],
+            [line(0, validation={"accuracy": [0.1, 0.2], "hit": [0.5], "by_chance": 0.1})],
+            [{"stage": name, "step": 0, "loss": 1.0} for name in STRANGE],
+        ],
+        ids=range(8),
+    )
+    def test_what_is_missing_is_left_out(self, lines, tmp_path):
+        draw_curves(lines, tmp_path / "a.png")
+        assert pixels(tmp_path / "a.png").std() > 0
+
+    def test_a_stage_that_counts_anew_is_drawn_behind_the_one_before(self, tmp_path):
+        anew = [line(step, stage=stage) for stage in "ab" for step in range(0, 100, 10)]
+        for number, each in enumerate(anew):
+            each["loss"] = float(number)
+        going_on = [{**each, "step": 10 * i - 10 * (i >= 10)} for i, each in enumerate(anew)]
+        draw_curves(anew, tmp_path / "a.png")
+        draw_curves(going_on, tmp_path / "b.png")
+        assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+class TestConfusion:
+    def areas(self, matrix, path):
+        """Return how many pixels are of the brightest and of the darkest colour."""
+        draw_confusion(np.array(matrix), [f"c{i}" for i in range(len(matrix))], path)
+        picture = pixels(path)
+        picture = picture[:, : int(picture.shape[1] * 0.8)]  # without the scale beside it
+        from matplotlib import colormaps
+
+        ends = [tuple(int(255 * each) for each in colormaps["cividis"](x)[:3]) for x in (1.0, 0.0)]
+        return [is_colour(picture, end).sum() for end in ends]
+
+    def test_a_row_is_bright_where_its_images_are(self, tmp_path):
+        bright, dark = self.areas([[9, 0, 0], [0, 2, 0], [0, 0, 70]], tmp_path / "a.png")
+        assert dark / bright == pytest.approx(2, rel=0.15)
+
+    def test_a_class_without_images_is_dark(self, tmp_path):
+        bright, dark = self.areas([[9, 0], [0, 0]], tmp_path / "a.png")
+        assert dark / bright == pytest.approx(3, rel=0.15)
+
+    @pytest.mark.parametrize("count", [1, 21, 400])
+    def test_any_number_of_classes_fits_on_a_page(self, count, tmp_path):
+        names = [f"class {i}" for i in range(count)]
+        draw_confusion(np.eye(count, dtype=int), names, tmp_path / "a.png")
+        assert max(pixels(tmp_path / "a.png").shape) <= 1600
+
+    def test_any_name_can_be_drawn(self, tmp_path):
+        draw_confusion(np.eye(len(STRANGE), dtype=int), STRANGE, tmp_path / "a.png")
+        assert pixels(tmp_path / "a.png").std() > 0
+
+
+class TestSamples:
+    @pytest.mark.parametrize("level", [2, 3])
+    def test_a_window_is_drawn_where_it_is_in_the_colour_of_its_level(self, level, tmp_path):
+        window = Window(500, 250, 1000, 500)  # the middle half
+        draw_samples([sample(windows=[(window, level, 0.4)])], tmp_path / "a.png")
+        picture = pixels(tmp_path / "a.png")
+        image = bounds(is_colour(picture, GREEN))
+        drawn = bounds(is_colour(picture, of_hex(COLOURS[level - 2])))
+        width, height = image[2] - image[0], image[3] - image[1]
+        quarter = np.array([width, height, -width, -height]) / 4
+        assert drawn == pytest.approx(image + quarter, abs=3)
+
+    def test_the_whole_image_needs_no_frame(self, tmp_path):
+        draw_samples([sample()], tmp_path / "a.png")
+        picture = pixels(tmp_path / "a.png")
+        assert not any(is_colour(picture, of_hex(colour)).any() for colour in COLOURS)
+
+    def test_the_shape_of_the_image_is_kept(self, tmp_path):
+        draw_samples([sample()], tmp_path / "a.png")
+        left, top, right, bottom = bounds(is_colour(pixels(tmp_path / "a.png"), GREEN))
+        assert (right - left) / (bottom - top) == pytest.approx(2, rel=0.03)
+
+    def test_a_true_box_is_dashed(self, tmp_path):
+        draw_samples([sample(boxes=[Window(400, 200, 1200, 600)])], tmp_path / "a.png")
+        picture = pixels(tmp_path / "a.png")
+        left, top, right, bottom = bounds(is_colour(picture, GREEN))
+        middle = picture[top + (bottom - top) // 2, left:right]
+        assert not is_colour(middle[None], GREEN).all()
+        row = top + (bottom - top) // 5
+        edge = [tuple(each) for each in picture[row, left + 80 : right - 80]]
+        colours = [each for each, _ in itertools.groupby(edge)]
+        assert len(colours) > 10  # black and white in turn
+
+    def test_a_window_past_the_edge_does_not_move_the_image(self, tmp_path):
+        past = [(Window(-1000, -1000, 5000, 4000), 2, 0.1)]
+        draw_samples([sample(windows=past)], tmp_path / "a.png")
+        draw_samples([sample()], tmp_path / "b.png")
+        (a, b) = (bounds(is_colour(pixels(tmp_path / name), GREEN)) for name in ("a.png", "b.png"))
+        assert a == pytest.approx(b, abs=2)
+
+    def test_plain_tuples_are_taken(self, tmp_path):
+        draw_samples([tuple(sample())], tmp_path / "a.png")
+        draw_samples([sample()], tmp_path / "b.png")
+        assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+    @pytest.mark.parametrize(("count", "rows"), [(4, 1), (5, 2)])
+    def test_images_stand_in_rows_of_four(self, count, rows, tmp_path):
+        draw_samples([sample()] * count, tmp_path / "a.png")
+        green = is_colour(pixels(tmp_path / "a.png"), GREEN).any(axis=1)
+        assert np.sum(green[1:] & ~green[:-1]) == rows
+
+    def test_any_name_can_be_drawn(self, tmp_path):
+        strange = [sample(label=name, predicted="river") for name in STRANGE]
+        draw_samples(strange, tmp_path / "a.png")
+        assert pixels(tmp_path / "a.png").std() > 0
+
+    def test_no_sample_is_a_mistake(self, tmp_path):
+        with pytest.raises(ValueError, match="no sample"):
+            draw_samples([], tmp_path / "a.png")
+
+
+def test_drawing_needs_no_display_and_leaves_settings_alone(tmp_path):
+    code = f"""
+import sys
+import numpy as np
+import matplotlib
+matplotlib.rcParams["font.size"] = 33
+from tnetcli.training.pictures import draw_confusion
+draw_confusion(np.eye(2, dtype=int), ["a", "b"], {str(tmp_path / "a.png")!r})
+assert matplotlib.rcParams["font.size"] == 33
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+    draw_confusion(np.eye(2, dtype=int), ["a", "b"], tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+class TestFiles:
+    def test_what_was_there_is_replaced_and_nothing_else_is_left(self, tmp_path):
+        path = tmp_path / "a.json"
+        for content in (b"one", b"two"):
+            write_whole(path, content)
+            assert path.read_bytes() == content
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_a_link_stays_a_link(self, tmp_path):
+        (tmp_path / "link").symlink_to(tmp_path / "a.json")
+        write_whole(tmp_path / "link", b"one")
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "a.json").read_bytes() == b"one"
+
+    def test_a_place_that_cannot_be_written_to_is_told(self, tmp_path):
+        with pytest.raises(OutputError, match="cannot write"):
+            write_whole(tmp_path / "none" / "a.json", b"")
+
+    @pytest.mark.parametrize(
+        ("name", "problem"),
+        [
+            ("there", "exists"),
+            ("folder", "a folder is in the way"),
+            ("none/a", "there is no folder"),
+            ("x" * 300, "not a name"),
+        ],
+    )
+    def test_a_place_that_is_not_free_is_refused(self, name, problem, tmp_path):
+        (tmp_path / "there").write_text("")
+        (tmp_path / "folder").mkdir()
+        with pytest.raises(OutputError, match=problem):
+            check_free(tmp_path / name)
+
+    def test_what_is_there_may_be_replaced_if_asked(self, tmp_path):
+        (tmp_path / "there").write_text("")
+        check_free(tmp_path / "there", overwrite=True)
+        check_free(tmp_path / "new")

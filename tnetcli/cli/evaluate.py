@@ -1,0 +1,136 @@
+"""`tnet evaluate`: how well a model does on labelled images, by the number of windows."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tnetcli.cli.options import Bands, FlatChoice, Json, Overwrite, read_options
+from tnetcli.cli.profile import parse_windows
+from tnetcli.errors import SomeFailedError
+
+
+class SplitName(StrEnum):
+    """The parts that labelled images are divided into."""
+
+    train = "train"
+    validation = "validation"
+    test = "test"
+
+
+def evaluate(
+    model: Annotated[
+        str, typer.Option(envvar="TNET_MODEL", metavar="NAME|FILE", help="A trained model.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            envvar="TNET_DATA",
+            metavar="MANIFEST|FOLDER|RECIPE",
+            readable=False,  # whoever reads it says why it cannot be
+            help="CSV with columns `path` and `label`, a folder for each class, or a recipe.",
+        ),
+    ],
+    split: Annotated[
+        SplitName,
+        typer.Option(envvar="TNET_SPLIT", help="Images that are in no split are for the test."),
+    ] = SplitName.test,
+    levels: Annotated[
+        int | None,
+        typer.Option(
+            envvar="TNET_LEVELS", min=1, max=12, help="How deep to look.", show_default="as trained"
+        ),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TNET_KEEP",
+            help="Cells followed per window when leaving each level: `4,1`.",
+            show_default="as trained",
+        ),
+    ] = None,
+    windows: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TNET_WINDOWS",
+            help="Numbers of windows beside the whole image to tell of: `0,1,2,4`.",
+            show_default="all, or doubling",
+        ),
+    ] = None,
+    no_random: Annotated[
+        bool,
+        typer.Option("--no-random", envvar="TNET_NO_RANDOM", help="Without random windows."),
+    ] = False,
+    no_oracle: Annotated[
+        bool,
+        typer.Option("--no-oracle", envvar="TNET_NO_ORACLE", help="Without windows by true boxes."),
+    ] = False,
+    json: Json = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", envvar="TNET_OUTPUT", help="Write the JSON here."),
+    ] = None,
+    confusion: Annotated[
+        Path | None,
+        typer.Option(envvar="TNET_CONFUSION", help="Draw which classes are mistaken: FILE.png."),
+    ] = None,
+    bands: Bands = None,
+    device: Annotated[
+        str, typer.Option(envvar="TNET_DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")
+    ] = "auto",
+    threads: Annotated[
+        int, typer.Option(envvar="TNET_THREADS", min=1, max=256, help="That read windows.")
+    ] = 4,
+    batch_size: Annotated[
+        int, typer.Option(envvar="TNET_BATCH_SIZE", min=1, help="Images looked at together.")
+    ] = 8,
+    seed: Annotated[
+        int, typer.Option(envvar="TNET_SEED", min=0, help="Of all that is left to chance.")
+    ] = 0,
+    overwrite: Overwrite = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", envvar="TNET_QUIET", help="No progress.")
+    ] = False,
+) -> None:
+    """Evaluate a model on labelled images: accuracy by the number of windows, hits, cost.
+
+    Each image is looked at as the model was trained to, with windows drawn by chance, and, where
+    the manifest has boxes, with windows that the boxes choose. Exits with 0 when all images can be
+    looked at, 8 when some cannot, 3 when none can.
+    """
+    from tnetcli.cli.progress import progress_bar
+    from tnetcli.workflows import evaluate_text as telling
+    from tnetcli.workflows.evaluate import evaluate as run
+    from tnetcli.workflows.images import parse_counts
+
+    telling.check_outputs(output, confusion, overwrite=overwrite)
+    options = read_options(bands, None, None, None, None, None, FlatChoice.stream)
+    with progress_bar("evaluating", quiet=quiet) as advance:
+        found = run(
+            model,
+            data,
+            split=split.value,
+            levels=levels,
+            keep=None if keep is None else parse_counts(keep, "--keep"),
+            counts=None if windows is None else parse_windows(windows),
+            random=not no_random,
+            oracle=not no_oracle,
+            seed=seed,
+            bands=options.bands,
+            device=device,
+            threads=threads,
+            batch_size=batch_size,
+            advance=advance,
+        )
+    if output is not None:
+        telling.write_json(found, output)
+    if confusion is not None:
+        telling.draw_picture(found, confusion)
+    typer.echo(telling.as_json(found) if json else telling.as_text(found))
+    if found.failures:
+        total = found.images + len(found.failures)
+        raise SomeFailedError(
+            f"{len(found.failures)} of {total} images could not be looked at",
+            hint="the warnings above say why",
+        )

@@ -1,0 +1,129 @@
+"""Labelled images to evaluate a model on: of a manifest, of a folder, or those of a recipe."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from tnetcli.errors import ManifestError, RecipeError
+from tnetcli.geometry import Window
+from tnetcli.readers.base import Reader
+from tnetcli.recipe import read_recipe
+from tnetcli.scenes.landscape import LandscapeMaker
+from tnetcli.scenes.tiles import read_tiles
+from tnetcli.sections import Data
+from tnetcli.training.manifest import read_examples
+from tnetcli.wording import shorten
+
+Split = Literal["train", "validation", "test"]
+RECIPES = (".yaml", ".yml")
+
+
+class Labelled(Protocol):
+    """An image of which the label is known, not yet opened."""
+
+    @property
+    def path(self) -> str:
+        """Return where it is."""
+        ...
+
+    @property
+    def id(self) -> str:
+        """Return the name that nothing else has."""
+        ...
+
+    @property
+    def label(self) -> int:
+        """Return the number of its class."""
+        ...
+
+    @property
+    def boxes(self) -> tuple[Window, ...]:
+        """Return where its label is to be seen; nothing if that is not known."""
+        ...
+
+    def open(self) -> Reader:
+        """Open it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A scene that is composed anew whenever it is opened."""
+
+    maker: LandscapeMaker
+    seed: int
+    path: str
+    label: int
+    boxes: tuple[Window, ...]
+
+    @property
+    def id(self) -> str:
+        """Return the name that nothing else has."""
+        return self.path
+
+    def open(self) -> Reader:
+        """Compose it."""
+        return self.maker.scene(self.seed, training=False)
+
+
+def read_labelled(
+    source: str | os.PathLike[str] | Data,
+    split: Split,
+    classes: tuple[str, ...],
+    *,
+    bands: tuple[str, ...] | None = None,
+) -> Sequence[Labelled]:
+    """Return the images of a split; their labels are numbers of `classes`.
+
+    `source` is a CSV, a folder that has a folder for each class, or a recipe with a section
+    `data`. Images that are in no split are for the test; those of a recipe are divided as it says.
+    Files are not opened, so that one that is broken does not keep the others from being looked at.
+    """
+    data = source if isinstance(source, Data) else _find_data(Path(source))
+    if bands is not None:
+        data = data.model_copy(update={"bands": bands})
+    if data.kind == "mosaic":
+        return _compose(data, split, classes)
+    found = read_examples(data, classes, check_images=False, training=_is_divided(source))
+    splits = {"train": found.train, "validation": found.validation, "test": found.test}
+    if not splits[split]:
+        there = ", ".join(f"{len(each)} in {name}" for name, each in splits.items() if each)
+        raise ManifestError(
+            f"no image in the split `{split}` of `{data.path}`",
+            hint=f"there are {there}: choose with --split",
+        )
+    return splits[split]
+
+
+def _is_divided(source: object) -> bool:
+    """Say whether a recipe tells how to divide what is in no split."""
+    return isinstance(source, Data) or Path(str(source)).suffix.lower() in RECIPES
+
+
+def _find_data(path: Path) -> Data:
+    if path.suffix.lower() in RECIPES:
+        data = read_recipe(path).data
+        if data is None:
+            raise RecipeError(f"recipe `{path}` has no section `data`", hint="give a CSV instead")
+        return data
+    return Data(kind="folder" if path.is_dir() else "manifest", path=path)
+
+
+def _compose(data: Data, split: Split, classes: tuple[str, ...]) -> list[Composed]:
+    rules = data.landscape
+    assert rules is not None  # the section sees to it
+    unknown = [name for name in rules.classes if name not in classes]
+    if unknown:
+        raise ManifestError(
+            f"the model does not know the label `{shorten(', '.join(unknown))}`",
+            hint=f"it knows: {', '.join(classes)}",
+        )
+    maker = LandscapeMaker(read_tiles(data.path), split, rules)
+    count = {"train": rules.training, "validation": rules.validation, "test": rules.test}[split]
+    scenes = (maker.scene(seed, training=False) for seed in range(count))
+    return [
+        Composed(maker, seed, scene.path, classes.index(scene.label), scene.boxes)
+        for seed, scene in enumerate(scenes)
+    ]
