@@ -3,7 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test check format lint types docs bench clean
+.PHONY: setup demo test check format lint types docs bench default-model clean
+
+# Labelled tiles of EuroSAT: a folder for each class, in a zip or not.
+TILES ?= ../shared/data/labelled/EuroSAT_RGB.zip
 
 setup: $(READY)
 
@@ -41,6 +44,15 @@ docs: setup
 bench: setup
 	$(BIN)/python benchmarks/readers.py --write
 	$(BIN)/python benchmarks/traversal.py --write
+	$(BIN)/python benchmarks/training.py --write
+	$(BIN)/python benchmarks/learning.py --write
+
+# About half an hour on two cores; docs/models/default.md tells what comes out.
+default-model: setup
+	$(BIN)/tnet train recipes/default.yaml -o runs/default --resume --set data.path=$(abspath $(TILES))
+	mkdir -p tnetcli/assets
+	cp runs/default/model.safetensors tnetcli/assets/default.safetensors
+	$(BIN)/tnet evaluate --model default --data runs/default/recipe.yaml
 
 clean:
 	rm -rf .venv demo build dist

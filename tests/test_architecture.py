@@ -31,11 +31,14 @@ MAY_IMPORT = {
     "description": MODEL_WORDS | {"traversal", "walks"},
     "checkpoint": MODEL_WORDS | {"description", "devices", "tensor_file"},
     "yaml_file": {"errors", "wording"},
+    "csv_file": {"errors", "wording"},
     "recipe": GROUND | {"models", "sections", "traversal", "validation", "walks", "yaml_file"},
     "sections": {"validation", "walks"},
     "scenes": GROUND | {"readers", "sections"},
-    "training": MIDDLE | UPPER | {"__init__", "sections", "scenes", "validation", "walks"},
-    "workflows": MIDDLE | UPPER | {"sections", "scenes", "training", "walks"},
+    "training": MIDDLE
+    | UPPER
+    | {"__init__", "csv_file", "sections", "scenes", "validation", "walks"},
+    "workflows": MIDDLE | UPPER | {"csv_file", "sections", "scenes", "training", "walks"},
     "cli": MIDDLE | UPPER | {"workflows", "__init__"},
     "__main__": {"cli"},
     "__init__": MIDDLE | UPPER,

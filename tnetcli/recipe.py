@@ -1,8 +1,9 @@
 """An experiment, described completely: read from YAML, checked, and written back."""
 
 import difflib
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -140,6 +141,8 @@ class Recipe(Strict):
     traversal: Traversal = Field(
         default=Traversal(), description="how images are walked; recipes/ shows every key"
     )
+    name: str | None = Field(default=None, description="of the model, in a word")
+    summary: str | None = Field(default=None, description="of the model, in a line")
     seed: int = Field(default=0, ge=0, lt=2**32, description="of everything that is left to chance")
     init: File | None = Field(default=None, description="a trained model to start from")
     data: Data | None = Field(default=None, description="images and their labels")
@@ -202,10 +205,24 @@ class Recipe(Strict):
         data["model"] |= data["model"].pop("arguments")
         return data
 
-    def as_yaml(self) -> str:
-        """Return the text of a recipe file."""
-        text: str = yaml.safe_dump(self.as_data(), sort_keys=False, allow_unicode=True)
+    def as_card(self) -> dict[str, Any]:
+        """Return plain values for others to read: files by their names, not where they were."""
+        return self._with_files(lambda name: Path(name).name)
+
+    def as_yaml(self, *, absolute: bool = False) -> str:
+        """Return the text of a recipe file; with `absolute` paths it can be kept anywhere."""
+        data = self._with_files(os.path.abspath) if absolute else self.as_data()
+        text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
         return text
+
+    def _with_files(self, rename: Callable[[str], str]) -> dict[str, Any]:
+        data = self.as_data()
+        for name in FILES:
+            section, _, key = name.rpartition(".")
+            table = data[section] if section else data
+            if table and isinstance(table[key], str):
+                table[key] = rename(table[key])
+        return data
 
 
 def _complete(data: Mapping[str, Any]) -> Any:

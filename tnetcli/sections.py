@@ -272,7 +272,9 @@ class Tiles(Strict):
         default=0.7, ge=0, le=1, description="the part of closer views that are over a site"
     )
     site_weights: tuple[Weight, ...] = Field(
-        default=(6.0, 2.0), description="how much more sites count, by level; the last repeats"
+        default=(6.0, 2.0),
+        min_length=1,
+        description="how much more sites count, by level; the last repeats",
     )
     dense: Weight = Field(default=1.0, description="weight of the classes under the map")
     window: Weight = Field(default=0.5, description="weight of the label of the view")

@@ -158,16 +158,20 @@ def change(data: Any, settings: Sequence[str]) -> Any:
 
 
 def _put(table: Any, keys: list[str], value: Any) -> None:
+    """Set a value; a number chooses among the entries of a list, from 0."""
     for depth, key in enumerate(keys):
-        if not isinstance(table, dict):
+        name: str | int = key
+        if isinstance(table, list) and key.isdecimal() and int(key) < len(table):
+            name = int(key)
+        elif not isinstance(table, dict):
             above = ".".join(keys[:depth]) or "the recipe"
+            what = f"a list of {len(table)}" if isinstance(table, list) else "neither table nor list"
             raise RecipeError(
-                f"cannot set `{'.'.join(keys)}`: `{above}` is not a table of keys and values",
-                hint="set it as a whole",
+                f"cannot set `{'.'.join(keys)}`: `{above}` is {what}", hint="set it as a whole"
             )
         if depth == len(keys) - 1:
-            table[key] = value
+            table[name] = value
         else:
-            if table.get(key) is None:
-                table[key] = {}
-            table = table[key]
+            if (table[name] if isinstance(name, int) else table.get(name)) is None:
+                table[name] = {}
+            table = table[name]

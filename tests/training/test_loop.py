@@ -1,0 +1,577 @@
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runs import (
+    SIDE,
+    UNIT,
+    Ears,
+    changed,
+    copied,
+    prepare,
+    recipe_of,
+    without_times,
+    write_images,
+)
+from tests.scenes.test_landscape import BACKGROUND, RULES, SITES, tile_files
+from tests.scenes.test_tiles import write_zip
+from tests.small_model import SmallModel
+from tnetcli.errors import ImageError, ModelError, RecipeError
+from tnetcli.geometry import Window
+from tnetcli.training import loop
+from tnetcli.training.loop import StoppedError, train
+from tnetcli.training.sources import Item, open_source
+
+# All that could differ between a run and one that is gone on with.
+RICH = {
+    "augmentation": {"flip": "both", "crop": [0.6, 1.0], "colour": True},
+    "loss": {"selection": "sample", "samples": 2, "baseline": "per_level", "l2": 1e-4},
+    "optimizer": {"kind": "adamw", "accumulate": 2, "clip": 1.0},
+    "training": {
+        "batch_size": 2,
+        "threads": 1,
+        "log_every": 2,
+        "validate_every": 2,
+        "average": 0.9,
+        "device": "cpu",
+    },
+    "stages": [
+        {"name": "near", "steps": 3, "levels": 2, "dropout": 0.5},
+        {"name": "far", "steps": 3, "levels": 3, "keep": [2, 1], "freeze": ["position"]},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory):
+    return write_zip(tmp_path_factory.mktemp("tiles") / "tiles.zip", tile_files())
+
+
+@pytest.fixture(scope="module")
+def rich(images, tmp_path_factory):
+    """Return the recipe of everything, and a run of it that nothing has disturbed."""
+    recipe = recipe_of(images, **RICH)
+    run = prepare(recipe, tmp_path_factory.mktemp("whole"))
+    train(run)
+    return recipe, run
+
+
+def mosaic(tiles, **sections):
+    return recipe_of(
+        None,
+        model={**recipe_of(None).as_data()["model"], "classes": list(RULES.classes)},
+        data={
+            "kind": "mosaic",
+            "path": str(tiles),
+            "landscape": {"size": 128, "background": BACKGROUND, "sites": SITES, "validation": 2},
+        },
+        **sections,
+    )
+
+
+def finished(recipe, folder, **options):
+    run = prepare(recipe, folder, **options)
+    train(run)
+    return run
+
+
+def go_on(recipe, folder, stop_after=None, keeper=None):
+    """Resume as a new process would: from what is on disk, whatever the weights were."""
+    run = prepare(recipe, folder, ears=Ears(stop_after))
+    if keeper is not None:
+        run = replace(run, keeper=keeper)
+    with torch.no_grad():
+        for weight in run.model.parameters():
+            weight.add_(1.0)
+    torch.manual_seed(12345)
+    train(run, resume=True)
+    return run
+
+
+def stopped(recipe, folder, after):
+    run = prepare(recipe, folder, ears=Ears(after))
+    with pytest.raises(StoppedError):
+        train(run)
+    return run
+
+
+def same_runs(one, other):
+    assert not changed(one.keeper.best, other.keeper.best)
+    assert one.keeper.stages.keys() == other.keeper.stages.keys()
+    for stage, weights in one.keeper.stages.items():
+        assert not changed(weights, other.keeper.stages[stage])
+    assert without_times(one.folder.rows()) == without_times(other.folder.rows())
+
+
+def test_the_same_seed_gives_the_same_weights(rich, tmp_path):
+    recipe, run = rich
+    again = finished(recipe, tmp_path)
+    same_runs(run, again)
+    assert again.folder.state.read_bytes() == run.folder.state.read_bytes()
+
+
+def test_another_seed_gives_other_weights(rich, tmp_path):
+    recipe, run = rich
+    other = finished(recipe.model_copy(update={"seed": 1}), tmp_path)
+    assert changed(run.keeper.stages["far"], other.keeper.stages["far"])
+
+
+def test_figures_are_told_as_they_are_written(rich):
+    _, run = rich
+    rows = run.folder.rows()
+    assert run.listener.stages == ["near", "far"]
+    assert [row["step"] for row in rows if "loss" in row] == [2, 3, 5, 6]
+    assert [row["step"] for row in rows if "validation" in row] == [2, 3, 5, 6]
+    assert [row for row in rows if "loss" in row] == run.listener.rows
+    assert [row["validation"] for row in rows if "validation" in row] == run.listener.validations
+    assert [len(row["accuracy"]) for row in run.listener.rows] == [2, 2, 3, 3]
+    for row in run.listener.rows:
+        assert {"loss", "entropy", "distinct", "rate", "windows_per_second"} <= row.keys()
+    # 2 images, 2 samples of each: 1 + 2 windows, or 1 + 2 + 2
+    assert [row["windows"] for row in run.listener.rows] == [12, 12, 20, 20]
+
+
+def test_stopping_after_every_single_step_changes_nothing(rich, tmp_path):
+    recipe, whole = rich
+    run = stopped(recipe, tmp_path, 1)
+    for _ in range(3):  # at the end of a stage the next begins
+        with pytest.raises(StoppedError):
+            go_on(recipe, tmp_path, 1, run.keeper)
+    last = go_on(recipe, tmp_path, 1, run.keeper)  # the last step ends the run
+    same_runs(whole, last)
+    assert last.folder.state.read_bytes() == whole.folder.state.read_bytes()
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_run_that_is_gone_on_with_ends_as_if_never_stopped(rich, tmp_path, after):
+    recipe, whole = rich
+    run = stopped(recipe, tmp_path, after)
+    same_runs(whole, go_on(recipe, tmp_path, keeper=run.keeper))
+
+
+class Crash(Exception):
+    pass
+
+
+def test_a_run_that_crashed_goes_on_from_its_last_state(rich, tmp_path, monkeypatch):
+    recipe, whole = rich
+    run = prepare(recipe, tmp_path)
+
+    def crash(row, done, steps):
+        if row["step"] == 5:
+            raise Crash
+
+    monkeypatch.setattr(run.listener, "step", crash)
+    with pytest.raises(Crash):
+        train(run)
+    assert run.folder.rows()[-1]["step"] == 5  # which is done again
+    with run.folder.metrics.open("a") as file:
+        file.write('{"stage": "far", "step": 6, "lo')  # and a line was cut off
+    same_runs(whole, go_on(recipe, tmp_path, keeper=run.keeper))
+
+
+def test_a_run_that_crashed_before_it_saved_anything_begins_again(images, tmp_path):
+    recipe = recipe_of(images, stages=[{"steps": 2}], training={"validate_every": 2})
+    whole = finished(recipe, tmp_path / "whole")
+    run = prepare(recipe, tmp_path / "run")
+    run.folder.metrics.write_text(json.dumps({"stage": "train", "step": 1, "loss": 1.0}) + "\n")
+    train(run, resume=True)
+    same_runs(whole, run)
+
+
+def test_going_on_with_a_finished_run_changes_nothing(rich, tmp_path):
+    recipe, whole = rich
+    run = finished(recipe, tmp_path)
+    rows = run.folder.rows()
+    again = go_on(recipe, tmp_path, keeper=run.keeper)
+    same_runs(whole, again)
+    assert again.folder.rows() == rows
+    assert again.listener.rows == []
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_every_optimizer_can_be_gone_on_with(images, tmp_path, kind):
+    recipe = recipe_of(images, stages=[{"steps": 3}], optimizer={"kind": kind})
+    whole = finished(recipe, tmp_path / "whole")
+    run = stopped(recipe, tmp_path / "run", 2)
+    same_runs(whole, go_on(recipe, tmp_path / "run", keeper=run.keeper))
+
+
+def test_stages_of_tiles_and_of_scenes_can_be_gone_on_with(tiles, tmp_path):
+    recipe = mosaic(
+        tiles,
+        stages=[
+            {"name": "tiles", "learn": "tiles", "steps": 2, "tiles": {"views": [3, 2]}},
+            {"name": "look", "steps": 2, "freeze": ["backbone"], "batch_size": 2},
+        ],
+    )
+    whole = finished(recipe, tmp_path / "whole")
+    run = stopped(recipe, tmp_path / "run", 1)
+    with pytest.raises(StoppedError):
+        go_on(recipe, tmp_path / "run", 2, run.keeper)
+    same_runs(whole, go_on(recipe, tmp_path / "run", keeper=run.keeper))
+    first, second = whole.keeper.stages["tiles"], whole.keeper.stages["look"]
+    start = copied(prepare(recipe, tmp_path / "start").model)
+    assert parts_of(changed(start, first)) == {"backbone", "position", "classifier"}
+    assert "backbone" not in parts_of(changed(first, second))
+    assert "location" in parts_of(changed(first, second))
+    tile_row, scene_row = whole.listener.rows[0], whole.listener.rows[-1]
+    assert {"dense", "window", "window_accuracy"} <= tile_row.keys()
+    assert "entropy" in scene_row
+    assert len(whole.listener.validations) == 2  # a stage of tiles has none
+
+
+def parts_of(names):
+    return {name.split(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("part", ["backbone", "location", "position", "weighting", "classifier"])
+def test_a_frozen_part_stays_as_it_is_with_its_statistics(images, tmp_path, part):
+    recipe = recipe_of(
+        images, stages=[{"steps": 2, "freeze": [part]}], training={"validate_every": 2}
+    )
+    run = prepare(recipe, tmp_path)
+    before = copied(run.model)
+    train(run)
+    moved = parts_of(changed(before, copied(run.model)))
+    assert moved == {"backbone", "location", "position", "weighting", "classifier", "baseline"} - {
+        part
+    }
+
+
+def test_the_baseline_is_kept_with_the_model(images, tmp_path):
+    run = finished(recipe_of(images, stages=[{"steps": 2}]), tmp_path)
+    assert run.keeper.best["baseline"].item() != 0.5
+    assert 0 < run.keeper.stages["train"]["baseline"].item() < 1
+
+
+def test_the_last_steps_follow_the_schedule(images, tmp_path):
+    recipe = recipe_of(
+        images,
+        stages=[{"steps": 4}],
+        optimizer={"rate": 0.02},
+        schedule={"kind": "step", "warmup": 0.5, "drops": [0.75], "factor": 0.1},
+    )
+    rows = finished(recipe, tmp_path).listener.rows
+    assert [row["rate"] for row in rows] == pytest.approx([0.01, 0.02, 0.02, 0.002])
+
+
+class Colours:
+    """A source of colours in memory; `seen` wraps the readers of some."""
+
+    classes = ("dark", "light")
+
+    def __init__(self, images, seen=None):
+        recipe = recipe_of(images)
+        self._files, self._seen = open_source(recipe, recipe.data), seen or {}
+
+    def count(self, split):
+        return self._files.count(split)
+
+    def labels(self):
+        return self._files.labels()
+
+    def item(self, split, number, epoch=0):
+        item = self._files.item(split, number)
+        if split != "train" or number not in self._seen:
+            return item
+        return Item(self._seen[number](item.reader), item.label, item.boxes, item.name)
+
+
+SGD = {"kind": "sgd", "rate": 0.05, "momentum": 0.0, "weight_decay": 0.0}
+PLAIN = {"schedule": {"kind": "constant", "warmup": 0.0}, "loss": {"rule": "paper"}}
+
+
+def small_run(images, folder, ears=None, **sections):
+    """Return a run of a model that has no batch norm."""
+    sections = {"optimizer": SGD, **PLAIN, **sections}
+    recipe = recipe_of(images, **sections)
+    return prepare(recipe, folder, model=SmallModel(classes=2), ears=ears)
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_two_batches_a_step_are_one_of_twice_the_size(images, tmp_path, levels):
+    weights = []
+    for size, accumulate in ((4, 1), (2, 2)):
+        run = small_run(
+            images,
+            tmp_path / str(size),
+            stages=[{"steps": 3, "levels": levels, "batch_size": size}],
+            optimizer={**SGD, "accumulate": accumulate},
+        )
+        train(run)
+        weights.append(run.keeper.stages["train"]["classifier.weight"])
+    assert torch.allclose(*weights, atol=1e-6)
+    assert changed({"w": SmallModel(classes=2).classifier.weight}, {"w": weights[0]})
+
+
+@pytest.mark.parametrize(("clip", "longest"), [(0.01, 0.05 * 0.01), (None, math.inf)])
+def test_clipping_bounds_the_step(images, tmp_path, clip, longest):
+    run = small_run(images, tmp_path, stages=[{"steps": 1}], optimizer={**SGD, "clip": clip})
+    before = [weight.detach().clone() for weight in run.model.parameters()]
+    train(run)
+    moved = (
+        torch.cat(
+            [
+                (after.detach() - start).flatten()
+                for start, after in zip(before, run.model.parameters(), strict=True)
+            ]
+        )
+        .norm()
+        .item()
+    )
+    assert moved <= longest * (1 + 1e-4)
+    assert moved >= 0.05 * 0.01 * (1 - 1e-4)
+
+
+def test_one_step_of_sgd_is_the_gradient_of_the_cross_entropy(images, tmp_path):
+    run = small_run(images, tmp_path, stages=[{"steps": 1, "levels": 1, "batch_size": 8}])
+    start = run.model.classifier.weight.detach().clone()
+    bias = run.model.classifier.bias.detach().clone()
+    train(run)
+    features, labels = [], []
+    for number in range(8):
+        item = run.source.item("train", number)
+        values = UNIT.apply(item.reader.read(Window(0, 0, SIDE, SIDE), size_of(32)))[0]
+        pooled = values.reshape(3, 4, 8, 4, 8).mean((2, 4)).reshape(-1)
+        features.append(pooled.astype(np.float64))
+        labels.append(item.label)
+    seen = np.stack(features)
+    logits = seen @ start.numpy().T + bias.numpy()
+    chances = np.exp(logits - logits.max(1, keepdims=True))
+    chances /= chances.sum(1, keepdims=True)
+    chances[np.arange(8), labels] -= 1
+    expected = start.numpy() - 0.05 * chances.T @ seen / 8
+    found = run.keeper.stages["train"]["classifier.weight"].numpy()
+    assert np.allclose(found, expected, atol=1e-5)
+
+
+def size_of(side):
+    from tnetcli.geometry import Size
+
+    return Size(side, side)
+
+
+class Torn:
+    """Fails at windows of some width."""
+
+    def __init__(self, width):
+        self._width = width
+
+    def __call__(self, reader):
+        self._reader, self.path, self.size = reader, reader.path, reader.size
+        self.bands, self.dtype, self.layout = reader.bands, reader.dtype, reader.layout
+        self.name = reader.name
+        return self
+
+    def read(self, window, out_size):
+        if window.width <= self._width:
+            raise ImageError("the file is torn", hint="copy it again")
+        return self._reader.read(window, out_size)
+
+
+def torn_run(images, folder, seen, **sections):
+    sections = {"stages": [{"steps": 2, "batch_size": 8}], **sections}
+    recipe = recipe_of(images, **sections)
+    return prepare(recipe, folder, source=Colours(images, seen))
+
+
+def test_images_that_cannot_be_read_are_left_out_with_a_warning_at_whatever_level(images, tmp_path):
+    run = torn_run(images, tmp_path, {2: Torn(SIDE), 5: Torn(SIDE / 2)})
+    train(run)
+    assert [text.split(" is ")[0] for text in run.listener.warnings if "torn" in text] == [
+        "`2.png`", "`5.png`", "`2.png`", "`5.png`",
+    ]  # fmt: skip
+    assert [row["windows"] for row in run.listener.rows] == [6 * 3] * 2
+
+
+@pytest.mark.parametrize("width", [SIDE, SIDE / 2])
+def test_a_batch_of_which_nothing_can_be_read_ends_the_run_with_that_error(images, tmp_path, width):
+    run = torn_run(images, tmp_path, {number: Torn(width) for number in range(8)})
+    with pytest.raises(ImageError, match="torn"):
+        train(run)
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_loss_that_is_no_number_ends_the_run_and_the_last_model_survives(
+    images, tmp_path, levels
+):
+    recipe = recipe_of(
+        images,
+        traversal={"levels": levels},
+        stages=[{"name": "good", "steps": 2}, {"name": "bad", "steps": 6}],
+    )
+    explosive = recipe.stages[1].model_copy(
+        update={"optimizer": recipe.stages[1].optimizer.model_copy(update={"rate": 1e30})}
+    )
+    recipe = recipe.model_copy(update={"stages": (recipe.stages[0], explosive)})
+    run = prepare(recipe, tmp_path)
+    with pytest.raises(ModelError, match="not a number") as caught:
+        train(run)
+    assert caught.value.exit_code == 5
+    assert "optimizer.rate" in caught.value.hint
+    _, tensors = run.folder.load_state()
+    assert all(value.isfinite().all() for value in tensors.values())
+    assert all(value.isfinite().all() for value in run.keeper.best.values())
+    assert all(math.isfinite(row["loss"]) for row in run.folder.rows() if "loss" in row)
+
+
+def test_weights_that_are_no_numbers_are_never_kept(images, tmp_path, monkeypatch):
+    run = prepare(recipe_of(images, stages=[{"steps": 2}]), tmp_path)
+    step = loop._Learner.learn
+
+    def poison(learner, number):
+        row = step(learner, number)
+        if number == 1:  # the loss was fine, the gradient was not
+            with torch.no_grad():
+                run.model.classifier.weight[0, 0] = float("nan")
+        return row
+
+    monkeypatch.setattr(loop._Learner, "learn", poison)
+    with pytest.raises(ModelError, match="step 2 of stage `train`"):
+        train(run)
+    progress, tensors = run.folder.load_state()
+    assert progress.step == 1
+    assert tensors["module.0.classifier.weight"].isfinite().all()
+
+
+def worse_and_worse(monkeypatch, losses):
+    told = iter(losses)
+    look = loop.validate
+
+    def validate(*given, **options):
+        found = look(*given, **options)
+        return replace(found, row={**found.row, "loss": next(told), "accuracy": [0.5]})
+
+    monkeypatch.setattr(loop, "validate", validate)
+
+
+def test_the_best_model_is_kept_and_patience_ends_a_stage(images, tmp_path, monkeypatch):
+    worse_and_worse(monkeypatch, [0.5, 0.4, 0.6, 0.7, 0.3])
+    recipe = recipe_of(
+        images,
+        stages=[{"name": "long", "steps": 9}, {"name": "next", "steps": 1}],
+        training={"validate_every": 1, "patience": 2, "best_by": "loss"},
+    )
+    run = finished(recipe, tmp_path)
+    assert run.listener.best == [True, True, False, False, True]
+    assert any("no gain in 2 validations" in text for text in run.listener.warnings)
+    assert [row["step"] for row in run.listener.rows] == [1, 2, 3, 4, 10]
+
+
+def test_a_stage_that_patience_ended_is_not_gone_on_with(images, tmp_path, monkeypatch):
+    worse_and_worse(monkeypatch, [0.5, 0.6, 0.7])
+    recipe = recipe_of(
+        images,
+        stages=[{"steps": 9}],
+        training={"validate_every": 1, "patience": 2, "best_by": "loss"},
+    )
+    run = finished(recipe, tmp_path)
+    again = go_on(recipe, tmp_path, keeper=run.keeper)
+    assert again.listener.rows == []
+    assert len(again.folder.rows()) == 6
+
+
+def test_the_best_by_accuracy_is_not_the_best_by_loss(images, tmp_path, monkeypatch):
+    worse_and_worse(monkeypatch, [0.5, 0.4])
+    recipe = recipe_of(images, stages=[{"steps": 2}], training={"validate_every": 1})
+    assert finished(recipe, tmp_path).listener.best == [True, False]  # 50 % both times
+
+
+def test_what_is_kept_and_judged_is_the_average(images, tmp_path):
+    recipe = recipe_of(images, stages=[{"steps": 2}], training={"average": 0.99})
+    run = finished(recipe, tmp_path)
+    assert changed(copied(run.model), run.keeper.stages["train"])
+    plain = finished(recipe_of(images, stages=[{"steps": 2}]), tmp_path / "plain")
+    assert not changed(copied(plain.model), plain.keeper.stages["train"])
+    assert not changed(copied(plain.model), copied(run.model))
+
+
+def test_an_epoch_is_as_many_steps_as_there_are_whole_batches(images, tmp_path):
+    recipe = recipe_of(
+        images,
+        stages=[{"epochs": 2, "batch_size": 3}, {"name": "b", "epochs": 3}],
+        optimizer={"accumulate": 2},
+    )
+    run = finished(recipe, tmp_path)  # 8 images: 2 x 2 batches of 3, and 3 x 2 of 4
+    assert [row["step"] for row in run.listener.rows] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_learns_on_a_processor(images, tmp_path, precision):
+    recipe = recipe_of(
+        images, stages=[{"steps": 2}], training={"precision": precision, "validate_every": 2}
+    )
+    run = prepare(recipe, tmp_path)
+    before = copied(run.model)
+    train(run)
+    assert parts_of(changed(before, copied(run.model))) >= {"backbone", "location", "classifier"}
+    assert all(value.dtype != torch.float16 for value in run.model.state_dict().values())
+    assert all(math.isfinite(row["loss"]) for row in run.listener.rows)
+
+
+def test_the_scale_of_gradients_in_half_precision_is_gone_on_with(images, tmp_path):
+    recipe = recipe_of(images, stages=[{"steps": 3}], training={"precision": "fp16"})
+    whole = finished(recipe, tmp_path / "whole")
+    run = stopped(recipe, tmp_path / "run", 2)
+    same_runs(whole, go_on(recipe, tmp_path / "run", keeper=run.keeper))
+
+
+def test_classes_count_as_the_recipe_weighs_them(images, tmp_path):
+    rows = {}
+    for weights in ("none", "dark", "light"):
+        given = weights if weights == "none" else {"dark": 0.0, "light": 0.0, weights: 1.0}
+        run = small_run(
+            images,
+            tmp_path / weights,
+            stages=[{"steps": 1, "levels": 1, "batch_size": 8}],
+            data={"class_weights": given},
+        )
+        train(run)
+        rows[weights] = run.listener.rows[0]["ce_sequence"]
+    # Half of the images are of each class, and the mean weight is 1.
+    assert rows["none"] == pytest.approx((rows["dark"] + rows["light"]) / 2, rel=1e-5)
+    assert rows["dark"] != pytest.approx(rows["light"], rel=1e-3)
+
+
+def test_a_stage_in_which_nothing_can_learn_is_a_recipe_error(images, tmp_path):
+    parts = ["backbone", "location", "position", "weighting", "classifier"]
+    with pytest.raises(RecipeError, match="nothing"):
+        finished(recipe_of(images, stages=[{"steps": 1, "freeze": parts}]), tmp_path)
+
+
+def test_attention_alone_may_learn_even_where_there_is_nothing_to_choose(images, tmp_path):
+    parts = ["backbone", "position", "weighting", "classifier"]
+    recipe = recipe_of(
+        images,
+        stages=[
+            {"steps": 1, "freeze": parts},
+            {"name": "one", "steps": 1, "freeze": parts, "levels": 1},
+        ],
+    )
+    run = prepare(recipe, tmp_path)
+    before = copied(run.model)
+    train(run)
+    assert parts_of(changed(before, run.keeper.stages["train"])) == {"location", "baseline"}
+    assert run.listener.rows[1]["accuracy"]
+
+
+def test_a_run_that_is_asked_to_stop_at_its_last_step_is_finished(images, tmp_path):
+    run = prepare(recipe_of(images, stages=[{"steps": 2}]), tmp_path, ears=Ears(2))
+    train(run)
+    assert "train" in run.keeper.stages
+
+
+def test_flat_attention_is_told(images, tmp_path):
+    recipe = recipe_of(images, stages=[{"steps": 1}], model={"temperature": 100.0})
+    run = finished(recipe, tmp_path)
+    assert any("attention is flat" in text for text in run.listener.warnings)

@@ -1,0 +1,199 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runs import MODEL, UNIT
+from tests.scenes.test_landscape import BACKGROUND, RULES, tile_files
+from tests.scenes.test_tiles import write_zip
+from tnetcli.geometry import Grid, Region, Size, Window
+from tnetcli.models.registry import build_model
+from tnetcli.scenes.landscape import LandscapeMaker
+from tnetcli.scenes.tiles import read_tiles
+from tnetcli.sections import Tiles
+from tnetcli.training.sources import Landscapes
+from tnetcli.training.tile_lessons import TileLessons, _nearest_cell
+from tnetcli.views import Views
+
+CPU = torch.device("cpu")
+GRID = Grid(3, 3, 0.5)
+SOME = Tiles(views=(5, 4, 3))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    tiles = read_tiles(write_zip(tmp_path_factory.mktemp("tiles") / "tiles.zip", tile_files()))
+    rules = RULES.model_copy(update={"size": 256})
+    return Landscapes({"train": LandscapeMaker(tiles, "train", rules)}, 0)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(1)
+    arguments = {key: value for key, value in MODEL.items() if key != "classes"}
+    return build_model("tnet", arguments, classes=len(RULES.classes))
+
+
+@pytest.fixture
+def lessons(model, source):
+    """Return a function that makes lessons of some tiles."""
+    with Views(model.view_size, model.grid, UNIT, threads=1) as views:
+
+        def make(tiles=SOME, seed=0):
+            torch.manual_seed(7)
+            return TileLessons(model, source, views, tiles, seed=seed, device=CPU, precision="fp32")
+
+        yield make
+
+
+class Scenes:
+    """Notes the scenes that a lesson is made of."""
+
+    def __init__(self, monkeypatch):
+        self.made, scene = [], LandscapeMaker.scene
+
+        def note(maker, seed, *, training, crowd=None):
+            self.made.append(scene(maker, seed, training=training, crowd=crowd))
+            assert training
+            return self.made[-1]
+
+        monkeypatch.setattr(LandscapeMaker, "scene", note)
+
+
+def test_a_lesson_has_the_views_of_each_level_that_were_asked_for(lessons):
+    made = lessons()
+    lesson = made._prepare(0)
+    assert lesson.level.tolist() == [1] * 5 + [2] * 4 + [3] * 3
+    assert lesson.values.shape == (12, 3, 32, 32)
+    assert lesson.shares.shape == (12, 4, 4, 6)
+    assert made.windows == 12
+    for region, level in zip(lesson.regions, lesson.level.tolist(), strict=True):
+        assert region.level == level
+        assert region.window.width == 256 * 0.5 ** (level - 1)
+
+
+def test_values_shares_and_labels_are_those_of_the_scene_under_the_view(lessons, monkeypatch):
+    scenes = Scenes(monkeypatch)
+    lesson = lessons()._prepare(4)
+    assert len(scenes.made) == 5
+    for number, region in enumerate(lesson.regions):
+        values = lesson.values[number].numpy()
+        mine = [
+            scene
+            for scene in scenes.made
+            if np.array_equal(UNIT.apply(scene.read(region.window, Size(32, 32)))[0], values)
+        ]
+        (scene,) = mine
+        assert np.allclose(lesson.shares[number], scene.fractions(region.window, 4))
+        assert lesson.labels[number] == scene.shown(region.window)
+
+
+def test_a_step_is_always_the_same_and_no_other_is(lessons):
+    one, same = (lessons()._prepare(3).values for _ in range(2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, lessons()._prepare(4).values)
+    assert not torch.equal(one, lessons(seed=1)._prepare(3).values)
+
+
+def touches(window, boxes):
+    return any(
+        min(window.right, box.right) > max(window.left, box.left)
+        and min(window.bottom, box.bottom) > max(window.top, box.top)
+        for box in boxes
+    )
+
+
+def test_closer_views_are_over_sites_where_they_are_to_be(lessons, monkeypatch):
+    scenes = Scenes(monkeypatch)
+    lesson = lessons(Tiles(views=(1, 0, 20), crowded=1.0, near=1.0))._prepare(0)
+    (scene,) = scenes.made
+    assert all(touches(region.window, scene.boxes) for region in lesson.regions)
+    middles = [(r.window.left, r.window.top) for r in lesson.regions[1:]]
+    assert len(set(middles)) > 1
+
+
+def test_closer_views_are_anywhere_where_they_need_not_be_near(lessons):
+    lesson = lessons(Tiles(views=(1, 60), near=0.0))._prepare(0)
+    windows = {region.window for region in lesson.regions[1:]}
+    assert len(windows) == 9  # all cells
+
+
+@pytest.mark.parametrize("window", [Window(0, 0, 90, 60), Window(-7.5, 12.25, 10, 40)])
+@pytest.mark.parametrize("grid", [GRID, Grid(4, 2, 0.6), Grid(1, 5, 0.3)])
+def test_the_nearest_cell_is_the_one_whose_middle_is(window, grid):
+    random = np.random.default_rng(0)
+    for _ in range(30):
+        x = window.left + window.width * random.random()
+        y = window.top + window.height * random.random()
+        cells = {cell: window.cell(grid, *cell) for cell in grid.cells()}
+        nearest = min(
+            cells,
+            key=lambda c: math.hypot(
+                cells[c].left + cells[c].width / 2 - x, cells[c].top + cells[c].height / 2 - y
+            ),
+        )
+        assert _nearest_cell(window, grid, x, y) == nearest
+
+
+def test_the_loss_is_that_of_a_slow_sum_over_pixels_and_views(lessons, model):
+    made = lessons(SOME.model_copy(update={"dense": 0.7, "window": 0.4}))
+    lesson = made._prepare(2)
+    model.eval()
+    with torch.no_grad():
+        total, parts = made(2)
+        seen, features = model.backbone(lesson.values)
+        logits = made.dense(seen).double()  # (views, classes, side, side)
+        scores = model.classify(model.position(features, lesson.regions)).double()
+    dense = []
+    for view, level in enumerate(lesson.level.tolist()):
+        extra = 6.0 if level == 1 else 2.0
+        above, below = 0.0, 0.0
+        for row in range(4):
+            for column in range(4):
+                shares = lesson.shares[view, row, column].double()
+                logs = logits[view, :, row, column].log_softmax(dim=0)
+                weight = 1 + extra * shares[len(BACKGROUND) :].sum()
+                above -= float(weight * (shares * logs).sum())
+                below += float(weight)
+        dense.append(above / below)
+    known = [i for i, label in enumerate(lesson.labels.tolist()) if label >= 0]
+    labels = lesson.labels.tolist()
+    window = [-float(scores[i].log_softmax(dim=0)[labels[i]]) for i in known]
+    right = [scores[i].argmax() == labels[i] for i in known]
+    assert 0 < len(known) < 12
+    assert parts["dense"] == pytest.approx(np.mean(dense), rel=1e-4)
+    assert parts["window"] == pytest.approx(np.mean(window), rel=1e-4)
+    assert parts["window_accuracy"] == pytest.approx(np.mean(right))
+    assert float(total) == pytest.approx(0.7 * np.mean(dense) + 0.4 * np.mean(window), rel=1e-4)
+
+
+def test_nothing_but_seeing_is_learned_from_tiles(lessons, model):
+    made = lessons()
+    total, _ = made(0)
+    total.backward()
+    taught = {
+        name.split(".")[0]
+        for name, weight in model.named_parameters()
+        if weight.grad is not None and weight.grad.any()
+    }
+    assert taught == {"backbone", "position", "classifier"}
+    assert made.dense.weight.grad.any()
+    assert {name for name, _ in made.named_parameters()} == {"dense.weight", "dense.bias"}
+
+
+def test_a_lesson_in_which_no_view_has_a_label_teaches_what_is_under_it(lessons, monkeypatch):
+    made = lessons(Tiles(views=(1,)))
+    lesson = made._prepare(0)
+    monkeypatch.setattr(made, "_prepare", lambda step: lesson._replace(labels=torch.full((1,), -1)))
+    total, parts = made(0)
+    assert total.isfinite()
+    assert parts["window"] == 0
+    assert math.isfinite(parts["window_accuracy"])
+    total.backward()
+    assert made.dense.weight.grad.isfinite().all()
+
+
+def test_the_whole_scene_is_level_1(lessons):
+    lesson = lessons()._prepare(0)
+    assert lesson.regions[0] == Region(Window(0, 0, 256, 256))

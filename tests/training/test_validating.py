@@ -1,0 +1,224 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.images import noise, write_geotiff
+from tests.runs import CLASSES, SIDE, UNIT, recipe_of, write_images
+from tests.small_model import SmallModel
+from tnetcli.errors import ManifestError
+from tnetcli.geometry import Size, Window
+from tnetcli.looking import Looker
+from tnetcli.normalisation import Normalisation
+from tnetcli.training import validating
+from tnetcli.training.sources import Item, open_source
+from tnetcli.training.validating import validate
+from tnetcli.traversal import Plan
+from tnetcli.walks import Traversal
+
+PLAN = Plan(levels=2, keep=(2,))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    path = write_images(tmp_path_factory.mktemp("images"), train=2, validation=7)
+    recipe = recipe_of(path)
+    return open_source(recipe, recipe.data)
+
+
+def look(source, plan=PLAN, model=None, images=None, normalisation=UNIT, **traversal):
+    return validate(
+        model or SmallModel(classes=len(CLASSES)),
+        normalisation,
+        source,
+        Traversal(**traversal),
+        plan,
+        images=images,
+        device="cpu",
+        precision="fp32",
+        threads=1,
+    )
+
+
+def sights_of(source, plan=PLAN):
+    items = [source.item("validation", number) for number in range(7)]
+    with Looker(SmallModel(classes=2), UNIT, device="cpu", threads=1) as looker:
+        return items, looker.look([item.reader for item in items], plan)
+
+
+def test_accuracy_and_loss_are_those_of_a_prediction(source):
+    found = look(source)
+    items, sights = sights_of(source)
+    assert found.row["images"] == 7
+    for level in (0, 1):
+        right = [
+            s.level_scores[level].argmax() == i.label for i, s in zip(items, sights, strict=True)
+        ]
+        assert found.row["accuracy"][level] == pytest.approx(np.mean(right))
+    losses = [
+        -torch.from_numpy(s.scores).double().log_softmax(dim=0)[i.label].item()
+        for i, s in zip(items, sights, strict=True)
+    ]
+    assert found.loss == pytest.approx(np.mean(losses), rel=1e-6)
+    assert found.accuracy == found.row["accuracy"][-1]
+    assert found.row["windows"] == 2.0
+
+
+def test_batches_make_no_difference(source, monkeypatch):
+    whole = look(source)
+    monkeypatch.setattr(validating, "BATCH", 2)
+    parts = look(source)
+    for key in ("loss", "accuracy", "windows", "hit", "images"):
+        assert parts.row[key] == pytest.approx(whole.row[key])
+
+
+def test_no_more_images_are_looked_at_than_the_recipe_wants(source):
+    assert look(source, images=3).row["images"] == 3
+    assert look(source, images=100).row["images"] == 7
+
+
+def test_hits_are_counted_below_level_1_where_the_list_has_boxes(source):
+    found = look(source)
+    items, sights = sights_of(source)
+    hits = []
+    for item, sight in zip(items, sights, strict=True):
+        (box,) = item.boxes
+        centres = (box.left + box.width / 2, box.top + box.height / 2)
+        windows = [v.place.region.window for v in sight.visits if v.place.region.level == 2]
+        inside = [
+            w.left <= centres[0] <= w.right and w.top <= centres[1] <= w.bottom for w in windows
+        ]
+        hits.append(any(inside))
+    # Cells of 48 pixels begin at 0, 24 and 48: those that hold the middle of the box, at 24, hold
+    # half of the box at least.
+    assert found.row["hit"] == [pytest.approx(np.mean(hits))]
+
+
+def test_looking_by_chance_is_compared_on_the_same_images(source, monkeypatch):
+    monkeypatch.setattr(validating, "BY_CHANCE", 4)
+    found = look(source)
+    items, sights = sights_of(source)
+    learned = np.mean(
+        [s.scores.argmax() == i.label for i, s in zip(items[:4], sights[:4], strict=True)]
+    )
+    assert found.row["gain_over_chance"] == pytest.approx(learned - found.row["by_chance"])
+    assert found.row["by_chance"] * 4 == pytest.approx(round(found.row["by_chance"] * 4))
+
+
+def test_one_level_has_nothing_to_compare_with(source):
+    found = look(source, Plan(levels=1, keep=()))
+    assert len(found.row["accuracy"]) == 1
+    assert found.row["windows"] == 0
+    assert "by_chance" not in found.row
+    assert not found.row.get("hit")
+
+
+def test_validating_twice_gives_the_same(source):
+    assert look(source).row == look(source).row
+
+
+def test_a_model_is_left_as_it_was_but_for_its_mode(source):
+    model = SmallModel(classes=2).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    look(source, model=model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_few_images_are_shown_with_their_windows(source):
+    found = look(source)
+    items, sights = sights_of(source)
+    assert len(found.samples) == 7
+    for sample, item, sight in zip(found.samples, items, sights, strict=True):
+        assert sample.size == Size(SIDE, SIDE)
+        assert sample.label == CLASSES[item.label]
+        assert sample.predicted == CLASSES[int(sight.scores.argmax())]
+        chances = torch.from_numpy(sight.scores).softmax(dim=0)
+        assert sample.probability == pytest.approx(chances.max().item(), rel=1e-5)
+        assert [w for w, _, _ in sample.windows] == [
+            v.place.region.window for v in sight.visits[1:]
+        ]
+        assert sample.boxes == item.boxes
+
+
+def test_no_more_than_a_few_are_shown(source, monkeypatch):
+    monkeypatch.setattr(validating, "SHOWN", 2)
+    assert len(look(source).samples) == 2
+
+
+def test_a_thumbnail_of_8_bits_shows_pixels_as_they_are(source):
+    (sample, *_) = look(source, images=1).samples
+    with Image.open(source.item("validation", 0).reader.path) as image:
+        assert np.array_equal(sample.thumbnail, np.array(image))
+
+
+class Listed:
+    """A source of readers for validation."""
+
+    classes = CLASSES
+
+    def __init__(self, *readers):
+        self._readers = readers
+
+    def count(self, split):
+        return len(self._readers)
+
+    def item(self, split, number, epoch=0):
+        return Item(self._readers[number], number % 2, (), str(number))
+
+
+@pytest.mark.parametrize("bands", [1, 2, 4])
+def test_a_thumbnail_of_other_pixels_is_stretched_over_what_is_there(tmp_path, bands):
+    from tnetcli.readers.open import open_image
+
+    values = noise((80, 60), bands, "uint16").clip(3000, 9000)
+    values[:, 0, 0] = 0  # no data
+    path = write_geotiff(tmp_path / "deep.tif", values, nodata=0)
+    normalisation = Normalisation(dtype="uint16", mean=(6000.0,) * bands, std=(2000.0,) * bands)
+    with open_image(path) as reader:
+        found = look(
+            Listed(reader), model=SmallModel(classes=2, bands=bands), normalisation=normalisation
+        )
+    (sample,) = found.samples
+    assert sample.thumbnail.shape == (60, 80, 3)
+    assert sample.thumbnail.dtype == np.uint8
+    assert sample.thumbnail.max() == 255
+    assert (sample.thumbnail[..., 0] == sample.thumbnail[..., 2]).all() == (bands < 3)
+
+
+def test_images_that_cannot_be_read_are_left_out(tmp_path, source):
+    from tnetcli.readers.open import open_image
+
+    path = write_geotiff(tmp_path / "deep.tif", noise((80, 60), 3, "uint16"))  # not 8 bits
+    with open_image(path) as deep:
+        good = source.item("validation", 0).reader
+        found = look(Listed(good, deep, good))
+        assert found.row["images"] == 2
+        with pytest.raises(ManifestError, match="no image of the validation"):
+            look(Listed(deep))
+
+
+def test_small_images_that_end_early_count_at_every_level(tmp_path, source):
+    from tnetcli.readers.open import open_image
+
+    path = write_geotiff(tmp_path / "small.tif", noise((40, 40)))
+    with open_image(path) as small:
+        found = look(Listed(small, source.item("validation", 0).reader))
+    assert found.row["windows"] == 1.0  # 0 and 2
+    assert len(found.row["accuracy"]) == 2
+    assert math.isfinite(found.loss)
+
+
+def test_the_best_cells_are_looked_at_even_where_training_draws(source):
+    drawn = look(source, Plan(levels=2, keep=(2,), policy="sample"))
+    assert drawn.row == look(source).row
+
+
+def test_windows_lie_within_the_image(source):
+    whole = Window(0, 0, SIDE, SIDE)
+    for sample in look(source).samples:
+        for window, level, attention in sample.windows:
+            assert whole.left <= window.left < window.right <= whole.right
+            assert level == 2
+            assert 0 < attention <= 1

@@ -1,0 +1,143 @@
+"""The folder of a run: its recipe, figures step by step, the best model, and how to go on."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tnetcli.errors import ModelError, OutputError
+from tnetcli.recipe import Recipe
+from tnetcli.tensor_file import open_tensor_file, write_tensor_file
+from tnetcli.training.files import write_whole
+
+KEY = "tnet_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come; all else that it needs to go on are tensors."""
+
+    stage: int  # its number, from 0
+    step: int  # done in this stage
+    best: float | None = None  # of this stage
+    since_best: int = 0  # validations
+    untold: tuple[dict[str, Any], ...] = ()  # figures of the last steps, not yet among the metrics
+
+
+class RunFolder:
+    """Names and writes the files of a run, each whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.model = path / "model.safetensors"
+        self.last = path / "last.safetensors"
+        self.recipe = path / "recipe.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.curves = path / "curves.png"
+        self.samples = path / "samples.png"
+        self.state = path / "state.safetensors"
+
+    def of_stage(self, name: str) -> Path:
+        """Return where the model is kept that a stage ended with."""
+        return self.path / f"stage-{name}.safetensors"
+
+    def check(self, recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> None:
+        """Refuse a folder that holds another run, or models that would be lost."""
+        try:
+            known = self._known()
+            if overwrite and not resume:
+                return
+            if known is not None and not resume:
+                raise OutputError(
+                    f"`{self.path}` holds a run already",
+                    hint="--resume goes on with it, --overwrite starts again, -o names another",
+                )
+            if known is not None and known != recipe.as_yaml(absolute=True):
+                raise OutputError(
+                    f"`{self.path}` was begun with another recipe",
+                    hint=f"compare with `{self.recipe}`, or name another folder with -o",
+                )
+            if known is None and not overwrite and (found := [*filter(Path.exists, self._made())]):
+                raise OutputError(
+                    f"`{found[0]}` is in the way", hint="--overwrite removes it, -o names another"
+                )
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._unusable(error) from error
+
+    def start(self, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
+        """Make the folder, or refuse one that holds another run."""
+        self.check(recipe, resume=resume, overwrite=overwrite)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not resume or self._known() is None:
+                for path in self._made():
+                    path.unlink(missing_ok=True)
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._unusable(error) from error
+        write_whole(self.recipe, recipe.as_yaml(absolute=True).encode())
+
+    def _known(self) -> str | None:
+        return self.recipe.read_text(encoding="utf-8") if self.recipe.exists() else None
+
+    def _made(self) -> list[Path]:
+        """Return what a run leaves beside its recipe, whether it is there or not."""
+        own = (self.model, self.last, self.metrics, self.state, self.curves, self.samples)
+        return [*own, *self.path.glob("stage-*.safetensors")]
+
+    def _unusable(self, error: Exception) -> OutputError:
+        return OutputError(
+            f"cannot use the folder `{self.path}`: {error}", hint="name another with -o"
+        )
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append one line of figures."""
+        try:
+            with self.metrics.open("a") as file:
+                file.write(json.dumps(row, allow_nan=False) + "\n")
+        except OSError as error:
+            raise OutputError(
+                f"cannot write `{self.metrics}`: {error.strerror}", hint="is there space left?"
+            ) from error
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the lines of figures; one that was cut off in the middle is no line."""
+        if not self.metrics.exists():
+            return []
+        found = []
+        for line in self.metrics.read_text().splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+        return found
+
+    def forget_after(self, step: int) -> None:
+        """Drop figures of steps that will be done again."""
+        kept = [row for row in self.rows() if row["step"] <= step]
+        write_whole(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
+
+    def save_state(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
+        """Keep all that is needed to go on as if nothing had happened."""
+        text = json.dumps(asdict(progress))
+        plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+        write_tensor_file(self.state, plain, (KEY, text), overwrite=True)
+
+    def load_state(self) -> tuple[Progress, dict[str, Tensor]] | None:
+        """Return what `save_state` kept; None where nothing was."""
+        if not os.path.exists(self.state):
+            return None
+        with open_tensor_file(self.state) as file:
+            try:
+                data = json.loads(file.metadata[KEY])
+                progress = Progress(**{**data, "untold": tuple(data["untold"])})
+            except (KeyError, TypeError, ValueError) as error:
+                raise ModelError(
+                    f"`{self.state}` is not the state of a run", hint="start again: --overwrite"
+                ) from error
+            tensors = {name: torch.from_numpy(array.copy()) for name, array in file.arrays()}
+        return progress, tensors

@@ -1,0 +1,122 @@
+"""Where training images come from: files with labels, or landscapes composed on the fly."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tnetcli.geometry import Window
+from tnetcli.readers.base import Reader
+from tnetcli.recipe import Recipe
+from tnetcli.scenes.landscape import LandscapeMaker
+from tnetcli.scenes.tiles import read_tiles
+from tnetcli.sections import Data
+from tnetcli.training.manifest import Example, Examples, read_examples
+
+MOST_OPEN = 512  # images that are kept open; their file handles are fewer
+Advance = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """One labelled image, open for reading."""
+
+    reader: Reader
+    label: int
+    boxes: tuple[Window, ...]
+    name: str
+
+
+class Source(Protocol):
+    """Labelled images by split and number."""
+
+    classes: tuple[str, ...]
+
+    def count(self, split: str) -> int:
+        """Return how many images a split, or an epoch of training, has."""
+        ...
+
+    def labels(self) -> Sequence[int]:
+        """Return the labels of the training images, as far as they are fixed."""
+        ...
+
+    def item(self, split: str, number: int, epoch: int = 0) -> Item:
+        """Return an image; where images are made up, every epoch of training has its own."""
+        ...
+
+
+class Files:
+    """Images of a manifest, or of a folder for each class."""
+
+    def __init__(self, examples: Examples) -> None:
+        self.classes = examples.classes
+        self._splits: dict[str, tuple[Example, ...]] = {
+            "train": examples.train,
+            "validation": examples.validation,
+            "test": examples.test,
+        }
+        self._open: OrderedDict[str, Reader] = OrderedDict()
+
+    def count(self, split: str) -> int:
+        """Return how many images a split has."""
+        return len(self._splits[split])
+
+    def labels(self) -> Sequence[int]:
+        """Return the labels of the training images."""
+        return [example.label for example in self._splits["train"]]
+
+    def item(self, split: str, number: int, epoch: int = 0) -> Item:
+        """Return an image, opened once and kept open for a while."""
+        example = self._splits[split][number]
+        reader = self._open.pop(example.id, None) or example.open()
+        self._open[example.id] = reader
+        if len(self._open) > MOST_OPEN:
+            self._open.popitem(last=False)  # not closed: it may be about to be read
+        return Item(reader, example.label, example.boxes, example.id)
+
+
+class Landscapes:
+    """Scenes of labelled tiles."""
+
+    def __init__(self, makers: dict[str, LandscapeMaker], seed: int) -> None:
+        self.makers = makers
+        self._rules = makers["train"].landscape
+        self._seed = seed
+        self.classes = self._rules.classes
+
+    def count(self, split: str) -> int:
+        """Return how many scenes a split, or an epoch of training, has."""
+        rules = self._rules
+        counts = {"train": rules.training, "validation": rules.validation, "test": rules.test}
+        return counts[split]
+
+    def labels(self) -> Sequence[int]:
+        """Return nothing: labels are drawn."""
+        return []
+
+    def item(self, split: str, number: int, epoch: int = 0) -> Item:
+        """Return a scene; those of training are never the same, the others always."""
+        training = split == "train"
+        seed = derive(self._seed, "scene", epoch, number) if training else number
+        scene = self.makers[split].scene(seed, training=training)
+        label = self.classes.index(scene.label)
+        return Item(scene, label, scene.boxes, f"{split}-{number}")
+
+
+def open_source(recipe: Recipe, data: Data, advance: Advance | None = None) -> Source:
+    """Find and check everything that a recipe learns from."""
+    if data.landscape is None:
+        return Files(read_examples(data, recipe.model.classes))
+    tiles = read_tiles(data.path, advance)
+    makers = {
+        split: LandscapeMaker(tiles, split, data.landscape)
+        for split in ("train", "validation", "test")
+    }
+    return Landscapes(makers, recipe.seed)
+
+
+def derive(seed: int, *names: object) -> int:
+    """Return a seed of its own for something that is named, always the same one."""
+    text = "/".join(str(name) for name in (seed, *names))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")

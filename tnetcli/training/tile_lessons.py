@@ -1,0 +1,141 @@
+"""Learning from the labels of tiles what a view shows at each scale, before where to look."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tnetcli.devices import Precision, autocast
+from tnetcli.geometry import Grid, Region, Window
+from tnetcli.models.tnet import TNet
+from tnetcli.scenes.landscape import AMBIGUOUS, LandscapeScene
+from tnetcli.sections import Tiles
+from tnetcli.training.sources import Landscapes, derive
+from tnetcli.views import View, Views
+from tnetcli.visits import Place
+
+
+class Lesson(NamedTuple):
+    """Views of one step, and what they show."""
+
+    values: Tensor  # (views, bands, height, width)
+    regions: list[Region]
+    shares: Tensor  # (views, side, side, tile classes), of each class under a pixel of the map
+    labels: Tensor  # (views,), AMBIGUOUS where no class can be told
+    level: Tensor  # (views,)
+
+
+class TileLessons(nn.Module):
+    """Asks the map for the classes of tiles under it, and the features for the view's label.
+
+    What reads the classes from the map is learned here and forgotten afterwards.
+    """
+
+    def __init__(
+        self,
+        model: TNet,
+        source: Landscapes,
+        views: Views,
+        tiles: Tiles,
+        *,
+        seed: int,
+        device: torch.device,
+        precision: Precision,
+    ) -> None:
+        super().__init__()
+        size = model.backbone.map_size()
+        maker = source.makers["train"]
+        self.dense = nn.Conv2d(size.channels, len(maker.tile_classes), 1).to(device)
+        self._parts = (model, maker, views)  # hidden from `parameters`
+        self._side, self._tiles, self._seed = size.height, tiles, seed
+        self._device, self._precision = device, precision
+        self._first_site = len(maker.landscape.background)
+        self.windows = sum(tiles.views)
+
+    def forward(self, step: int) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss of a step and its parts."""
+        model, _, _ = self._parts
+        lesson = self._prepare(step)
+        with autocast(self._device, self._precision):
+            seen, features = model.backbone(lesson.values)
+            classes = self.dense(seen).permute(0, 2, 3, 1).float()  # (views, side, side, classes)
+            scores = model.classify(model.position(features, lesson.regions)).float()
+        dense = self._dense_loss(classes, lesson)
+        known = lesson.labels != AMBIGUOUS
+        count = known.sum().clamp(min=1)  # a small lesson may have none
+        window = functional.cross_entropy(scores[known], lesson.labels[known], reduction="sum")
+        window = window / count
+        total = self._tiles.dense * dense + self._tiles.window * window
+        right = (scores[known].argmax(dim=1) == lesson.labels[known]).sum() / count
+        return total, {
+            "dense": float(dense.detach()),
+            "window": float(window.detach()),
+            "window_accuracy": float(right),
+        }
+
+    def _dense_loss(self, classes: Tensor, lesson: Lesson) -> Tensor:
+        """Return the mean over views; within a view, what is site counts more."""
+        by_level = torch.tensor(self._tiles.site_weights, device=classes.device)
+        extra = by_level[(lesson.level - 1).clamp(max=len(by_level) - 1)]  # (views,)
+        site = lesson.shares[..., self._first_site :].sum(dim=-1)  # (views, side, side)
+        weight = 1 + extra[:, None, None] * site
+        wrong = -(lesson.shares * classes.log_softmax(dim=-1)).sum(dim=-1)  # (views, side, side)
+        return ((wrong * weight).sum(dim=(1, 2)) / weight.sum(dim=(1, 2))).mean()
+
+    def _prepare(self, step: int) -> Lesson:
+        model, maker, views = self._parts
+        random = np.random.default_rng(derive(self._seed, "tiles", step))
+        scenes = [
+            maker.scene(int(seed), training=True, crowd=self._tiles)
+            for seed in random.integers(2**48, size=self._tiles.views[0])
+        ]
+        places = [Place(i, Region(Window.whole(scene.size))) for i, scene in enumerate(scenes)]
+        for level, count in enumerate(self._tiles.views[1:], start=2):
+            for image in random.integers(len(scenes), size=count):
+                region = self._choose(scenes[image], level, model.grid, random)
+                places.append(Place(int(image), region))
+        (chunk,) = views.read(places, scenes, len(places))
+        pixels = np.stack([view.values for _, view in chunk if isinstance(view, View)])
+        regions = [place.region for place in places]
+        shown = [(scenes[place.image], place.region.window) for place in places]
+        shares = [scene.fractions(window, self._side) for scene, window in shown]
+        return Lesson(
+            torch.from_numpy(pixels).to(self._device, memory_format=torch.channels_last),
+            regions,
+            torch.from_numpy(np.stack(shares)).to(self._device),
+            torch.tensor([scene.shown(window) for scene, window in shown], device=self._device),
+            torch.tensor([region.level for region in regions], device=self._device),
+        )
+
+    def _choose(
+        self, scene: LandscapeScene, level: int, grid: Grid, random: np.random.Generator
+    ) -> Region:
+        """Return a window of a level: over a point of a site, or over any point."""
+        target = Window.whole(scene.size)
+        if scene.boxes and random.random() < self._tiles.near:
+            target = scene.boxes[random.integers(len(scene.boxes))]
+        x = target.left + target.width * random.random()
+        y = target.top + target.height * random.random()
+        region = Region(Window.whole(scene.size))
+        for _ in range(level - 1):
+            region = region.child(grid, *_nearest_cell(region.window, grid, x, y))
+        return region
+
+
+def _nearest_cell(window: Window, grid: Grid, x: float, y: float) -> tuple[int, int]:
+    """Return the cell whose middle is nearest to a point."""
+    rows = [window.cell(grid, row, 0) for row in range(grid.rows)]
+    columns = [window.cell(grid, 0, column) for column in range(grid.columns)]
+    return (
+        _nearest([cell.top + cell.height / 2 for cell in rows], y),
+        _nearest([cell.left + cell.width / 2 for cell in columns], x),
+    )
+
+
+def _nearest(middles: Sequence[float], point: float) -> int:
+    distance: NDArray[np.float64] = np.abs(np.array(middles) - point)
+    return int(distance.argmin())

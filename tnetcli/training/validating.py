@@ -1,0 +1,172 @@
+"""How well a model does on images that it does not learn from, and whether looking helps."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.devices import Precision
+from tnetcli.errors import ManifestError
+from tnetcli.looking import Looker, Sight
+from tnetcli.models.base import Model
+from tnetcli.normalisation import Normalisation
+from tnetcli.readers.base import Reader
+from tnetcli.training.batches import take
+from tnetcli.training.choices import by_chance
+from tnetcli.training.metrics import hit_levels, hit_rate
+from tnetcli.training.pictures import Sample
+from tnetcli.training.sources import Item, Source
+from tnetcli.training.statistics import read_small
+from tnetcli.traversal import Plan
+from tnetcli.walks import Traversal
+
+BATCH = 32
+BY_CHANCE = 100  # images that are looked at by chance too
+SHOWN = 8
+THUMBNAIL = 320  # pixels a side
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Figures of one validation, and a few of its images."""
+
+    row: dict[str, Any]
+    samples: list[Sample]
+
+    @property
+    def accuracy(self) -> float:
+        """Return the accuracy at the deepest level."""
+        return float(self.row["accuracy"][-1])
+
+    @property
+    def loss(self) -> float:
+        """Return the mean loss of the conclusions."""
+        return float(self.row["loss"])
+
+
+def validate(
+    model: Model,
+    normalisation: Normalisation,
+    source: Source,
+    traversal: Traversal,
+    plan: Plan,
+    *,
+    images: int | None,
+    device: str,
+    precision: Precision,
+    threads: int,
+) -> Validation:
+    """Look at validation images as a prediction would, and at some by chance to compare."""
+    count = min(images or source.count("validation"), source.count("validation"))
+    with Looker(
+        model,
+        normalisation,
+        fit=traversal.fit,
+        background=traversal.background,
+        device=device,
+        precision=precision,
+        threads=threads,
+    ) as looker:
+        found = [
+            pair
+            for start in range(0, count, BATCH)
+            for pair in _look(
+                looker, take(source, "validation", start, min(start + BATCH, count)), plan
+            )
+        ]
+        if not found:
+            raise ManifestError("no image of the validation can be read", hint="see `tnet info`")
+        compared = min(count, BY_CHANCE) if plan.levels > 1 else 0
+        random = [
+            pair
+            for start in range(0, compared, BATCH)
+            for pair in _look(
+                looker,
+                take(source, "validation", start, min(start + BATCH, compared)),
+                plan,
+                at_random=True,
+            )
+        ]
+    levels = max(len(sight.level_scores) for _, sight in found)
+    row: dict[str, Any] = {
+        "images": len(found),
+        "loss": float(np.mean([_loss(item, sight) for item, sight in found])),
+        "accuracy": [_accuracy(found, level) for level in range(levels)],
+        "windows": float(np.mean([len(sight.visits) - 1 for _, sight in found])),
+    }
+    hits = hit_rate(hit_levels(_windows(sight), item.boxes) for item, sight in found if item.boxes)
+    if hits:
+        row["hit"] = [hits[level].value for level in sorted(hits) if level > 1]
+    if random:
+        same = {item.name for item, _ in random}
+        learned = [pair for pair in found if pair[0].name in same]
+        row["by_chance"] = _accuracy(random, levels - 1)
+        row["gain_over_chance"] = _accuracy(learned, levels - 1) - row["by_chance"]
+    return Validation(row, [_sample(*pair, source.classes) for pair in found[:SHOWN]])
+
+
+def _look(
+    looker: Looker, items: list[Item], plan: Plan, *, at_random: bool = False
+) -> list[tuple[Item, Sight]]:
+    seeds = list(range(len(items)))
+    attend = by_chance(seeds) if at_random else None
+    sights = looker.look(
+        [item.reader for item in items], replace(plan, policy="topk"), attend=attend
+    )
+    return [
+        (item, sight) for item, sight in zip(items, sights, strict=True) if isinstance(sight, Sight)
+    ]
+
+
+def _at(sight: Sight, level: int) -> NDArray[np.float32]:
+    """Return the scores had the looking ended at a level, or where it did."""
+    scores: NDArray[np.float32] = sight.level_scores[min(level, len(sight.level_scores) - 1)]
+    return scores
+
+
+def _accuracy(found: list[tuple[Item, Sight]], level: int) -> float:
+    return float(np.mean([_at(sight, level).argmax() == item.label for item, sight in found]))
+
+
+def _loss(item: Item, sight: Sight) -> float:
+    scores = sight.scores.astype(np.float64)
+    scores = scores - scores.max()
+    return float(np.log(np.exp(scores).sum()) - scores[item.label])
+
+
+def _windows(sight: Sight) -> list[tuple[int, Any]]:
+    return [(visit.place.region.level, visit.place.region.window) for visit in sight.visits]
+
+
+def _sample(item: Item, sight: Sight, classes: tuple[str, ...]) -> Sample:
+    scores = sight.scores.astype(np.float64)
+    chances = np.exp(scores - scores.max())
+    chances /= chances.sum()
+    return Sample(
+        _thumbnail(item.reader),
+        item.reader.size,
+        [
+            (visit.place.region.window, visit.place.region.level, visit.attention)
+            for visit in sight.visits[1:]
+        ],
+        classes[item.label],
+        classes[int(chances.argmax())],
+        float(chances.max()),
+        item.boxes,
+    )
+
+
+def _thumbnail(reader: Reader) -> NDArray[np.uint8]:
+    """Return a small picture (height, width, 3), stretched from its darkest to its brightest."""
+    pixels = read_small(reader, THUMBNAIL)
+    values = pixels.values[[0, 1, 2] if len(pixels.values) >= 3 else [0, 0, 0]].astype(np.float64)
+    known = values[:, pixels.valid & np.isfinite(values).all(axis=0)]
+    if reader.dtype == np.uint8 or not known.size:
+        low, high = 0.0, 255.0
+    else:
+        low, high = np.percentile(known, (1, 99)).tolist()
+    with np.errstate(invalid="ignore"):
+        scaled = np.clip((values - low) / max(high - low, 1e-12), 0, 1) * 255
+    picture: NDArray[np.uint8] = np.nan_to_num(scaled).round().astype(np.uint8).transpose(1, 2, 0)
+    return picture

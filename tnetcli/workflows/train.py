@@ -1,0 +1,182 @@
+"""`tnet train`: from a recipe to a run folder with a model in it."""
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from tnetcli.checkpoint import load_checkpoint, save_checkpoint
+from tnetcli.description import Description
+from tnetcli.errors import ModelError, RecipeError
+from tnetcli.models.base import Model
+from tnetcli.models.registry import build_model
+from tnetcli.normalisation import Normalisation
+from tnetcli.recipe import Recipe
+from tnetcli.sections import Data
+from tnetcli.training.events import Events
+from tnetcli.training.loop import Listener, Run, train
+from tnetcli.training.pictures import draw_curves, draw_samples
+from tnetcli.training.run_folder import RunFolder
+from tnetcli.training.sources import Advance, Source, open_source
+from tnetcli.training.statistics import as_text, estimate
+from tnetcli.training.validating import Validation
+
+log = logging.getLogger(__name__)
+
+
+def run_recipe(
+    recipe: Recipe,
+    folder: Path,
+    listener: Listener,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    advance: Advance | None = None,
+) -> RunFolder:
+    """Train the model of a recipe into a folder; the best model is there from early on."""
+    if recipe.data is None:
+        raise RecipeError(
+            "the recipe has no section `data`", hint="data: {path: images.csv}, or see recipes/"
+        )
+    files = RunFolder(folder)
+    source = open_source(recipe, recipe.data, advance)
+    first = source.item("train", 0).reader
+    start = None if recipe.init is None else load_checkpoint(recipe.init)
+    normalisation = (
+        start.description.normalisation if start else _normalisation(recipe.data, source)
+    )
+    log.info("bands:\n%s", as_text(normalisation, first.bands))
+    bands = first.bands if isinstance(recipe.model.bands, int) else recipe.model.bands
+    if len(bands) != len(first.bands):
+        raise RecipeError(
+            f"the model has {len(bands)} bands, `{first.path}` has {len(first.bands)}",
+            hint="choose them with data.bands",
+        )
+    torch.manual_seed(recipe.seed)
+    model = build_model(
+        recipe.model.family,
+        recipe.model.arguments,
+        classes=len(source.classes),
+        bands=len(bands),
+        pretrained=recipe.model.pretrained,
+    )
+    if start is not None:
+        _take_over(model, start.model, recipe)
+    files.start(recipe, resume=resume, overwrite=overwrite)
+    described = Description(
+        family=recipe.model.family,
+        arguments=model.arguments.model_dump(mode="json"),
+        classes=source.classes,
+        bands=bands,
+        normalisation=normalisation,
+        traversal=recipe.traversal,
+        recipe=recipe.as_card(),
+        data_licence=recipe.data.licence,
+        name=recipe.name,
+        summary=recipe.summary,
+    )
+    keeper = _Keeper(files, described, half=recipe.training.half)
+    with _noted(listener, files.path / "events", recipe.training.tensorboard) as heard:
+        run = Run(recipe, source, normalisation, model, files, heard, keeper)
+        train(run, resume=resume)
+    draw_curves(files.rows(), files.curves)
+    return files
+
+
+@contextmanager
+def _noted(listener: Listener, folder: Path, wanted: bool) -> Iterator[Listener]:
+    """Lend the listener, or one that writes events for TensorBoard as well."""
+    if not wanted:
+        yield listener
+        return
+    events = Events(listener, folder)
+    try:
+        yield events
+    finally:
+        events.close()
+
+
+def _normalisation(data: Data, source: Source) -> Normalisation:
+    count = min(data.statistics_images, source.count("train"))
+    step = source.count("train") / count
+    readers = [source.item("train", int(number * step)).reader for number in range(count)]
+    if data.statistics == "unit":
+        if readers[0].dtype.kind == "f":
+            raise RecipeError(
+                "floats have no range: `data.statistics: unit`", hint="use `estimate`"
+            )
+        return Normalisation.to_unit_range(readers[0].dtype.name, len(readers[0].bands))
+    return estimate(readers)
+
+
+def _take_over(model: Model, start: Model, recipe: Recipe) -> None:
+    """Start from all the weights, statistics and the baseline of a trained model that fit.
+
+    Only the classifier may differ, where the classes do.
+    """
+    theirs, own = start.state_dict(), model.state_dict()
+    fits = {
+        name: value for name, value in theirs.items() if own.get(name, value).shape == value.shape
+    }
+    left = [name for name in own if name not in fits or name not in theirs]
+    other = [name for name in left if not name.startswith("classifier.")]
+    if other or any(name not in own for name in theirs):
+        raise ModelError(
+            f"the model of `{recipe.init}` is built differently: `{(other or list(theirs))[0]}`",
+            hint="`model` has to be that of its recipe; `tnet models FILE` shows it",
+        )
+    model.load_state_dict(fits, strict=False)
+    if left:
+        log.warning("other classes: the classifier starts anew")
+
+
+class _Keeper:
+    """Writes the best and the last model, and pictures of how it goes."""
+
+    def __init__(self, files: RunFolder, described: Description, *, half: bool) -> None:
+        self._files, self._described, self._half = files, described, half
+
+    def keep(
+        self, model: Model, validation: Validation | None, *, best: bool, stage: str = ""
+    ) -> None:
+        """Keep a model, as the best so far or as the last of a stage."""
+        described = self._described
+        if validation is not None:
+            figures = {
+                "validation_accuracy": validation.accuracy,
+                "validation_loss": validation.loss,
+                "validation_images": int(validation.row["images"]),
+            }
+            described = described.model_copy(update={"metrics": figures})
+        targets = [self._files.model] if best else [self._files.last, self._files.of_stage(stage)]
+        if not best and not self._files.model.exists():
+            targets.append(self._files.model)  # nothing was validated: the last is the best
+        for path in targets:
+            save_checkpoint(path, model, described, overwrite=True, half=self._half)
+        if validation is not None and validation.samples:
+            draw_samples(validation.samples, self._files.samples)
+        draw_curves(self._files.rows(), self._files.curves)
+
+
+@contextmanager
+def stopping_gently(
+    names: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGINT"),
+) -> Iterator[list[int]]:
+    """Lend a list that holds the signals that asked to stop; a second Ctrl-C stops at once."""
+    asked: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if number == signal.SIGINT and asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, note) for number in known}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
