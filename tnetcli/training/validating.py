@@ -96,7 +96,7 @@ def validate(
         "windows": float(np.mean([len(sight.visits) - 1 for _, sight in found])),
     }
     hits = hit_rate(hit_levels(_windows(sight), item.boxes) for item, sight in found if item.boxes)
-    if hits:
+    if any(level > 1 for level in hits):
         row["hit"] = [hits[level].value for level in sorted(hits) if level > 1]
     if random:
         same = {item.name for item, _ in random}
