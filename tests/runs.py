@@ -59,7 +59,7 @@ def recipe_of(images: Path | None, **sections: Any) -> Recipe:
     if images is not None:
         data["data"] = {"path": str(images), "statistics": "unit"}
     for name, section in sections.items():
-        both = isinstance(section, Mapping) and name in data
+        both = isinstance(section, Mapping) and name in data and "family" not in section
         data[name] = {**data[name], **section} if both else section
     return check_recipe(data)
 

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     | UPPER
     | {"__init__", "csv_file", "sections", "scenes", "validation", "walks"},
     "workflows": MIDDLE | UPPER | {"csv_file", "sections", "scenes", "training", "walks"},
-    "cli": MIDDLE | UPPER | {"workflows", "__init__"},
+    "cli": MIDDLE | UPPER | {"workflows", "training", "sections", "__init__"},
     "__main__": {"cli"},
     "__init__": MIDDLE | UPPER,
 }

@@ -460,3 +460,17 @@ def test_float_overviews_are_averages_of_the_truth():
     image = noise((8, 8)).astype(np.float32)
     expected = image.reshape(3, 4, 2, 4, 2).mean(axis=(2, 4))
     assert area_average(image, 2) == pytest.approx(expected)
+
+
+def test_attention_that_is_no_number_is_a_model_error(readers):
+    model = SmallModel()
+    look = model.look
+    model.look = lambda *given, **options: look(*given, **options)._replace(
+        attention=torch.full((len(given[1]), 3, 3), float("nan"))
+    )
+    with (
+        Looker(model, UNIT, device="cpu") as looker,
+        pytest.raises(ModelError, match="not a number") as caught,
+    ):
+        looker.look(readers[:2], Plan(levels=2, keep=(1,)))
+    assert caught.value.hint

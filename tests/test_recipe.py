@@ -2,26 +2,14 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-from tests.commands import ROOT
 from tnetcli.errors import RecipeError
-from tnetcli.models.papers import PAPERS
-from tnetcli.models.registry import build_model, read_arguments
 from tnetcli.recipe import Recipe, check_recipe, read_recipe
 from tnetcli.traversal import Plan
 from tnetcli.yaml_file import change
 
 MODEL = {"model": {"classes": 10}}
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-PUBLISHED = {
-    "tnet-imagenet.yaml": ("tnet-imagenet", (2, (3,))),
-    "tnet-fmow.yaml": ("tnet-fmow", (3, (2, 1))),
-    "tnet-cub-b0.yaml": ("tnet-cub-b0", (2, (5,))),
-    "whole-b0.yaml": ("en-b0-fmow-448", (1, ())),
-}
-DROPPED = {"dropout", "feature_dropout", "drop_path"}  # matters in training only
 
 
 def written(folder: Path, content: str | bytes) -> Path:
@@ -34,36 +22,6 @@ def problem(call, *arguments) -> RecipeError:
     with pytest.raises(RecipeError) as caught:
         call(*arguments)
     return caught.value
-
-
-def test_every_shipped_recipe_is_tested():
-    assert {path.name for path in RECIPES} == set(PUBLISHED)
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_a_shipped_recipe_builds_the_published_model(path):
-    name, (levels, keep) = PUBLISHED[path.name]
-    recipe, published = read_recipe(path), PAPERS[name]
-    expected = read_arguments(published.family, published.arguments)
-    assert recipe.model.family == published.family
-    assert recipe.model.class_count == published.classes
-    told, true = recipe.model.arguments.model_dump(), expected.model_dump()
-    assert {k: told[k] for k in told.keys() - DROPPED} == {
-        k: true[k] for k in true.keys() - DROPPED
-    }
-    with torch.device("meta"):
-        model = build_model(recipe.model.family, recipe.model.arguments, classes=published.classes)
-    assert (recipe.traversal.levels, recipe.traversal.keep) == (levels, keep)
-    assert model.most_levels is None or levels <= model.most_levels
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_every_key_of_a_shipped_recipe_says_what_it_does(path):
-    told = False
-    for line in path.read_text(encoding="utf-8").splitlines():
-        is_key = line.startswith(" ") and ":" in line.split("#")[0]
-        told = "#" in line or (told and line.startswith("    "))  # a table tells for its keys
-        assert told or not is_key, line
 
 
 def test_a_recipe_of_two_lines_is_complete():
@@ -242,8 +200,8 @@ def test_settings_leave_the_original_alone():
         ("model.classes={a: 1, a: 2}", "the key `a` is there twice"),
         ("model.classes=[&a 1, *a]", "anchors and aliases are not read"),
         ("model.classes=" + "9" * 5000, "a number of more than 64 digits"),
-        ("model.classes.count=3", "`model.classes` is not a table"),
-        ("model.classes.count.more=3", "`model.classes` is not a table"),
+        ("model.classes.count=3", "`model.classes` is neither a table nor a list"),
+        ("model.classes.count.more=3", "`model.classes` is neither a table nor a list"),
     ],
 )
 def test_a_setting_that_cannot_be_made_is_refused(setting, part):
@@ -252,8 +210,27 @@ def test_a_setting_that_cannot_be_made_is_refused(setting, part):
     assert error.hint
 
 
-def test_a_list_cannot_be_changed_by_settings():
-    assert "`the recipe` is not a table" in str(problem(change, [1], ["model.classes=3"]))
+def test_a_number_chooses_among_the_entries_of_a_list():
+    data = {"stages": [{"steps": 1}, {"steps": 2, "loss": None}, None], "keep": [4, 1]}
+    changed = change(
+        data, ["stages.1.steps=5", "stages.1.loss.rule=paper", "stages.2.steps=7", "keep.0=3"]
+    )
+    assert changed == {
+        "stages": [{"steps": 1}, {"steps": 5, "loss": {"rule": "paper"}}, {"steps": 7}],
+        "keep": [3, 1],
+    }
+    assert data["stages"][1] == {"steps": 2, "loss": None}
+
+
+@pytest.mark.parametrize("place", ["2", "-1", "first"])
+def test_a_list_has_no_other_entries_than_it_has(place):
+    error = problem(change, {"stages": [{}, {}]}, [f"stages.{place}=3"])
+    assert "`stages" in str(error)
+    assert error.hint
+
+
+def test_a_recipe_that_is_a_list_has_no_keys_to_set():
+    assert "`the recipe` is a list of 1" in str(problem(change, [1], ["model.classes=3"]))
 
 
 @pytest.mark.parametrize(
@@ -421,3 +398,175 @@ def test_a_recipe_holds_plain_values_only():
     data = check_recipe(MODEL).as_data()
     assert yaml.safe_load(yaml.safe_dump(data)) == data
     assert Recipe.model_validate(data) == check_recipe(MODEL)
+
+
+MOSAIC = {
+    "model": {"classes": ["none", "town"]},
+    "data": {
+        "kind": "mosaic",
+        "path": "tiles.zip",
+        "landscape": {"sites": ["town"], "background": ["forest", "sea"]},
+    },
+}
+TRAINED = {
+    **MODEL,
+    "seed": 7,
+    "name": "mine",
+    "init": "start.safetensors",
+    "data": {"path": "images.csv", "class_weights": {"a": 2.0}, "bands": ["4", "3"]},
+    "augmentation": {"flip": "both", "crop": [0.3, 1.0]},
+    "loss": {"rule": "paper", "reinforce": 0.5},
+    "optimizer": {"kind": "sgd", "clip": 5.0},
+    "schedule": {"kind": "step", "drops": [0.5, 0.75]},
+    "stages": [
+        {"name": "near", "epochs": 3, "levels": 2, "optimizer": {"rate": 0.5}},
+        {"name": "far", "steps": 9, "keep": "2,1", "loss": {"cap": 2}, "freeze": ["backbone"]},
+    ],
+    "training": {"batch_size": 8, "average": 0.99},
+}
+
+
+def test_a_recipe_without_stages_trains_once_through():
+    (stage,) = check_recipe(MODEL).stages
+    assert (stage.name, stage.learn, stage.epochs) == ("train", "scenes", 10)
+    assert check_recipe({**MODEL, "stages": None}) == check_recipe(MODEL)
+
+
+def test_a_stage_changes_sections_key_by_key():
+    near, far = check_recipe(TRAINED).stages
+    assert near.optimizer.kind == far.optimizer.kind == "sgd"
+    assert (near.optimizer.rate, far.optimizer.rate) == (0.5, 1e-3)
+    assert (near.loss.cap, far.loss.cap) == (None, 2)
+    assert near.loss.rule == far.loss.rule == "paper"
+    assert near.augmentation == far.augmentation == check_recipe(TRAINED).augmentation
+    assert far.schedule.drops == (0.5, 0.75)
+
+
+def test_a_stage_walks_as_the_traversal_but_for_what_it_changes():
+    recipe = check_recipe({**TRAINED, "traversal": {"levels": 3, "keep": [4, 2]}})
+    near, far = (recipe.walk_of(stage) for stage in recipe.stages)
+    assert (near.levels, near.keep) == (2, (4, 2))
+    assert (far.levels, far.keep) == (3, (2, 1))
+
+
+def test_the_papers_rule_stands_for_its_choices():
+    loss = check_recipe({**MODEL, "loss": {"rule": "paper"}}).loss
+    assert (loss.selection, loss.baseline, loss.reward) == ("topk", "ema", "correct")
+    assert (loss.per_feature, loss.uniform) == ("each", 0.0)
+
+
+@pytest.mark.parametrize("data", [TRAINED, MOSAIC])
+def test_a_recipe_of_a_training_reads_back_the_same(tmp_path, data, monkeypatch):
+    (tmp_path / "start.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    recipe = check_recipe(data)
+    path = Path("recipe.yaml")
+    path.write_text(recipe.as_yaml(), encoding="utf-8")
+    assert read_recipe(path) == recipe
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "recipe.yaml").write_text(recipe.as_yaml(absolute=True))
+    again = read_recipe(tmp_path / "deep" / "recipe.yaml")
+    assert again.data.path == tmp_path / recipe.data.path
+    assert again.as_card() == recipe.as_card()
+
+
+def test_a_card_names_files_and_not_where_they_were():
+    told = check_recipe({**TRAINED, "init": "/a/b/start.safetensors"}).as_card()
+    assert told["init"] == "start.safetensors"
+    assert told["data"]["path"] == "images.csv"
+
+
+@pytest.mark.parametrize(
+    ("data", "part", "hint"),
+    [
+        ({"stages": [{"steps": 1, "stpes": 2}]}, "`stages.0.stpes`", "did you mean `steps`?"),
+        (
+            {"stages": [{"steps": 1}, {"name": "b", "steps": 1, "loss": {"selction": 1}}]},
+            "unknown key `stages.1.loss.selction`",
+            "did you mean `selection`?",
+        ),
+        ({"stages": [{"steps": 1, "loss": 3}]}, "`stages.0.loss` is `3`: not a table", "differs"),
+        ({"stages": [{"steps": 1, "optimizer": [1]}]}, "`stages.0.optimizer` is", "differs"),
+        ({"stages": []}, "`stages` is empty", ""),
+        ({"stages": {"steps": 1}}, "`stages` is", "one after another"),
+        ({"stages": [3]}, "`stages.0` is `3`: not a table", ""),
+        ({"stages": [{"steps": 1}, {"steps": 2}]}, "two stages share a name: `train, train`", ""),
+        ({"stages": [{}]}, "a stage needs `steps` or `epochs`", ""),
+        ({"stages": [{"steps": 1, "epochs": 1}]}, "not both", ""),
+        ({"stages": [{"steps": 0}]}, "`stages.0.steps` is `0`", "how long"),
+        ({"stages": [{"steps": 1, "name": "../up"}]}, "`stages.0.name`", "a short name"),
+        ({"stages": [{"steps": 1, "freeze": ["backbon"]}]}, "freeze.0", "`backbone`?"),
+        ({"stages": [{"steps": 1, "learn": "tiles"}]}, "needs `data.kind: mosaic`", ""),
+        (
+            {"traversal": {"levels": 1, "keep": []}, "data": {"path": "a.csv"},
+             "stages": [{"steps": 1, "levels": 2}]},
+            "stage `train` goes deeper, and `keep` is empty", "",
+        ),
+        (
+            {"traversal": {"policy": "best_first", "budget": 4, "keep": []},
+             "data": {"path": "a.csv"}},
+            "`keep` is empty", "",
+        ),
+        ({"loss": {"rule": "paper", "selection": "sample"}}, "means `selection: topk`", ""),
+        (
+            {"loss": {"rule": "paper"}, "stages": [{"steps": 1, "loss": {"baseline": "coarse"}}]},
+            "`rule: paper` means `baseline: ema`, not `coarse`", "",
+        ),
+        ({"loss": {"baseline": "leave_one_out"}}, "needs `samples` of 2 or more", ""),
+        ({"loss": {"selction": "topk"}}, "unknown key `loss.selction`", "did you mean `selection`"),
+        ({"optimizer": {"rate": 0}}, "`optimizer.rate` is `0`", "the learning rate"),
+        ({"training": {"precision": "fp8"}}, "`training.precision`", "fp32, bf16, fp16"),
+        ({"augmentation": {"crop": [0.9, 0.1]}}, "`crop` ends before it begins", ""),
+        ({"seed": -1}, "`seed` is `-1`", ""),
+        ({"data": {}}, "`data.path` is missing", "the CSV"),
+        ({"data": {"path": "a", "kind": "mosaic"}}, "`landscape` belongs to `kind: mosaic`", ""),
+        ({"data": {"path": "a", "validation": 0.6, "test": 0.4}}, "nothing to train on", ""),
+    ],
+)  # fmt: skip
+def test_a_training_that_cannot_be_is_refused_in_one_line(data, part, hint):
+    error = problem(check_recipe, {**MODEL, **data})
+    assert error.exit_code == 4
+    assert str(error).count(part) == 1
+    assert hint in error.hint
+    assert error.hint
+    assert "\n" not in str(error) + error.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"model": {"classes": ["town", "none"]}}, "not what the scenes are labelled"),
+        ({"model": {"classes": 3}}, "not what the scenes are labelled"),
+        (
+            {"model": {"classes": 2, "family": "whole"},
+             "stages": [{"steps": 1, "learn": "tiles"}]},
+            "`whole` learns from scenes",
+        ),
+        (
+            {"stages": [{"steps": 1, "learn": "tiles", "tiles": {"chances": {"twon": 1}}}]},
+            "no scene is labelled `twon`",
+        ),
+        (
+            {"stages": [{"steps": 1, "learn": "tiles", "tiles": {"chances": {"town": 0}}}]},
+            "leave nothing to draw",
+        ),
+        ({"data": {**MOSAIC["data"], "class_weights": "balanced"}}, "`class_weights` are of"),
+    ],
+)  # fmt: skip
+def test_scenes_that_cannot_be_made_are_refused(changes, part):
+    error = problem(check_recipe, {**MOSAIC, **changes})
+    assert part in str(error)
+    assert error.exit_code == 4
+
+
+def test_what_is_wrong_in_a_section_is_not_told_again_for_every_stage():
+    stages = [{"name": "a", "steps": 1}, {"name": "b", "steps": 1, "loss": {"cap": 0}}]
+    error = problem(check_recipe, {**MODEL, "loss": {"zzz": 1}, "stages": stages})
+    assert str(error).count("zzz") == 1
+    assert "`stages.1.loss.cap` is `0`" in str(error)
+
+
+def test_a_model_to_start_from_has_to_be_there(tmp_path):
+    path = written(tmp_path, "model: {classes: 2}\ninit: none.safetensors")
+    error = problem(read_recipe, path)
+    assert "`init` is not a file" in str(error)

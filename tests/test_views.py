@@ -158,3 +158,46 @@ def test_what_is_no_number_is_not_valid(tmp_path, poison):
 def test_a_background_that_ends_before_it_begins_is_refused():
     with pytest.raises(ValueError, match="background"):
         Views(8, GRID, UNIT, background=(5, -5))
+
+
+def test_one_view_can_be_asked_for_and_fetched_later(reader):
+    windows = [Window(0, 0, 300, 200), Window(40.5, 20, 90, 60), Window(-30, -20, 90, 90)]
+    with Views(16, GRID, UNIT, threads=2) as views:
+        asked = [views.submit(reader, window) for window in windows]
+        found = [each.result() for each in reversed(asked)][::-1]
+        (chunk,) = views.read([Place(0, Region(window)) for window in windows], [reader], 3)
+    for view, (_, expected) in zip(found, chunk, strict=True):
+        assert np.array_equal(view.values, expected.values)
+        assert np.array_equal(view.cells, expected.cells)
+        assert view.valid == expected.valid
+
+
+def test_a_view_that_cannot_be_read_is_fetched_as_its_error():
+    with Views(8, GRID, UNIT, threads=1) as views:
+        good, bad = (views.submit(Slow(), Window(left, 0, 5, 5)) for left in (1, -1))
+        assert isinstance(good.result(), View)
+        assert isinstance(bad.result(), ImageError)
+
+
+def test_a_view_is_being_read_before_anybody_fetches_it():
+    begun = threading.Event()
+
+    class Told(Slow):
+        def read(self, window, out_size):
+            begun.set()
+            return super().read(window, out_size)
+
+    with Views(8, GRID, UNIT, threads=1) as views:
+        asked = views.submit(Told(), Window(0, 0, 5, 5))
+        assert begun.wait(timeout=60)
+        assert isinstance(asked.result(), View)
+
+
+def test_views_of_a_reading_that_was_given_up_do_not_stop_those_asked_for_alone():
+    slow = Slow()
+    with Views(8, GRID, UNIT, threads=1) as views:
+        chunks = views.read(places(10), [slow], 5)
+        next(chunks)
+        asked = views.submit(slow, Window(0, 0, 5, 5))
+        chunks.close()
+        assert isinstance(asked.result(), View)

@@ -235,6 +235,11 @@ class Looker:
         if looked.attention is not None:
             scored = [place.region.level < levels for place, _ in good]
             attention[scored] = looked.attention.double().numpy()[scored]
+            if not np.isfinite(attention).all():
+                raise ModelError(
+                    "the attention is not a number",
+                    hint="did the training diverge, or is the precision too low for the model?",
+                )
         return {
             place: Seen(each, view.cells)
             for each, (place, view) in zip(attention, good, strict=True)

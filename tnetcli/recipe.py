@@ -24,6 +24,7 @@ from tnetcli.sections import (
     Augmentation,
     Data,
     File,
+    Landscape,
     Loss,
     Optimizer,
     Schedule,
@@ -37,7 +38,12 @@ from tnetcli.yaml_file import change, read_yaml
 
 # Files that a recipe names; relative paths start at the recipe's own folder.
 FILES = ("model.pretrained", "init", "data.path")
-STAGED = ("augmentation", "loss", "optimizer", "schedule")  # what a stage may change
+STAGED: dict[str, type[Strict]] = {  # what a stage may change
+    "augmentation": Augmentation,
+    "loss": Loss,
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+}
 EPOCHS = 10  # of the one stage of a recipe that has none
 MOST_CLASSES = 1_000_000
 MOST_BANDS = 4096
@@ -186,6 +192,13 @@ class Recipe(Strict):
                 )
             if self.model.grid is None and (stage.levels or 1) > 1:
                 raise ValueError(f"stage `{stage.name}`: `{self.model.family}` has one level")
+            if self.model.grid is None and stage.learn == "tiles":
+                raise ValueError(f"stage `{stage.name}`: `{self.model.family}` learns from scenes")
+            walk = self.walk_of(stage)
+            if self.data is not None and walk.levels > 1 and not walk.keep:
+                raise ValueError(f"stage `{stage.name}` goes deeper, and `keep` is empty")
+            if self.data is not None and self.data.landscape is not None:
+                _can_be_drawn(stage, self.data.landscape)
         if mosaic and self.data is not None and self.data.landscape is not None:
             _same_classes(self.model.classes, self.data.landscape.classes)
         return self
@@ -198,6 +211,12 @@ class Recipe(Strict):
                 f"`{self.model.family}` sees the whole image and nothing closer"
             )
         return self
+
+    def walk_of(self, stage: Stage) -> Traversal:
+        """Return how a stage walks."""
+        changed = {"levels": stage.levels, "keep": stage.keep}
+        given = {key: value for key, value in changed.items() if value is not None}
+        return self.traversal.model_copy(update=given)
 
     def as_data(self) -> dict[str, Any]:
         """Return plain values with every default written out; reading them gives this recipe."""
@@ -230,17 +249,43 @@ def _complete(data: Mapping[str, Any]) -> Any:
     stages = data.get("stages", [{"epochs": EPOCHS}])
     if not isinstance(stages, list | tuple):
         return stages
-    return [
-        {**stage, **{key: {**_table(data, key), **_table(stage, key)} for key in STAGED}}
-        if isinstance(stage, Mapping)
-        else stage
-        for stage in stages
-    ]
+    shared = {key: _table(data, key) for key, kind in STAGED.items() if _fits(kind, data.get(key))}
+    return [_merge(shared, stage) if isinstance(stage, Mapping) else stage for stage in stages]
+
+
+def _merge(shared: Mapping[str, Mapping[str, Any]], stage: Mapping[str, Any]) -> dict[str, Any]:
+    own = {key: section for key, section in stage.items() if section is not None}
+    tables = {
+        key: {**section, **_table(own, key)}
+        for key, section in shared.items()
+        if isinstance(own.get(key, {}), Mapping)
+    }
+    return {**own, **tables}
+
+
+def _fits(kind: type[Strict], section: Any) -> bool:
+    """Say whether a section is right; what is wrong with it is told once, not in each stage."""
+    try:
+        kind.model_validate(section or {})
+    except ValueError:
+        return False
+    return True
 
 
 def _same_classes(own: Names, made: tuple[str, ...]) -> None:
     if own not in (len(made), made):
         raise ValueError(f"`model.classes` is not what the scenes are labelled: `{list(made)}`")
+
+
+def _can_be_drawn(stage: Stage, landscape: Landscape) -> None:
+    """Refuse chances of labels that no scene has, or that leave nothing to draw."""
+    tiles = stage.tiles
+    for name in tiles.chances:
+        if name not in landscape.classes:
+            raise ValueError(f"stage `{stage.name}`: no scene is labelled `{shorten(name)}`")
+    for labels, share in ((landscape.sites, tiles.crowded), (landscape.classes, 1 - tiles.crowded)):
+        if share > 0 and not any(tiles.chances.get(label, 1.0) for label in labels):
+            raise ValueError(f"stage `{stage.name}`: `tiles.chances` leave nothing to draw")
 
 
 def _table(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:

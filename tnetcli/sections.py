@@ -109,6 +109,8 @@ class Data(Strict):
     def _agree(self) -> Self:
         if (self.kind == "mosaic") != (self.landscape is not None):
             raise ValueError("`landscape` belongs to `kind: mosaic`, and that needs it")
+        if self.kind == "mosaic" and self.class_weights != "none":
+            raise ValueError("`class_weights` are of images: scenes of all classes come as often")
         if self.validation + self.test >= 1:
             raise ValueError("validation and test leave nothing to train on")
         return self

@@ -165,7 +165,8 @@ def _put(table: Any, keys: list[str], value: Any) -> None:
             name = int(key)
         elif not isinstance(table, dict):
             above = ".".join(keys[:depth]) or "the recipe"
-            what = f"a list of {len(table)}" if isinstance(table, list) else "neither table nor list"
+            is_list = isinstance(table, list)
+            what = f"a list of {len(table)}" if is_list else "neither a table nor a list"
             raise RecipeError(
                 f"cannot set `{'.'.join(keys)}`: `{above}` is {what}", hint="set it as a whole"
             )

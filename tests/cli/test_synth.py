@@ -22,9 +22,8 @@ def test_images_a_manifest_and_a_summary_are_made(tmp_path):
     done = tnet(*command(tmp_path / "out", "--format", "png"))
     manifest = tmp_path / "out" / "manifest.csv"
     assert (done.returncode, done.stderr) == (0, "")
-    expected = "2 images; 1 train, 1 validation; 1 class: absent (2)"
-    assert done.stdout.startswith("2 images; ")
-    assert done.stdout.endswith(f"; {manifest}\n"), expected
+    expected = "2 images; 2 train; 2 classes: absent (1), present (1)"
+    assert done.stdout == f"{expected}; {manifest}\n"
     assert len(manifest.read_text().splitlines()) == 3
     again = tnet(*command(tmp_path / "out", "--format", "png"))
     assert "2 of them kept" in again.stdout

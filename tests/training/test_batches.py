@@ -197,3 +197,10 @@ def test_if_no_image_of_a_batch_can_be_opened_that_is_the_error():
 def test_images_of_a_split_are_taken_in_their_own_order():
     found = take(Numbers(9), "validation", 2, 6)
     assert [item.name for item in found] == ["2", "3", "4", "5"]
+
+
+def test_an_image_of_a_split_that_is_gone_is_left_out_with_a_warning(caplog):
+    with caplog.at_level(logging.WARNING, "tnetcli"):
+        found = take(Numbers(9, broken={3}), "validation", 2, 6)
+    assert [item.name for item in found] == ["2", "4", "5"]
+    assert "`3` is gone" in caplog.text

@@ -55,19 +55,40 @@ def test_an_image_is_opened_once(images):
     assert source.item("train", 2).reader is source.item("train", 2, epoch=1).reader
 
 
-def test_images_that_are_still_wanted_can_be_read_however_many_others_are_opened(
-    images, monkeypatch
-):
-    monkeypatch.setattr(sources, "MOST_OPEN", 2)
-    source = files_of(images)
-    first = source.item("train", 0)
-    others = [source.item("train", number) for number in range(1, 6)]
-    pixels = first.reader.read(Window(0, 0, SIDE, SIDE), Size(8, 8))
-    assert pixels.valid.all()
-    again = source.item("train", 0)
-    assert again.reader is not first.reader  # it was let go
-    assert again.reader.path == first.reader.path
-    assert len({id(item.reader) for item in others}) == 5
+def can_be_read(item):
+    try:
+        return bool(item.reader.read(Window(0, 0, SIDE, SIDE), Size(8, 8)).valid.all())
+    except ValueError:  # closed
+        return False
+
+
+def test_images_in_flight_stay_open_and_others_are_closed(images, monkeypatch):
+    monkeypatch.setattr(sources, "MOST_OPEN", 1)
+    recipe = recipe_of(images, training={"batch_size": 1}, data={"statistics_images": 1})
+    source = open_source(recipe, recipe.data)
+    train = [source.item("train", number) for number in range(4)]  # four batches
+    others = [source.item("validation", number) for number in range(3)]
+    assert all(map(can_be_read, [*train, *others]))
+    source.item("train", 4)
+    assert [can_be_read(item) for item in train] == [False, True, True, True]
+    assert can_be_read(source.item("train", 0))  # opened again
+    source.close()
+    assert not any(map(can_be_read, [*train, *others]))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"stages": [{"steps": 1, "batch_size": 2}]},
+        {"data": {"statistics_images": 6}},
+    ],
+)
+def test_as_many_stay_open_as_a_step_or_the_statistics_need(images, monkeypatch, sections):
+    monkeypatch.setattr(sources, "MOST_OPEN", 1)
+    recipe = recipe_of(images, **{"training": {"batch_size": 1}, **sections})
+    source = open_source(recipe, recipe.data)
+    assert all(map(can_be_read, [source.item("train", number) for number in range(6)]))
+    source.close()
 
 
 def test_a_bad_list_is_told_before_anything_is_learned(tmp_path):

@@ -53,9 +53,8 @@ def test_accuracy_and_loss_are_those_of_a_prediction(source):
     items, sights = sights_of(source)
     assert found.row["images"] == 7
     for level in (0, 1):
-        right = [
-            s.level_scores[level].argmax() == i.label for i, s in zip(items, sights, strict=True)
-        ]
+        pairs = zip(items, sights, strict=True)
+        right = [sight.level_scores[level].argmax() == item.label for item, sight in pairs]
         assert found.row["accuracy"][level] == pytest.approx(np.mean(right))
     losses = [
         -torch.from_numpy(s.scores).double().log_softmax(dim=0)[i.label].item()

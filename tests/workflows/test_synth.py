@@ -233,6 +233,17 @@ def test_the_tiles_of_a_site_are_in_its_box_and_nowhere_else(tmp_path, tile_fold
         assert expected.any() == (row["label"] == "town")
 
 
+@pytest.mark.parametrize("kind", ["tiff", "ome-zarr", "png"])
+def test_every_format_has_the_same_colours(tmp_path, tile_folder, kind):
+    scenes, images = TileScenes(str(tile_folder), 300, sites=("town", "lake")), []
+    for name in ("cog", kind):
+        made = synthesise(tmp_path / name, Order(scenes, 1, 3, name))
+        with open_image(str(tmp_path / name / rows(made)[0]["path"])) as image:
+            images.append(image.read(Window(0, 0, 300, 300), Size(300, 300)).values)
+    assert images[0].shape == (3, 300, 300)
+    assert np.array_equal(*images)
+
+
 def test_classes_not_named_are_the_rest(tmp_path, tile_folder):
     made = synthesise(tmp_path / "a", tile_order(tile_folder, background=("field", "wood")))
     assert set(made.labels) == {"none", "lake", "town"}
@@ -285,6 +296,7 @@ def test_overwriting_removes_what_was_made_and_nothing_else(tmp_path):
     out = tmp_path / "out"
     synthesise(out, order(images=3, size=64, format="ome-zarr"))
     (out / "images" / "notes.txt").write_text("mine")
+    (out / "images" / ".tnet-left").mkdir()
     (out / "other").mkdir()
     synthesise(out, order(images=2, size=64, format="png"), overwrite=True)
     names = sorted(str(each.relative_to(out)) for each in out.rglob("*"))
@@ -299,9 +311,10 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
     assert content(tmp_path) == {"thesis.tex": b"mine"}
 
 
-def test_settings_that_cannot_be_read_are_other_settings(tmp_path):
+@pytest.mark.parametrize("text", ["{", "[1]", "7"])
+def test_settings_that_cannot_be_read_are_other_settings(tmp_path, text):
     synthesise(tmp_path / "out", order(images=1, size=64))
-    (tmp_path / "out" / "synth.json").write_text("{")
+    (tmp_path / "out" / "synth.json").write_text(text)
     with pytest.raises(OutputError, match="other settings"):
         synthesise(tmp_path / "out", order(images=1, size=64))
 

@@ -78,10 +78,14 @@ def train(
         typer.echo(found.as_yaml(), nl=False)
         return
 
+    import logging
+
     from tnetcli.cli.training_progress import TrainingProgress
     from tnetcli.training.loop import StoppedError
     from tnetcli.workflows.train import run_recipe, stopping_gently
 
+    if quiet:
+        logging.getLogger("tnetcli").setLevel(logging.WARNING)
     folder = output or Path("runs") / recipe.stem
     with stopping_gently() as asked, TrainingProgress(asked, quiet=quiet) as progress:
         try:

@@ -3,9 +3,10 @@
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from tnetcli.sections import Stage
+if TYPE_CHECKING:
+    from tnetcli.sections import Stage
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -55,7 +56,7 @@ class TrainingProgress:
         self._spoke = time.monotonic()
         self.say(f"reading tiles: {fraction:.0%}")
 
-    def stage(self, stage: Stage, steps: int) -> None:
+    def stage(self, stage: "Stage", steps: int) -> None:
         """Begin a stage."""
         self._stage, self._start, self._first = stage.name, time.monotonic(), None
         self._told.clear()
@@ -64,17 +65,22 @@ class TrainingProgress:
 
     def step(self, row: Mapping[str, Any], done: int, steps: int) -> None:
         """Show the figures of some steps, on a terminal all of them."""
-        if self._first is None:
-            self._first, self._start = done, time.monotonic()
-        made = max(done - self._first, 1)
-        left = (steps - done) * (time.monotonic() - self._start) / made
+        left = self._time_left(done, steps)
         if self._live is not None:
             self._live.update(_table(self._stage, row, done, steps, left, self._validation))
         elif not self._quiet and (
             time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES or done == steps
         ):
             self._spoke = time.monotonic()
-            self.say(f"{self._stage} {done}/{steps}: {_figures(row)}, {_duration(left)} left")
+            time_left = "" if left is None else f", {_duration(left)} left"
+            self.say(f"{self._stage} {done}/{steps}: {_figures(row)}{time_left}")
+
+    def _time_left(self, done: int, steps: int) -> float | None:
+        """Guess from the steps since the first that was told of, which may not be the first."""
+        if self._first is None:
+            self._first, self._start = done, time.monotonic()
+            return None
+        return (steps - done) * (time.monotonic() - self._start) / (done - self._first)
 
     def validation(self, row: Mapping[str, Any], is_best: bool) -> None:
         """Show the figures of a validation."""
@@ -108,7 +114,7 @@ def _table(
     row: Mapping[str, Any],
     done: int,
     steps: int,
-    left: float,
+    left: float | None,
     validation: Mapping[str, Any],
 ) -> Any:
     from rich.console import Group
@@ -131,7 +137,7 @@ def _table(
             table.add_row(key.replace("_", " "), text.format(row[key]), "")
     for level, value in enumerate(validation.get("hit", []), start=2):
         table.add_row(f"hits, level {level}", "", f"{value:.1%}")
-    table.add_row("time left", _duration(left), "")
+    table.add_row("time left", "" if left is None else _duration(left), "")
     return Group(table, ProgressBar(total=steps, completed=done, width=60))
 
 

@@ -87,5 +87,11 @@ class Batches:
 
 
 def take(source: Source, split: str, start: int, end: int) -> list[Item]:
-    """Return images of a split in their own order."""
-    return [source.item(split, number) for number in range(start, end)]
+    """Return images of a split in their own order, but for those that cannot be opened any more."""
+    found = []
+    for number in range(start, end):
+        try:
+            found.append(source.item(split, number))
+        except TnetError as error:
+            log.warning("an image is left out: %s", error)
+    return found

@@ -20,7 +20,7 @@ class Events:
         except ImportError as error:
             raise MissingExtraError.of("tensorboard", "`training.tensorboard`") from error
         self._listener = listener
-        self._writer: Any = SummaryWriter(folder)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(folder)
         self._step = 0
 
     def stage(self, stage: Stage, steps: int) -> None:

@@ -30,7 +30,6 @@ from tnetcli.training.statistics import value_range
 from tnetcli.training.tile_lessons import TileLessons
 from tnetcli.training.validating import Validation, validate
 from tnetcli.training.walking import Batch, UnreadableError, Walker
-from tnetcli.traversal import Plan
 from tnetcli.views import Views
 
 VALIDATIONS = 10  # in a stage, unless the recipe says otherwise
@@ -126,10 +125,7 @@ def _run_stage(run: Run, learner: "_Learner", progress: Progress, steps_before: 
         stopping = run.listener.should_stop()
         looking = done % every == 0 or done == steps
         if not _is_sound(row, model if looking or stopping else None):
-            raise ModelError(
-                f"the loss is not a number at step {done} of stage `{learner.stage.name}`",
-                hint="lower optimizer.rate, or give optimizer.clip; the last model is kept",
-            )
+            raise _diverged(learner.stage, done)
         gathered.add(row)
         if done % recipe.training.log_every == 0 or done == steps:
             line = {"stage": learner.stage.name, "step": steps_before + done, **gathered.mean()}
@@ -139,6 +135,8 @@ def _run_stage(run: Run, learner: "_Learner", progress: Progress, steps_before: 
                 run.listener.warn(warning)
         if learner.is_validated and looking:
             found = learner.validate()
+            if not math.isfinite(found.loss):
+                raise _diverged(learner.stage, done)
             better = _is_better(found, best, recipe.training.best_by)
             best = _worth(found, recipe.training.best_by) if better else best
             since_best = 0 if better else since_best + 1
@@ -166,7 +164,7 @@ class _Learner:
         self.run, self.number, self.stage, self.device = run, number, stage, device
         self.steps = _steps(stage, run)
         self.is_validated = stage.learn == "scenes"
-        self.plan = _plan(recipe, stage)
+        self.plan = recipe.walk_of(stage).plan()
         prepare_parts(model, stage)
         self.views = Views(
             model.view_size,
@@ -223,10 +221,8 @@ class _Learner:
         """Make one step and return its figures."""
         start = time.perf_counter()
         prepare_parts(self.run.model, self.stage)  # a validation has left it looking only
-        set_rate(
-            self.optimizer,
-            self.stage.optimizer.rate * rate_at(step, self.steps, self.stage.schedule),
-        )
+        rate = self.stage.optimizer.rate * rate_at(step, self.steps, self.stage.schedule)
+        set_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         accumulate = self.stage.optimizer.accumulate
         gathered = _Gathered()
@@ -249,7 +245,7 @@ class _Learner:
         seconds = time.perf_counter() - start
         return {
             **row,
-            "rate": self.optimizer.param_groups[0]["lr"],
+            "rate": rate,
             "seconds": seconds,
             "windows_per_second": row["windows"] * accumulate / seconds,
         }
@@ -308,11 +304,13 @@ class _Learner:
     def validate(self) -> Validation:
         """Look at the validation images with the averaged weights."""
         recipe = self.run.recipe
-        baseline = getattr(self.run.model, "baseline", None)
-        if isinstance(baseline, Tensor):
-            baseline.fill_(self.baselines.mean)
+        averaged = self.average.model(self.run.model)
+        for model in (self.run.model, averaged):
+            baseline = getattr(model, "baseline", None)
+            if isinstance(baseline, Tensor):
+                baseline.fill_(self.baselines.mean)
         return validate(
-            self.average.model(self.run.model),
+            averaged,
             self.run.normalisation,
             self.run.source,
             recipe.traversal,
@@ -373,18 +371,19 @@ def _steps(stage: Stage, run: Run) -> int:
     return max(stage.epochs * (images // size) // stage.optimizer.accumulate, 1)
 
 
-def _plan(recipe: Recipe, stage: Stage) -> Plan:
-    changed = {"levels": stage.levels, "keep": stage.keep}
-    given = {key: value for key, value in changed.items() if value is not None}
-    return recipe.traversal.model_copy(update=given).plan()
-
-
 def _worth(found: Validation, by: str) -> float:
     return -found.loss if by == "loss" else found.accuracy
 
 
 def _is_better(found: Validation, best: float | None, by: str) -> bool:
     return best is None or _worth(found, by) > best
+
+
+def _diverged(stage: Stage, step: int) -> ModelError:
+    return ModelError(
+        f"the loss is not a number at step {step} of stage `{stage.name}`",
+        hint="lower optimizer.rate, or give optimizer.clip; the last model is kept",
+    )
 
 
 def _is_out_of_patience(recipe: Recipe, since_best: int) -> bool:

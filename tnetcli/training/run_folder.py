@@ -47,8 +47,11 @@ class RunFolder:
         return self.path / f"stage-{name}.safetensors"
 
     def check(self, recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> None:
-        """Refuse a folder that holds another run, or models that would be lost."""
+        """Refuse a folder that cannot be, holds another run, or models that would be lost."""
         try:
+            above = next(path for path in (self.path, *self.path.parents) if path.exists())
+            if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+                raise self._unusable(f"nothing can be written to `{above}`")
             known = self._known()
             if overwrite and not resume:
                 return
@@ -89,7 +92,7 @@ class RunFolder:
         own = (self.model, self.last, self.metrics, self.state, self.curves, self.samples)
         return [*own, *self.path.glob("stage-*.safetensors")]
 
-    def _unusable(self, error: Exception) -> OutputError:
+    def _unusable(self, error: object) -> OutputError:
         return OutputError(
             f"cannot use the folder `{self.path}`: {error}", hint="name another with -o"
         )

@@ -14,7 +14,8 @@ from tnetcli.scenes.tiles import read_tiles
 from tnetcli.sections import Data
 from tnetcli.training.manifest import Example, Examples, read_examples
 
-MOST_OPEN = 512  # images that are kept open; their file handles are fewer
+MOST_OPEN = 512  # images of a split that are kept open; their file handles are fewer
+IN_FLIGHT = 4  # batches, more than are being read or worked on at once
 Advance = Callable[[float], None]
 
 
@@ -45,18 +46,25 @@ class Source(Protocol):
         """Return an image; where images are made up, every epoch of training has its own."""
         ...
 
+    def close(self) -> None:
+        """Close all that is open."""
+        ...
+
 
 class Files:
-    """Images of a manifest, or of a folder for each class."""
+    """Images of a manifest, or of a folder for each class; `most_open` of a split are kept open."""
 
-    def __init__(self, examples: Examples) -> None:
+    def __init__(self, examples: Examples, most_open: int = MOST_OPEN) -> None:
         self.classes = examples.classes
         self._splits: dict[str, tuple[Example, ...]] = {
             "train": examples.train,
             "validation": examples.validation,
             "test": examples.test,
         }
-        self._open: OrderedDict[str, Reader] = OrderedDict()
+        self._most_open = most_open
+        self._open: dict[str, OrderedDict[int, Reader]] = {
+            split: OrderedDict() for split in self._splits
+        }
 
     def count(self, split: str) -> int:
         """Return how many images a split has."""
@@ -68,12 +76,18 @@ class Files:
 
     def item(self, split: str, number: int, epoch: int = 0) -> Item:
         """Return an image, opened once and kept open for a while."""
-        example = self._splits[split][number]
-        reader = self._open.pop(example.id, None) or example.open()
-        self._open[example.id] = reader
-        if len(self._open) > MOST_OPEN:
-            self._open.popitem(last=False)  # not closed: it may be about to be read
+        example, known = self._splits[split][number], self._open[split]
+        reader = known.pop(number, None) or example.open()
+        known[number] = reader
+        if len(known) > self._most_open:
+            known.popitem(last=False)[1].close()
         return Item(reader, example.label, example.boxes, example.id)
+
+    def close(self) -> None:
+        """Close all images."""
+        for known in self._open.values():
+            while known:
+                known.popitem()[1].close()
 
 
 class Landscapes:
@@ -103,11 +117,16 @@ class Landscapes:
         label = self.classes.index(scene.label)
         return Item(scene, label, scene.boxes, f"{split}-{number}")
 
+    def close(self) -> None:
+        """Do nothing: scenes hold no file."""
+
 
 def open_source(recipe: Recipe, data: Data, advance: Advance | None = None) -> Source:
     """Find and check everything that a recipe learns from."""
     if data.landscape is None:
-        return Files(read_examples(data, recipe.model.classes))
+        largest = max(stage.batch_size or recipe.training.batch_size for stage in recipe.stages)
+        wanted = max(MOST_OPEN, IN_FLIGHT * largest, data.statistics_images)
+        return Files(read_examples(data, recipe.model.classes), wanted)
     tiles = read_tiles(data.path, advance)
     makers = {
         split: LandscapeMaker(tiles, split, data.landscape)

@@ -88,7 +88,8 @@ class Order:
     def described(self) -> dict[str, Any]:
         """Return all that decides what the images are like, for JSON; no place on this machine."""
         source = self.scenes.path if isinstance(self.scenes, TileScenes) else self.glyphs
-        record = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        kind = "tiles" if isinstance(self.scenes, TileScenes) else "digits"
+        record = {"schema": SCHEMA, "kind": kind, **dataclasses.asdict(self)}
         record["scenes"].pop("path", None)
         del record["glyphs"]
         if source is not None:

@@ -18,7 +18,7 @@ from tnetcli.workflows.scene_files import FORMATS, Advance, put
 
 SETTINGS, MANIFEST, IMAGES = "synth.json", "manifest.csv", "images"
 COLUMNS = ("path", "label", "split", "id", "group", "box")
-OURS = re.compile(r"\d{5,}\.(tif|ome\.zarr|png|jpg)")
+OURS = re.compile(r"\d{5,}\.(tif|ome\.zarr|png|jpg)|\.tnet-\w+")
 
 
 def prepare_folder(out: Path, described: Mapping[str, Any], *, overwrite: bool) -> None:
@@ -45,13 +45,15 @@ def prepare_folder(out: Path, described: Mapping[str, Any], *, overwrite: bool) 
     _write_text(out / SETTINGS, json.dumps(described, indent=2) + "\n")
 
 
-def _read_settings(path: Path) -> Any:
+def _read_settings(path: Path) -> dict[str, Any] | None:
+    """Return what an earlier run was told; None if there was none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError:
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _clear(out: Path) -> None:

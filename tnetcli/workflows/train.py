@@ -3,12 +3,13 @@
 import logging
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from tnetcli.checkpoint import load_checkpoint, save_checkpoint
+from tnetcli.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from tnetcli.description import Description
 from tnetcli.errors import ModelError, RecipeError
 from tnetcli.models.base import Model
@@ -42,19 +43,34 @@ def run_recipe(
             "the recipe has no section `data`", hint="data: {path: images.csv}, or see recipes/"
         )
     files = RunFolder(folder)
-    source = open_source(recipe, recipe.data, advance)
+    files.check(recipe, resume=resume, overwrite=overwrite)  # before anything takes time
+    with closing(open_source(recipe, recipe.data, advance)) as source:
+        run = _prepare(recipe, recipe.data, source, files, listener)
+        files.start(recipe, resume=resume, overwrite=overwrite)
+        with _noted(listener, files.path / "events", recipe.training.tensorboard) as heard:
+            train(replace(run, listener=heard), resume=resume)
+    draw_curves(files.rows(), files.curves)
+    return files
+
+
+def _prepare(
+    recipe: Recipe, data: Data, source: Source, files: RunFolder, listener: Listener
+) -> Run:
+    """Look at the images, build the model, and say what is wrong before anything is written."""
     first = source.item("train", 0).reader
-    start = None if recipe.init is None else load_checkpoint(recipe.init)
-    normalisation = (
-        start.description.normalisation if start else _normalisation(recipe.data, source)
-    )
-    log.info("bands:\n%s", as_text(normalisation, first.bands))
-    bands = first.bands if isinstance(recipe.model.bands, int) else recipe.model.bands
-    if len(bands) != len(first.bands):
+    if recipe.model.band_count != len(first.bands):
         raise RecipeError(
-            f"the model has {len(bands)} bands, `{first.path}` has {len(first.bands)}",
-            hint="choose them with data.bands",
+            f"the model has {recipe.model.band_count} bands, `{first.path}` has {len(first.bands)}",
+            hint=f"choose some with data.bands, or give `model.bands: {len(first.bands)}`",
         )
+    bands = first.bands if isinstance(recipe.model.bands, int) else recipe.model.bands
+    start = None if recipe.init is None else load_checkpoint(recipe.init)
+    if start is None:
+        normalisation = _normalisation(data, source)
+    else:
+        normalisation = start.description.normalisation
+        normalisation.check(first, start.description.bands)
+    log.info("bands:\n%s", as_text(normalisation, first.bands))
     torch.manual_seed(recipe.seed)
     model = build_model(
         recipe.model.family,
@@ -64,8 +80,7 @@ def run_recipe(
         pretrained=recipe.model.pretrained,
     )
     if start is not None:
-        _take_over(model, start.model, recipe)
-    files.start(recipe, resume=resume, overwrite=overwrite)
+        _take_over(model, start, source.classes)
     described = Description(
         family=recipe.model.family,
         arguments=model.arguments.model_dump(mode="json"),
@@ -74,16 +89,12 @@ def run_recipe(
         normalisation=normalisation,
         traversal=recipe.traversal,
         recipe=recipe.as_card(),
-        data_licence=recipe.data.licence,
+        data_licence=data.licence,
         name=recipe.name,
         summary=recipe.summary,
     )
     keeper = _Keeper(files, described, half=recipe.training.half)
-    with _noted(listener, files.path / "events", recipe.training.tensorboard) as heard:
-        run = Run(recipe, source, normalisation, model, files, heard, keeper)
-        train(run, resume=resume)
-    draw_curves(files.rows(), files.curves)
-    return files
+    return Run(recipe, source, normalisation, model, files, listener, keeper)
 
 
 @contextmanager
@@ -112,24 +123,28 @@ def _normalisation(data: Data, source: Source) -> Normalisation:
     return estimate(readers)
 
 
-def _take_over(model: Model, start: Model, recipe: Recipe) -> None:
-    """Start from all the weights, statistics and the baseline of a trained model that fit.
+def _take_over(model: Model, start: Checkpoint, classes: tuple[str, ...]) -> None:
+    """Start from the weights, statistics and the baseline of a trained model.
 
-    Only the classifier may differ, where the classes do.
+    Only the classifier may differ, where the classes do; it then starts anew.
     """
-    theirs, own = start.state_dict(), model.state_dict()
-    fits = {
-        name: value for name, value in theirs.items() if own.get(name, value).shape == value.shape
-    }
-    left = [name for name in own if name not in fits or name not in theirs]
-    other = [name for name in left if not name.startswith("classifier.")]
-    if other or any(name not in own for name in theirs):
+    same = start.description.classes == classes
+    theirs, own = (
+        {
+            name: value
+            for name, value in each.state_dict().items()
+            if same or not name.startswith("classifier.")
+        }
+        for each in (start.model, model)
+    )
+    shapes, wanted = ({name: each.shape for name, each in of.items()} for of in (theirs, own))
+    if other := {name for name, _ in shapes.items() ^ wanted.items()}:
         raise ModelError(
-            f"the model of `{recipe.init}` is built differently: `{(other or list(theirs))[0]}`",
+            f"the model of `{start.path}` is built differently: `{min(other)}`",
             hint="`model` has to be that of its recipe; `tnet models FILE` shows it",
         )
-    model.load_state_dict(fits, strict=False)
-    if left:
+    model.load_state_dict(theirs, strict=False)
+    if not same:
         log.warning("other classes: the classifier starts anew")
 
 
@@ -152,8 +167,8 @@ class _Keeper:
             }
             described = described.model_copy(update={"metrics": figures})
         targets = [self._files.model] if best else [self._files.last, self._files.of_stage(stage)]
-        if not best and not self._files.model.exists():
-            targets.append(self._files.model)  # nothing was validated: the last is the best
+        if not best and not any("validation" in row for row in self._files.rows()):
+            targets.append(self._files.model)  # nothing to choose by: the last is the best
         for path in targets:
             save_checkpoint(path, model, described, overwrite=True, half=self._half)
         if validation is not None and validation.samples:

@@ -1,0 +1,330 @@
+import io
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from unittest.mock import patch
+
+import pytest
+import yaml
+from rich.console import Console
+
+from tests.runs import MODEL, recipe_of, write_images
+from tnetcli.cli import training_progress
+from tnetcli.cli.main import main
+from tnetcli.cli.training_progress import TrainingProgress
+from tnetcli.recipe import read_recipe
+from tnetcli.sections import Stage
+
+RECIPE = {
+    "model": MODEL,
+    "traversal": {"levels": 2, "keep": [2]},
+    "data": {"path": "images.csv"},
+    "stages": [{"steps": 2}],
+    "training": {"batch_size": 4, "threads": 1, "log_every": 1, "validate_every": 2,
+                 "device": "cpu"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with images and a recipe of two steps."""
+    folder = write_images(tmp_path_factory.mktemp("train")).parent
+    (folder / "small.yaml").write_text(yaml.safe_dump(RECIPE))
+    return folder
+
+
+def run_here(*arguments):
+    """Run `tnet` in this process, and give code, stdout and stderr."""
+    logger = logging.getLogger("tnetcli")
+    before = logger.handlers[:], logger.level, logger.propagate
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TNET_")}
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with (
+            patch.object(sys, "argv", ["tnet", *map(str, arguments)]),
+            patch.dict(os.environ, clean, clear=True),
+            redirect_stdout(out),
+            redirect_stderr(err),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main()
+    finally:
+        logger.handlers[:], logger.level, logger.propagate = before
+    return ended.value.code or 0, out.getvalue(), err.getvalue()
+
+
+def here(*arguments):
+    return run_here("train", *arguments)
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    """Train, and give the run folder and what was said."""
+    output = folder / "runs" / "first"
+    return output, here(folder / "small.yaml", "-o", output)
+
+
+def test_a_training_is_told_in_plain_lines_where_there_is_no_terminal(trained):
+    output, (code, out, err) = trained
+    assert code == 0, err
+    assert out == f"{output / 'model.safetensors'}\n"
+    assert "\x1b" not in err
+    lines = err.splitlines()
+    assert lines[0] == "bands:"
+    assert re.match(r"red +mean +[\d.]+ +std +[\d.]+$", lines[1])
+    assert "stage train: 2 steps, learning from scenes" in lines
+    (last,) = [line for line in lines if line.startswith("train 2/2: loss ")]
+    for words in ("accuracy by level", "entropy", "windows/s", "left"):
+        assert words in last
+    (judged,) = [line for line in lines if line.startswith("validation: loss ")]
+    assert "by chance" in judged
+    assert judged.endswith("the best so far")
+
+
+def test_the_model_is_one_for_the_other_commands(trained):
+    output, _ = trained
+    code, out, _ = run_here("models", output / "model.safetensors")
+    assert code == 0
+    assert "dark" in out
+    code, out, _ = run_here(
+        "profile", "--model", output / "model.safetensors", "--no-timing", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)
+
+
+def test_a_finished_run_is_refused_or_gone_on_with(trained, folder):
+    output, _ = trained
+    before = (output / "last.safetensors").read_bytes()
+    code, out, err = here(folder / "small.yaml", "-o", output)
+    assert (code, out) == (7, "")
+    assert_two_lines(err, "holds a run already", "--resume")
+    code, _, err = here(folder / "small.yaml", "-o", output, "--resume", "--set", "seed=4")
+    assert code == 7
+    assert_two_lines(err, "another recipe", "-o")
+    code, out, err = here(folder / "small.yaml", "-o", output, "--resume", "-q")
+    assert (code, err) == (0, "")
+    assert out == f"{output / 'model.safetensors'}\n"
+    assert (output / "last.safetensors").read_bytes() == before
+
+
+def test_quiet_says_nothing_and_the_folder_is_named_after_the_recipe(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    code, out, err = here("small.yaml", "--quiet", "--set", "stages.0.steps=1")
+    assert (code, err) == (0, "")
+    assert out == os.path.join("runs", "small", "model.safetensors") + "\n"
+    assert read_recipe(folder / "runs" / "small" / "recipe.yaml").stages[0].steps == 1
+
+
+def assert_two_lines(err, problem, hint):
+    """Check that one error and one hint was said."""
+    first, second = err.splitlines()
+    assert first.startswith("error: ")
+    assert problem in first
+    assert second.startswith("hint: ")
+    assert hint in second
+
+
+@pytest.mark.parametrize(
+    ("change", "problem", "hint"),
+    [
+        ("loss.selction=topk", "unknown key `loss.selction`", "did you mean `selection`?"),
+        ("stages.0.stpes=3", "unknown key `stages.0.stpes`", "did you mean `steps`?"),
+        ("stages.0.loss.selction=topk", "`stages.0.loss.selction`", "did you mean `selection`?"),
+        ("stages=[]", "`stages` is empty", ""),
+        ("stages=[{steps: 1}, {steps: 2}]", "two stages share a name", ""),
+        ("stages.0.learn=tiles", "needs `data.kind: mosaic`", ""),
+        ("loss={rule: paper, selection: sample}", "`rule: paper` means", ""),
+        ("stages.3.steps=1", "`stages` is a list of 1", "as a whole"),
+        ("data=", "no section `data`", "images.csv"),
+        ("data.path=none.csv", "none.csv", ""),
+        ("model.classes=[dark, green]", "unknown label `light`", ""),
+        ("init=none.safetensors", "`init` is not a file", ""),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_one_error_and_one_hint(
+    folder, tmp_path, change, problem, hint
+):
+    code, out, err = here(folder / "small.yaml", "-o", tmp_path / "run", "--set", change)
+    assert (code, out) == (4, "")
+    assert_two_lines(err, problem, hint)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_error_and_one_hint(folder):
+    code, _, err = here(folder / "small.yaml", "-o", folder / "0.png" / "run")
+    assert code == 7
+    assert_two_lines(err, "cannot use the folder", "-o")
+
+
+def test_a_loss_that_is_no_number_is_one_error_and_one_hint(folder, tmp_path):
+    code, out, err = here(
+        folder / "small.yaml", "-o", tmp_path / "run", "-q", "--set", "optimizer.rate=1e30",
+        "--set", "training.validate_every=10",
+    )  # fmt: skip
+    assert (code, out) == (5, "")
+    assert_two_lines(err, "not a number", "optimizer.rate")
+
+
+def test_a_device_that_is_not_there_is_a_usage_error(folder, tmp_path):
+    code, _, err = here(folder / "small.yaml", "-o", tmp_path / "run", "--device", "tpu", "-q")
+    assert code == 2
+    assert_two_lines(err, "`tpu`", "auto")
+
+
+def test_the_printed_recipe_reads_back_the_same(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    change = ("--set", "stages.0.loss.reinforce=0.7", "--device", "cpu", "--print-recipe")
+    code, out, err = here("small.yaml", *change)
+    assert (code, err) == (0, "")
+    (folder / "printed.yaml").write_text(out)
+    printed = read_recipe(folder / "printed.yaml")
+    asked = read_recipe(folder / "small.yaml", ["stages.0.loss.reinforce=0.7"])
+    assert printed == asked
+    assert printed.data.path.resolve() == folder / "images.csv"
+    assert here("printed.yaml", "--print-recipe")[1] == out
+    assert not (folder / "runs" / "printed").exists()
+
+
+def wait_for(condition, process, seconds=100):
+    """Wait until something is so, as long as the process lives."""
+    for _ in range(seconds * 50):
+        if condition():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError("it took too long")
+
+
+def rows_of(path):
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def test_signals_save_the_state_and_a_run_goes_on_from_there(folder, tmp_path):
+    output = tmp_path / "run"
+    command = [sys.executable, "-m", "tnetcli", "train", str(folder / "small.yaml"),
+               "-o", str(output), "--set", "stages.0.steps=100000",
+               "--set", "training.validate_every=9999"]  # fmt: skip
+    done = 0
+    for number, code, options in (
+        (signal.SIGTERM, 75, []),
+        (signal.SIGINT, 130, ["--resume"]),
+    ):
+        with subprocess.Popen(
+            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                wait_for(lambda: len(rows_of(output / "metrics.jsonl")) > done + 2, process)  # noqa: B023
+                process.send_signal(number)
+                out, err = process.communicate(timeout=60)
+            finally:
+                process.kill()
+        assert process.returncode == code
+        assert out == ""
+        assert "--resume` goes on" in err
+        steps = [row["step"] for row in rows_of(output / "metrics.jsonl") if "loss" in row]
+        assert steps == list(range(1, len(steps) + 1))  # none twice, none left out
+        assert len(steps) > done
+        done = len(rows_of(output / "metrics.jsonl"))
+    assert (output / "state.safetensors").exists()
+
+
+ROW = {
+    "loss": 0.51234,
+    "accuracy": [0.5, 0.75],
+    "entropy": 0.625,
+    "distinct": 0.5,
+    "windows_per_second": 321.0,
+}
+JUDGED = {"loss": 0.25, "accuracy": [0.25, 0.5], "hit": [0.125], "by_chance": 0.375}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_on_a_terminal_a_live_table_shows_how_it_goes(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    with TrainingProgress([]) as progress:
+        progress.stage(Stage(name="look", steps=8), 8)
+        progress.step(ROW, 2, 8)
+        progress.validation(JUDGED, True)
+        progress.step(ROW, 4, 8)
+        progress.warn("attention is flat (0.999)")
+    shown = " ".join(screen.getvalue().split())  # a long line is wrapped
+    assert "\x1b[" in shown
+    for words in ("stage look, step 4 of 8", "accuracy, level 2", "75.0%", "hits, level 2",
+                  "12.5%", "entropy", "windows per second", "time left", "attention is flat",
+                  "the best so far"):  # fmt: skip
+        assert words in shown, words
+
+
+@pytest.mark.parametrize("validation", [{}, JUDGED])
+@pytest.mark.parametrize("row", [ROW, {"loss": 1.0, "window_accuracy": 0.5}])
+@pytest.mark.parametrize("left", [None, 3661.0])
+def test_the_table_has_a_place_for_whatever_a_stage_tells(row, validation, left):
+    screen = io.StringIO()
+    console = Console(force_terminal=True, file=screen, width=90)
+    console.print(training_progress._table("look", row, 3, 9, left, validation))
+    shown = screen.getvalue()
+    assert f"{row['loss']:.4f}" in shown
+    assert ("1:01:01" in shown) == (left is not None)
+    assert ("25.0%" in shown) == bool(validation and "accuracy" in row)
+
+
+def test_off_a_terminal_lines_come_now_and_then(capsys, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(training_progress.time, "monotonic", lambda: now[0])
+    with TrainingProgress([]) as progress:
+        progress.stage(Stage(name="look", steps=100), 100)
+        for done in range(1, 101):
+            now[0] += 1
+            progress.step(ROW, done, 100)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("look ")]
+    told = [line.split(":")[0] for line in lines]
+    assert told == ["look 1/100", "look 31/100", "look 61/100", "look 91/100", "look 100/100"]
+    assert "left" not in lines[0]  # nobody knows yet
+    assert lines[1].endswith("1:09 left")
+    assert lines[-1].endswith("0:00 left")
+
+
+def test_the_same_warning_is_told_once_a_stage(capsys):
+    with TrainingProgress([], quiet=True) as progress:
+        for stage in ("one", "two"):
+            progress.stage(Stage(name=stage, steps=1), 1)
+            for share in (0.1, 0.2):
+                progress.warn(f"attention is stuck (entropy {share})")
+            progress.step(ROW, 1, 1)
+            progress.validation(JUDGED, False)
+            progress.reading(0.5)
+    assert capsys.readouterr().err == "warning: attention is stuck (entropy 0.1)\n" * 2
+
+
+def test_a_signal_asks_to_stop():
+    asked = []
+    progress = TrainingProgress(asked)
+    assert not progress.should_stop()
+    asked.append(signal.SIGTERM)
+    assert progress.should_stop()
+
+
+def test_reading_tiles_is_told(capsys):
+    with TrainingProgress([]) as progress:
+        progress.reading(0.25)
+        progress.reading(0.5)  # too soon
+    assert capsys.readouterr().err == "reading tiles: 25%\n"
+
+
+def test_the_recipe_of_this_file_is_the_one_of_the_helper(folder):
+    assert read_recipe(folder / "small.yaml").model == recipe_of(None).model
