@@ -55,6 +55,7 @@ class TestTNetOfCompactWithMaxima(ModelContract):  # as the bundled model
             "pooling": "mean_max",
             "grid": {"rows": 7, "columns": 7, "cell_fraction": 0.25},
             "location": "context",
+            "position": "mix",
             "centered": True,
             "temperature": 0.1,
         },

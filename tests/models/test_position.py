@@ -111,22 +111,23 @@ def regions():
     return [ROOT, ROOT.child(THREE, 2, 1), ROOT.child(THREE, 1, 2).child(THREE, 0, 1)]
 
 
-@pytest.mark.parametrize("mode", ["add", "concat"])
+@pytest.mark.parametrize("mode", ["add", "concat", "mix"])
 def test_places_are_mixed_in_as_plain_numpy_does(mode):
     torch.manual_seed(0)
     module = Position(8, THREE, mode, 24).requires_grad_(False)
     features = noise(3, 8)
     code = encode_positions(torch.tensor([[0, 0, 0], [2, 1, 1], [3, 7, 2]]), 24).numpy()
     weight, bias = module.linear.weight.numpy(), module.linear.bias.numpy()
-    if mode == "concat":
-        expected = np.hstack([features.numpy(), code]) @ weight.T + bias
+    if mode == "add":
+        expected = features.numpy() + code @ weight.T + bias
     else:
-        total = features.numpy() + code @ weight.T + bias
-        expected = total / (1 + np.exp(-total))
+        expected = np.hstack([features.numpy(), code]) @ weight.T + bias
+    if mode != "concat":
+        expected = expected / (1 + np.exp(-expected))  # SiLU
     assert module(features, regions()).numpy() == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["add", "concat"])
+@pytest.mark.parametrize("mode", ["add", "concat", "mix"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_views_without_a_region_each_are_refused(mode, count):
     module = Position(8, THREE, mode, None)
@@ -134,6 +135,6 @@ def test_views_without_a_region_each_are_refused(mode, count):
         module(noise(3, 8), regions()[:count])
 
 
-@pytest.mark.parametrize("mode", ["add", "concat"])
+@pytest.mark.parametrize("mode", ["add", "concat", "mix"])
 def test_no_regions_give_no_features(mode):
     assert Position(8, THREE, mode, None)(torch.zeros(0, 8), []).shape == (0, 8)

@@ -72,8 +72,10 @@ class TNetArguments(Arguments):
         ge=0.02,  # below, single precision rounds probabilities to 0
         description="of the attention: 0.1 lets it be sharp, 1 keeps it near uniform",
     )
-    position: Literal["add", "concat"] = Field(
-        "add", description="how the place of a window enters its features"
+    position: Literal["add", "concat", "mix"] = Field(
+        "add",
+        description="how the place of a window enters its features: added, beside them, or beside "
+        "them and bent, so that features are combined before they are averaged",
     )
     position_size: int | None = Field(
         None,

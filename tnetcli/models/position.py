@@ -38,7 +38,11 @@ class Position(nn.Module):
     """Mix the place of each window into its features."""
 
     def __init__(
-        self, feature_size: int, grid: Grid, mode: Literal["add", "concat"], size: int | None
+        self,
+        feature_size: int,
+        grid: Grid,
+        mode: Literal["add", "concat", "mix"],
+        size: int | None,
     ) -> None:
         super().__init__()
         self.grid = grid
@@ -46,7 +50,7 @@ class Position(nn.Module):
         # As the papers: as wide as the features to stand beside them, a quarter to be added.
         own = feature_size if mode == "concat" else feature_size // 4
         self.size = size or max(own, SMALLEST)
-        inputs = feature_size + self.size if mode == "concat" else self.size
+        inputs = self.size if mode == "add" else feature_size + self.size
         self.linear = nn.Linear(inputs, feature_size)
 
     def forward(self, features: Tensor, regions: Sequence[Region]) -> Tensor:
@@ -55,7 +59,7 @@ class Position(nn.Module):
             raise ValueError(f"{len(regions)} regions for {len(features)} views")
         places = torch.tensor([position_of(region, self.grid) for region in regions])
         code = encode_positions(places.view(-1, 3), self.size).to(features)  # (regions, size)
-        if self.mode == "concat":
-            mixed: Tensor = self.linear(torch.cat([features, code], dim=1))
-            return mixed
-        return nn.functional.silu(features + self.linear(code))
+        if self.mode == "add":
+            return nn.functional.silu(features + self.linear(code))
+        mixed: Tensor = self.linear(torch.cat([features, code], dim=1))
+        return mixed if self.mode == "concat" else nn.functional.silu(mixed)
