@@ -12,7 +12,7 @@ from tests.images import noise
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.recipe import Recipe, check_recipe
-from tnetcli.training.loop import Run
+from tnetcli.training.run import Run
 from tnetcli.training.run_folder import RunFolder
 from tnetcli.training.sources import open_source
 

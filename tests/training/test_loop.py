@@ -22,8 +22,10 @@ from tests.scenes.test_tiles import write_zip
 from tests.small_model import SmallModel
 from tnetcli.errors import ImageError, ModelError, RecipeError
 from tnetcli.geometry import Window
-from tnetcli.training import loop
-from tnetcli.training.loop import StoppedError, train
+from tnetcli.training import learner
+from tnetcli.training.learner import Learner
+from tnetcli.training.loop import train
+from tnetcli.training.run import StoppedError
 from tnetcli.training.sources import Item, open_source
 
 # All that could differ between a run and one that is gone on with.
@@ -432,7 +434,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_the_last_model_survives(
 
 def test_weights_that_are_no_numbers_are_never_kept(images, tmp_path, monkeypatch):
     run = prepare(recipe_of(images, stages=[{"steps": 2}]), tmp_path)
-    step = loop._Learner.learn
+    step = Learner.learn
 
     def poison(learner, number):
         row = step(learner, number)
@@ -441,7 +443,7 @@ def test_weights_that_are_no_numbers_are_never_kept(images, tmp_path, monkeypatc
                 run.model.classifier.weight[0, 0] = float("nan")
         return row
 
-    monkeypatch.setattr(loop._Learner, "learn", poison)
+    monkeypatch.setattr(Learner, "learn", poison)
     with pytest.raises(ModelError, match="step 2 of stage `train`"):
         train(run)
     progress, tensors = run.folder.load_state()
@@ -451,13 +453,13 @@ def test_weights_that_are_no_numbers_are_never_kept(images, tmp_path, monkeypatc
 
 def worse_and_worse(monkeypatch, losses):
     told = iter(losses)
-    look = loop.validate
+    look = learner.validate
 
     def validate(*given, **options):
         found = look(*given, **options)
         return replace(found, row={**found.row, "loss": next(told), "accuracy": [0.5]})
 
-    monkeypatch.setattr(loop, "validate", validate)
+    monkeypatch.setattr(learner, "validate", validate)
 
 
 def test_the_best_model_is_kept_and_patience_ends_a_stage(images, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from tnetcli.description import Description
 from tnetcli.errors import ImageError, ManifestError, ModelError, OutputError, RecipeError
 from tnetcli.models.registry import build_model
 from tnetcli.recipe import read_recipe
-from tnetcli.training.loop import StoppedError
+from tnetcli.training.run import StoppedError
 from tnetcli.training.run_folder import RunFolder
 from tnetcli.workflows import train as workflow
 from tnetcli.workflows.train import run_recipe, stopping_gently

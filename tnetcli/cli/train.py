@@ -81,7 +81,7 @@ def train(
     import logging
 
     from tnetcli.cli.training_progress import TrainingProgress
-    from tnetcli.training.loop import StoppedError
+    from tnetcli.training.run import StoppedError
     from tnetcli.workflows.train import run_recipe, stopping_gently
 
     if quiet:

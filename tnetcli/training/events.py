@@ -8,7 +8,7 @@ from tnetcli.errors import MissingExtraError
 from tnetcli.sections import Stage
 
 if TYPE_CHECKING:
-    from tnetcli.training.loop import Listener
+    from tnetcli.training.run import Listener
 
 
 class Events:

@@ -18,8 +18,9 @@ from tnetcli.normalisation import Normalisation
 from tnetcli.recipe import Recipe
 from tnetcli.sections import Data
 from tnetcli.training.events import Events
-from tnetcli.training.loop import Listener, Run, train
+from tnetcli.training.loop import train
 from tnetcli.training.pictures import draw_curves, draw_samples
+from tnetcli.training.run import Listener, Run
 from tnetcli.training.run_folder import RunFolder
 from tnetcli.training.sources import Advance, Source, open_source
 from tnetcli.training.statistics import as_text, estimate

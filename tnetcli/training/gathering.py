@@ -1,0 +1,35 @@
+"""The mean of the figures of some steps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class Gathered:
+    """The mean of the figures of some steps."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]] = ()) -> None:
+        self._rows = list(rows)
+
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """Return what was gathered since the last mean."""
+        return tuple(self._rows)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take the figures of one more step."""
+        self._rows.append(row)
+
+    def mean(self) -> dict[str, Any]:
+        """Return the mean of all, list by list and number by number, and begin anew."""
+        rows, self._rows = self._rows, []
+        return {key: _mean([row[key] for row in rows if key in row]) for key in rows[-1]}
+
+
+def _mean(values: list[Any]) -> Any:
+    if isinstance(values[0], list):
+        deepest = max(len(value) for value in values)
+        return [
+            _mean([value[level] for value in values if level < len(value)])
+            for level in range(deepest)
+        ]
+    return sum(values) / len(values)
