@@ -280,7 +280,7 @@ class Looker:
     def _forward_at_once(self, views: Tensor, regions: Sequence[Region], score: bool) -> Looked:
         with torch.inference_mode(), autocast(self.device, self.precision):
             views = views.to(self.device, memory_format=torch.channels_last)
-            features, attention = self.model.look(views, regions, score_cells=score)
+            features, attention, _ = self.model.look(views, regions, score_cells=score)
         return Looked(
             features.float().cpu(), None if attention is None else attention.float().cpu()
         )

@@ -307,6 +307,13 @@ class Stage(Strict):
     freeze: tuple[Literal["backbone", "location", "position", "weighting", "classifier"], ...] = (
         Field(default=(), description="parts that do not learn")
     )
+    rehearse: int = Field(
+        default=0,
+        ge=0,
+        le=256,
+        description="steps on remembered walks for each new one; needs a frozen backbone",
+    )
+    remember: Count = Field(default=2048, description="images whose walks are remembered")
     dropout: Share | None = Field(default=None, description="before the classifier, in this stage")
     drop_path: Share | None = Field(default=None, description="stochastic depth, in this stage")
     tiles: Tiles = Field(default=Tiles(), description="how tiles are learned from")
@@ -322,6 +329,8 @@ class Stage(Strict):
     def _has_an_end(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("a stage needs `steps` or `epochs`, not both")
+        if self.rehearse and "backbone" not in self.freeze:
+            raise ValueError("`rehearse` needs `freeze: [backbone]`: what it saw is remembered")
         return self
 
 

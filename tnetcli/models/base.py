@@ -15,6 +15,7 @@ class Looked(NamedTuple):
 
     features: Tensor  # (regions, features)
     attention: Tensor | None  # (regions, rows, columns), each region's cells sum to 1
+    bare: Tensor | None = None  # (regions, features), before their places were mixed in
 
 
 class Conclusion(NamedTuple):

@@ -57,8 +57,15 @@ class Position(nn.Module):
         """Return features of the same shape (regions, features) that know their place."""
         if len(regions) != len(features):  # one region would be taken for all
             raise ValueError(f"{len(regions)} regions for {len(features)} views")
-        places = torch.tensor([position_of(region, self.grid) for region in regions])
-        code = encode_positions(places.view(-1, 3), self.size).to(features)  # (regions, size)
+        return self.mix(features, self.places(regions))
+
+    def places(self, regions: Sequence[Region]) -> Tensor:
+        """Return row, column and depth of each region (regions, 3)."""
+        return torch.tensor([position_of(region, self.grid) for region in regions]).view(-1, 3)
+
+    def mix(self, features: Tensor, places: Tensor) -> Tensor:
+        """Return features (regions, features) that know their places (regions, 3)."""
+        code = encode_positions(places, self.size).to(features)  # (regions, size)
         if self.mode == "add":
             return nn.functional.silu(features + self.linear(code))
         mixed: Tensor = self.linear(torch.cat([features, code], dim=1))

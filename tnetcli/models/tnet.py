@@ -76,7 +76,7 @@ class TNet(Model):
         """See `views` (regions, bands, height, width); score the cells of each if asked to."""
         seen, features = self.backbone(views)
         attention = self.attend(seen, features) if score_cells else None
-        return Looked(self.position(features, regions), attention)
+        return Looked(self.position(features, regions), attention, features)
 
     def attend(self, seen: Tensor, features: Tensor) -> Tensor:
         """Return the probability of each cell (regions, rows, columns).

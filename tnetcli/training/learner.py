@@ -17,6 +17,7 @@ from tnetcli.training.losses import Walked, l2_penalty, learn
 from tnetcli.training.manifest import class_weights
 from tnetcli.training.optimizers import build_optimizer, rate_at, set_rate
 from tnetcli.training.parts import prepare_parts
+from tnetcli.training.rehearsal import Rehearsal
 from tnetcli.training.run import Run, steps_of
 from tnetcli.training.sources import Landscapes, derive
 from tnetcli.training.statistics import value_range
@@ -25,6 +26,7 @@ from tnetcli.training.validating import Validation, validate
 from tnetcli.training.walking import Batch, UnreadableError, Walker
 from tnetcli.views import Views
 
+REHEARSED = 4  # times as many images as are looked at
 SCALER = ("scale", "_growth_tracker")  # what changes of the scale of gradients in half precision
 
 
@@ -36,6 +38,7 @@ class Learner:
         training, traversal = recipe.training, recipe.traversal
         self.run, self.number, self.stage, self.device = run, number, stage, device
         self.steps = steps_of(stage, run)
+        self._batch_size = stage.batch_size or training.batch_size
         self.is_validated = stage.learn == "scenes"
         self.plan = recipe.walk_of(stage).plan()
         prepare_parts(model, stage)
@@ -88,6 +91,16 @@ class Learner:
             weights = class_weights(
                 run.recipe.data.class_weights, run.source.labels(), run.source.classes
             )
+        self._rehearsal: Rehearsal | None = None
+        if stage.rehearse and isinstance(model, TNet):
+            self._rehearsal = Rehearsal(
+                model,
+                self.plan,
+                stage,
+                images=REHEARSED * self._batch_size,
+                seed=derive(recipe.seed, stage.name),
+                device=device,
+            )
         self._class_weights = None if weights is None else torch.from_numpy(weights).to(device)
 
     def learn(self, step: int) -> dict[str, Any]:
@@ -107,12 +120,10 @@ class Learner:
             gathered.add(row)
         if self.stage.optimizer.clip:
             self._scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(
-                [w for group in self.optimizer.param_groups for w in group["params"]],
-                self.stage.optimizer.clip,
-            )
+            self._clip()
         self._scaler.step(self.optimizer)
         self._scaler.update()
+        self._rehearse(step)
         self.average.update()
         row = gathered.mean()
         seconds = time.perf_counter() - start
@@ -123,6 +134,25 @@ class Learner:
             "windows_per_second": row["windows"] * accumulate / seconds,
         }
 
+    def _rehearse(self, step: int) -> None:
+        """Conclude from remembered walks again, by labels alone."""
+        if self._rehearsal is None:
+            return
+        for time_ in range(self._rehearsal.times):
+            self.optimizer.zero_grad(set_to_none=True)
+            total = self._rehearsal.loss(step, time_, self._class_weights)
+            if total.requires_grad:
+                total.backward()  # type: ignore[no-untyped-call]
+                self._clip()
+                self.optimizer.step()
+
+    def _clip(self) -> None:
+        if self.stage.optimizer.clip:
+            torch.nn.utils.clip_grad_norm_(
+                [w for group in self.optimizer.param_groups for w in group["params"]],
+                self.stage.optimizer.clip,
+            )
+
     def _lesson(self, number: int) -> tuple[Tensor, dict[str, Any]]:
         assert self._lessons is not None
         total, parts = self._lessons(number)
@@ -132,6 +162,8 @@ class Learner:
     def _look(self, number: int) -> tuple[Tensor, dict[str, Any]]:
         batch = self._next(number)
         walked = self._walk(batch)
+        if self._rehearsal is not None:
+            self._rehearsal.remember(walked, self._walker.sights)
         losses = learn(walked, self.stage.loss, self.baselines, class_weights=self._class_weights)
         total = losses.total + l2_penalty(self.run.model, self.stage.loss)
         right = walked.level_scores.argmax(dim=2) == walked.labels  # (levels, images)
@@ -161,12 +193,11 @@ class Learner:
 
     def _next(self, number: int) -> Batch:
         if self._batches is None:
-            size = self.stage.batch_size or self.run.recipe.training.batch_size
             batches = Batches(
                 self.run.source,
                 self.views,
                 self.stage.augmentation,
-                batch_size=size,
+                batch_size=self._batch_size,
                 seed=derive(self.run.recipe.seed, self.stage.name),
                 fit=self.run.recipe.traversal.fit,
                 value_range=value_range(self.run.normalisation),
@@ -207,6 +238,8 @@ class Learner:
                     found[f"optimizer.{index}.{key}"] = value
         found |= {f"average.{name}": value for name, value in self.average.state().items()}
         found |= {f"baselines.{k}": v for k, v in self.baselines.state_dict().items()}
+        if self._rehearsal is not None:
+            found |= {f"rehearsal.{k}": v for k, v in self._rehearsal.state().items()}
         for key in SCALER if self._scaler.is_enabled() else ():
             found[f"scaler.{key}"] = torch.tensor(self._scaler.state_dict()[key])
         return found
@@ -222,6 +255,8 @@ class Learner:
         self.optimizer.load_state_dict(state)
         self.average.load(_under(tensors, "average."))
         self.baselines.load_state_dict(_under(tensors, "baselines."))
+        if self._rehearsal is not None:
+            self._rehearsal.load(_under(tensors, "rehearsal."))
         scaler = {name: value.item() for name, value in _under(tensors, "scaler.").items()}
         if scaler:
             self._scaler.load_state_dict({**self._scaler.state_dict(), **scaler})

@@ -57,19 +57,9 @@ def learn(
     terms of windows alone are the mean over images of the mean over its windows, which is
     SPEC's sum where all images have as many. Images without such windows add nothing.
     """
-    labels, image, images = walked.labels, walked.image, len(walked.labels)
-    importance = torch.ones_like(labels, dtype=torch.float32)  # (images,)
-    if class_weights is not None:
-        importance = class_weights.to(labels.device)[labels]
+    labels, images = walked.labels, len(walked.labels)
+    by_labels, ce_sequence, ce_windows = label_loss(walked, loss, class_weights=class_weights)
     alone = _weights_alone(walked.level, loss)  # (windows,)
-
-    ce_sequence = (_cross_entropy(walked.scores, labels, loss) * importance).mean()
-    if loss.per_feature == "mixture":
-        ce_images = _mixture_cross_entropy(walked, alone, loss)  # (images,)
-    else:
-        ce_each = _cross_entropy(walked.window_scores, labels[image], loss)  # (windows,)
-        ce_images = _mean_by_image(ce_each, alone, image, images)  # (images,)
-    ce_windows = (ce_images * importance).mean()
 
     below = walked.level > 1  # (windows,)
     rewards = _rewards(walked, below, loss)
@@ -90,7 +80,6 @@ def learn(
     if loss.contrastive:
         apart = contrastive(walked.concluded, labels, margin=loss.margin, samples=walked.samples)
 
-    by_labels = loss.sequence * ce_sequence + (1 - loss.sequence) * ce_windows
     share = loss.reinforce_sequence
     by_rewards = share * reinforce_sequence + (1 - share) * reinforce_windows
     total = by_labels + loss.reinforce * by_rewards
@@ -107,6 +96,25 @@ def learn(
     }
     numbers = torch.stack([part.detach().float() for part in parts.values()]).tolist()
     return Losses(total, dict(zip(parts, numbers, strict=True)))
+
+
+def label_loss(
+    walked: Walked, loss: Loss, *, class_weights: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what labels teach: the loss, and its parts of all windows together and each alone."""
+    labels, image, images = walked.labels, walked.image, len(walked.labels)
+    importance = torch.ones_like(labels, dtype=torch.float32)  # (images,)
+    if class_weights is not None:
+        importance = class_weights.to(labels.device)[labels]
+    alone = _weights_alone(walked.level, loss)  # (windows,)
+    together = (_cross_entropy(walked.scores, labels, loss) * importance).mean()
+    if loss.per_feature == "mixture":
+        each_image = _mixture_cross_entropy(walked, alone, loss)  # (images,)
+    else:
+        each = _cross_entropy(walked.window_scores, labels[image], loss)  # (windows,)
+        each_image = _mean_by_image(each, alone, image, images)  # (images,)
+    windows = (each_image * importance).mean()
+    return loss.sequence * together + (1 - loss.sequence) * windows, together, windows
 
 
 def _rewards(walked: Walked, below: Tensor, loss: Loss) -> Rewards:

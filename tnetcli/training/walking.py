@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tnetcli.devices import Precision, autocast
 from tnetcli.errors import ModelError, TnetError
+from tnetcli.geometry import Region
 from tnetcli.models.base import Model
 from tnetcli.readers.base import Reader
 from tnetcli.sections import Loss
@@ -75,6 +76,14 @@ class Timing:
 
 
 @dataclass(slots=True, eq=False)
+class Sights:
+    """What the backbone saw in the windows of a walk, before their places are mixed in."""
+
+    features: list[Tensor] = field(default_factory=list)  # (windows, features), without gradient
+    regions: list[Region] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class _Choice:
     """What the cells of the windows of one level were chosen by."""
 
@@ -89,6 +98,7 @@ class _Notes:
     """What is kept of a walk for the loss."""
 
     features: list[Tensor] = field(default_factory=list)
+    sights: Sights = field(default_factory=Sights)
     choices: list[_Choice] = field(default_factory=list)
     timing: Timing = field(default_factory=Timing)
 
@@ -121,6 +131,7 @@ class Walker:
         blocked = blocked_cells(model.grid, plan.most_shared)
         self._blocked = None if blocked is None else blocked.to(device)
         self.timing = Timing()
+        self.sights = Sights()  # of the last walk
         # How the cells chosen in whole images differ: 0 if all images have the same, 1 if none.
         self.distinct = 1.0
 
@@ -135,7 +146,7 @@ class Walker:
             self._plan,
             seeds=batch.seeds,
         )
-        self.timing = notes.timing
+        self.timing, self.sights = notes.timing, notes.sights
         labels = torch.tensor(batch.labels, device=self._device)
         return self._conclude(walk, torch.cat(notes.features), labels, notes.choices)
 
@@ -154,8 +165,12 @@ class Walker:
         values = torch.from_numpy(np.stack([view.values for view in seen]))
         values = values.to(self._device, memory_format=torch.channels_last)
         score = places[0].region.level < self._plan.levels
+        regions = [place.region for place in places]
         with autocast(self._device, self._precision):
-            looked = self._model.look(values, [place.region for place in places], score_cells=score)
+            looked = self._model.look(values, regions, score_cells=score)
+        if looked.bare is not None:
+            notes.sights.features.append(looked.bare.detach().float())
+            notes.sights.regions += regions
         first = notes.timing.windows
         notes.features.append(looked.features.float())
         notes.timing.windows += len(places)
@@ -187,7 +202,7 @@ class Walker:
         level = torch.tensor(
             [visit.place.region.level for visit in walk.visits], device=self._device
         )
-        padded, levels = _by_image(features, image, level, len(labels))
+        padded, levels = by_image(features, image, level, len(labels))
         deepest = int(level.max())
         conclusions = [
             self._model.conclude(padded, (levels > 0) & (levels <= depth))
@@ -241,7 +256,7 @@ class Walker:
         return log_p, torch.cat(entropy)
 
 
-def _by_image(features: Tensor, image: Tensor, level: Tensor, images: int) -> tuple[Tensor, Tensor]:
+def by_image(features: Tensor, image: Tensor, level: Tensor, images: int) -> tuple[Tensor, Tensor]:
     """Return features (images, most, features) and their levels (images, most), 0 where none is."""
     order = torch.argsort(image, stable=True)
     counts = torch.bincount(image, minlength=images)  # (images,)
