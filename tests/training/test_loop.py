@@ -213,7 +213,7 @@ def test_stages_of_tiles_and_of_scenes_can_be_gone_on_with(tiles, tmp_path):
         tiles,
         stages=[
             {"name": "tiles", "learn": "tiles", "steps": 2, "tiles": {"views": [3, 2]}},
-            {"name": "look", "steps": 2, "freeze": ["backbone"], "batch_size": 2},
+            {"name": "look", "steps": 2, "freeze": ["backbone"], "rehearse": 2, "batch_size": 2},
         ],
     )
     whole = finished(recipe, tmp_path / "whole")
