@@ -44,7 +44,7 @@ class Whole(Model):
         """See `views`; the one cell of a view is all of it."""
         _, features = self.backbone(views)
         attention = features.new_ones(len(features), 1, 1) if score_cells else None
-        return Looked(features, attention)
+        return Looked(features, attention, features)
 
     def conclude(self, features: Tensor, present: Tensor) -> Conclusion:
         """Classify the mean of what is present."""
