@@ -43,6 +43,7 @@ def run_here(*arguments):
     """Run `tnet` in this process, and give code, stdout and stderr."""
     logger = logging.getLogger("tnetcli")
     before = logger.handlers[:], logger.level, logger.propagate
+    logger.handlers.clear()  # one of another test may write to a stream that is closed
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TNET_")}
     out, err = io.StringIO(), io.StringIO()
     try:
