@@ -25,7 +25,7 @@ from tests.images import (
 from tests.readers.contract import ReaderContract, area_mean, assert_equal, random_windows
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import pyramid
+from tnetcli.readers import levels, pyramid
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.raster import RasterReader
@@ -308,7 +308,7 @@ def test_a_large_window_is_read_in_parts_with_the_same_result(path, direct, monk
     write_geotiff(path, scene())
     windows = [(WHOLE, FULL), (WHOLE, Size(31, 17)), (Window(-9.5, 3.2, 120, 140), Size(40, 40))]
     at_once = [read(path, *each, direct=direct) for each in windows]
-    monkeypatch.setattr(pyramid, "CHUNK_SAMPLES", 64 * 64 * 3)
+    monkeypatch.setattr(levels, "CHUNK_SAMPLES", 64 * 64 * 3)
     for each, expected in zip(windows, at_once, strict=True):
         pixels = read(path, *each, direct=direct)
         assert np.array_equal(pixels.valid, expected.valid)
@@ -884,7 +884,7 @@ def test_wide_integers_are_compared_as_integers(path, nodata):
 
 
 def test_a_large_exact_window_is_copied_and_not_averaged(path, monkeypatch, direct):
-    monkeypatch.setattr("tnetcli.readers.pyramid.CHUNK_SAMPLES", 64 * 64)
+    monkeypatch.setattr("tnetcli.readers.levels.CHUNK_SAMPLES", 64 * 64)
     image = np.random.default_rng(0).integers(2**53, 2**62, (2, SIDE, SIDE), np.int64)
     write_geotiff(path, image)
     pixels = read(path, Window(-10, -7, SIDE, SIDE), FULL, direct=direct)

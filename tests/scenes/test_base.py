@@ -13,8 +13,8 @@ from tests.readers.contract import (
     random_windows,
 )
 from tnetcli.geometry import Size, Window
+from tnetcli.readers import levels
 from tnetcli.readers.base import Box, Cost
-from tnetcli.scenes import base
 from tnetcli.scenes.base import Scene, scene_levels
 
 CONSTANTS = (10, 20, 30)
@@ -111,8 +111,7 @@ def test_pixels_that_coincide_with_a_level_are_copied_from_it():
 
 
 def draw_in_parts(monkeypatch):
-    monkeypatch.setattr(base, "CHUNK_SAMPLES", 3 * 32 * 32)
-    monkeypatch.setattr(base, "CHUNK", Size(16, 16))
+    monkeypatch.setattr(levels, "CHUNK_SAMPLES", 3 * 32 * 32)
 
 
 def test_a_large_window_is_drawn_in_parts(monkeypatch):

@@ -1,43 +1,23 @@
-"""The one way a window is read: pick a level, decode its blocks, take one area mean."""
+"""What readers of stored files share: handles for each thread, a second try, honest errors."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
-
-import numpy as np
+from abc import abstractmethod
+from typing import ClassVar
 
 from tnetcli.errors import ImageError
-from tnetcli.geometry import Size, Window
-from tnetcli.readers.area import AreaMean, area_mean, copy_exact
-from tnetcli.readers.base import (
-    Block,
-    Box,
-    Cost,
-    DescribedByLayout,
-    Layout,
-    Pixels,
-    ReadOptions,
-    Source,
-)
-from tnetcli.readers.handles import ForkSafeLock, Handles, check_unchanged, fingerprint
-from tnetcli.readers.placement import (
-    Placement,
-    choose_level,
-    chunks,
-    place,
-    touched_pixels,
-)
+from tnetcli.geometry import Size
+from tnetcli.readers.base import Block, Box, Layout, ReadOptions, Source
+from tnetcli.readers.handles import Handles, check_unchanged, fingerprint
+from tnetcli.readers.levels import LevelReader
 from tnetcli.readers.planes import choose_plane
 
-# Samples decoded at a time: bounds memory (about 100 MB) however large the window is.
-CHUNK_SAMPLES = 2**23
 # One block is the least that can be decoded; larger ones are refused before they fill memory.
 MOST_BLOCK_BYTES = 2**28
 
 
-class PyramidReader(DescribedByLayout, ABC):
+class PyramidReader(LevelReader):
     """A reader over stored levels; a format adds how to inspect and how to open a source."""
 
+    _unshared = LevelReader._unshared | {"_handles"}
     name: ClassVar[str]
     # What the format's library raises where pixels cannot be decoded.
     failures: ClassVar[tuple[type[Exception], ...]]
@@ -69,90 +49,30 @@ class PyramidReader(DescribedByLayout, ABC):
         """Open the file for one thread."""
 
     def _start(self) -> None:
+        super()._start()
         self._handles: Handles[Source] = Handles(self._open)
-        self._cost = Cost()
-        self._counting = ForkSafeLock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        hidden = {"_handles", "_cost", "_counting"}
-        return {key: value for key, value in self.__dict__.items() if key not in hidden}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start()
-
-    @property
-    def cost(self) -> Cost:
-        """Return what has been decoded since the image was opened."""
-        return self._cost
-
-    def read(self, window: Window, out_size: Size) -> Pixels:
-        """Resample `window` to exactly `out_size`; see `Reader.read`."""
+    def _check_open(self) -> None:
         self._handles.check_open()
-        index = choose_level(self.layout.levels, window, out_size)
-        level = self.layout.levels[index]
-        placement = place(window, level, out_size)
-        bands = len(self.bands)
-        if placement is None:
-            shape = (out_size.height, out_size.width)
-            return Pixels(np.zeros((bands, *shape), self.dtype), np.zeros(shape, np.bool_))
-        parts = list(chunks(placement.box, level.block, max(CHUNK_SAMPLES // bands, 1)))
-        if len(parts) == 1:
-            block = self._decode(index, parts[0])
-            lay = copy_exact if placement.is_exact else area_mean
-            return lay(placement, block.values, block.valid)
-        if placement.is_exact:
-            return self._paste(index, placement, parts)
-        mean = AreaMean(placement, bands, self.dtype)
-        for part in parts:
-            block = self._decode(index, part)
-            mean.add(part, block.values, block.valid)
-        return mean.finish()
-
-    def _paste(self, index: int, placement: Placement, parts: Sequence[Box]) -> Pixels:
-        """Lay decoded parts side by side, where no mean is needed and none would be exact."""
-        out = placement.out_size
-        values = np.zeros((len(self.bands), out.height, out.width), self.dtype)
-        valid = np.zeros((out.height, out.width), np.bool_)
-        for part in parts:
-            block = self._decode(index, part)
-            top, left = placement.corner(part)
-            rows, columns = slice(top, top + part.height), slice(left, left + part.width)
-            seen = True if block.valid is None else block.valid
-            values[:, rows, columns] = np.where(seen, block.values.transpose(2, 0, 1), 0)
-            valid[rows, columns] = seen
-        return Pixels(values, valid)
-
-    def decoded(self, window: Window, out_size: Size) -> int:
-        """Return how many pixels `read` would decode at most, without reading."""
-        level = self.layout.levels[choose_level(self.layout.levels, window, out_size)]
-        placement = place(window, level, out_size)
-        return 0 if placement is None else touched_pixels(placement.box, level)
 
     def close(self) -> None:
         """Release every handle; reading afterwards is an error."""
         self._handles.close()
 
-    def _decode(self, level: int, box: Box) -> Block:
+    def _obtain(self, level: int, box: Box) -> Block:
         check_unchanged(self.path, self._before)
         try:
-            block = self._decode_once(level, box)
+            return self._decode_once(level, box)
         except self.failures:
             # Some libraries stay broken after one error: the second try has a fresh handle.
             try:
-                block = self._decode_once(level, box)
+                return self._decode_once(level, box)
             except self.failures as error:
                 raise ImageError(
                     f"cannot read `{self.path}` at level {level}, pixels "
                     f"{box.left}..{box.right} x {box.top}..{box.bottom}: {one_line(error)}",
                     hint="the file is damaged there; other windows can still be read",
                 ) from error
-        with self._counting:
-            self._cost = Cost(
-                self._cost.pixels_decoded + block.cost.pixels_decoded,
-                self._cost.bytes_read + block.cost.bytes_read,
-            )
-        return block
 
     def _decode_once(self, level: int, box: Box) -> Block:
         with self._handles.borrow() as source:

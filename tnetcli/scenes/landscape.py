@@ -11,8 +11,9 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers.area import AreaMean
 from tnetcli.readers.base import Box
 from tnetcli.readers.handles import ForkSafeLock
+from tnetcli.readers.levels import CHUNK_SAMPLES
 from tnetcli.readers.placement import chunks, place
-from tnetcli.scenes.base import CHUNK, CHUNK_SAMPLES, Scene
+from tnetcli.scenes.base import PIXEL, Scene
 from tnetcli.scenes.composition import WHITE, Composer
 from tnetcli.sections import Tiles
 
@@ -132,7 +133,7 @@ class LandscapeScene(Scene):
             assert all_of_it is not None
             means.append(AreaMean(all_of_it, len(self.bands), self.dtype))
         whole = Box(0, 0, source.size.width, source.size.height)
-        for part in chunks(whole, CHUNK, CHUNK_SAMPLES // len(self.bands)):
+        for part in chunks(whole, PIXEL, CHUNK_SAMPLES // len(self.bands)):
             values = self._gather(self._last_gathered, part)
             for mean in means:
                 mean.add(part, values, None)
