@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.errors import ModelError, OutputError
+from tnetcli.output_file import write_whole
 from tnetcli.wording import first_line
 
 if TYPE_CHECKING:
@@ -198,37 +198,6 @@ def write_tensor_file(
 
     if Path(path).suffix != SUFFIX:
         raise OutputError(f"a model file ends in {SUFFIX}: `{path}`", hint="choose that ending")
-    target = Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
-    if os.path.exists(target) and not overwrite:
+    if os.path.exists(os.path.realpath(path)) and not overwrite:
         raise OutputError(f"`{path}` exists", hint="use --overwrite to replace it")
-    content = save(dict(tensors), metadata=dict([metadata]))
-    partial = target.with_name(f".tnet-{secrets.token_hex(8)}.tmp")
-    try:
-        try:
-            with open(partial, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, target)
-            _sync_folder(target.parent)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the model, {error.strerror or error}: `{path}`",
-            hint="does the folder exist, may you write there, is there space left?",
-        ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name last through a power failure; not every system can."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+    write_whole(path, save(dict(tensors), metadata=dict([metadata])), "the model")

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tnetcli.errors import OutputError
 from tnetcli.geometry import Size, Window
-from tnetcli.training.files import check_free, write_whole
+from tnetcli.output_file import check_free, write_whole
 from tnetcli.training.pictures import COLOURS, Sample, draw_confusion, draw_curves, draw_samples
 
 GREEN = (0, 255, 0)

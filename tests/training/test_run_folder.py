@@ -64,13 +64,15 @@ def test_somebody_elses_model_is_not_removed_unasked(folder, recipe, resume):
 
 def test_overwriting_removes_all_of_the_old_run_and_nothing_else(folder, recipe):
     begin(folder, recipe)
-    known = {folder.recipe, folder.path / "notes.txt"}
-    (folder.path / "notes.txt").write_text("mine")
+    notes = folder.path / "notes.txt"
+    folder.events.mkdir()
+    notes.write_text("mine")
     for path in (folder.model, folder.last, folder.metrics, folder.curves, folder.samples,
-                 folder.state, folder.of_stage("look")):  # fmt: skip
+                 folder.state, folder.of_stage("look"),
+                 folder.events / "events.out.tfevents.1.host"):  # fmt: skip
         path.write_bytes(b"old")
     begin(folder, recipe_of(None, seed=3), overwrite=True)
-    assert set(folder.path.iterdir()) == known
+    assert set(folder.path.rglob("*")) == {folder.recipe, notes, folder.events}
     assert read_recipe(folder.recipe).seed == 3
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.geometry import Size, Window
-from tnetcli.training.files import write_whole
+from tnetcli.output_file import write_whole
 from tnetcli.wording import printable
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tnetcli.errors import ModelError, OutputError
+from tnetcli.output_file import write_whole
 from tnetcli.recipe import Recipe
 from tnetcli.tensor_file import open_tensor_file, write_tensor_file
-from tnetcli.training.files import write_whole
 
 KEY = "tnet_state"
 
@@ -41,6 +41,7 @@ class RunFolder:
         self.curves = path / "curves.png"
         self.samples = path / "samples.png"
         self.state = path / "state.safetensors"
+        self.events = path / "events"
 
     def of_stage(self, name: str) -> Path:
         """Return where the model is kept that a stage ended with."""
@@ -90,7 +91,8 @@ class RunFolder:
     def _made(self) -> list[Path]:
         """Return what a run leaves beside its recipe, whether it is there or not."""
         own = (self.model, self.last, self.metrics, self.state, self.curves, self.samples)
-        return [*own, *self.path.glob("stage-*.safetensors")]
+        events = self.events.glob("events.out.tfevents.*")
+        return [*own, *self.path.glob("stage-*.safetensors"), *events]
 
     def _unusable(self, error: object) -> OutputError:
         return OutputError(

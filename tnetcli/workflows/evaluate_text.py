@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tnetcli.errors import UsageError
-from tnetcli.training.files import check_free, write_whole
+from tnetcli.output_file import check_free, write_whole
 from tnetcli.training.metrics import Interval
 from tnetcli.wording import printable
 from tnetcli.workflows.evaluate import Evaluation

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tnetcli.errors import OutputError
+from tnetcli.output_file import write_whole
 from tnetcli.readers.pyramid import one_line
 from tnetcli.scenes.base import Scene
 from tnetcli.workflows.scene_files import FORMATS, Advance, put
@@ -42,7 +42,7 @@ def prepare_folder(out: Path, described: Mapping[str, Any], *, overwrite: bool) 
             hint="choose another name, or use --overwrite",
         )
     (out / IMAGES).mkdir(parents=True, exist_ok=True)
-    _write_text(out / SETTINGS, json.dumps(described, indent=2) + "\n")
+    write_whole(out / SETTINGS, (json.dumps(described, indent=2) + "\n").encode())
 
 
 def _read_settings(path: Path) -> dict[str, Any] | None:
@@ -94,14 +94,4 @@ def write_manifest(path: Path, rows: Sequence[tuple[str, ...]]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(rows)
-    _write_text(path, text.getvalue())
-
-
-def _write_text(path: Path, text: str) -> None:
-    """Write a whole file or nothing."""
-    made = path.with_name(f".{path.name}.part")
-    try:
-        made.write_text(text, encoding="utf-8")
-        os.replace(made, path)
-    finally:
-        made.unlink(missing_ok=True)
+    write_whole(path, text.getvalue().encode())

@@ -2,7 +2,10 @@
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from tnetcli.errors import OutputError
 
@@ -21,21 +24,43 @@ def check_free(path: str | os.PathLike[str], *, overwrite: bool = False) -> None
         raise OutputError(f"not a name for a file: `{path}`", hint="choose another") from error
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that appears whole or not at all, in place of what is there."""
+@contextmanager
+def whole_file(path: str | os.PathLike[str], what: str = "the file") -> Iterator[BinaryIO]:
+    """Lend a file to write to, which appears whole or not at all, in place of what is there."""
     target = Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
     partial = target.with_name(f".tnet-{secrets.token_hex(8)}.tmp")
     try:
         try:
             with open(partial, "xb") as file:
-                file.write(content)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, target)
+            _sync_folder(target.parent)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(
-            f"cannot write `{path}`: {error.strerror or error}",
+            f"cannot write {what}, {error.strerror or error}: `{path}`",
             hint="does the folder exist, may you write there, is there space left?",
         ) from error
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes, what: str = "the file") -> None:
+    """Write a file that appears whole or not at all, in place of what is there."""
+    with whole_file(path, what) as file:
+        file.write(content)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name last through a power failure; not every system can."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
