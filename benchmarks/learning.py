@@ -88,6 +88,7 @@ class Runs:
                 stdout=subprocess.PIPE,
                 text=True,
                 cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},  # seeds run side by side
             )
             assert process.stdout is not None
             output = process.stdout.read()
@@ -123,8 +124,14 @@ def hit(found: dict[str, Any], level: int, choice: str = "attention") -> float:
 
 def stages(*names: str) -> str:
     """Return the setting that leaves only these stages of the recipe."""
-    found = yaml.safe_load(LANDSCAPES.read_text())["stages"]
-    return f"stages={json.dumps([stage for stage in found if stage['name'] in names])}"
+    chosen = [stage for stage in recipe_stages() if stage["name"] in names]
+    return f"stages={json.dumps(chosen)}"
+
+
+def recipe_stages() -> list[dict[str, Any]]:
+    """Return the stages of the recipe."""
+    found: list[dict[str, Any]] = yaml.safe_load(LANDSCAPES.read_text())["stages"]
+    return found
 
 
 def tiles(runs: Runs, seed: int) -> None:
@@ -156,10 +163,10 @@ def whole(runs: Runs, seed: int) -> None:
 
 
 def paper(runs: Runs, seed: int) -> None:
-    """Train and judge by the papers' rule, from the same warm-up."""
-    look = "{name: look, steps: 400, freeze: [backbone], batch_size: 32, "
-    look += "optimizer: {rate: 0.002, weight_decay: 0.02}, loss: {rule: paper}}"
-    settings = [*warmed_up(runs, seed), f"stages=[{look}]"]
+    """Train and judge by the papers' rule, from the same warm-up, with all else as ours."""
+    look, conclude = (found for found in recipe_stages() if found["name"] != "tiles")
+    chosen = [{**look, "loss": {"rule": "paper"}}, conclude]
+    settings = [*warmed_up(runs, seed), f"stages={json.dumps(chosen)}"]
     run = runs.train(f"paper-{seed}", LANDSCAPES, seed, settings)
     runs.evaluate(
         f"paper-{seed}", run / "model.safetensors", run / "recipe.yaml", "--windows", "0,1,2,4,8"

@@ -43,6 +43,7 @@ class Description(Strict):
     metrics: dict[str, Whole | float] = Field(default_factory=dict)
     tnet: str = __version__
     data_licence: str = ""
+    pixel_size: float | None = Field(default=None, gt=0)  # metres, of the images trained on
     name: str | None = None
     summary: str | None = None
     weights: Literal["float32", "float16"] = "float32"

@@ -119,6 +119,56 @@ def test_closer_views_are_anywhere_where_they_need_not_be_near(lessons):
     assert len(windows) == 9  # all cells
 
 
+class Seer(torch.nn.Module):
+    """Takes one pixel of the map, and nothing else, for a site."""
+
+    def __init__(self, classes, first_site, row, column):
+        super().__init__()
+        self.classes, self.first_site, self.pixel = classes, first_site, (row, column)
+
+    def forward(self, seen):
+        scores = torch.zeros(len(seen), self.classes, *seen.shape[2:])
+        scores[:, self.first_site :] = -40.0
+        scores[:, self.first_site, *self.pixel] = 40.0
+        return scores
+
+
+@pytest.mark.parametrize(("row", "column", "cells"), [
+    (0, 0, {(0, 0)}),
+    (3, 0, {(2, 0)}),
+    (0, 1, {(0, 0), (0, 1)}),
+    (1, 2, {(0, 1), (0, 2), (1, 1), (1, 2)}),
+])  # fmt: skip
+def test_doubted_views_are_where_the_map_sees_a_site(lessons, model, row, column, cells):
+    made = lessons(Tiles(views=(3, 40, 40), doubt=1.0))
+    made.dense = Seer(6, made._first_site, row, column)
+    lesson = made._prepare(0)
+    paths = [region.path for region in lesson.regions]
+    # A map of 4 x 4 pixels under 3 x 3 cells of half the side: neighbours share two rows of it.
+    whole = Region(lesson.regions[0].window)
+    first = {whole.child(GRID, *cell).path for cell in cells}
+    assert set(paths[3:43]) == first
+    closer = {
+        whole.child(GRID, *cell).child(GRID, *below).path for cell in cells for below in cells
+    }
+    assert set(paths[43:]) <= closer
+    assert len(set(paths[43:])) > len(closer) / 2
+
+
+def test_a_look_in_doubt_leaves_no_trace(lessons, model):
+    made = lessons(Tiles(views=(3, 4), doubt=1.0))
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    made._prepare(0)
+    assert model.backbone.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_levels_without_views_are_passed_over_in_doubt(lessons):
+    lesson = lessons(Tiles(views=(2, 0, 5), doubt=1.0))._prepare(0)
+    assert lesson.level.tolist() == [1] * 2 + [3] * 5
+
+
 @pytest.mark.parametrize("window", [Window(0, 0, 90, 60), Window(-7.5, 12.25, 10, 40)])
 @pytest.mark.parametrize("grid", [GRID, Grid(4, 2, 0.6), Grid(1, 5, 0.3)])
 def test_the_nearest_cell_is_the_one_whose_middle_is(window, grid):

@@ -22,6 +22,7 @@ from tests.runs import (
 from tests.scenes.test_landscape import BACKGROUND, RULES, SITES, tile_files
 from tests.scenes.test_tiles import write_zip
 from tnetcli.checkpoint import load_checkpoint, read_description, save_checkpoint
+from tnetcli.cli.stopping import stopping_gently
 from tnetcli.description import Description
 from tnetcli.errors import ImageError, ManifestError, ModelError, OutputError, RecipeError
 from tnetcli.models.registry import build_model
@@ -29,7 +30,7 @@ from tnetcli.recipe import read_recipe
 from tnetcli.training.run import StoppedError
 from tnetcli.training.run_folder import RunFolder
 from tnetcli.workflows import train as workflow
-from tnetcli.workflows.train import run_recipe, stopping_gently
+from tnetcli.workflows.train import run_recipe
 
 FILES = {
     "model.safetensors",
@@ -55,7 +56,7 @@ def small(images, **sections):
         "stages": [{"steps": 3, "dropout": 0.3}],
         "training": {"batch_size": 4, "validate_every": 3, "average": 0.9, "log_every": 1},
         "augmentation": {"flip": "both"},
-        "data": {"path": str(images), "licence": "CC0", "statistics": "estimate"},
+        "data": {"path": str(images), "licence": "CC0", "pixel_size": 10, "statistics": "estimate"},
         "name": "colours",
         **sections,
     }
@@ -97,7 +98,7 @@ def test_the_model_tells_what_it_was_trained_on(done, images):
     told = read_description(done.model)
     assert told.classes == CLASSES
     assert told.bands == ("red", "green", "blue")
-    assert (told.name, told.data_licence) == ("colours", "CC0")
+    assert (told.name, told.data_licence, told.pixel_size) == ("colours", "CC0", 10)
     assert told.recipe["data"]["path"] == "images.csv"
     assert told.recipe["stages"][0]["steps"] == 3
     assert told.traversal == small(images).traversal

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tnetcli.cli.options import Json, is_typed
+from tnetcli.cli.options import Json, Settings, is_typed
 from tnetcli.errors import UsageError
 
 
@@ -43,15 +43,7 @@ def profile(
         ),
     ] = False,
     json: Json = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            envvar="TNET_SET",
-            metavar="KEY.PATH=VALUE",
-            help="Change the recipe; may be repeated.",
-        ),
-    ] = None,
+    settings: Settings = None,
     windows: Annotated[
         str | None,
         typer.Option(

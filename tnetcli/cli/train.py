@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from tnetcli.cli.options import Overwrite
-
-STOPPED, INTERRUPTED = 75, 130
+from tnetcli.cli.options import Overwrite, Settings
+from tnetcli.cli.stopping import exit_code, stopping_gently
 
 
 def train(
@@ -27,15 +26,7 @@ def train(
             show_default="runs/RECIPE",
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            envvar="TNET_SET",
-            metavar="KEY.PATH=VALUE",
-            help="Change the recipe; may be repeated.",
-        ),
-    ] = None,
+    settings: Settings = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -82,7 +73,7 @@ def train(
 
     from tnetcli.cli.training_progress import TrainingProgress
     from tnetcli.training.run import StoppedError
-    from tnetcli.workflows.train import run_recipe, stopping_gently
+    from tnetcli.workflows.train import run_recipe
 
     if quiet:
         logging.getLogger("tnetcli").setLevel(logging.WARNING)
@@ -98,8 +89,6 @@ def train(
                 advance=progress.reading,
             )
         except StoppedError:
-            import signal
-
             progress.say(f"stopped; `tnet train {recipe} -o {folder} --resume` goes on")
-            raise typer.Exit(INTERRUPTED if asked[0] == signal.SIGINT else STOPPED) from None
+            raise typer.Exit(exit_code(asked)) from None
     typer.echo(files.model)

@@ -55,7 +55,7 @@ def list_manifest(data: Data, problems: Problems) -> Iterator[Listed]:
             id=row["id"] or row["path"],
             group=row["group"] or os.path.normpath(row["path"]),
             boxes=tuple(_boxes(row, problems)),
-            options=_options(row, data, problems),
+            options=read_options(row, _options(data), problems),
         )
 
 
@@ -91,9 +91,13 @@ def _boxes(row: Row, problems: Problems) -> Iterator[Window]:
             )
 
 
-def _options(row: Row, data: Data, problems: Problems) -> ReadOptions:
-    """Return how to read an image: what its row says, and the recipe for the rest."""
-    options = ReadOptions(bands=data.bands, nodata=data.nodata, mpp=data.mpp)
+def _options(data: Data) -> ReadOptions:
+    return ReadOptions(bands=data.bands, nodata=data.nodata, mpp=data.mpp)
+
+
+def read_options(row: Row, options: ReadOptions, problems: Problems) -> ReadOptions:
+    """Return how to read an image: as its row says, and as `options` where it does not."""
+    given = options.mpp
     if row["bands"]:
         bands = tuple(part.strip() for part in row["bands"].split(","))
         if not all(bands):
@@ -114,7 +118,7 @@ def _options(row: Row, data: Data, problems: Problems) -> ReadOptions:
                 line=row.line,
                 hint="microns per pixel: a 20x scan has about 0.5",
             )
-            options = replace(options, mpp=data.mpp)
+            options = replace(options, mpp=given)
     return options
 
 
@@ -128,7 +132,7 @@ def list_folder(data: Data, problems: Problems) -> Iterator[Listed]:
             for split, of_split in folders.items()
             for label, path in _folders(Path(of_split), problems).items()
         ]
-    options = ReadOptions(bands=data.bands, nodata=data.nodata, mpp=data.mpp)
+    options = _options(data)
     for split, label, folder in parts:
         for path in images_inside(folder, recursive=True):
             name = Path(path).relative_to(data.path).as_posix()

@@ -93,23 +93,64 @@ class TileLessons(nn.Module):
             maker.scene(int(seed), training=True, crowd=self._tiles)
             for seed in random.integers(2**48, size=self._tiles.views[0])
         ]
-        places = [Place(i, Region(Window.whole(scene.size))) for i, scene in enumerate(scenes)]
+        above = [Place(i, Region(Window.whole(scene.size))) for i, scene in enumerate(scenes)]
+        pixels = [_read(views, above, scenes)]
+        places = list(above)
         for level, count in enumerate(self._tiles.views[1:], start=2):
-            for image in random.integers(len(scenes), size=count):
+            doubted = random.binomial(count, self._tiles.doubt) if above else 0
+            closer = self._doubt(above, pixels[-1], doubted, random) if doubted else []
+            for image in random.integers(len(scenes), size=count - doubted):
                 region = self._choose(scenes[image], level, model.grid, random)
-                places.append(Place(int(image), region))
-        (chunk,) = views.read(places, scenes, len(places))
-        pixels = np.stack([view.values for _, view in chunk if isinstance(view, View)])
+                closer.append(Place(int(image), region))
+            pixels.append(_read(views, closer, scenes))
+            places += closer
+            above = closer
         regions = [place.region for place in places]
         shown = [(scenes[place.image], place.region.window) for place in places]
         shares = [scene.fractions(window, self._side) for scene, window in shown]
         return Lesson(
-            torch.from_numpy(pixels).to(self._device, memory_format=torch.channels_last),
+            torch.cat(pixels).to(self._device, memory_format=torch.channels_last),
             regions,
             torch.from_numpy(np.stack(shares)).to(self._device),
             torch.tensor([scene.shown(window) for scene, window in shown], device=self._device),
             torch.tensor([region.level for region in regions], device=self._device),
         )
+
+    def _doubt(
+        self, above: Sequence[Place], pixels: Tensor, count: int, random: np.random.Generator
+    ) -> list[Place]:
+        """Return places within views of the level above, where the map itself sees a site.
+
+        What it is wrong about is what the model would look at later, and mostly has no site.
+        """
+        grid = self._parts[0].grid
+        drawn = random.integers(len(above), size=count)
+        seen = self._sites(pixels[torch.from_numpy(drawn)]).astype(np.float64)
+        # (views, rows, columns): what of each cell is taken for a site
+        cells = grid.row_weights(self._side) @ seen @ grid.column_weights(self._side).T
+        places = []
+        for number, share in zip(drawn, cells.reshape(count, -1) ** 2, strict=True):
+            cell = random.choice(share.size, p=share / share.sum())
+            parent = above[number]
+            region = parent.region.child(grid, *divmod(int(cell), grid.columns))
+            places.append(Place(parent.image, region))
+        return places
+
+    @torch.no_grad()
+    def _sites(self, pixels: Tensor) -> NDArray[np.float32]:
+        """Return how probable a site is under each pixel of the map (views, side, side)."""
+        backbone = self._parts[0].backbone
+        learning = backbone.training
+        backbone.eval()  # a look before the step leaves no trace in the running statistics
+        try:
+            with autocast(self._device, self._precision):
+                views = pixels.to(self._device, memory_format=torch.channels_last)
+                classes = self.dense(backbone(views)[0])  # (views, classes, side, side)
+        finally:
+            backbone.train(learning)
+        probable = classes.float().softmax(dim=1)[:, self._first_site :].sum(dim=1)
+        found: NDArray[np.float32] = probable.cpu().numpy()
+        return found
 
     def _choose(
         self, scene: LandscapeScene, level: int, grid: Grid, random: np.random.Generator
@@ -124,6 +165,13 @@ class TileLessons(nn.Module):
         for _ in range(level - 1):
             region = region.child(grid, *_nearest_cell(region.window, grid, x, y))
         return region
+
+
+def _read(views: Views, places: Sequence[Place], scenes: Sequence[LandscapeScene]) -> Tensor:
+    """Return the views of places (places, bands, height, width)."""
+    chunks = views.read(places, scenes, max(len(places), 1))
+    seen = [view.values for chunk in chunks for _, view in chunk if isinstance(view, View)]
+    return torch.from_numpy(np.stack(seen)) if seen else torch.empty(0)
 
 
 def _nearest_cell(window: Window, grid: Grid, x: float, y: float) -> tuple[int, int]:

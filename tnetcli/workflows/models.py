@@ -182,6 +182,7 @@ def _card_text(facts: dict[str, Any]) -> str:
         "normalisation": f"of {scale['dtype']}",
         "  mean": _numbers(scale["mean"]),
         "  std": _numbers(scale["std"]),
+        "pixel size": "" if facts["pixel_size"] is None else f"{facts['pixel_size']:g} metres",
         "metrics": _some(f"{name} {value:.6g}" for name, value in facts["metrics"].items())
         or "none",
         "data licence": facts["data_licence"] or "not stated",

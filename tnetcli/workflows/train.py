@@ -1,7 +1,6 @@
 """`tnet train`: from a recipe to a run folder with a model in it."""
 
 import logging
-import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -48,7 +47,7 @@ def run_recipe(
     with closing(open_source(recipe, recipe.data, advance)) as source:
         run = _prepare(recipe, recipe.data, source, files, listener)
         files.start(recipe, resume=resume, overwrite=overwrite)
-        with _noted(listener, files.path / "events", recipe.training.tensorboard) as heard:
+        with _noted(listener, files.events, recipe.training.tensorboard) as heard:
             train(replace(run, listener=heard), resume=resume)
     draw_curves(files.rows(), files.curves)
     return files
@@ -91,6 +90,7 @@ def _prepare(
         traversal=recipe.traversal,
         recipe=recipe.as_card(),
         data_licence=data.licence,
+        pixel_size=data.pixel_size,
         name=recipe.name,
         summary=recipe.summary,
     )
@@ -175,24 +175,3 @@ class _Keeper:
         if validation is not None and validation.samples:
             draw_samples(validation.samples, self._files.samples)
         draw_curves(self._files.rows(), self._files.curves)
-
-
-@contextmanager
-def stopping_gently(
-    names: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGINT"),
-) -> Iterator[list[int]]:
-    """Lend a list that holds the signals that asked to stop; a second Ctrl-C stops at once."""
-    asked: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if number == signal.SIGINT and asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.signal(number, note) for number in known}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
