@@ -34,6 +34,7 @@ say = Console(stderr=True).print
 # The whole-image model: the same network and warm-up, then end to end on one view of the scene.
 WHOLE = """[{name: whole, levels: 1, steps: 350, batch_size: 40,
   optimizer: {rate: 0.001, weight_decay: 0.02}, loss: {sequence: 1.0}}]"""
+AT_THE_END = "training.validate_every=10000"  # whose model is taken: that of the last step
 # A block of small digits among scribbles; their class is gone where pixels are means of 4 a side.
 IMAGES_OF_DIGITS = [
     "--kind", "digits", "--protocol", "site", "--images", "1000", "--size", "512",
@@ -157,7 +158,7 @@ def landscapes(runs: Runs, seed: int) -> None:
 
 def whole(runs: Runs, seed: int) -> None:
     """Train and judge a whole-image model of the same view size, from the same warm-up."""
-    settings = [*warmed_up(runs, seed), f"stages={WHOLE}", "traversal.levels=1"]
+    settings = [*warmed_up(runs, seed), f"stages={WHOLE}", "traversal.levels=1", AT_THE_END]
     run = runs.train(f"whole-{seed}", LANDSCAPES, seed, settings)
     runs.evaluate(f"whole-{seed}", run / "model.safetensors", run / "recipe.yaml")
 
@@ -166,7 +167,7 @@ def paper(runs: Runs, seed: int) -> None:
     """Train and judge by the papers' rule, from the same warm-up, with all else as ours."""
     look, conclude = (found for found in recipe_stages() if found["name"] != "tiles")
     chosen = [{**look, "loss": {"rule": "paper"}}, conclude]
-    settings = [*warmed_up(runs, seed), f"stages={json.dumps(chosen)}"]
+    settings = [*warmed_up(runs, seed), f"stages={json.dumps(chosen)}", AT_THE_END]
     run = runs.train(f"paper-{seed}", LANDSCAPES, seed, settings)
     runs.evaluate(
         f"paper-{seed}", run / "model.safetensors", run / "recipe.yaml", "--windows", "0,1,2,4,8"
