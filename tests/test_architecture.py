@@ -10,7 +10,16 @@ PACKAGE = Path(__file__).parents[1] / "tnetcli"
 GROUND = {"errors", "geometry", "visits", "wording"}
 MODEL_WORDS = GROUND | {"__init__", "models", "validation", "normalisation"}
 MIDDLE = GROUND | {"readers", "traversal", "models", "prediction", "normalisation", "views"}
-UPPER = {"checkpoint", "description", "devices", "looking", "recipe", "recording", "tensor_file"}
+UPPER = {
+    "checkpoint",
+    "output_file",
+    "description",
+    "devices",
+    "looking",
+    "recipe",
+    "recording",
+    "tensor_file",
+}
 MAY_IMPORT = {
     "errors": set(),
     "geometry": set(),
@@ -20,13 +29,17 @@ MAY_IMPORT = {
     "readers": GROUND,
     "traversal": GROUND,
     "prediction": {"errors"},
+    "prediction_file": {"errors", "prediction", "wording"},
+    "engines": set(),
     "models": GROUND | {"validation"},
     "devices": {"errors"},
     "normalisation": GROUND | {"readers", "validation"},
     "views": GROUND | {"readers", "normalisation", "traversal"},
     "looking": MIDDLE | {"checkpoint", "devices"},
     "recording": {"__init__", "errors", "looking", "prediction", "readers"},
-    "tensor_file": {"errors", "wording"},
+    "output_file": {"errors"},
+    "exporters": {"errors", "geometry", "output_file", "prediction", "wording"},
+    "tensor_file": {"errors", "output_file", "wording"},
     "walks": {"traversal", "validation"},
     "description": MODEL_WORDS | {"traversal", "walks"},
     "checkpoint": MODEL_WORDS | {"description", "devices", "tensor_file"},
@@ -38,12 +51,25 @@ MAY_IMPORT = {
     "training": MIDDLE
     | UPPER
     | {"__init__", "csv_file", "sections", "scenes", "validation", "walks"},
-    "workflows": MIDDLE | UPPER | {"csv_file", "sections", "scenes", "training", "walks"},
+    "workflows": MIDDLE
+    | UPPER
+    | {"csv_file", "engines", "exporters", "prediction_file", "scenes", "sections", "training"}
+    | {"walks"},
     "cli": MIDDLE | UPPER | {"workflows", "training", "sections", "__init__"},
     "__main__": {"cli"},
-    "__init__": MIDDLE | UPPER,
+    "__init__": MIDDLE | UPPER | {"workflows"},
 }
-COMMANDS = ("evaluate", "info", "models", "profile", "pyramid", "synth", "train")
+COMMANDS = (
+    "evaluate",
+    "info",
+    "merge",
+    "models",
+    "predict",
+    "profile",
+    "pyramid",
+    "synth",
+    "train",
+)
 HEAVY = ("torch", "timm", "rasterio", "openslide", "tifffile", "imagecodecs", "zarr", "numpy")
 
 
@@ -150,6 +176,7 @@ def test_the_public_names_are_these():
     import tnetcli
 
     names = ["Prediction", "TnetError", "__version__", "load_model", "open_image"]
+    names += ["predict", "predict_many"]
     assert sorted(tnetcli.__all__) == names
     assert all(getattr(tnetcli, name) for name in names)
     with pytest.raises(AttributeError, match="load_modle"):

@@ -8,7 +8,7 @@ from tnetcli.looking import Looker
 from tnetcli.normalisation import Normalisation
 from tnetcli.prediction import Prediction
 from tnetcli.readers.open import open_image
-from tnetcli.recording import record_failure, record_sight
+from tnetcli.recording import Maker, record_failure, record_sight
 from tnetcli.traversal import Plan
 
 CLASSES = ("river", "forest", "sea")
@@ -22,7 +22,11 @@ def seen(tmp_path_factory):
     with Looker(SmallModel(), normalisation, device="cpu") as looker, open_image(path) as reader:
         (sight,) = looker.look([reader], Plan(9, (2, 1)))
         record = record_sight(
-            sight, reader, id="a/scene.tif", classes=CLASSES, model="small", model_sha256="ab12"
+            sight,
+            reader,
+            id="a/scene.tif",
+            maker=Maker("small", "ab12", CLASSES, {"levels": 9}),
+            fingerprint="cd34",
         )
     return sight, record
 
@@ -62,8 +66,9 @@ def test_the_record_says_why_the_looking_ended(seen):
 def test_place_model_and_cost_are_recorded(seen):
     _, record = seen
     assert (record.width, record.height, record.bands) == (600, 500, 3)
-    assert record.crs == "EPSG:32633"
+    assert (record.crs, record.georeference) == ("EPSG:32633", "transform")
     assert (record.model, record.model_sha256) == ("small", "ab12")
+    assert (record.settings, record.fingerprint) == ({"levels": 9}, "cd34")
     assert record.cost.pixels_total == 300_000
     assert record.cost.fraction_decoded == record.cost.pixels_decoded / 300_000
     assert record.cost.seconds == record.cost.read_seconds + record.cost.model_seconds
@@ -75,5 +80,12 @@ def test_the_record_survives_its_line(seen):
 
 
 def test_a_failure_keeps_what_the_user_would_read():
-    record = record_failure(ImageError("torn", hint="again"), image="b.tif", id="b")
+    record = record_failure(
+        ImageError("torn", hint="again"),
+        image="b.tif",
+        id="b",
+        maker=Maker("small", "ab12", CLASSES, {"levels": 9}),
+    )
+    assert Prediction.from_json(record.to_json()) == record
+    assert (record.model_sha256, record.settings) == ("ab12", {"levels": 9})
     assert (record.status, record.error.message, record.error.hint) == ("failed", "torn", "again")

@@ -76,6 +76,8 @@ class Prediction:
     `stopped` says why it was not looked at any closer: `levels` all done, `budget` spent,
     `confidence` reached, `pixels` (a closer view would be finer than the image's own pixels),
     `empty` (no valid cell left), `repeats` (only windows already seen were left), `failed`.
+    `settings` are those that the answer depends on beside the model, `fingerprint` tells whether
+    the image is still the one that was looked at, `warnings` are why the answer may be wrong.
     """
 
     image: str
@@ -87,11 +89,15 @@ class Prediction:
     reader: str = ""
     crs: str | None = None
     transform: tuple[float, ...] | None = None
+    georeference: str | None = None  # where that is from: the file's transform, or its gcps
     microns_per_pixel: tuple[float, float] | None = None
     offset: tuple[int, int] = (0, 0)
     model: str = ""
     model_sha256: str = ""
     tnet: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+    warnings: tuple[str, ...] = ()
     label: str = ""
     probability: float = 0.0
     probabilities: dict[str, float] = field(default_factory=dict)
@@ -116,7 +122,12 @@ class Prediction:
             }
         else:
             del record["error"]
-        return json.dumps(record, ensure_ascii=False, allow_nan=False)
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False)
+        try:
+            line.encode()
+        except UnicodeEncodeError:  # half characters: a file name that is not UTF-8
+            return json.dumps(record, allow_nan=False)
+        return line
 
     @classmethod
     def from_json(cls, line: str) -> "Prediction":
@@ -146,7 +157,7 @@ def _build(record: dict[str, Any]) -> Prediction:
     for key, kind in (("cost", PredictionCost), ("error", Problem)):
         if given.get(key) is not None:
             given[key] = kind(**given[key])
-    for key in ("transform", "microns_per_pixel", "offset"):
+    for key in ("transform", "microns_per_pixel", "offset", "warnings"):
         if given.get(key) is not None:
             given[key] = tuple(given[key])
     return Prediction(**given)

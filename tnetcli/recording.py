@@ -1,6 +1,7 @@
 """From what was seen of an image to the record of its prediction."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,31 @@ from tnetcli.prediction import Prediction, PredictionCost, Problem, SeenLevel, S
 from tnetcli.readers.base import Reader
 
 
-def record_failure(error: TnetError, *, image: str, id: str) -> Prediction:
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """What looks at images: a model, and settings that the answers depend on."""
+
+    model: str
+    model_sha256: str
+    classes: tuple[str, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def record_failure(
+    error: TnetError | Problem, *, image: str, id: str, maker: Maker, fingerprint: str = ""
+) -> Prediction:
     """Return the record of an image that could not be looked at."""
     return Prediction(
-        image=image, id=id, status="failed", stopped="failed", error=Problem.of(error)
+        image=image,
+        id=id,
+        status="failed",
+        model=maker.model,
+        model_sha256=maker.model_sha256,
+        tnet=__version__,
+        settings=maker.settings,
+        fingerprint=fingerprint,
+        stopped="failed",
+        error=error if isinstance(error, Problem) else Problem.of(error),
     )
 
 
@@ -25,11 +47,11 @@ def record_sight(
     reader: Reader,
     *,
     id: str,
-    classes: Sequence[str],
-    model: str,
-    model_sha256: str,
+    maker: Maker,
+    fingerprint: str = "",
 ) -> Prediction:
     """Return the record of an image that was looked at."""
+    classes = maker.classes
     probabilities = _softmax(sight.scores)
     label, probability = _best(probabilities, classes)
     georeference, microns = reader.georeference, reader.microns_per_pixel
@@ -43,11 +65,14 @@ def record_sight(
         reader=reader.name,
         crs=georeference.crs if georeference else None,
         transform=georeference.transform if georeference else None,
+        georeference=georeference.source if georeference else None,
         microns_per_pixel=(microns.x, microns.y) if microns else None,
         offset=reader.layout.offset,
-        model=model,
-        model_sha256=model_sha256,
+        model=maker.model,
+        model_sha256=maker.model_sha256,
         tnet=__version__,
+        settings=maker.settings,
+        fingerprint=fingerprint,
         label=label,
         probability=probability,
         probabilities=dict(zip(classes, probabilities.tolist(), strict=True)),

@@ -1,0 +1,1 @@
+"""From records of predictions to files that other programs show."""

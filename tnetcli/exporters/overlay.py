@@ -1,0 +1,79 @@
+"""What the overlays of all images have in common, wherever their windows are drawn."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, TypeAlias
+
+from tnetcli.geometry import Window
+from tnetcli.prediction import BoxEdges, Prediction, SeenWindow
+
+Feature: TypeAlias = dict[str, Any]
+DIGITS = 9  # significant, as many as a number of 32 bits holds
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
+
+
+class Overlay(Protocol):
+    """The windows of one image in one dialect of GeoJSON."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what a reader must know of the image and the coordinates: the `tnet` member."""
+        ...
+
+    def features(self, windows: Iterable[SeenWindow]) -> Iterator[Feature]:
+        """Yield one feature a window, in their order, holding no more than a few at once."""
+        ...
+
+
+def shared_facts(prediction: Prediction, frame: str) -> dict[str, Any]:
+    """Return what is told of an image in every dialect."""
+    return {
+        "version": prediction.tnet,
+        "model": prediction.model,
+        "model_sha256": prediction.model_sha256,
+        "frame": frame,
+        "offset": list(prediction.offset),
+        "width": prediction.width,
+        "height": prediction.height,
+        "image": prediction.image,
+    }
+
+
+def checked_box(window: SeenWindow) -> BoxEdges:
+    """Return the edges of a window; ValueError if they are those of no rectangle."""
+    x0, y0, x1, y1 = window.box
+    Window(x0, y0, x1 - x0, y1 - y0)
+    return window.box
+
+
+def measured(
+    window: SeenWindow, joint: float | None, prediction: Prediction
+) -> dict[str, float | None]:
+    """Return the numbers told of a window; None stands for one that is not known."""
+    view_size = prediction.settings.get("view_size")
+    across = window.box[2] - window.box[0]
+    return {
+        "level": window.level,
+        "rank": window.rank,
+        "attention": _number(window.attention),
+        "joint": _number(joint),
+        "weight": _number(window.weight),
+        "probability": _number(window.probability),
+        "valid": _number(window.valid),
+        "downsample": _number(across / view_size) if view_size else None,
+    }
+
+
+def _number(value: float | None) -> float | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{DIGITS}g}")
+
+
+def as_line(value: Any) -> str:
+    """Return JSON in one line that can be written as UTF-8: half characters become U+FFFD."""
+    text = ENCODER.encode(value)
+    return text if text.isascii() else HALF_CHARACTERS.sub("\ufffd", text)
