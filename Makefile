@@ -18,9 +18,11 @@ $(READY): pyproject.toml
 	@touch $(READY)
 
 demo: setup
-	$(BIN)/python examples/make_scene.py demo/scene.tif
-	$(BIN)/tnet info demo/scene.tif
+	$(BIN)/python examples/make_scene.py demo/scene.tif --size 16384
+	$(BIN)/tnet info demo/scene.tif --view-size 128 --keep 4,1
+	$(BIN)/tnet predict demo/scene.tif --levels 3 --overlay demo/overlay
 	$(BIN)/python examples/read_window.py demo/scene.tif demo/window.png
+	@echo "windows looked at: demo/overlay/demo/scene.tif.geojson (open it in QGIS)"
 
 test: setup
 	$(BIN)/python -m pytest

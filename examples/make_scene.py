@@ -1,4 +1,4 @@
-"""Make a small georeferenced scene to try things on: fields, a river and one village.
+"""Make a georeferenced scene to try things on: fields and woods, and one industrial estate.
 
 python examples/make_scene.py scene.tif [--size 4096]
 """
@@ -18,17 +18,19 @@ BAND = 512
 
 def rows(top: int, height: int, size: int) -> np.ndarray:
     """Return `height` rows of the scene as (3, height, size): the same for the same place."""
-    y, x = np.mgrid[top : top + height, 0:size].astype(np.float32)
+    step = max(size // 4096, 1)  # what is drawn grows with the scene, and is drawn small
+    y, x = np.mgrid[top : top + height : step, 0:size:step].astype(np.float32) * 4096 / size
     field = np.sin(x / 190 + 2 * np.sin(y / 310)) + np.sin(y / 170 + np.sin(x / 230))
-    red, green, blue = 95 + 18 * field, 120 + 14 * field, 70 + 8 * field
-    river = np.abs(y - size / 2 - size / 9 * np.sin(x / size * 7)) < size / 90
-    village = (np.abs(x - 0.72 * size) < size / 24) & (np.abs(y - 0.28 * size) < size / 24)
-    houses = village & ((x % 24 < 13) & (y % 20 < 11))
-    grain = np.random.default_rng(top).normal(0, 5, x.shape)
-    bands = [
-        np.where(houses, 190, np.where(river, 40, band)) + grain for band in (red, green, blue)
-    ]
-    bands[2] = np.where(river & ~houses, 110 + grain, bands[2])
+    woods = field > 1
+    estate = (np.abs(x - 2949) < 170) & (np.abs(y - 1147) < 170)
+    halls = estate & (x % 24 < 13) & (y % 20 < 11)
+    grain = np.random.default_rng(0).normal(0, 5, (BAND, BAND)).astype(np.int16)
+    grain = np.tile(grain, (1, -(-size // BAND)))[:height, :size]
+    bands = []
+    for open_land, wood in ((95 + 18 * field, 45), (110 + 14 * field, 70), (85 + 8 * field, 65)):
+        land = np.where(woods, wood, open_land)
+        drawn = np.where(halls, 190, np.where(estate, 125, land)).astype(np.int16)
+        bands.append(drawn.repeat(step, 0).repeat(step, 1)[:height, :size] + grain)
     return np.clip(bands, 1, 255).astype(np.uint8)
 
 
@@ -39,15 +41,15 @@ def make(path: Path, size: int) -> None:
         flat = Path(folder) / "flat.tif"
         profile = {
             "driver": "GTiff", "width": size, "height": size, "count": 3, "dtype": "uint8",
-            "crs": "EPSG:32633", "transform": from_origin(399960, 5000040, 10, 10), "nodata": 0,
-            "tiled": True, "blockxsize": BAND, "blockysize": BAND, "compress": "deflate",
+            "crs": "EPSG:32633", "transform": from_origin(399960, 5000040, 10, 10),
+            "tiled": True, "blockxsize": BAND, "blockysize": BAND,
         }  # fmt: skip
         with rasterio.open(flat, "w", **profile) as scene:
             for top in range(0, size, BAND):
                 height = min(BAND, size - top)
                 scene.write(rows(top, height, size), window=Window(0, top, size, height))
-        options = {"driver": "COG", "compress": "deflate", "overview_resampling": "average"}
-        rasterio.shutil.copy(flat, path, **options)
+        options = {"compress": "jpeg", "overview_resampling": "average", "num_threads": "all_cpus"}
+        rasterio.shutil.copy(flat, path, driver="COG", **options)
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,3 +33,28 @@ def test_a_scene_can_be_walked_with_a_model(tmp_path):
     assert lines[0].split()[:5] == ["root", "0", "0", "2048", "2048"]
     assert len(lines) == 1 + 2 + 2 + 1
     assert lines[-1].startswith("decoded ")
+
+
+def test_a_scene_can_be_predicted_from_python(tmp_path):
+    run("make_scene.py", tmp_path / "scene.tif", "--size", 2048)
+    first, *windows = run("predict_scene.py", tmp_path / "scene.tif").splitlines()
+    assert first.endswith(f"{len(windows)} windows")
+    assert windows[0].startswith("level 1: 0 0 2048 2048")
+
+
+def test_a_folder_can_be_predicted_by_a_pipeline_again_and_again(tmp_path):
+    for name in ("a b.tif", "c.tif"):
+        run("make_scene.py", tmp_path / "scenes" / name, "--size", 1024)
+    (tmp_path / "scenes" / "bad.tif").write_text("no image")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for said in ("2 of 3 images done", "2 kept from before"):
+        done = subprocess.run(
+            [EXAMPLES / "predict_folder.sh", "scenes", "out.jsonl"],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={**os.environ, "PATH": path},
+        )  # fmt: skip
+        assert done.returncode == 8
+        assert said in done.stderr
+        counts = [line.split()[0] for line in done.stdout.splitlines()]
+        assert sum(map(int, counts)) == 3
+    assert len(list(tmp_path.glob("out-overlays/scenes/*.geojson"))) == 2

@@ -9,15 +9,26 @@ if TYPE_CHECKING:
     from tnetcli.checkpoint import load_model
     from tnetcli.prediction import Prediction
     from tnetcli.readers.open import open_image
+    from tnetcli.workflows.predict import predict, predict_many
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Prediction", "TnetError", "__version__", "load_model", "open_image"]
+__all__ = [
+    "Prediction",
+    "TnetError",
+    "__version__",
+    "load_model",
+    "open_image",
+    "predict",
+    "predict_many",
+]
 
 # `import tnetcli` stays instant: what is asked for loads when it is.
 HOMES = {
     "Prediction": "tnetcli.prediction",
     "load_model": "tnetcli.checkpoint",
     "open_image": "tnetcli.readers.open",
+    "predict": "tnetcli.workflows.predict",
+    "predict_many": "tnetcli.workflows.predict",
 }
 
 

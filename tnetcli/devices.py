@@ -1,5 +1,6 @@
 """Where a model runs, at what precision, and what to do when memory runs out."""
 
+import os
 from typing import Literal
 
 import torch
@@ -39,6 +40,21 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Return a context that computes in half the width, except with `fp32`."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
+
+
+def available_cores() -> int:
+    """Return how many cores this job may use: as SLURM says, or as the system does."""
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if given.isdigit() and int(given) > 0:
+        return int(given)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def limit_threads(count: int) -> None:
+    """Compute with so many threads at most: a job may have fewer cores than the machine."""
+    torch.set_num_threads(count)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from tnetcli.geometry import Region
 from tnetcli.models.base import Looked, Model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Cost, Reader
+from tnetcli.readers.handles import ForkSafeLock
 from tnetcli.traversal import Plan, traverse
 from tnetcli.views import Fit, View, Views, root_window
 from tnetcli.visits import Attend, Place, Seen, Stop, Visit
@@ -37,6 +38,7 @@ class Sight:
     features: NDArray[np.float32]  # (windows, features)
     weights: NDArray[np.float32]  # (windows,), their shares in the conclusion
     valid: NDArray[np.float32]  # (windows,), the part that holds data
+    values: NDArray[np.float32]  # (bands,), the mean of the whole view as the model sees it
     cost: Cost
     read_seconds: float  # of the threads that read, together
     model_seconds: float
@@ -50,6 +52,7 @@ class _Album:
     features: list[Tensor] = field(default_factory=list)
     levels: list[int] = field(default_factory=list)
     valid: list[float] = field(default_factory=list)
+    values: NDArray[np.float32] | None = None
     error: TnetError | None = None
     read_seconds: float = 0.0
     model_seconds: float = 0.0
@@ -58,6 +61,7 @@ class _Album:
 class Looker:
     """Looks at images with one model; what it finds does not depend on the rest of the batch.
 
+    Several threads may look at once: views of one are read while the model sees those of another.
     `chunk` views run through the model at once; it is halved once if memory runs out. `bands` are
     the names that the model knows its bands by, `confidence` what `look` takes if not told.
     """
@@ -85,6 +89,7 @@ class Looker:
         self.precision = precision
         self.chunk = chunk
         self._halved = False
+        self._turn = ForkSafeLock()
         self._fit = fit
         self._normalisation = normalisation
         self._bands = tuple(bands)
@@ -218,12 +223,13 @@ class Looker:
         self, good: list[tuple[Place, View]], albums: Sequence[_Album], levels: int
     ) -> dict[Place, Seen]:
         """Run the model on one chunk, file the features, and return what was seen."""
-        start = time.perf_counter()
         views = torch.from_numpy(np.stack([view.values for _, view in good]))
         regions = [place.region for place, _ in good]
         score = any(region.level < levels for region in regions)
-        looked = self._forward(views, regions, score)
-        seconds = (time.perf_counter() - start) / len(good)
+        with self._turn:
+            start = time.perf_counter()
+            looked = self._forward(views, regions, score)
+            seconds = (time.perf_counter() - start) / len(good)
         for (place, view), features in zip(good, looked.features, strict=True):
             album = albums[place.image]
             album.features.append(features)
@@ -313,6 +319,7 @@ class Looker:
             features=features.cpu().numpy(),
             weights=weights[-1].cpu().numpy(),
             valid=np.array(album.valid, np.float32),
+            values=album.values if album.values is not None else np.zeros(0, np.float32),
             cost=Cost(
                 cost.pixels_decoded - album.start.pixels_decoded,
                 cost.bytes_read - album.start.bytes_read,
@@ -333,3 +340,6 @@ def _note(album: _Album, place: Place, view: View | TnetError, reader: Reader) -
             f"`{reader.path}` holds no valid pixel",
             hint="is its nodata value or its mask right? see `tnet info`",
         )
+    if place.region.level == 1 and view.valid > 0:
+        # What is not valid is zero: the mean of the rest is that of all by the valid part.
+        album.values = view.values.mean(axis=(1, 2)) / np.float32(view.valid)

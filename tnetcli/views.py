@@ -15,6 +15,7 @@ from tnetcli.errors import TnetError
 from tnetcli.geometry import Grid, Size, Window
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Pixels, Reader
+from tnetcli.readers.handles import ForkSafeLock
 from tnetcli.visits import Place
 
 Fit = Literal["stretch", "pad"]
@@ -71,6 +72,7 @@ class Views:
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
+        self._starting = ForkSafeLock()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}  # threads stay where they are
@@ -94,10 +96,12 @@ class Views:
     def _submit_one(
         self, reader: Reader, window: Window, stop: threading.Event
     ) -> "Future[View | TnetError]":
-        if self._pool is None or self._process != os.getpid():  # a fork has no threads
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="views")
-            self._process = os.getpid()
-        return self._pool.submit(self._read_one, reader, window, stop)
+        with self._starting:
+            if self._pool is None or self._process != os.getpid():  # a fork has no threads
+                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="views")
+                self._process = os.getpid()
+            pool = self._pool
+        return pool.submit(self._read_one, reader, window, stop)
 
     def read(
         self, places: Sequence[Place], readers: Sequence[Reader], chunk: int

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from tnetcli.cli.options import Bands, FlatChoice, Json, Overwrite, read_options
+from tnetcli.cli.options import (
+    Bands,
+    Device,
+    FlatChoice,
+    Json,
+    Keep,
+    Levels,
+    Overwrite,
+    Seed,
+    read_options,
+)
 from tnetcli.cli.profile import parse_windows
 from tnetcli.errors import SomeFailedError
 
@@ -36,20 +46,8 @@ def evaluate(
         SplitName,
         typer.Option(envvar="TNET_SPLIT", help="Images that are in no split are for the test."),
     ] = SplitName.test,
-    levels: Annotated[
-        int | None,
-        typer.Option(
-            envvar="TNET_LEVELS", min=1, max=12, help="How deep to look.", show_default="as trained"
-        ),
-    ] = None,
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TNET_KEEP",
-            help="Cells followed per window when leaving each level: `4,1`.",
-            show_default="as trained",
-        ),
-    ] = None,
+    levels: Levels = None,
+    keep: Keep = None,
     windows: Annotated[
         str | None,
         typer.Option(
@@ -76,18 +74,14 @@ def evaluate(
         typer.Option(envvar="TNET_CONFUSION", help="Draw which classes are mistaken: FILE.png."),
     ] = None,
     bands: Bands = None,
-    device: Annotated[
-        str, typer.Option(envvar="TNET_DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")
-    ] = "auto",
+    device: Device = "auto",
     threads: Annotated[
         int, typer.Option(envvar="TNET_THREADS", min=1, max=256, help="That read windows.")
     ] = 4,
     batch_size: Annotated[
         int, typer.Option(envvar="TNET_BATCH_SIZE", min=1, help="Images looked at together.")
     ] = 8,
-    seed: Annotated[
-        int, typer.Option(envvar="TNET_SEED", min=0, help="Of all that is left to chance.")
-    ] = 0,
+    seed: Seed = 0,
     overwrite: Overwrite = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", envvar="TNET_QUIET", help="No progress.")

@@ -16,20 +16,22 @@ from typer.exceptions import TyperException
 from tnetcli import __version__
 from tnetcli.cli.evaluate import evaluate
 from tnetcli.cli.info import info
+from tnetcli.cli.merge import merge
 from tnetcli.cli.messages import show_error, show_log, show_problem
 from tnetcli.cli.models import models
+from tnetcli.cli.predict import predict
 from tnetcli.cli.profile import profile
 from tnetcli.cli.pyramid import pyramid
+from tnetcli.cli.stopping import INTERRUPTED, STOPPED
 from tnetcli.cli.synth import synth
 from tnetcli.cli.train import train
 from tnetcli.errors import OutputError, TnetError
 
-INTERRUPTED = 130
 BROKEN_PIPE = 141
-STOPPED = 75
 FULL = (errno.ENOSPC, errno.EDQUOT)
 COMMANDS = {
-    each.__name__: each for each in (evaluate, info, models, profile, pyramid, synth, train)
+    each.__name__: each
+    for each in (evaluate, info, merge, models, predict, profile, pyramid, synth, train)
 }
 
 app = typer.Typer(

@@ -1,5 +1,6 @@
 """What goes to standard error: errors with a hint, warnings, plain progress lines."""
 
+import json
 import logging
 import sys
 
@@ -29,11 +30,20 @@ class _Plain(logging.Formatter):
         return f"{level}{record.getMessage()}"
 
 
-def show_log() -> None:
-    """Send our own log lines to standard error."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Plain())
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": record.created, "level": record.levelname.lower()}
+        line["message"] = record.getMessage()
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def show_log(level: int = logging.INFO, *, as_json: bool = False) -> None:
+    """Send our own log lines from `level` on to standard error, as text or as JSON lines."""
     logger = logging.getLogger("tnetcli")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Json() if as_json else _Plain())
+    logger.handlers = [handler]
+    logger.setLevel(level)
     logger.propagate = False

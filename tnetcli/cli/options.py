@@ -29,6 +29,13 @@ class FlatChoice(StrEnum):
     refuse = "refuse"
 
 
+class LogFormatName(StrEnum):
+    """How lines on standard error look."""
+
+    text = "text"
+    json = "json"
+
+
 Images = Annotated[
     list[str] | None,
     typer.Argument(
@@ -87,6 +94,49 @@ Flat = Annotated[
 Json = Annotated[
     bool,
     typer.Option("--json", envvar="TNET_JSON", help="One JSON object a line instead of text."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        envvar="TNET_SET",
+        metavar="KEY.PATH=VALUE",
+        help="Change the recipe; may be repeated.",
+    ),
+]
+Levels = Annotated[
+    int | None,
+    typer.Option(
+        envvar="TNET_LEVELS", min=1, max=12, help="How deep to look.", show_default="as trained"
+    ),
+]
+Keep = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TNET_KEEP",
+        help="Cells followed per window when leaving each level: `4,1`.",
+        show_default="as trained",
+    ),
+]
+Device = Annotated[str, typer.Option(envvar="TNET_DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
+Seed = Annotated[
+    int, typer.Option(envvar="TNET_SEED", min=0, help="Of all that is left to chance.")
+]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TNET_SHARD",
+        metavar="I/N",
+        help="Work on part I of N, with an output file of its own.",
+        show_default="as a SLURM job array says",
+    ),
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", envvar="TNET_VERBOSE", help="Show what goes on inside.")
+]
+LogFormat = Annotated[
+    LogFormatName,
+    typer.Option(envvar="TNET_LOG_FORMAT", help="Of what goes to standard error."),
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", envvar="TNET_OVERWRITE", help="Replace what exists.")

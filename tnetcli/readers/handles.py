@@ -167,6 +167,9 @@ class ForkSafeLock:
     def __init__(self) -> None:
         self._process, self._lock = os.getpid(), threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ForkSafeLock, ()  # a copy is nobody's yet
+
     def __enter__(self) -> None:
         if self._process != os.getpid():
             self._process, self._lock = os.getpid(), threading.Lock()

@@ -4,11 +4,73 @@ import glob
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tnetcli.csv_file import Problems, locate, read_rows
 from tnetcli.errors import UsageError
+from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.finding import images_inside, is_image_folder
+from tnetcli.training.listing import read_options
+from tnetcli.wording import shorten
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that is named, not yet opened.
+
+    Nothing else has its `id`: what a manifest says, or its path, never the bare name of the file,
+    which two folders may share. Images of a `group` stay together.
+    """
+
+    path: str
+    id: str
+    group: str
+    options: ReadOptions
+
+
+def name_images(
+    arguments: Sequence[str],
+    *,
+    options: ReadOptions,
+    manifest: Path | None = None,
+    recursive: bool = False,
+    null: bool = False,
+) -> list[Image]:
+    """Return every image named with its id, in order and once each, read as `options` say.
+
+    A manifest may have columns `id`, `group`, `mpp` and `bands` of its own.
+    """
+    found = find_images(arguments, manifest=manifest, recursive=recursive, null=null)
+    if manifest is None:
+        named = [Image(path, each, each, options) for path in found for each in [_tidy(path)]]
+        return list({image.id: image for image in reversed(named)}.values())[::-1]
+    return list(_listed(manifest, options))
+
+
+def _tidy(path: str) -> str:
+    return path if "://" in path else os.path.normpath(path)
+
+
+def _listed(manifest: Path, options: ReadOptions) -> Iterator[Image]:
+    problems = Problems(str(manifest))
+    known: dict[str, Image] = {}
+    for row in read_rows(manifest):
+        id = row["id"] or _tidy(row["path"])
+        image = Image(
+            locate(manifest, row["path"]),
+            id,
+            row["group"] or id,
+            read_options(row, options, problems),
+        )
+        if known.setdefault(id, image) != image:
+            problems.add(
+                f"another image has the id `{shorten(id)}`",
+                line=row.line,
+                hint="give each an id of its own",
+            )
+    problems.check()
+    yield from known.values()
 
 
 def find_images(

@@ -1,0 +1,172 @@
+import errno
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tnetcli.errors import OutputError
+from tnetcli.prediction import Prediction, Problem
+from tnetcli.prediction_file import PredictionFile, read_lines
+
+SETTINGS = {"levels": 3, "keep": [4, 1], "budget": None}
+
+
+def record(id, **changes):
+    made = Prediction(
+        f"/images/{id}", id, "ok", label="river", model_sha256="ab", settings=SETTINGS,
+        fingerprint="f",
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def failure(id):
+    return record(id, status="failed", error=Problem("ImageError", "torn"), label="")
+
+
+def always(record):
+    return True
+
+
+def write(path, *records, tail=""):
+    path.write_text("".join(f"{each.to_json()}\n" for each in records) + tail)
+    return path
+
+
+def ids(path):
+    return [line.record.id for line in read_lines(path)]
+
+
+def test_records_are_there_as_soon_as_they_are_added(tmp_path):
+    path = tmp_path / "new" / "a.jsonl"
+    with PredictionFile(path) as file:
+        assert file.resume("ab", SETTINGS, always) == []
+        for name in ("a", "b"):
+            file.add(record(name))
+            assert ids(path)[-1] == name
+    assert [line.record for line in read_lines(path)] == [record("a"), record("b")]
+
+
+def test_what_was_made_alike_is_kept_and_gone_on_with(tmp_path):
+    path = write(tmp_path / "a.jsonl", record("a"), record("b"))
+    before = path.read_bytes()
+    with PredictionFile(path) as file:
+        assert file.resume("ab", SETTINGS, always) == ["a", "b"]
+        assert path.read_bytes() == before
+        file.add(record("c"))
+    assert ids(path) == ["a", "b", "c"]
+
+
+def test_failures_changed_images_and_repeats_are_dropped(tmp_path):
+    path = write(tmp_path / "a.jsonl", record("a"), failure("b"), record("c"), record("a"))
+    with PredictionFile(path) as file:
+        assert file.resume("ab", SETTINGS, lambda each: each.id != "c") == ["a"]
+        assert ids(path) == ["a"]
+        file.add(record("c", label="sea"))
+    assert ids(path) == ["a", "c"]
+    assert not list(tmp_path.glob(".tnet*"))
+
+
+@pytest.mark.parametrize("cut", [1, 10, 200])
+def test_a_last_line_that_was_cut_off_is_repaired(tmp_path, caplog, cut):
+    path = write(tmp_path / "a.jsonl", record("a"), tail=record("b").to_json()[:-cut])
+    with PredictionFile(path) as file:
+        assert file.resume("ab", SETTINGS, always) == ["a"]
+        file.add(record("b"))
+    assert ids(path) == ["a", "b"]
+    assert "cut off" in caplog.text
+
+
+def test_a_last_line_without_its_end_is_done_again(tmp_path):
+    path = write(tmp_path / "a.jsonl", record("a"), tail=record("b").to_json())
+    with PredictionFile(path) as file:
+        assert file.resume("ab", SETTINGS, always) == ["a"]
+    assert ids(path) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "words"),
+    [
+        ("cd", SETTINGS, "with the model ab, not cd"),
+        ("ab", {**SETTINGS, "levels": 2}, "levels was 3, now 2"),
+        ("ab", {**SETTINGS, "budget": 9}, "budget was nothing, now 9"),
+    ],
+)
+def test_what_was_made_otherwise_is_refused_and_stays(tmp_path, model, settings, words):
+    path = write(tmp_path / "a.jsonl", record("a"), failure("b"))
+    before = path.read_bytes()
+    with PredictionFile(path) as file, pytest.raises(OutputError, match="made otherwise") as caught:
+        file.resume(model, settings, always)
+    assert words in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_it_is_replaced_if_that_is_wanted(tmp_path):
+    path = write(tmp_path / "a.jsonl", record("a"))
+    with PredictionFile(path, overwrite=True) as file:
+        assert file.resume("cd", {}, always) == []
+        file.add(record("b"))
+    assert ids(path) == ["b"]
+
+
+@pytest.mark.parametrize("text", ["hello\n", '{"a": 1}\n', "\n", "\xff\n"])
+def test_a_file_of_something_else_is_refused_and_stays(tmp_path, text):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(text.encode("latin1"))
+    with PredictionFile(path) as file, pytest.raises(OutputError, match="line 1"):
+        file.resume("ab", SETTINGS, always)
+    assert path.read_bytes() == text.encode("latin1")
+
+
+def test_a_full_disk_leaves_the_records_before_it(tmp_path):
+    path = tmp_path / "a.jsonl"
+    with PredictionFile(path) as file:
+        file.add(record("a"))
+        real = file._file
+
+        class Full:
+            """Takes 50 bytes, and then no more."""
+
+            taken = False
+
+            def write(self, data):
+                if self.taken:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                self.taken = True
+                return real.write(data[:50])
+
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+        file._file = Full()
+        with pytest.raises(OutputError, match="No space left"):
+            file.add(record("b"))
+        file._file = real
+    assert ids(path) == ["a"]
+    assert path.read_text() == record("a").to_json() + "\n"
+
+
+def test_two_processes_do_not_write_one_file(tmp_path):
+    path = tmp_path / "a.jsonl"
+    code = "import sys; from tnetcli.prediction_file import PredictionFile as F\n"
+    code += "try:\n  F(sys.argv[1]).__enter__()\nexcept Exception as e: print(e)"
+    with PredictionFile(path):
+        done = subprocess.run(
+            [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
+        )
+    assert "another tnet is writing" in done.stdout
+
+
+def test_a_folder_in_the_way_is_an_error(tmp_path):
+    with pytest.raises(OutputError, match="cannot write"):
+        PredictionFile(tmp_path).__enter__()
+
+
+def test_names_that_are_not_utf_8_survive(tmp_path):
+    path = tmp_path / "a.jsonl"
+    odd = record("a\udcff.tif")
+    with PredictionFile(path) as file:
+        file.add(odd)
+    assert [line.record for line in read_lines(path)] == [odd]
+    assert json.loads(path.read_bytes())["id"] == "a\udcff.tif"

@@ -1,0 +1,83 @@
+import pytest
+
+from tests.test_prediction_file import SETTINGS, failure, ids, record, write
+from tnetcli.errors import OutputError
+from tnetcli.prediction_file import read_lines
+from tnetcli.readers.base import ReadOptions
+from tnetcli.workflows.images import Image
+from tnetcli.workflows.merge import as_text, merge
+
+
+def wanted(*names):
+    return [Image(name, name, name, ReadOptions()) for name in names]
+
+
+def test_records_come_together_each_once(tmp_path):
+    one = write(tmp_path / "1.jsonl", record("a"), record("c"))
+    two = write(tmp_path / "2.jsonl", record("b"), record("a", label="sea"))
+    merged = merge([one, two], tmp_path / "all.jsonl")
+    assert ids(tmp_path / "all.jsonl") == ["a", "c", "b"]
+    assert (merged.records, merged.failed, merged.repeated, merged.missing) == (3, 0, 1, ())
+    first = next(read_lines(tmp_path / "all.jsonl")).record
+    assert first == record("a")
+    assert "1 repeated" in as_text(merged)
+
+
+def test_a_success_counts_more_than_a_failure_before_it(tmp_path):
+    one = write(tmp_path / "1.jsonl", failure("a"), failure("b"))
+    two = write(tmp_path / "2.jsonl", record("a"))
+    merged = merge([one, two], tmp_path / "all.jsonl")
+    assert [line.record.status for line in read_lines(tmp_path / "all.jsonl")] == ["ok", "failed"]
+    assert (merged.records, merged.failed) == (2, 1)
+
+
+def test_the_list_orders_and_tells_what_is_missing(tmp_path, caplog):
+    one = write(tmp_path / "1.jsonl", record("a"), record("x"))
+    two = write(tmp_path / "2.jsonl", record("b"))
+    merged = merge([one, two], tmp_path / "all.jsonl", wanted=wanted("b", "c", "a", "d"))
+    assert ids(tmp_path / "all.jsonl") == ["b", "a", "x"]
+    assert merged.missing == ("c", "d")
+    assert "2 missing: c, d" in as_text(merged)
+    assert "asked for: x" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes", [{"model_sha256": "cd"}, {"settings": {**SETTINGS, "levels": 2}}]
+)
+def test_files_that_do_not_belong_together_are_refused(tmp_path, changes):
+    one = write(tmp_path / "1.jsonl", record("a"))
+    two = write(tmp_path / "2.jsonl", record("b", **changes))
+    with pytest.raises(OutputError, match="does not belong"):
+        merge([one, two], tmp_path / "all.jsonl")
+    assert not (tmp_path / "all.jsonl").exists()
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path, caplog):
+    one = write(tmp_path / "1.jsonl", record("a"), tail='{"schema": "tnet.pre')
+    assert merge([one], tmp_path / "all.jsonl").records == 1
+    assert "cut off" in caplog.text
+
+
+def test_a_last_line_without_its_end_gets_one(tmp_path):
+    one = write(tmp_path / "1.jsonl", tail=record("a").to_json())
+    two = write(tmp_path / "2.jsonl", record("b"))
+    merge([one, two], tmp_path / "all.jsonl")
+    assert ids(tmp_path / "all.jsonl") == ["a", "b"]
+
+
+def test_nothing_is_replaced_unasked(tmp_path):
+    one = write(tmp_path / "1.jsonl", record("a"))
+    kept = write(tmp_path / "all.jsonl", record("z"))
+    with pytest.raises(OutputError, match="exists"):
+        merge([one], kept)
+    assert ids(kept) == ["z"]
+    merge([one], kept, overwrite=True)
+    assert ids(kept) == ["a"]
+    with pytest.raises(OutputError, match="one of the files"):
+        merge([one, kept], kept, overwrite=True)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(OutputError, match="cannot read"):
+        merge([tmp_path / "gone.jsonl"], tmp_path / "all.jsonl")
+    assert not list(tmp_path.iterdir())

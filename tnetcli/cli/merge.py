@@ -1,0 +1,67 @@
+"""`tnet merge`: put the predictions of shards together."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tnetcli.cli.options import Manifest, Overwrite, Recursive
+from tnetcli.errors import SomeFailedError
+
+
+def merge(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Predictions of shards, made by one model with the same options.",
+            show_default=False,
+            metavar="FILES",
+            readable=False,
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", envvar="TNET_OUTPUT", help="The merged file.")
+    ],
+    manifest: Manifest = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--image",
+            help="An image, a glob or a folder that should be there; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    recursive: Recursive = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Put FILES.jsonl together, each image once, and name what is missing.
+
+    What should be there is told by --manifest or --image, as `tnet predict` was told, and by the
+    names of shards: of `a.1-of-4.jsonl` the other three are expected. Exits with 8 when records
+    are missing or failed, 7 when files do not belong together.
+    """
+    from tnetcli.readers.base import ReadOptions
+    from tnetcli.workflows.images import name_images
+    from tnetcli.workflows.merge import as_text
+    from tnetcli.workflows.merge import merge as run
+    from tnetcli.workflows.shards import missing_files
+
+    wanted = None
+    if manifest is not None or images:
+        wanted = name_images(
+            images or [], options=ReadOptions(), manifest=manifest, recursive=recursive
+        )
+    absent = missing_files(files)
+    merged = run(files, output, wanted=wanted, overwrite=overwrite)
+    typer.echo(as_text(merged), err=True)
+    typer.echo(output)
+    if absent:
+        raise SomeFailedError(
+            f"{len(absent)} shards are missing: {', '.join(map(str, absent))}",
+            hint="run these parts again, then merge again with --overwrite",
+        )
+    if merged.missing or merged.failed:
+        raise SomeFailedError(
+            f"{len(merged.missing)} images are missing, {merged.failed} failed",
+            hint="run the same `tnet predict` again: it goes on with what is left",
+        )

@@ -1,0 +1,292 @@
+"""`tnet predict`: classify images by looking closer only where it matters."""
+
+import logging
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tnetcli.cli.messages import show_log, show_problem
+from tnetcli.cli.options import (
+    Bands,
+    DefaultMpp,
+    Device,
+    Flat,
+    FlatChoice,
+    Images,
+    Keep,
+    Levels,
+    LogFormat,
+    LogFormatName,
+    Manifest,
+    Mpp,
+    Nodata,
+    NullSeparated,
+    Overwrite,
+    PlaneT,
+    PlaneZ,
+    Reader,
+    Recursive,
+    Seed,
+    Shard,
+    Verbose,
+    read_options,
+)
+from tnetcli.cli.stopping import exit_code, stopping_gently
+from tnetcli.errors import ImageError, MissingExtraError, SomeFailedError, UsageError
+
+if TYPE_CHECKING:
+    from tnetcli.traversal import Policy
+    from tnetcli.workflows.predict_text import Batch
+
+
+class PolicyName(StrEnum):
+    """How cells are chosen."""
+
+    topk = "topk"
+    sample = "sample"
+    best_first = "best-first"
+
+
+POLICIES: dict[PolicyName, "Policy"] = {
+    PolicyName.topk: "topk",
+    PolicyName.sample: "sample",
+    PolicyName.best_first: "best_first",
+}
+
+
+class PrecisionName(StrEnum):
+    """Of the computation."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+def predict(
+    images: Images = None,
+    manifest: Manifest = None,
+    recursive: Recursive = False,
+    null: NullSeparated = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TNET_MODEL",
+            metavar="NAME|FILE",
+            help="A trained model.",
+            show_default="the bundled one",
+        ),
+    ] = None,
+    levels: Levels = None,
+    keep: Keep = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            envvar="TNET_OUTPUT",
+            metavar="FILE.jsonl|-",
+            help="Write a JSON object a line, to a file that a later run goes on with, or to "
+            "standard output.",
+            show_default="a summary to read",
+        ),
+    ] = None,
+    overlay: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="TNET_OVERLAY", help="Write what was looked at into this folder, as GeoJSON."
+        ),
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            envvar="TNET_CONFIDENCE", min=0, max=1, help="Stop as soon as a class is as probable."
+        ),
+    ] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            envvar="TNET_BUDGET", min=1, help="Windows per image, the whole image included."
+        ),
+    ] = None,
+    policy: Annotated[
+        PolicyName | None,
+        typer.Option(
+            envvar="TNET_POLICY",
+            help="Follow the best cells, draw them, or take the best of all levels.",
+            show_default="as trained",
+        ),
+    ] = None,
+    seed: Seed = 0,
+    shard: Shard = None,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", envvar="TNET_FAIL_FAST", help="End at the first failure.")
+    ] = False,
+    max_failures: Annotated[
+        int | None,
+        typer.Option(envvar="TNET_MAX_FAILURES", min=0, help="End after more failures than this."),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(envvar="TNET_BATCH_SIZE", min=1, help="Images looked at together.")
+    ] = 8,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            envvar="TNET_WORKERS",
+            min=1,
+            max=256,
+            help="Threads that read and compute.",
+            show_default="the cores of the job",
+        ),
+    ] = None,
+    device: Device = "auto",
+    precision: Annotated[
+        PrecisionName, typer.Option(envvar="TNET_PRECISION", help="Of the computation.")
+    ] = PrecisionName.fp32,
+    reader: Reader = None,
+    bands: Bands = None,
+    rescale: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TNET_RESCALE",
+            metavar="LOW,HIGH",
+            help="Map these values onto the range that the model was trained on: `0,3000`.",
+        ),
+    ] = None,
+    nodata: Nodata = None,
+    mpp: Mpp = None,
+    default_mpp: DefaultMpp = None,
+    z: PlaneZ = None,
+    t: PlaneT = None,
+    flat: Flat = FlatChoice.stream,
+    overwrite: Overwrite = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", envvar="TNET_QUIET", help="Show problems only.")
+    ] = False,
+    verbose: Verbose = False,
+    log_format: LogFormat = LogFormatName.text,
+) -> None:
+    """Classify IMAGES by looking closer only where it matters.
+
+    A bad image becomes a failed record and the rest go on. Run the same command again to go on
+    with a FILE.jsonl: what is done and has not changed is kept. SIGTERM and SIGUSR1 finish the
+    images in flight and exit with 75.
+
+    Exits with 0 when all images are done, 8 when some failed, 3 when none could be read.
+    """
+    level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
+    as_json = log_format is LogFormatName.json
+    show_log(level, as_json=as_json)
+
+    from tnetcli.cli.batch_progress import BatchProgress
+    from tnetcli.workflows.images import name_images, parse_counts
+    from tnetcli.workflows.predict_text import Batch, as_text
+    from tnetcli.workflows.shards import parse_shard, shard_of_job
+
+    options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
+    values = None if rescale is None else _parse_rescale(rescale)
+    counts = None if keep is None else parse_counts(keep, "--keep")
+    named = name_images(
+        images or [], options=options, manifest=manifest, recursive=recursive, null=null
+    )
+    part = shard_of_job() if shard is None else parse_shard(shard)
+    file = None if output in (None, "-") else Path(str(output))
+    if part is not None and part.count > 1:
+        named = part.take(named)
+        file = None if file is None else part.name(file)
+    batch = Batch(len(named))
+    most = 0 if fail_fast else max_failures
+
+    from tnetcli.devices import available_cores, limit_threads
+    from tnetcli.workflows.overlays import Overlays
+    from tnetcli.workflows.predict import DEFAULT_MODEL, Means, predict_images
+    from tnetcli.workflows.predicting import Settings
+
+    cores = workers or available_cores()
+    limit_threads(cores)
+    settings = Settings(
+        levels=levels,
+        keep=counts,
+        policy=POLICIES[policy] if policy else None,
+        budget=budget,
+        confidence=confidence,
+        seed=seed,
+        precision=precision.value,
+        reader=None if reader is None else reader.value,
+        rescale=values,
+    )
+    with (
+        stopping_gently() as asked,
+        BatchProgress(batch, quiet=quiet, as_json=as_json) as progress,
+    ):
+
+        def should_stop() -> bool:
+            return bool(asked) or (most is not None and batch.failed > most)
+
+        def resumed(count: int) -> None:
+            batch.resumed = count
+
+        if file is not None and part is not None and not quiet:
+            progress.say(f"part {part} of the images, into `{file}`")
+        if model is None and not quiet:
+            progress.say(f"using the bundled model `{DEFAULT_MODEL}`; --model names another")
+        records = predict_images(
+            named,
+            model or DEFAULT_MODEL,
+            settings,
+            Means(device, cores, batch_size),
+            output=file,
+            overlays=None if overlay is None else Overlays(overlay),
+            overwrite=overwrite,
+            should_stop=should_stop,
+            resumed=resumed,
+        )
+        with closing(records):
+            for record in records:
+                batch.add(record)
+                progress.advance()
+                if output == "-":
+                    typer.echo(record.to_json())
+                elif output is None and record.status == "ok":
+                    typer.echo(as_text(record))
+                if record.error is not None and not quiet:
+                    logging.getLogger("tnetcli.predict").warning(
+                        "%s failed: %s", record.id, record.error.message
+                    )
+        if not quiet and (len(named) > 1 or output is not None):
+            for line in batch.as_lines(progress.seconds):
+                progress.say(line)
+    if asked:
+        show_problem("stopped by a signal", "run the same command again to go on")
+        raise typer.Exit(exit_code(asked))
+    _judge(batch)
+
+
+def _judge(batch: "Batch") -> None:
+    """End with the error that fits what became of the images."""
+    if not batch.failed:
+        return
+    if batch.images == 1:
+        problem, hint = batch.last_problem, batch.last_hint
+    else:
+        problem = f"{batch.failed} of {batch.images} images failed"
+        hint = batch.last_hint or "the lines above say why"
+    if batch.done + batch.resumed:
+        raise SomeFailedError(problem, hint=hint)
+    if set(batch.types) == {MissingExtraError.__name__}:
+        raise MissingExtraError(problem, hint=hint)
+    raise ImageError(problem, hint=hint)
+
+
+def _parse_rescale(text: str) -> tuple[float, float]:
+    try:
+        low, high = (float(part) for part in text.split(","))
+        if low < high:
+            return low, high
+    except ValueError:
+        pass
+    raise UsageError(
+        f"--rescale is not two values, low and high: `{text}`", hint="for example --rescale 0,3000"
+    )

@@ -1,0 +1,213 @@
+"""Predictions on disk, one line each, written as they come and gone on with after a stop."""
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tnetcli.errors import OutputError
+from tnetcli.prediction import Prediction
+from tnetcli.wording import shorten
+
+SECONDS_BETWEEN_SYNCS = 10.0  # what a power failure may cost; a killed process loses nothing
+UNSPOKEN = "nothing"
+log = logging.getLogger(__name__)
+IsCurrent = Callable[[Prediction], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One whole line of a file and the record in it."""
+
+    text: bytes
+    record: Prediction
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[Line]:
+    """Yield the records of a file one by one; a last line that was cut off is left out, aloud."""
+    for number, text in enumerate(_lines(path), start=1):
+        try:
+            yield Line(text, Prediction.from_json(text.decode()))
+        except ValueError as error:  # UnicodeDecodeError is one
+            if not text.endswith(b"\n"):
+                log.warning("`%s`, line %d was cut off and is left out", path, number)
+                return
+            raise OutputError(
+                f"`{path}`, line {number}: {shorten(str(error))}",
+                hint="this is no file of predictions: name another, or --overwrite it",
+            ) from error
+
+
+def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            yield from file
+    except OSError as error:
+        raise OutputError(
+            f"cannot read `{path}`: {error.strerror}", hint="check path and rights"
+        ) from error
+
+
+class PredictionFile:
+    """Takes records one by one: what was taken stays, whatever happens to the process.
+
+    A context that holds the file for itself. What is there already is kept if it was made by the
+    same model with the same settings; otherwise it is refused, or with `overwrite` replaced.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self._overwrite = overwrite
+        self._file: FileIO | None = None
+        self._synced = time.monotonic()
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "ab", buffering=0)
+        except (OSError, ValueError) as error:
+            raise self._unwritable(error) from error
+        try:
+            self._claim(self._file)
+        except OutputError:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._file is not None
+        try:
+            self._sync()
+            self._file.close()
+        except OSError as problem:
+            if error is None:
+                raise self._unwritable(problem) from problem
+
+    def resume(
+        self, model_sha256: str, settings: Mapping[str, Any], is_current: IsCurrent
+    ) -> list[str]:
+        """Return the ids that need no second look, and drop all records but those.
+
+        `is_current` says of a record that was made alike whether its image is still the same.
+        Failures are dropped, to be tried again.
+        """
+        if self._overwrite:
+            self._replace([])
+            return []
+        kept: dict[str, None] = {}
+        dropped, size = False, 0
+        for line in read_lines(self.path):
+            self._check(line.record, model_sha256, settings)
+            size += len(line.text)
+            record = line.record
+            whole = line.text.endswith(b"\n")
+            if record.status == "ok" and whole and record.id not in kept and is_current(record):
+                kept[record.id] = None
+            else:
+                dropped = True
+        if dropped or size != self.path.stat().st_size:
+            self._replace(kept)
+        return list(kept)
+
+    def _check(self, record: Prediction, model_sha256: str, settings: Mapping[str, Any]) -> None:
+        found = differences(record, model_sha256, settings)
+        if found:
+            raise OutputError(
+                f"`{self.path}` was made otherwise: {'; '.join(found)}",
+                hint="name another file with -o, or --overwrite it",
+            )
+
+    def _replace(self, kept: Collection[str]) -> None:
+        """Leave the first successful record of each id that is kept, and nothing else."""
+        target = Path(os.path.realpath(self.path))  # what a link leads to is replaced
+        partial = target.with_name(f".tnet-{secrets.token_hex(8)}.tmp")
+        left = set(kept)
+        try:
+            with open(partial, "xb") as file:
+                for line in read_lines(self.path) if kept else ():
+                    if line.record.status == "ok" and line.record.id in left:
+                        left.remove(line.record.id)
+                        file.write(line.text)
+                file.flush()
+                os.fsync(file.fileno())
+            renewed = open(partial, "ab", buffering=0)  # noqa: SIM115  it stays open
+            self._claim(renewed)
+            os.replace(partial, target)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        finally:
+            partial.unlink(missing_ok=True)
+        assert self._file is not None
+        self._file.close()
+        self._file = renewed
+
+    def add(self, record: Prediction) -> None:
+        """Append a record; if it cannot be written whole, nothing of it stays."""
+        assert self._file is not None
+        left = memoryview(record.to_json().encode() + b"\n")
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+            if time.monotonic() - self._synced >= SECONDS_BETWEEN_SYNCS:
+                self._sync()
+        except OSError as error:
+            with suppress(OSError):  # the next run would leave out half a line
+                os.truncate(self._file.fileno(), before)
+            raise self._unwritable(error) from error
+
+    def _sync(self) -> None:
+        assert self._file is not None
+        os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
+    def _claim(self, file: FileIO) -> None:
+        """Refuse a file that another process is writing; not every disk can tell."""
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"another tnet is writing `{self.path}`",
+                hint="wait for it, or name another file; --shard I/N gives every job its own",
+            ) from error
+        except OSError:
+            return
+
+    def _unwritable(self, error: Exception) -> OutputError:
+        reason = getattr(error, "strerror", None) or error
+        return OutputError(
+            f"cannot write `{self.path}`: {reason}",
+            hint="may you write there, is there space left? records so far are kept",
+        )
+
+
+def differences(record: Prediction, model_sha256: str, settings: Mapping[str, Any]) -> list[str]:
+    """Say what of the model and the settings a record was not made with."""
+    found = []
+    if record.model_sha256 != model_sha256:
+        found.append(f"with the model {record.model_sha256[:12]}, not {model_sha256[:12]}")
+    for name in dict.fromkeys([*record.settings, *settings]):
+        before, now = record.settings.get(name), settings.get(name)
+        if before != now:
+            found.append(f"{name} was {_say(before)}, now {_say(now)}")
+    return found
+
+
+def _say(value: Any) -> str:
+    return UNSPOKEN if value is None else shorten(str(value))

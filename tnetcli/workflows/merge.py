@@ -1,0 +1,114 @@
+"""Put the records of shards together, if they belong together, and name what is missing."""
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from tnetcli.errors import OutputError
+from tnetcli.output_file import check_free, whole_file
+from tnetcli.prediction_file import differences, read_lines
+from tnetcli.workflows.images import Image
+
+log = logging.getLogger(__name__)
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What came together."""
+
+    records: int
+    failed: int
+    repeated: int  # found in more than one file
+    missing: tuple[str, ...]  # asked for, and in none
+
+
+def merge(
+    files: Sequence[Path],
+    output: Path,
+    *,
+    wanted: Sequence[Image] | None = None,
+    overwrite: bool = False,
+) -> Merged:
+    """Write the records of all files into one, each id once; refuse what was made otherwise.
+
+    Records are ordered as `wanted`, which also tells what is missing, or as the files are. Of a
+    record that several files hold the first success is taken. Memory holds ids, not records.
+    """
+    check_free(output, overwrite=overwrite)
+    if any(os.path.realpath(file) == os.path.realpath(output) for file in files):
+        raise OutputError(f"`{output}` is one of the files", hint="name another with -o")
+    chosen: dict[str, _Spot] = {}
+    repeated = 0
+    first = None
+    for number, file in enumerate(files):
+        start = 0
+        for line in read_lines(file):
+            record = line.record
+            first = first or record
+            found = differences(record, first.model_sha256, first.settings)
+            if found:
+                raise OutputError(
+                    f"`{file}` does not belong to `{files[0]}`: {'; '.join(found)}",
+                    hint="merge only what was made by one model with one set of options",
+                )
+            spot = _Spot(number, start, len(line.text), record.status == "failed")
+            start += len(line.text)
+            before = chosen.get(record.id)
+            repeated += before is not None
+            if before is None or (before.failed and not spot.failed):
+                chosen[record.id] = spot
+    order = list(chosen) if wanted is None else [image.id for image in wanted]
+    missing = tuple(id for id in order if id not in chosen)
+    strangers = [id for id in chosen if id not in set(order)]
+    if strangers:
+        log.warning(
+            "%d records are of no image that was asked for: %s", len(strangers), _some(strangers)
+        )
+    present = [chosen[id] for id in [*order, *strangers] if id in chosen]
+    _write(files, present, output)
+    return Merged(
+        records=len(present),
+        failed=sum(spot.failed for spot in present),
+        repeated=repeated,
+        missing=missing,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """Where a record stands."""
+
+    file: int
+    start: int
+    length: int
+    failed: bool
+
+
+def _write(files: Sequence[Path], spots: Sequence[_Spot], output: Path) -> None:
+    with ExitStack() as opened:
+        merged = opened.enter_context(whole_file(output))
+        sources = [opened.enter_context(open(file, "rb")) for file in files]
+        for spot in spots:
+            sources[spot.file].seek(spot.start)
+            merged.write(sources[spot.file].read(spot.length).rstrip(b"\n") + b"\n")
+
+
+def as_text(merged: Merged) -> str:
+    """Return the totals in a line or two."""
+    parts = [f"{merged.records} records"]
+    if merged.failed:
+        parts.append(f"{merged.failed} of them failures")
+    if merged.repeated:
+        parts.append(f"{merged.repeated} repeated ones left out")
+    if merged.missing:
+        parts.append(f"{len(merged.missing)} missing: {_some(merged.missing)}")
+    return ", ".join(parts)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

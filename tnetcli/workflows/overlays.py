@@ -1,0 +1,57 @@
+"""Overlays of many predictions in one folder, each where its id says."""
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+
+from tnetcli.errors import OutputError
+from tnetcli.exporters.geojson import write_geojson
+from tnetcli.prediction import Prediction
+
+SUFFIX = ".geojson"
+LONGEST = 200  # bytes of a name; file systems take 255
+
+
+class Overlays:
+    """A folder of GeoJSON files, one for each image."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"cannot make the folder `{folder}`: {error.strerror}",
+                hint="name another with --overlay",
+            ) from error
+
+    def path(self, id: str) -> Path:
+        """Return the file of an image: its id below the folder, whatever the id looks like."""
+        parts = [_safe(part) for part in PurePosixPath(id.replace("://", "/")).parts]
+        *folders, name = [part for part in parts if part] or ["image"]
+        return self.folder.joinpath(*folders, f"{name}{SUFFIX}")
+
+    def write(self, record: Prediction) -> None:
+        """Write the overlay of a prediction, in place of an older one."""
+        path = self.path(record.id)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"cannot make the folder `{path.parent}`: {error.strerror}",
+                hint="name another with --overlay",
+            ) from error
+        write_geojson(path, [record], overwrite=True)
+
+    def complete(self, record: Prediction) -> None:
+        """Write the overlay of a prediction that has none."""
+        if not self.path(record.id).exists():
+            self.write(record)
+
+
+def _safe(part: str) -> str:
+    """Return a part of a path that leads nowhere else and that file systems take."""
+    if part in ("..", "."):
+        return "_" * len(part)
+    plain = re.sub(r'[\x00-\x1f<>:"|?*\\]', "_", part).strip("/")
+    return plain.encode(errors="surrogateescape")[-LONGEST:].decode(errors="ignore")

@@ -1,0 +1,181 @@
+"""Predict images, one or ten thousand: records as they come, kept on disk, gone on with."""
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from tnetcli.checkpoint import Checkpoint, load_model
+from tnetcli.engines.local import in_lanes
+from tnetcli.errors import ImageError
+from tnetcli.looking import Looker
+from tnetcli.prediction import Prediction
+from tnetcli.prediction_file import PredictionFile, read_lines
+from tnetcli.readers.base import ReadOptions
+from tnetcli.traversal import Policy
+from tnetcli.workflows.images import Image
+from tnetcli.workflows.overlays import Overlays
+from tnetcli.workflows.predicting import Predictor, Settings, mark
+
+DEFAULT_MODEL = "default"
+BATCH_SIZE = 8  # images
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """How the work is done; none of it changes an answer."""
+
+    device: str = "auto"
+    workers: int = 1  # threads that read
+    batch_size: int = BATCH_SIZE  # images looked at together
+
+
+AS_TRAINED, PLAIN = Settings(), Means()
+
+
+def predict_images(
+    images: Sequence[Image],
+    model: str | os.PathLike[str] | Checkpoint = DEFAULT_MODEL,
+    settings: Settings = AS_TRAINED,
+    means: Means = PLAIN,
+    *,
+    output: Path | None = None,
+    overlays: Overlays | None = None,
+    overwrite: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+    resumed: Callable[[int], None] | None = None,
+) -> Generator[Prediction, None, None]:
+    """Yield the record of each image in order; a bad image is a failed record, the rest go on.
+
+    With `output` records are kept there before they are yielded, and what is kept there already is
+    not done again: `resumed` is told how many. Once it `should_stop`, images that were begun are
+    finished, and no others are begun.
+    """
+    checkpoint = model if isinstance(model, Checkpoint) else load_model(model)
+    with ExitStack() as closing:
+        looker = Looker.of(
+            checkpoint, device=means.device, precision=settings.precision, threads=means.workers
+        )
+        closing.enter_context(looker)
+        predictor = Predictor(checkpoint, looker, settings)
+        file = None
+        left: Iterable[Image] = images
+        if output is not None:
+            file = closing.enter_context(PredictionFile(output, overwrite=overwrite))
+            done = _resume(file, predictor, images)
+            left = [image for image in images if image.id not in done]
+            if overlays is not None:
+                _complete(overlays, output, done)
+            if resumed is not None and done:
+                resumed(len(done))
+        batches = _batches(left, means.batch_size)
+        for records in in_lanes(predictor, batches, should_stop=should_stop):
+            for record in records:
+                # A record promises its overlay, so that comes first.
+                if overlays is not None and record.status == "ok":
+                    overlays.write(record)
+                if file is not None:
+                    file.add(record)
+                yield record
+
+
+def _resume(file: PredictionFile, predictor: Predictor, images: Sequence[Image]) -> set[str]:
+    """Return the ids of the images that are done, as they are now."""
+    wanted = {image.id: image for image in images}
+
+    def is_current(record: Prediction) -> bool:
+        image = wanted.get(record.id)
+        if image is None:
+            return True  # of another list: it stays
+        now = mark(image)
+        # An image that is gone cannot be looked at again: what was found is worth keeping.
+        return now in ("", record.fingerprint)
+
+    maker = predictor.maker
+    return wanted.keys() & set(file.resume(maker.model_sha256, maker.settings, is_current))
+
+
+def _complete(overlays: Overlays, output: Path, done: set[str]) -> None:
+    """Make overlays that are missing; all they need is in the records."""
+    for line in read_lines(output):
+        if line.record.id in done:
+            overlays.complete(line.record)
+
+
+def _batches(images: Iterable[Image], size: int) -> Iterator[list[Image]]:
+    left = iter(images)
+    while batch := list(islice(left, size)):
+        yield batch
+
+
+def predict(
+    image: str | os.PathLike[str],
+    *,
+    model: str | os.PathLike[str] | Checkpoint = DEFAULT_MODEL,
+    levels: int | None = None,
+    keep: Sequence[int] | None = None,
+    policy: Policy | None = None,
+    budget: int | None = None,
+    confidence: float | None = None,
+    seed: int = 0,
+    bands: Sequence[str | int] | None = None,
+    rescale: tuple[float, float] | None = None,
+    device: str = "auto",
+    workers: int = 4,
+) -> Prediction:
+    """Classify one image by looking closer only where it matters; TnetError says why it cannot be.
+
+    `model` is a bundled name, a file, or what `load_model` returned, which saves loading it again.
+    """
+    (record,) = predict_many(
+        [image],
+        model=model,
+        levels=levels,
+        keep=keep,
+        policy=policy,
+        budget=budget,
+        confidence=confidence,
+        seed=seed,
+        bands=bands,
+        rescale=rescale,
+        device=device,
+        workers=workers,
+    )
+    if record.error is not None:
+        raise ImageError(record.error.message, hint=record.error.hint)
+    return record
+
+
+def predict_many(
+    images: Iterable[str | os.PathLike[str]],
+    *,
+    model: str | os.PathLike[str] | Checkpoint = DEFAULT_MODEL,
+    levels: int | None = None,
+    keep: Sequence[int] | None = None,
+    policy: Policy | None = None,
+    budget: int | None = None,
+    confidence: float | None = None,
+    seed: int = 0,
+    bands: Sequence[str | int] | None = None,
+    rescale: tuple[float, float] | None = None,
+    device: str = "auto",
+    workers: int = 4,
+    batch_size: int = BATCH_SIZE,
+) -> Iterator[Prediction]:
+    """Yield the record of each image in order; of a bad one its `error` says why."""
+    chosen = None if bands is None else tuple(str(band) for band in bands)
+    paths = [os.fspath(image) for image in images]
+    named = [Image(path, path, path, ReadOptions(bands=chosen)) for path in paths]
+    settings = Settings(
+        levels=levels,
+        keep=None if keep is None else tuple(keep),
+        policy=policy,
+        budget=budget,
+        confidence=confidence,
+        seed=seed,
+        rescale=rescale,
+    )
+    means = Means(device=device, workers=workers, batch_size=batch_size)
+    return predict_images(named, model, settings, means)

@@ -1,0 +1,117 @@
+"""What was predicted, in words: an image in a few lines, a batch in its totals."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tnetcli.prediction import Prediction
+from tnetcli.wording import printable
+
+LONGEST = 300  # characters of a line
+MOST_REASONS = 5
+MOST_NAMED = 3  # images of a reason
+STOPS = {
+    "levels": "all levels are done",
+    "budget": "the budget is spent",
+    "confidence": "sure enough",
+    "pixels": "closer views would be finer than its pixels",
+    "empty": "nothing valid is left to look at",
+    "repeats": "all else was seen already",
+}
+
+
+def as_text(record: Prediction) -> str:
+    """Return what was concluded, how it came about, and what it took."""
+    if record.cost is None:
+        reason = record.error.message if record.error else "failed"
+        return printable(f"{record.id}: failed: {reason}", LONGEST)
+    cost, stopped = record.cost, STOPS.get(record.stopped, record.stopped)
+    lines = [
+        f"{record.id}: {record.label} ({record.probability:.1%})",
+        *(
+            f"  level {level.level}: {level.label} ({level.probability:.1%}) by "
+            f"{_count(level.windows, 'window')}"
+            for level in record.levels
+        ),
+        f"  looked at {_count(cost.windows, 'window')}: {stopped}",
+        f"  decoded {_pixels(cost.pixels_decoded)} of {_pixels(cost.pixels_total)} pixels "
+        f"({cost.fraction_decoded:.3%})",
+        f"  took {cost.seconds:.2f} s: {cost.read_seconds:.2f} reading, "
+        f"{cost.model_seconds:.2f} in the model",
+        *(f"  warning: {warning}" for warning in record.warnings),
+    ]
+    return "\n".join(printable(line, LONGEST) for line in lines)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Counts what becomes of many images."""
+
+    images: int
+    resumed: int = 0
+    done: int = 0
+    windows: int = 0
+    pixels_decoded: int = 0
+    pixels_total: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    types: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    last_problem: str = ""
+    last_hint: str = ""
+
+    @property
+    def failed(self) -> int:
+        """Return how many failed."""
+        return self.reasons.total()
+
+    def add(self, record: Prediction) -> None:
+        """Count one more."""
+        if record.error is not None:
+            # The same reason names another file each time.
+            reason = record.error.message.replace(record.image, "…").replace("`…`", "…")
+            self.reasons[reason] += 1
+            self.types[record.error.type] += 1
+            self.last_problem, self.last_hint = record.error.message, record.error.hint
+            named = self.examples.setdefault(reason, [])
+            if len(named) < MOST_NAMED:
+                named.append(record.id)
+        elif record.cost is not None:
+            self.done += 1
+            self.windows += record.cost.windows
+            self.pixels_decoded += record.cost.pixels_decoded
+            self.pixels_total += record.cost.pixels_total
+
+    def as_lines(self, seconds: float) -> list[str]:
+        """Return the totals: done, gone on with, decoded, and failures by their reasons."""
+        parts = [f"{self.done} of {_count(self.images, 'image')} done"]
+        if self.resumed:
+            parts.append(f"{self.resumed} kept from before")
+        if self.failed:
+            parts.append(f"{self.failed} failed")
+        left = self.images - self.done - self.resumed - self.failed
+        if left:
+            parts.append(f"{left} not begun")
+        lines = [", ".join(parts)]
+        if self.done:
+            share = self.pixels_decoded / self.pixels_total
+            lines.append(
+                f"{_count(self.windows, 'window')}, {share:.3%} of the pixels decoded, "
+                f"{60 * self.done / max(seconds, 1e-9):.3g} images a minute"
+            )
+        for reason, count in self.reasons.most_common(MOST_REASONS):
+            names = ", ".join(self.examples[reason])
+            more = ", …" if count > len(self.examples[reason]) else ""
+            lines.append(f"failed {count}: {reason} ({names}{more})")
+        if len(self.reasons) > MOST_REASONS:
+            lines.append(f"and {len(self.reasons) - MOST_REASONS} more reasons")
+        return [printable(" ".join(line.split()), LONGEST) for line in lines]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _pixels(number: int) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return str(number)

@@ -1,0 +1,208 @@
+"""Look at a few images together and make their records: a bad one becomes a failed record."""
+
+import logging
+import math
+import zlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tnetcli.checkpoint import Checkpoint
+from tnetcli.devices import Precision
+from tnetcli.errors import TnetError, UsageError
+from tnetcli.looking import Looker, Sight
+from tnetcli.prediction import Prediction, Problem
+from tnetcli.readers.base import Reader, ReadOptions
+from tnetcli.readers.fingerprint import fingerprint
+from tnetcli.readers.open import open_image
+from tnetcli.readers.rescaled import RescaledReader
+from tnetcli.recording import Maker, record_failure, record_sight
+from tnetcli.traversal import Plan, Policy
+from tnetcli.wording import first_line
+from tnetcli.workflows.images import Image
+
+UNLIKE = 3.0  # standard deviations that the mean of an image may be off
+OTHER_SIZE = 1.5  # times, that pixels may be larger or smaller than those trained on
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user may ask of a prediction; None is as the model was trained."""
+
+    levels: int | None = None
+    keep: tuple[int, ...] | None = None
+    policy: Policy | None = None
+    temperature: float | None = None
+    budget: int | None = None
+    confidence: float | None = None
+    seed: int = 0
+    precision: Precision = "fp32"
+    reader: str | None = None
+    rescale: tuple[float, float] | None = None
+
+    def plan(self, checkpoint: Checkpoint) -> Plan:
+        """Return the walk that is asked of a model."""
+        plan = checkpoint.description.plan(levels=self.levels, keep=self.keep)
+        changes = {
+            name: value
+            for name in ("policy", "temperature", "budget")
+            if (value := getattr(self, name)) is not None
+        }
+        try:
+            return replace(plan, **changes)
+        except ValueError as error:
+            hint = "give --budget WINDOWS too" if "budget" in str(error) else "see --help"
+            raise UsageError(f"this walk cannot be: {error}", hint=hint) from error
+
+
+class Predictor:
+    """Predicts images with one model; several threads may ask at once.
+
+    What is found of an image depends neither on the others nor on who asked.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, looker: Looker, settings: Settings) -> None:
+        self._looker = looker
+        self._normalisation = checkpoint.description.normalisation
+        self._pixel_size = checkpoint.description.pixel_size
+        self._settings = settings
+        self._plan = settings.plan(checkpoint)
+        description = checkpoint.description
+        self.maker = Maker(
+            description.name or checkpoint.path.stem,
+            checkpoint.sha256,
+            description.classes,
+            {
+                **_telling(self._plan, settings, description.traversal.confidence),
+                "view_size": description.view_size,
+            },
+        )
+
+    def __call__(self, images: Sequence[Image]) -> list[Prediction]:
+        """Return a record of each image, in order; none fails for another's sake."""
+        try:
+            return self._together(images)
+        except Exception as error:
+            if len(images) > 1:  # who of them was it?
+                return [record for image in images for record in self([image])]
+            (image,) = images
+            log.debug("`%s` failed", image.path, exc_info=True)
+            return [self._fail(image, error)]
+
+    def _together(self, images: Sequence[Image]) -> list[Prediction]:
+        failed: dict[str, Prediction] = {}
+        opened: list[tuple[Image, Reader]] = []
+        with ExitStack() as closing:
+            for image in images:
+                try:
+                    opened.append((image, closing.enter_context(self._open(image))))
+                except TnetError as error:
+                    failed[image.id] = self._fail(image, error)
+            readers = [reader for _, reader in opened]
+            seeds = [self._seed(image) for image, _ in opened]
+            sights = self._looker.look(
+                readers, self._plan, seeds=seeds, confidence=self._settings.confidence
+            )
+            made = {
+                image.id: self._record(image, reader, sight)
+                for (image, reader), sight in zip(opened, sights, strict=True)
+            }
+        return [failed.get(image.id) or made[image.id] for image in images]
+
+    def _open(self, image: Image) -> Reader:
+        reader = open_image(image.path, reader=self._settings.reader, options=image.options)
+        if self._settings.rescale is None:
+            return reader
+        return RescaledReader(reader, *self._settings.rescale, self._normalisation.dtype)
+
+    def _seed(self, image: Image) -> int:
+        """Return the chance of an image, which is its own whatever the batch."""
+        name = f"{self._settings.seed}/{image.id}"
+        return zlib.crc32(name.encode(errors="surrogateescape"))
+
+    def _record(self, image: Image, reader: Reader, sight: Sight | TnetError) -> Prediction:
+        if isinstance(sight, TnetError):
+            return self._fail(image, sight)
+        record = record_sight(sight, reader, id=image.id, maker=self.maker, fingerprint=mark(image))
+        warnings = [*self._values_unlike(sight, reader), *self._pixels_unlike(reader)]
+        for warning in warnings:
+            log.warning("%s: %s", image.id, warning)
+        return replace(record, image=image.path, warnings=tuple(warnings))
+
+    def _values_unlike(self, sight: Sight, reader: Reader) -> list[str]:
+        """Say so where an image is brighter or darker than all that the model was trained on."""
+        worst = int(np.abs(sight.values).argmax())
+        if abs(float(sight.values[worst])) <= UNLIKE:
+            return []
+        mean, std = self._normalisation.mean[worst], self._normalisation.std[worst]
+        own = mean + std * float(sight.values[worst])
+        return [
+            f"the values of band {reader.bands[worst]} are unlike those the model was trained on: "
+            f"{own:.4g} on average, not {mean:.4g}; are the bands right (--bands), or is it scaled "
+            "otherwise (--rescale LOW,HIGH)?"
+        ]
+
+    def _pixels_unlike(self, reader: Reader) -> list[str]:
+        """Say so where pixels are larger or smaller than those that the model was trained on."""
+        size = _pixel_size(reader)
+        if size is None or self._pixel_size is None:
+            return []
+        ratio = size / self._pixel_size
+        if 1 / OTHER_SIZE <= ratio <= OTHER_SIZE:
+            return []
+        return [
+            f"a pixel is {_length(size)}, the model was trained on {_length(self._pixel_size)}: "
+            "what it knows looks smaller or larger here; resample the image, or train on its like"
+        ]
+
+    def _fail(self, image: Image, error: Exception) -> Prediction:
+        problem = Problem.of(error) if isinstance(error, TnetError) else _unforeseen(error)
+        return record_failure(
+            problem, image=image.path, id=image.id, maker=self.maker, fingerprint=mark(image)
+        )
+
+
+def mark(image: Image) -> str:
+    """Return what tells whether an image is the same, read in the same way; "" if nobody can."""
+    found = fingerprint(image.path)
+    if image.options == ReadOptions():
+        return found
+    return f"{found}-{zlib.crc32(repr(image.options).encode(errors='surrogateescape')):08x}"
+
+
+def _telling(plan: Plan, settings: Settings, trained: float | None) -> dict[str, Any]:
+    """Return all that the answer depends on beside model and image, as JSON has it."""
+    told: dict[str, Any] = asdict(plan) | {"keep": list(plan.keep)}
+    told["confidence"] = trained if settings.confidence is None else settings.confidence
+    told["seed"] = settings.seed if plan.policy == "sample" else None
+    told["precision"] = settings.precision
+    told["reader"] = settings.reader
+    told["rescale"] = None if settings.rescale is None else list(settings.rescale)
+    return told
+
+
+def _unforeseen(error: Exception) -> Problem:
+    return Problem(
+        type(error).__name__,
+        first_line(error),
+        "nobody foresaw this: please report it with the image and the output of -v",
+    )
+
+
+def _pixel_size(reader: Reader) -> float | None:
+    """Return the metres of a pixel, the mean of both sides; None where nobody knows."""
+    if reader.microns_per_pixel is not None:
+        microns = reader.microns_per_pixel
+        return math.sqrt(microns.x * microns.y) * 1e-6
+    if reader.georeference is None:
+        return None
+    ground = reader.georeference.ground_size(reader.size)
+    return None if ground is None else math.sqrt(ground[0] * ground[1])
+
+
+def _length(metres: float) -> str:
+    return f"{metres:.3g} m" if metres >= 1e-3 else f"{metres * 1e6:.3g} microns"
