@@ -13,7 +13,7 @@ from tnetcli import open_image
 from tnetcli.looking import Looker
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
-from tnetcli.recording import record_sight
+from tnetcli.recording import Maker, record_sight
 from tnetcli.traversal import Plan
 
 CLASSES = ("field", "forest", "lake", "village")
@@ -28,9 +28,7 @@ def main(image: str) -> None:
         (sight,) = looker.look([reader], Plan(levels=3, keep=(2, 1)))
         if isinstance(sight, Exception):
             raise sight
-        record = record_sight(
-            sight, reader, id=image, classes=CLASSES, model="random", model_sha256=""
-        )
+        record = record_sight(sight, reader, id=image, maker=Maker("random", "", CLASSES))
     for window in record.windows:
         left, top, right, bottom = window.box
         where = f"{left:7.0f} {top:7.0f} {right:7.0f} {bottom:7.0f}"
