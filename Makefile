@@ -46,6 +46,7 @@ docs: setup
 bench: setup
 	$(BIN)/python benchmarks/readers.py --write
 	$(BIN)/python benchmarks/traversal.py --write
+	$(BIN)/python benchmarks/predict.py --write
 	$(BIN)/python benchmarks/training.py --write
 	$(BIN)/python benchmarks/learning.py --write
 

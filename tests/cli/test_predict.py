@@ -409,3 +409,48 @@ def test_lines_on_standard_error_can_be_json(folder, tmp_path):
     lines = done.stderr.splitlines()
     told = [json.loads(line) for line in lines if line.startswith("{")]
     assert {each["level"] for each in told} == {"info", "warning"}
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory):
+    """Return a folder of 200 images, two of them bad, and what an undisturbed run finds."""
+    folder = tmp_path_factory.mktemp("night")
+    write_model(folder / "m.safetensors")
+    (folder / "images").mkdir()
+    for number in range(198):
+        write_geotiff(folder / f"images/{number:03}.tif", noise((160, 160), seed=number))
+    for name in ("bad", "worse"):
+        (folder / f"images/{name}.tif").write_text(name)
+    code, _ = finish(started(folder, "images", "-o", "whole.jsonl"))
+    assert code == 8
+    return folder, answers(folder / "whole.jsonl")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_a_night_of_stops_ends_as_one_without(night, tmp_path, name):
+    folder, whole = night
+    out, chance = tmp_path / "a.jsonl", random.Random(name)
+    codes = []
+    for _ in range(5):
+        process = started(folder, "images", "-o", out)
+        before = out.stat().st_size if out.exists() else 0
+        while not (out.exists() and out.stat().st_size > before) and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(chance.random() * 0.1)
+        process.send_signal(getattr(signal, name))
+        codes.append(finish(process)[0])
+    assert set(codes) == {75 if name == "SIGTERM" else -signal.SIGKILL}
+    assert len(list(read_lines(out))) < 198
+    assert finish(started(folder, "images", "-o", out))[0] == 8
+    assert answers(out) == whole
+
+
+@pytest.mark.slow
+def test_four_parts_of_a_night_are_the_night(night, tmp_path):
+    folder, whole = night
+    for number in range(1, 5):
+        finish(started(folder, "images", "-o", tmp_path / "a.jsonl", "--shard", f"{number}/4"))
+    parts = sorted(map(str, tmp_path.glob("a.*-of-4.jsonl")))
+    assert invoke(["merge", *parts, "-o", str(tmp_path / "all.jsonl")]).exit_code == 8
+    assert answers(tmp_path / "all.jsonl") == whole
