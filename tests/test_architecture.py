@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "readers": GROUND,
     "traversal": GROUND,
     "prediction": {"errors"},
-    "prediction_file": {"errors", "prediction", "wording"},
+    "prediction_file": {"errors", "output_file", "prediction", "wording"},
     "engines": set(),
     "models": GROUND | {"validation"},
     "devices": {"errors"},

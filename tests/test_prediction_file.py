@@ -1,5 +1,6 @@
 import errno
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -110,13 +111,61 @@ def test_it_is_replaced_if_that_is_wanted(tmp_path):
     assert ids(path) == ["b"]
 
 
-@pytest.mark.parametrize("text", ["hello\n", '{"a": 1}\n', "\n", "\xff\n"])
+@pytest.mark.parametrize(
+    "text", ["hello\n", '{"a": 1}\n', "\n", "\xff\n", '{"precious": true}', "x", '{"schema": "tn"']
+)
 def test_a_file_of_something_else_is_refused_and_stays(tmp_path, text):
     path = tmp_path / "a.jsonl"
     path.write_bytes(text.encode("latin1"))
     with PredictionFile(path) as file, pytest.raises(OutputError, match="line 1"):
         file.resume("ab", SETTINGS, always)
     assert path.read_bytes() == text.encode("latin1")
+
+
+def test_records_of_other_lists_stay_whatever_they_say(tmp_path):
+    path = write(tmp_path / "a.jsonl", failure("other"), record("a"), record("more"))
+    with PredictionFile(path) as file:
+        assert file.resume("ab", SETTINGS, lambda each: True if each.id == "a" else None) == ["a"]
+    assert ids(path) == ["other", "a", "more"]
+
+
+def test_of_two_records_of_an_image_the_current_one_is_kept(tmp_path):
+    path = write(tmp_path / "a.jsonl", record("a", fingerprint="old"), record("a"))
+    with PredictionFile(path) as file:
+        assert file.resume("ab", SETTINGS, lambda each: each.fingerprint == "f") == ["a"]
+    assert [line.record.fingerprint for line in read_lines(path)] == ["f"]
+
+
+def test_failures_made_otherwise_are_no_reason_to_refuse(tmp_path):
+    path = write(tmp_path / "a.jsonl", failure("a"))
+    with PredictionFile(path) as file:
+        assert file.resume("cd", {}, always) == []
+    assert ids(path) == []
+
+
+def test_what_cannot_be_read_back_is_refused_and_stays(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for special in (pipe, "/dev/null", tmp_path):
+        with pytest.raises(OutputError, match="no ordinary file"):
+            PredictionFile(special, overwrite=True).__enter__()
+    assert pipe.is_fifo()
+
+
+def test_a_file_that_was_replaced_meanwhile_is_opened_again(tmp_path, monkeypatch):
+    path, claim, calls = tmp_path / "a.jsonl", PredictionFile._claim, []
+
+    def slow_claim(self, file):
+        if not calls:  # another process rewrites the file before we hold it
+            write(tmp_path / "b.jsonl", record("a")).replace(path)
+        calls.append(file)
+        claim(self, file)
+
+    monkeypatch.setattr(PredictionFile, "_claim", slow_claim)
+    with PredictionFile(path) as file:
+        file.add(record("b"))
+    assert len(calls) == 2
+    assert ids(path) == ["a", "b"]
 
 
 def test_a_full_disk_leaves_the_records_before_it(tmp_path):
@@ -156,11 +205,6 @@ def test_two_processes_do_not_write_one_file(tmp_path):
             [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
         )
     assert "another tnet is writing" in done.stdout
-
-
-def test_a_folder_in_the_way_is_an_error(tmp_path):
-    with pytest.raises(OutputError, match="cannot write"):
-        PredictionFile(tmp_path).__enter__()
 
 
 def test_names_that_are_not_utf_8_survive(tmp_path):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tnetcli.models.base import Model
 
 KEY = "tnet"  # of the description in the metadata of the file
+STATE_KEY = "tnet_state"  # of what a training needs to go on
 OTHER_MAKER = "the file was damaged or edited: copy it again, or ask who made it"
 
 
@@ -192,6 +193,11 @@ def read_description(path: str | os.PathLike[str]) -> Description:
 
 def describe(file: TensorFile) -> Description:
     """Return the description in an open file."""
+    if STATE_KEY in file.metadata:
+        raise ModelError(
+            f"this is the state of a training, no model: `{file.path}`",
+            hint=f"its model is `{file.path.with_name(f'model{SUFFIX}')}`",
+        )
     if KEY not in file.metadata:
         raise ModelError(
             f"these are weights without a description: `{file.path}`",

@@ -1,5 +1,6 @@
 """Rows of a CSV file that people write by hand, read strictly; all problems are told at once."""
 
+import codecs
 import csv
 import difflib
 import io
@@ -116,6 +117,8 @@ def _read_text(path: Path) -> str:
             content = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         reason = getattr(error, "strerror", None) or first_line(error)
+        if isinstance(error, FileNotFoundError):
+            hint = "is the path right? in a recipe it starts at the recipe's own folder"
         raise ManifestError(
             f"cannot read the manifest `{path}`: {reason[:1].lower()}{reason[1:]}", hint=hint
         ) from error
@@ -127,8 +130,14 @@ def _read_text(path: Path) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         raise ManifestError(
             f"`{path}`, line {line}: not a text in UTF-8",
-            hint="save it as `CSV UTF-8`, or: iconv -f latin1 -t utf-8 OLD > NEW",
+            hint=f"save it as `CSV UTF-8`, or: iconv -f {_coding(content)} -t utf-8 OLD > NEW",
         ) from error
+
+
+def _coding(content: bytes) -> str:
+    """Return what a text that is not UTF-8 most likely is."""
+    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return "utf-16" if marked else "latin1"
 
 
 def locate(path: Path, name: str) -> str:

@@ -107,6 +107,13 @@ class Description(Strict):
                 depth,
                 trained.levels,
             )
+        if keep is not None and len(keep) >= max(depth, 2):
+            log.warning(
+                "%d levels are left %d times: the last of keep %s are not used",
+                depth,
+                depth - 1,
+                ",".join(map(str, keep)),
+            )
         return replace(trained, levels=depth, keep=keep or trained.keep or (1,))
 
     def as_json(self) -> str:

@@ -28,6 +28,12 @@ class TnetError(Exception):
         return (_rebuild, (type(self), str(self), self.hint))
 
 
+def kind_of(name: str) -> type[TnetError]:
+    """Return the kind of problem by its name; ImageError for what is no kind of ours."""
+    kinds = {kind.__name__: kind for kind in TnetError.__subclasses__()}
+    return kinds.get(name, ImageError)
+
+
 def _rebuild(kind: type[TnetError], problem: str, hint: str) -> TnetError:
     return kind(problem, hint=hint)
 

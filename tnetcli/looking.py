@@ -242,10 +242,7 @@ class Looker:
             scored = [place.region.level < levels for place, _ in good]
             attention[scored] = looked.attention.double().numpy()[scored]
             if not np.isfinite(attention).all():
-                raise ModelError(
-                    "the attention is not a number",
-                    hint="did the training diverge, or is the precision too low for the model?",
-                )
+                raise _not_a_number("attention is")
         return {
             place: Seen(each, view.cells)
             for each, (place, view) in zip(attention, good, strict=True)
@@ -310,6 +307,8 @@ class Looker:
             each_level = features.expand(depth, *features.shape)
             scores, weights, _ = self.model.conclude(each_level, present)
             window_scores = self.model.classify(features)
+        if not (scores.isfinite().all() and window_scores.isfinite().all()):
+            raise _not_a_number("scores are")
         return Sight(
             visits=visits,
             stop=stop,
@@ -327,6 +326,13 @@ class Looker:
             read_seconds=album.read_seconds,
             model_seconds=album.model_seconds + time.perf_counter() - start,
         )
+
+
+def _not_a_number(what: str) -> ModelError:
+    return ModelError(
+        f"the {what} not a number",
+        hint="did the training diverge, or is the precision too low for these values?",
+    )
 
 
 def _note(album: _Album, place: Place, view: View | TnetError, reader: Reader) -> None:

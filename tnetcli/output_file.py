@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +25,22 @@ def check_free(path: str | os.PathLike[str], *, overwrite: bool = False) -> None
         raise OutputError(f"not a name for a file: `{path}`", hint="choose another") from error
 
 
+def refuse_special(path: str | os.PathLike[str]) -> None:
+    """Refuse a device, a pipe or a folder: what is written there could not be read back."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return  # there is nothing yet, or opening it will tell
+    if not stat.S_ISREG(mode):
+        raise OutputError(
+            f"`{path}` is no ordinary file", hint="name a file; `-o -` is standard output"
+        )
+
+
 @contextmanager
 def whole_file(path: str | os.PathLike[str], what: str = "the file") -> Iterator[BinaryIO]:
     """Lend a file to write to, which appears whole or not at all, in place of what is there."""
+    refuse_special(path)
     target = Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
     partial = target.with_name(f".tnet-{secrets.token_hex(8)}.tmp")
     try:

@@ -13,13 +13,16 @@ from types import TracebackType
 from typing import Any, Self
 
 from tnetcli.errors import OutputError
-from tnetcli.prediction import Prediction
+from tnetcli.output_file import refuse_special
+from tnetcli.prediction import SCHEMA, Prediction
 from tnetcli.wording import shorten
 
 SECONDS_BETWEEN_SYNCS = 10.0  # what a power failure may cost; a killed process loses nothing
 UNSPOKEN = "nothing"
 log = logging.getLogger(__name__)
-IsCurrent = Callable[[Prediction], bool]
+BEGINNING = f'{{"schema": "{SCHEMA}"'.encode()  # of every record
+ATTEMPTS = 10  # to get hold of a file that another process is just replacing
+IsCurrent = Callable[[Prediction], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,19 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[Line]:
         try:
             yield Line(text, Prediction.from_json(text.decode()))
         except ValueError as error:  # UnicodeDecodeError is one
-            if not text.endswith(b"\n"):
+            if _is_cut_off(text):
                 log.warning("`%s`, line %d was cut off and is left out", path, number)
                 return
             raise OutputError(
                 f"`{path}`, line {number}: {shorten(str(error))}",
-                hint="this is no file of predictions: name another, or --overwrite it",
+                hint="this is no file of predictions: name another",
             ) from error
+
+
+def _is_cut_off(text: bytes) -> bool:
+    """Say whether a last line is the beginning of a record, and not of somebody else's file."""
+    begins = text.startswith(BEGINNING) or BEGINNING.startswith(text)
+    return begins and not text.endswith(b"\n")
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
@@ -69,17 +78,25 @@ class PredictionFile:
         self._synced = time.monotonic()
 
     def __enter__(self) -> Self:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "ab", buffering=0)
-        except (OSError, ValueError) as error:
-            raise self._unwritable(error) from error
-        try:
-            self._claim(self._file)
-        except OutputError:
-            self._file.close()
-            raise
-        return self
+        refuse_special(self.path)
+        for _ in range(ATTEMPTS):
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = open(self.path, "ab", buffering=0)
+                self._claim(self._file)
+                # Whoever held it may have put another file in its place meanwhile.
+                if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path)):
+                    return self
+                self._file.close()
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                raise self._unwritable(error) from error
+            except OutputError:
+                assert self._file is not None
+                self._file.close()
+                raise
+        raise self._taken()
 
     def __exit__(
         self,
@@ -98,28 +115,35 @@ class PredictionFile:
     def resume(
         self, model_sha256: str, settings: Mapping[str, Any], is_current: IsCurrent
     ) -> list[str]:
-        """Return the ids that need no second look, and drop all records but those.
+        """Return the ids that need no second look, and drop the records of those that do.
 
-        `is_current` says of a record that was made alike whether its image is still the same.
-        Failures are dropped, to be tried again.
+        `is_current` says of a record whether its image is still the same, or None where nobody
+        asks for that image: its record stays as it is. Failures that are asked for are dropped,
+        to be tried again.
         """
         if self._overwrite:
-            self._replace([])
+            self._replace(set())
             return []
-        kept: dict[str, None] = {}
-        dropped, size = False, 0
-        for line in read_lines(self.path):
-            self._check(line.record, model_sha256, settings)
-            size += len(line.text)
+        done: list[str] = []
+        known: set[str] = set()
+        kept: set[int] = set()
+        size = lines = 0
+        for number, line in enumerate(read_lines(self.path)):
             record = line.record
-            whole = line.text.endswith(b"\n")
-            if record.status == "ok" and whole and record.id not in kept and is_current(record):
-                kept[record.id] = None
-            else:
-                dropped = True
-        if dropped or size != self.path.stat().st_size:
+            lines, size = number + 1, size + len(line.text)
+            current = is_current(record)
+            if record.status == "ok":
+                self._check(record, model_sha256, settings)
+            is_done = record.status == "ok" and current is True
+            if record.id in known or not line.text.endswith(b"\n"):
+                continue
+            if is_done or current is None:
+                known.add(record.id)
+                kept.add(number)
+                done += [record.id] if is_done else []
+        if len(kept) < lines or size != self.path.stat().st_size:
             self._replace(kept)
-        return list(kept)
+        return done
 
     def _check(self, record: Prediction, model_sha256: str, settings: Mapping[str, Any]) -> None:
         found = differences(record, model_sha256, settings)
@@ -129,16 +153,14 @@ class PredictionFile:
                 hint="name another file with -o, or --overwrite it",
             )
 
-    def _replace(self, kept: Collection[str]) -> None:
-        """Leave the first successful record of each id that is kept, and nothing else."""
+    def _replace(self, kept: Collection[int]) -> None:
+        """Leave the lines with these numbers, and nothing else."""
         target = Path(os.path.realpath(self.path))  # what a link leads to is replaced
         partial = target.with_name(f".tnet-{secrets.token_hex(8)}.tmp")
-        left = set(kept)
         try:
             with open(partial, "xb") as file:
-                for line in read_lines(self.path) if kept else ():
-                    if line.record.status == "ok" and line.record.id in left:
-                        left.remove(line.record.id)
+                for number, line in enumerate(read_lines(self.path) if kept else ()):
+                    if number in kept:
                         file.write(line.text)
                 file.flush()
                 os.fsync(file.fileno())
@@ -182,12 +204,15 @@ class PredictionFile:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise OutputError(
-                f"another tnet is writing `{self.path}`",
-                hint="wait for it, or name another file; --shard I/N gives every job its own",
-            ) from error
+            raise self._taken() from error
         except OSError:
             return
+
+    def _taken(self) -> OutputError:
+        return OutputError(
+            f"another tnet is writing `{self.path}`",
+            hint="wait for it, or name another file; --shard I/N gives every job its own",
+        )
 
     def _unwritable(self, error: Exception) -> OutputError:
         reason = getattr(error, "strerror", None) or error

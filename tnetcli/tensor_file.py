@@ -147,7 +147,7 @@ def open_tensor_file(path: str | os.PathLike[str]) -> Iterator[TensorFile]:
 
 
 def _inside(folder: Path) -> str:
-    found = sorted(folder.glob(f"*{SUFFIX}"))
+    found = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: (path.stem != "model", path))
     return f"did you mean `{found[0]}`?" if found else f"give a {SUFFIX} file"
 
 

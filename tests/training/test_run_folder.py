@@ -194,8 +194,8 @@ def test_a_new_state_takes_the_place_of_the_old(folder, recipe):
 
 @pytest.mark.parametrize("text", ["{}", "[1]", "nothing", '{"stage": 0, "step": 1, "more": 2}'])
 def test_a_file_that_is_no_state_is_a_model_error(folder, recipe, text):
+    from tnetcli.checkpoint import STATE_KEY as KEY
     from tnetcli.tensor_file import write_tensor_file
-    from tnetcli.training.run_folder import KEY
 
     begin(folder, recipe)
     write_tensor_file(folder.state, {"a": torch.zeros(1)}, (KEY, text))

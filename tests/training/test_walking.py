@@ -287,11 +287,16 @@ def test_cells_without_data_are_never_drawn(model, views, tmp_path):
     assert walked.entropy[0].item() == pytest.approx(entropy.item(), abs=1e-5)
 
 
-def test_in_training_cells_may_be_half_as_wide_as_a_view(model, views, tmp_path):
-    for side, levels in ((64, 3), (63, 2)):  # cells of the second level have a quarter of it
-        with open_image(write_geotiff(tmp_path / f"{side}.tif", noise((side, side)))) as reader:
-            walked = walk(model, views, [reader])
-        assert walked.level.max() == levels
+@pytest.mark.parametrize(
+    ("crops", "side", "levels"), [(False, 128, 3), (False, 127, 2), (True, 64, 3), (True, 63, 2)]
+)
+def test_cells_end_where_they_do_in_prediction_but_for_crops(
+    model, views, tmp_path, crops, side, levels
+):
+    # Cells of the second level have a quarter of the side; views have 32 pixels.
+    with open_image(write_geotiff(tmp_path / "a.tif", noise((side, side)))) as reader:
+        walked = walk(model, views, [reader], crops=crops)
+    assert walked.level.max() == levels
 
 
 def test_every_choice_is_followed_whatever_the_plan_spares(model, views, readers):

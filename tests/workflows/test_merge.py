@@ -37,7 +37,7 @@ def test_the_list_orders_and_tells_what_is_missing(tmp_path, caplog):
     merged = merge([one, two], tmp_path / "all.jsonl", wanted=wanted("b", "c", "a", "d"))
     assert ids(tmp_path / "all.jsonl") == ["b", "a", "x"]
     assert merged.missing == ("c", "d")
-    assert "2 missing: c, d" in as_text(merged)
+    assert as_text(merged).splitlines() == ["3 records, 2 missing:", "  c", "  d"]
     assert "asked for: x" in caplog.text
 
 

@@ -5,6 +5,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from tnetcli.cli.progress import is_terminal
+
 if TYPE_CHECKING:
     from tnetcli.workflows.predict_text import Batch
 
@@ -19,15 +21,19 @@ class BatchProgress:
         self._start = self._spoke = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
+        self._said: set[str] = set()
 
     def __enter__(self) -> Self:
-        if self._batch.images > 1 and not self._quiet and not self._json and sys.stderr.isatty():
+        plain = self._quiet or self._json or self._batch.images < 2
+        if not plain and is_terminal():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
             from rich.progress import TimeRemainingColumn as TimeLeft
 
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, TimeLeft(), console=Console(stderr=True))
+            self._bar = Progress(
+                *columns, TimeLeft(), console=Console(stderr=True), redirect_stdout=False
+            )
             self._task = self._bar.add_task("", total=self._batch.images)
             self._bar.start()
         return self
@@ -47,7 +53,11 @@ class BatchProgress:
         finished = batch.done + batch.failed + batch.resumed
         if self._bar is not None:
             self._bar.update(self._task, completed=finished, description=self._figures())
-        elif not self._quiet and time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES:
+        elif (
+            finished < batch.images
+            and not self._quiet
+            and time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES
+        ):
             self._spoke = time.monotonic()
             left = self._time_left()
             self.say(f"{finished} of {batch.images} images, {self._figures()}, {left:.0f} s left")
@@ -61,6 +71,12 @@ class BatchProgress:
         batch = self._batch
         now = batch.done + batch.failed
         return (batch.images - batch.resumed - now) * self.seconds / max(now, 1)
+
+    def say_once(self, text: str) -> None:
+        """Show a line that need not be repeated."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
 
     def say(self, text: str) -> None:
         """Show a line."""

@@ -3,7 +3,6 @@
 import errno
 import functools
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from tnetcli.cli.models import models
 from tnetcli.cli.predict import predict
 from tnetcli.cli.profile import profile
 from tnetcli.cli.pyramid import pyramid
-from tnetcli.cli.stopping import INTERRUPTED, STOPPED
+from tnetcli.cli.stopping import INTERRUPTED, STOPPED, handling
 from tnetcli.cli.synth import synth
 from tnetcli.cli.train import train
 from tnetcli.errors import OutputError, TnetError
@@ -51,13 +50,8 @@ def _stoppable() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise SystemExit(STOPPED)
 
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {name: signal.signal(getattr(signal, name), stop) for name in names}
-    try:
+    with handling(stop, ("SIGTERM", "SIGHUP")):
         yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
 
 
 def _tidy(command: Callable[..., None]) -> Callable[..., None]:
@@ -93,7 +87,11 @@ def _tnet(
 
 def main() -> None:
     """Run the command line; docs/errors.md lists the exit codes."""
-    sys.exit(_run())
+    code = _run()
+    if code == INTERRUPTED and sys.stderr is not None:
+        sys.stderr.flush()
+        os._exit(code)  # who interrupts twice does not wait for what was begun
+    sys.exit(code)
 
 
 def _run() -> int:

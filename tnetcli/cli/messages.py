@@ -27,7 +27,8 @@ def show_problem(problem: str, hint: str) -> None:
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        return f"{level}{record.getMessage()}"
+        lines = f"{level}{record.getMessage()}".splitlines()
+        return "\n".join(printable(line, LONGEST) for line in lines)
 
 
 class _Json(logging.Formatter):

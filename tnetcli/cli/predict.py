@@ -1,6 +1,7 @@
 """`tnet predict`: classify images by looking closer only where it matters."""
 
 import logging
+import math
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
@@ -34,8 +35,8 @@ from tnetcli.cli.options import (
     Verbose,
     read_options,
 )
-from tnetcli.cli.stopping import exit_code, stopping_gently
-from tnetcli.errors import ImageError, MissingExtraError, SomeFailedError, UsageError
+from tnetcli.cli.stopping import STOPPED, exit_code, stopping_gently
+from tnetcli.errors import ImageError, SomeFailedError, UsageError, kind_of
 
 if TYPE_CHECKING:
     from tnetcli.traversal import Policy
@@ -176,92 +177,102 @@ def predict(
 
     Exits with 0 when all images are done, 8 when some failed, 3 when none could be read.
     """
-    level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
-    as_json = log_format is LogFormatName.json
-    show_log(level, as_json=as_json)
+    with stopping_gently() as asked:  # from here on: a job may be told to stop while it starts
+        level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
+        as_json = log_format is LogFormatName.json
+        show_log(level, as_json=as_json)
 
-    from tnetcli.cli.batch_progress import BatchProgress
-    from tnetcli.workflows.images import name_images, parse_counts
-    from tnetcli.workflows.predict_text import Batch, as_text
-    from tnetcli.workflows.shards import parse_shard, shard_of_job
+        from tnetcli.cli.batch_progress import BatchProgress
+        from tnetcli.workflows.images import name_images, parse_counts
+        from tnetcli.workflows.predict_text import Batch, as_text
+        from tnetcli.workflows.shards import parse_shard, shard_of_job
 
-    options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
-    values = None if rescale is None else _parse_rescale(rescale)
-    counts = None if keep is None else parse_counts(keep, "--keep")
-    named = name_images(
-        images or [], options=options, manifest=manifest, recursive=recursive, null=null
-    )
-    part = shard_of_job() if shard is None else parse_shard(shard)
-    file = None if output in (None, "-") else Path(str(output))
-    if part is not None and part.count > 1:
-        named = part.take(named)
-        file = None if file is None else part.name(file)
-    batch = Batch(len(named))
-    most = 0 if fail_fast else max_failures
-
-    from tnetcli.devices import available_cores, limit_threads
-    from tnetcli.workflows.overlays import Overlays
-    from tnetcli.workflows.predict import DEFAULT_MODEL, Means, predict_images
-    from tnetcli.workflows.predicting import Settings
-
-    cores = workers or available_cores()
-    limit_threads(cores)
-    settings = Settings(
-        levels=levels,
-        keep=counts,
-        policy=POLICIES[policy] if policy else None,
-        budget=budget,
-        confidence=confidence,
-        seed=seed,
-        precision=precision.value,
-        reader=None if reader is None else reader.value,
-        rescale=values,
-    )
-    with (
-        stopping_gently() as asked,
-        BatchProgress(batch, quiet=quiet, as_json=as_json) as progress,
-    ):
-
-        def should_stop() -> bool:
-            return bool(asked) or (most is not None and batch.failed > most)
-
-        def resumed(count: int) -> None:
-            batch.resumed = count
-
-        if file is not None and part is not None and not quiet:
-            progress.say(f"part {part} of the images, into `{file}`")
-        if model is None and not quiet:
-            progress.say(f"using the bundled model `{DEFAULT_MODEL}`; --model names another")
-        records = predict_images(
-            named,
-            model or DEFAULT_MODEL,
-            settings,
-            Means(device, cores, batch_size),
-            output=file,
-            overlays=None if overlay is None else Overlays(overlay),
-            overwrite=overwrite,
-            should_stop=should_stop,
-            resumed=resumed,
+        options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
+        values = None if rescale is None else _parse_rescale(rescale)
+        counts = None if keep is None else parse_counts(keep, "--keep")
+        named = name_images(
+            images or [], options=options, manifest=manifest, recursive=recursive, null=null
         )
-        with closing(records):
-            for record in records:
-                batch.add(record)
-                progress.advance()
-                if output == "-":
-                    typer.echo(record.to_json())
-                elif output is None and record.status == "ok":
-                    typer.echo(as_text(record))
-                if record.error is not None and not quiet:
-                    logging.getLogger("tnetcli.predict").warning(
-                        "%s failed: %s", record.id, record.error.message
-                    )
-        if not quiet and (len(named) > 1 or output is not None):
-            for line in batch.as_lines(progress.seconds):
-                progress.say(line)
-    if asked:
-        show_problem("stopped by a signal", "run the same command again to go on")
-        raise typer.Exit(exit_code(asked))
-    _judge(batch)
+        part = shard_of_job() if shard is None else parse_shard(shard)
+        file = None if output in (None, "-") else Path(str(output))
+        if file is not None and not file.name:
+            raise UsageError(
+                f"-o is no name of a file: `{output}`", hint="for example -o out.jsonl"
+            )
+        if part is not None and part.count > 1:
+            named = part.take(named)
+            file = None if file is None else part.name(file)
+        batch = Batch(len(named))
+        most = 0 if fail_fast else max_failures
+
+        from tnetcli.devices import available_cores, limit_threads
+        from tnetcli.workflows.overlays import Overlays
+        from tnetcli.workflows.predict import DEFAULT_MODEL, Means, predict_images
+        from tnetcli.workflows.predicting import Settings
+
+        cores = workers or available_cores()
+        limit_threads(cores)
+        settings = Settings(
+            levels=levels,
+            keep=counts,
+            policy=POLICIES[policy] if policy else None,
+            budget=budget,
+            confidence=confidence,
+            seed=seed,
+            precision=precision.value,
+            reader=None if reader is None else reader.value,
+            rescale=values,
+            options=options,
+        )
+        with BatchProgress(batch, quiet=quiet, as_json=as_json) as progress:
+
+            def should_stop() -> bool:
+                if asked:
+                    progress.say_once("finishing what was begun; a second Ctrl-C stops at once")
+                return bool(asked) or (most is not None and batch.failed > most)
+
+            def resumed(count: int) -> None:
+                batch.resumed = count
+
+            if part is not None and not quiet:
+                into = "" if file is None else f", into `{file}`"
+                progress.say(f"part {part}: {len(named)} images{into}")
+            if model is None and not quiet:
+                progress.say(f"using the bundled model `{DEFAULT_MODEL}`; --model names another")
+            records = predict_images(
+                named,
+                model or DEFAULT_MODEL,
+                settings,
+                Means(device, cores, batch_size),
+                output=file,
+                overlays=None if overlay is None else Overlays(overlay),
+                overwrite=overwrite,
+                should_stop=should_stop,
+                resumed=resumed,
+            )
+            with closing(records):
+                for record in records:
+                    batch.add(record)
+                    progress.advance()
+                    if output == "-":
+                        typer.echo(record.to_json())
+                    elif output is None and record.status == "ok":
+                        typer.echo(as_text(record))
+                    if record.error is not None and not quiet:
+                        logging.getLogger("tnetcli.predict").warning(
+                            "%s failed: %s", record.id, record.error.message
+                        )
+            if not quiet and (len(named) > 1 or output is not None):
+                for line in batch.as_lines(progress.seconds):
+                    progress.say(line)
+        if asked:
+            code, hint = exit_code(asked), "run the same command again to go on"
+            if code == STOPPED:
+                show_problem("stopped by a signal", hint)
+            else:
+                typer.echo(hint, err=True)
+            raise typer.Exit(code)
+        _judge(batch)
 
 
 def _judge(batch: "Batch") -> None:
@@ -275,15 +286,14 @@ def _judge(batch: "Batch") -> None:
         hint = batch.last_hint or "the lines above say why"
     if batch.done + batch.resumed:
         raise SomeFailedError(problem, hint=hint)
-    if set(batch.types) == {MissingExtraError.__name__}:
-        raise MissingExtraError(problem, hint=hint)
-    raise ImageError(problem, hint=hint)
+    kinds = {kind_of(name) for name in batch.types}
+    raise (kinds.pop() if len(kinds) == 1 else ImageError)(problem, hint=hint)
 
 
 def _parse_rescale(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(","))
-        if low < high:
+        if math.isfinite(low) and math.isfinite(high) and low < high:
             return low, high
     except ValueError:
         pass

@@ -14,10 +14,15 @@ def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Advance]:
     """Lend a function that takes the fraction done."""
     if quiet:
         yield lambda fraction: None
-    elif sys.stderr.isatty():
+    elif is_terminal():
         yield from _bar(title)
     else:
         yield _lines(title)
+
+
+def is_terminal() -> bool:
+    """Say whether somebody looks at standard error; it may be closed."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _bar(title: str) -> Iterator[Advance]:

@@ -46,6 +46,12 @@ BELONG = {
     Kind.digits: ("protocol", "over", "classes", "cells", "hidden_from", "glyphs"),
     Kind.tiles: ("tiles", "sites", "background"),
 }
+OF_PROTOCOLS = {
+    "over": (ProtocolName.megapixel,),
+    "classes": (ProtocolName.megapixel, ProtocolName.site),
+    "cells": (ProtocolName.site,),
+    "hidden_from": (ProtocolName.site,),
+}
 
 
 def synth(
@@ -154,6 +160,12 @@ def synth(
         if wrong:
             flag = wrong[0].replace("_", "-")
             raise UsageError(f"--{flag} belongs to --kind {other}", hint="leave it out")
+    for name, protocols in OF_PROTOCOLS.items():
+        if kind == Kind.digits and protocol not in protocols and is_typed(context, name):
+            flag = name.replace("_", "-")
+            raise UsageError(
+                f"--{flag} belongs to --protocol {' or '.join(protocols)}", hint="leave it out"
+            )
     parts = _numbers("split", split, "0.7,0.15,0.15")
 
     block = None if cells is None else _block(cells)

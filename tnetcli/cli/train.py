@@ -1,5 +1,6 @@
 """`tnet train`: learn from labelled images, as a recipe says."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from tnetcli.cli.options import Overwrite, Settings
 from tnetcli.cli.stopping import exit_code, stopping_gently
+from tnetcli.errors import UsageError
 
 
 def train(
@@ -61,6 +63,10 @@ def train(
     """
     from tnetcli.recipe import read_recipe
 
+    if resume and overwrite:
+        raise UsageError(
+            "--resume goes on with a run, --overwrite starts it again", hint="choose one of them"
+        )
     changes = list(settings or [])
     if device is not None:
         changes.append(f"training.device={device}")
@@ -89,6 +95,8 @@ def train(
                 advance=progress.reading,
             )
         except StoppedError:
-            progress.say(f"stopped; `tnet train {recipe} -o {folder} --resume` goes on")
+            words = ["tnet", "train", str(recipe), "-o", str(folder), "--resume"]
+            words += [word for change in changes for word in ("--set", change)]
+            progress.say(f"stopped; this goes on: {shlex.join(words)}")
             raise typer.Exit(exit_code(asked)) from None
     typer.echo(files.model)

@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from tnetcli.cli.progress import is_terminal
+
 if TYPE_CHECKING:
     from tnetcli.sections import Stage
 
@@ -23,7 +25,7 @@ class TrainingProgress:
         self._told: set[str] = set()
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty() and not self._quiet:
+        if is_terminal() and not self._quiet:
             from rich.console import Console
             from rich.live import Live
 

@@ -21,15 +21,18 @@ def in_lanes(
     """Yield the results in order; once it should stop, only of those that were begun before."""
     left = iter(pieces)
     begun: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(lanes, thread_name_prefix="lane") as pool:
-        try:
-            while True:
-                if not should_stop():
-                    new = islice(left, lanes - len(begun))
-                    begun.extend(pool.submit(work, piece) for piece in new)
-                if not begun:
-                    return
-                yield begun.popleft().result()
-        finally:
-            for each in begun:  # whoever asked went away, or a piece failed
-                each.cancel()
+    pool = ThreadPoolExecutor(lanes, thread_name_prefix="lane")
+    patient = True
+    try:
+        while True:
+            if not should_stop():
+                new = islice(left, lanes - len(begun))
+                begun.extend(pool.submit(work, piece) for piece in new)
+            if not begun:
+                return
+            yield begun.popleft().result()
+    except KeyboardInterrupt:
+        patient = False
+        raise
+    finally:  # whoever asked may have gone away, or a piece failed
+        pool.shutdown(wait=patient, cancel_futures=True)

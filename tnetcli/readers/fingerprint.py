@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 
 from tnetcli.readers.detect import is_remote
 
@@ -12,7 +13,7 @@ MOST_ENTRIES = 4096  # of a folder that is an image
 def fingerprint(path: str) -> str:
     """Return a short text that changes when the image does; "" where nobody can tell.
 
-    Of an image in the network and of one that is not there nothing is known.
+    Of an image in the network, a pipe, and of one that is not there nothing is known.
     """
     if is_remote(path):
         return ""
@@ -23,6 +24,8 @@ def fingerprint(path: str) -> str:
                 digest.update(f"{name}\0{size}\0{time}\0".encode(errors="surrogateescape"))
         else:
             found = os.stat(path)
+            if not stat.S_ISREG(found.st_mode):
+                return ""  # opening a pipe would wait for ever
             digest.update(f"{found.st_size}\0{found.st_mtime_ns}\0".encode())
             with open(path, "rb") as file:
                 digest.update(file.read(HEAD))

@@ -74,6 +74,7 @@ class Learner:
             fit=traversal.fit,
             device=device,
             precision=training.precision,
+            crops=stage.augmentation.crop is not None,
         )
         self._modules = modules
         self.optimizer, self._names = build_optimizer(modules, stage.optimizer)

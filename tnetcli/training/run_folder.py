@@ -8,14 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
+from tnetcli.checkpoint import STATE_KEY
 from tnetcli.errors import ModelError, OutputError
 from tnetcli.output_file import write_whole
 from tnetcli.recipe import Recipe
 from tnetcli.tensor_file import open_tensor_file, write_tensor_file
 
-KEY = "tnet_state"
+
+def _first_difference(one: str, other: str) -> str:
+    """Return the key below which two recipes differ first."""
+    try:
+        first, second = (yaml.safe_load(text) for text in (one, other))
+    except yaml.YAMLError:
+        return "all"
+    path = []
+    while isinstance(first, dict) and isinstance(second, dict):
+        keys = dict.fromkeys([*first, *second])
+        key = next((key for key in keys if first.get(key) != second.get(key)), None)
+        if key is None:
+            break
+        path.append(str(key))
+        first, second = first.get(key), second.get(key)
+    return ".".join(path) or "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +79,11 @@ class RunFolder:
                     hint="--resume goes on with it, --overwrite starts again, -o names another",
                 )
             if known is not None and known != recipe.as_yaml(absolute=True):
+                key = _first_difference(known, recipe.as_yaml(absolute=True))
                 raise OutputError(
-                    f"`{self.path}` was begun with another recipe",
-                    hint=f"compare with `{self.recipe}`, or name another folder with -o",
+                    f"`{self.path}` was begun with another recipe: `{key}` differs",
+                    hint=f"repeat its --set options, see `{self.recipe}`, or name another folder "
+                    "with -o",
                 )
             if known is None and not overwrite and (found := [*filter(Path.exists, self._made())]):
                 raise OutputError(
@@ -130,7 +149,7 @@ class RunFolder:
         """Keep all that is needed to go on as if nothing had happened."""
         text = json.dumps(asdict(progress))
         plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-        write_tensor_file(self.state, plain, (KEY, text), overwrite=True)
+        write_tensor_file(self.state, plain, (STATE_KEY, text), overwrite=True)
 
     def load_state(self) -> tuple[Progress, dict[str, Tensor]] | None:
         """Return what `save_state` kept; None where nothing was."""
@@ -138,7 +157,7 @@ class RunFolder:
             return None
         with open_tensor_file(self.state) as file:
             try:
-                data = json.loads(file.metadata[KEY])
+                data = json.loads(file.metadata[STATE_KEY])
                 progress = Progress(**{**data, "untold": tuple(data["untold"])})
             except (KeyError, TypeError, ValueError) as error:
                 raise ModelError(

@@ -89,7 +89,8 @@ def check_splits(listed: Sequence[Listed], classes: Sequence[str], problems: Pro
     if listed and "validation" not in splits:
         problems.add(
             "no image in the validation split",
-            hint="`split` is `validation` in some rows, or `data.validation` is above 0",
+            hint="write `validation` into the `split` of some rows; rows without a split are "
+            "divided by `data.validation`",
         )
     trained = {each.label for each in listed if each.split == "train"}
     missing = [name for name in classes if name not in trained]

@@ -26,8 +26,9 @@ from tnetcli.traversal import Plan, traverse
 from tnetcli.views import Fit, View, Views, root_window
 from tnetcli.visits import Place, Seen, Walk
 
-# In training a cell may be somewhat finer than the image's own pixels: crops make images smaller.
-LEAST_SIDE = 0.5  # of the view
+# Crops make images smaller: a cell of one may be somewhat finer than the image's own pixels, so
+# that they are walked as deep as whole images are in prediction.
+LEAST_SIDE_OF_CROPS = 0.5  # of the view
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,13 +117,15 @@ class Walker:
         fit: Fit,
         device: torch.device,
         precision: Precision = "fp32",
+        crops: bool = False,
     ) -> None:
         least = plan.least_side
+        share = LEAST_SIDE_OF_CROPS if crops else 1.0
         self._plan = replace(
             plan,
             policy=loss.selection,
             temperature=loss.temperature,
-            least_side=LEAST_SIDE * model.view_size if least is None else least,
+            least_side=share * model.view_size if least is None else least,
             once=False,  # every choice has to be answered for
             budget=None,
         )

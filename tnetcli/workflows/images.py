@@ -1,5 +1,6 @@
 """Which images a command works on: paths, globs, folders, a manifest, a list on stdin."""
 
+import codecs
 import glob
 import os
 import sys
@@ -41,21 +42,28 @@ def name_images(
 
     A manifest may have columns `id`, `group`, `mpp` and `bands` of its own.
     """
+    if manifest is not None and not arguments:
+        return list(_listed(manifest, options))
     found = find_images(arguments, manifest=manifest, recursive=recursive, null=null)
-    if manifest is None:
-        named = [Image(path, each, each, options) for path in found for each in [_tidy(path)]]
-        return list({image.id: image for image in reversed(named)}.values())[::-1]
-    return list(_listed(manifest, options))
+    named: dict[str, Image] = {}
+    for path in found:
+        id = _tidy(path)
+        named.setdefault(id, Image(path, id, id, options))
+    return list(named.values())
 
 
 def _tidy(path: str) -> str:
-    return path if "://" in path else os.path.normpath(path)
+    """Return a path without what changes nothing; `..` after a link may lead anywhere."""
+    return path if "://" in path or ".." in path.split("/") else os.path.normpath(path)
 
 
 def _listed(manifest: Path, options: ReadOptions) -> Iterator[Image]:
     problems = Problems(str(manifest))
     known: dict[str, Image] = {}
     for row in read_rows(manifest):
+        if not row["path"]:
+            problems.add("no path", line=row.line, hint="fill it in")
+            continue
         id = row["id"] or _tidy(row["path"])
         image = Image(
             locate(manifest, row["path"]),
@@ -98,10 +106,10 @@ def find_images(
 def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
     if argument == "-":
         if sys.stdin is None:
-            raise UsageError("standard input is closed", hint="give the list: `… | tnet info -`")
-        text = sys.stdin.read().removeprefix("\ufeff")
-        lines = text.split("\0") if null else text.splitlines()
-        yield from (line for line in lines if line.strip())
+            raise UsageError("standard input is closed", hint="give the list: `… | tnet … -`")
+        content = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8)  # names are bytes
+        lines = content.split(b"\0") if null else content.replace(b"\r\n", b"\n").split(b"\n")
+        yield from (os.fsdecode(line) for line in lines if line.strip())
     elif "://" in argument or argument.startswith("/vsi"):
         yield argument
     elif os.path.isdir(argument) and not is_image_folder(argument):

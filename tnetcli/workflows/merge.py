@@ -2,18 +2,22 @@
 
 import logging
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from tnetcli.errors import OutputError
 from tnetcli.output_file import check_free, whole_file
 from tnetcli.prediction_file import differences, read_lines
+from tnetcli.wording import printable
 from tnetcli.workflows.images import Image
 
 log = logging.getLogger(__name__)
 MOST_NAMED = 5
+LONGEST = 500  # characters of a name
+MOST_OPEN = 64  # files; some systems allow 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ def merge(
                 chosen[record.id] = spot
     order = list(chosen) if wanted is None else [image.id for image in wanted]
     missing = tuple(id for id in order if id not in chosen)
-    strangers = [id for id in chosen if id not in set(order)]
+    asked = set(order)
+    strangers = [id for id in chosen if id not in asked]
     if strangers:
         log.warning(
             "%d records are of no image that was asked for: %s", len(strangers), _some(strangers)
@@ -89,12 +94,19 @@ class _Spot:
 
 
 def _write(files: Sequence[Path], spots: Sequence[_Spot], output: Path) -> None:
-    with ExitStack() as opened:
-        merged = opened.enter_context(whole_file(output))
-        sources = [opened.enter_context(open(file, "rb")) for file in files]
-        for spot in spots:
-            sources[spot.file].seek(spot.start)
-            merged.write(sources[spot.file].read(spot.length).rstrip(b"\n") + b"\n")
+    opened: OrderedDict[int, BinaryIO] = OrderedDict()
+    try:
+        with whole_file(output) as merged:
+            for spot in spots:
+                if spot.file not in opened:
+                    if len(opened) >= MOST_OPEN:
+                        opened.popitem(last=False)[1].close()
+                    opened[spot.file] = open(files[spot.file], "rb")  # noqa: SIM115  closed below
+                opened[spot.file].seek(spot.start)
+                merged.write(opened[spot.file].read(spot.length).rstrip(b"\n") + b"\n")
+    finally:
+        for file in opened.values():
+            file.close()
 
 
 def as_text(merged: Merged) -> str:
@@ -105,8 +117,8 @@ def as_text(merged: Merged) -> str:
     if merged.repeated:
         parts.append(f"{merged.repeated} repeated ones left out")
     if merged.missing:
-        parts.append(f"{len(merged.missing)} missing: {_some(merged.missing)}")
-    return ", ".join(parts)
+        parts.append(f"{len(merged.missing)} missing:")
+    return "\n".join([", ".join(parts), *(f"  {printable(id, LONGEST)}" for id in merged.missing)])
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,8 +1,9 @@
 """Overlays of many predictions in one folder, each where its id says."""
 
+import hashlib
 import os
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from tnetcli.errors import OutputError
 from tnetcli.exporters.geojson import write_geojson
@@ -26,10 +27,18 @@ class Overlays:
             ) from error
 
     def path(self, id: str) -> Path:
-        """Return the file of an image: its id below the folder, whatever the id looks like."""
-        parts = [_safe(part) for part in PurePosixPath(id.replace("://", "/")).parts]
-        *folders, name = [part for part in parts if part] or ["image"]
-        return self.folder.joinpath(*folders, f"{name}{SUFFIX}")
+        """Return the file of an image: its id below the folder, and no other's.
+
+        What file systems do not take is replaced; a digest then keeps apart what would meet.
+        """
+        *folders, name = id.split("/")
+        safe = [_safe(each) for each in folders]
+        safe = [f"{each}_" if each.endswith(SUFFIX) else each for each in safe]  # no file's name
+        whole = "/".join([*safe, _safe(name)])
+        if whole != id:
+            digest = hashlib.blake2b(id.encode(errors="surrogateescape"), digest_size=4)
+            name = f"{_safe(name)}-{digest.hexdigest()}"
+        return self.folder.joinpath(*safe, f"{name}{SUFFIX}")
 
     def write(self, record: Prediction) -> None:
         """Write the overlay of a prediction, in place of an older one."""
@@ -51,7 +60,6 @@ class Overlays:
 
 def _safe(part: str) -> str:
     """Return a part of a path that leads nowhere else and that file systems take."""
-    if part in ("..", "."):
-        return "_" * len(part)
-    plain = re.sub(r'[\x00-\x1f<>:"|?*\\]', "_", part).strip("/")
-    return plain.encode(errors="surrogateescape")[-LONGEST:].decode(errors="ignore")
+    plain = re.sub(r'[\x00-\x1f<>:"|?*\\\ud800-\udfff]', "_", part)
+    plain = plain.encode()[-LONGEST:].decode(errors="ignore")
+    return "_" if plain in ("", ".", "..") else plain

@@ -1,26 +1,29 @@
 """Predict images, one or ten thousand: records as they come, kept on disk, gone on with."""
 
+import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from tnetcli.checkpoint import Checkpoint, load_model
 from tnetcli.engines.local import in_lanes
-from tnetcli.errors import ImageError
+from tnetcli.errors import OutputError, kind_of
 from tnetcli.looking import Looker
 from tnetcli.prediction import Prediction
 from tnetcli.prediction_file import PredictionFile, read_lines
 from tnetcli.readers.base import ReadOptions
 from tnetcli.traversal import Policy
+from tnetcli.wording import first_line
 from tnetcli.workflows.images import Image
 from tnetcli.workflows.overlays import Overlays
-from tnetcli.workflows.predicting import Predictor, Settings, mark
+from tnetcli.workflows.predicting import Predictor, Settings
 
 DEFAULT_MODEL = "default"
 BATCH_SIZE = 8  # images
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +78,34 @@ def predict_images(
             for record in records:
                 # A record promises its overlay, so that comes first.
                 if overlays is not None and record.status == "ok":
-                    overlays.write(record)
+                    record = _overlaid(record, overlays)
                 if file is not None:
                     file.add(record)
                 yield record
+
+
+def _overlaid(record: Prediction, overlays: Overlays) -> Prediction:
+    """Write the overlay; where this image cannot have one, say so and go on."""
+    try:
+        overlays.write(record)
+    except (OutputError, ValueError) as error:
+        if isinstance(error.__cause__, OSError):
+            raise  # the disk: the next one would fare no better
+        log.warning("%s: no overlay: %s", record.id, error)
+        return replace(record, warnings=(*record.warnings, f"no overlay: {first_line(error)}"))
+    return record
 
 
 def _resume(file: PredictionFile, predictor: Predictor, images: Sequence[Image]) -> set[str]:
     """Return the ids of the images that are done, as they are now."""
     wanted = {image.id: image for image in images}
 
-    def is_current(record: Prediction) -> bool:
+    def is_current(record: Prediction) -> bool | None:
         image = wanted.get(record.id)
-        if image is None:
-            return True  # of another list: it stays
-        now = mark(image)
-        # An image that is gone cannot be looked at again: what was found is worth keeping.
-        return now in ("", record.fingerprint)
+        return None if image is None else predictor.is_current(image, record)
 
     maker = predictor.maker
-    return wanted.keys() & set(file.resume(maker.model_sha256, maker.settings, is_current))
+    return set(file.resume(maker.model_sha256, maker.settings, is_current))
 
 
 def _complete(overlays: Overlays, output: Path, done: set[str]) -> None:
@@ -144,7 +155,7 @@ def predict(
         workers=workers,
     )
     if record.error is not None:
-        raise ImageError(record.error.message, hint=record.error.hint)
+        raise kind_of(record.error.type)(record.error.message, hint=record.error.hint)
     return record
 
 
@@ -166,8 +177,9 @@ def predict_many(
 ) -> Iterator[Prediction]:
     """Yield the record of each image in order; of a bad one its `error` says why."""
     chosen = None if bands is None else tuple(str(band) for band in bands)
+    options = ReadOptions(bands=chosen)
     paths = [os.fspath(image) for image in images]
-    named = [Image(path, path, path, ReadOptions(bands=chosen)) for path in paths]
+    named = [Image(path, path, path, options) for path in paths]
     settings = Settings(
         levels=levels,
         keep=None if keep is None else tuple(keep),
@@ -176,6 +188,7 @@ def predict_many(
         confidence=confidence,
         seed=seed,
         rescale=rescale,
+        options=options,
     )
     means = Means(device=device, workers=workers, batch_size=batch_size)
     return predict_images(named, model, settings, means)

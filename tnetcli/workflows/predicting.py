@@ -43,6 +43,7 @@ class Settings:
     precision: Precision = "fp32"
     reader: str | None = None
     rescale: tuple[float, float] | None = None
+    options: ReadOptions = ReadOptions()  # noqa: RUF009  frozen; of images that have none of their own
 
     def plan(self, checkpoint: Checkpoint) -> Plan:
         """Return the walk that is asked of a model."""
@@ -93,8 +94,26 @@ class Predictor:
             log.debug("`%s` failed", image.path, exc_info=True)
             return [self._fail(image, error)]
 
+    def mark(self, image: Image) -> str:
+        """Return what tells whether an image is the same, and read in the same way."""
+        found = fingerprint(image.path)
+        if image.options == self._settings.options:
+            return found
+        return f"{found}-{zlib.crc32(repr(image.options).encode(errors='surrogateescape')):08x}"
+
+    def is_current(self, image: Image, record: Prediction) -> bool:
+        """Say whether a record is of an image as it is now.
+
+        An image that is gone cannot be looked at again: what was found is worth keeping.
+        """
+        (now, _, how), (before, _, how_before) = (
+            text.partition("-") for text in (self.mark(image), record.fingerprint)
+        )
+        return how == how_before and now in ("", before)
+
     def _together(self, images: Sequence[Image]) -> list[Prediction]:
         failed: dict[str, Prediction] = {}
+        marks = {image.id: self.mark(image) for image in images}  # before they are looked at
         opened: list[tuple[Image, Reader]] = []
         with ExitStack() as closing:
             for image in images:
@@ -108,7 +127,7 @@ class Predictor:
                 readers, self._plan, seeds=seeds, confidence=self._settings.confidence
             )
             made = {
-                image.id: self._record(image, reader, sight)
+                image.id: self._record(image, reader, sight, marks[image.id])
                 for (image, reader), sight in zip(opened, sights, strict=True)
             }
         return [failed.get(image.id) or made[image.id] for image in images]
@@ -124,10 +143,12 @@ class Predictor:
         name = f"{self._settings.seed}/{image.id}"
         return zlib.crc32(name.encode(errors="surrogateescape"))
 
-    def _record(self, image: Image, reader: Reader, sight: Sight | TnetError) -> Prediction:
+    def _record(
+        self, image: Image, reader: Reader, sight: Sight | TnetError, mark: str
+    ) -> Prediction:
         if isinstance(sight, TnetError):
             return self._fail(image, sight)
-        record = record_sight(sight, reader, id=image.id, maker=self.maker, fingerprint=mark(image))
+        record = record_sight(sight, reader, id=image.id, maker=self.maker, fingerprint=mark)
         warnings = [*self._values_unlike(sight, reader), *self._pixels_unlike(reader)]
         for warning in warnings:
             log.warning("%s: %s", image.id, warning)
@@ -162,16 +183,8 @@ class Predictor:
     def _fail(self, image: Image, error: Exception) -> Prediction:
         problem = Problem.of(error) if isinstance(error, TnetError) else _unforeseen(error)
         return record_failure(
-            problem, image=image.path, id=image.id, maker=self.maker, fingerprint=mark(image)
+            problem, image=image.path, id=image.id, maker=self.maker, fingerprint=self.mark(image)
         )
-
-
-def mark(image: Image) -> str:
-    """Return what tells whether an image is the same, read in the same way; "" if nobody can."""
-    found = fingerprint(image.path)
-    if image.options == ReadOptions():
-        return found
-    return f"{found}-{zlib.crc32(repr(image.options).encode(errors='surrogateescape')):08x}"
 
 
 def _telling(plan: Plan, settings: Settings, trained: float | None) -> dict[str, Any]:
@@ -181,6 +194,11 @@ def _telling(plan: Plan, settings: Settings, trained: float | None) -> dict[str,
     told["seed"] = settings.seed if plan.policy == "sample" else None
     told["precision"] = settings.precision
     told["reader"] = settings.reader
+    told["reading"] = {
+        name: str(value)
+        for name, value in asdict(settings.options).items()
+        if value != getattr(ReadOptions(), name)
+    }
     told["rescale"] = None if settings.rescale is None else list(settings.rescale)
     return told
 
