@@ -273,7 +273,7 @@ def judge_landscapes(runs: Runs, seeds: Sequence[int]) -> list[Figure]:
         ratio = statistics.mean(each["windows"] for each in swept) / 9
         figures += [
             Figure(by, "accuracy, full sweep", statistics.mean(found), 0, False, " %",
-                   spread(found)),
+                   f"{spread(found)}; {swept[0]['scenes']} scenes"),
             Figure(by, "views of a full sweep / ours", ratio, 0, False, "",
                    spread([each["cpu_seconds"] for each in swept]) + " CPU s"),
         ]  # fmt: skip
