@@ -10,6 +10,7 @@ from tnetcli.exporters.geojson import write_geojson
 from tnetcli.prediction import Prediction
 
 SUFFIX = ".geojson"
+ROOT = "_"
 LONGEST = 200  # bytes of a name; file systems take 255
 
 
@@ -34,8 +35,10 @@ class Overlays:
         *folders, name = id.split("/")
         safe = [_safe(each) for each in folders]
         safe = [f"{each}_" if each.endswith(SUFFIX) else each for each in safe]  # no file's name
-        whole = "/".join([*safe, _safe(name)])
-        if whole != id:
+        told = "/".join([*safe, _safe(name)])
+        # Absolute paths lie below `_`, and nothing else does without a digest.
+        plain = f"{ROOT}{id}" if id.startswith("/") else id
+        if told != plain or (folders[:1] == [ROOT]):
             digest = hashlib.blake2b(id.encode(errors="surrogateescape"), digest_size=4)
             name = f"{_safe(name)}-{digest.hexdigest()}"
         return self.folder.joinpath(*safe, f"{name}{SUFFIX}")
