@@ -6,7 +6,8 @@ from tnetcli.workflows.overlays import Overlays
 IDS = [
     "a/b.tif", "/images/a.tif", "images/a.tif", "a\udcff.tif", "a\udcfe.tif", "a.tif", ".\udcff./x",
     "../a", "__/a", "_/a", "_/images/a.tif", "http://h/a", "http/h/a", "a//b", "a/b",
-    "a.geojson/b", "a", "..", "", ".", "x" * 300, "y" + "x" * 299, "a:b", "a_b", "c\\d", "/", "//", "e/", "über/ß.tif",
+    "a.geojson/b", "a", "..", "", ".", "x" * 300, "y" + "x" * 299, "a:b", "a_b", "c\\d",
+    "/", "//", "e/", "über/ß.tif",
 ]  # fmt: skip
 
 
