@@ -50,7 +50,7 @@ bench: setup
 	$(BIN)/python benchmarks/training.py --write
 	$(BIN)/python benchmarks/learning.py --write
 
-# About half an hour on two cores; docs/models/default.md tells what comes out.
+# About 43 minutes of one core; docs/models/default.md tells what comes out.
 default-model: setup
 	$(BIN)/tnet train recipes/default.yaml -o runs/default --resume --set data.path=$(abspath $(TILES))
 	mkdir -p tnetcli/assets
