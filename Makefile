@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test check format lint types docs bench default-model clean
+.PHONY: setup demo test soak check format lint types docs bench default-model clean
 
 # Labelled tiles of EuroSAT: a folder for each class, in a zip or not.
 TILES ?= ../shared/data/labelled/EuroSAT_RGB.zip
@@ -26,6 +26,10 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# What takes minutes: a night of kills, a million windows.
+soak: setup
+	$(BIN)/python -m pytest --run-slow -m slow
 
 check: lint types test
 

@@ -13,6 +13,7 @@ MIDDLE = GROUND | {"readers", "traversal", "models", "prediction", "normalisatio
 UPPER = {
     "checkpoint",
     "output_file",
+    "running",
     "description",
     "devices",
     "looking",
@@ -35,7 +36,8 @@ MAY_IMPORT = {
     "devices": {"errors"},
     "normalisation": GROUND | {"readers", "validation"},
     "views": GROUND | {"readers", "normalisation", "traversal"},
-    "looking": MIDDLE | {"checkpoint", "devices"},
+    "running": {"devices", "errors", "geometry", "models", "readers"},
+    "looking": MIDDLE | {"checkpoint", "devices", "running"},
     "recording": {"__init__", "errors", "looking", "prediction", "readers"},
     "output_file": {"errors"},
     "exporters": {"errors", "geometry", "output_file", "prediction", "wording"},

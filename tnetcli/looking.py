@@ -11,18 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tnetcli.checkpoint import Checkpoint
-from tnetcli.devices import Precision, autocast, choose_device, is_out_of_memory
+from tnetcli.devices import Precision, choose_device
 from tnetcli.errors import ImageError, ModelError, TnetError
-from tnetcli.geometry import Region
-from tnetcli.models.base import Looked, Model
+from tnetcli.models.base import Model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Cost, Reader
-from tnetcli.readers.handles import ForkSafeLock
+from tnetcli.running import CHUNK, Runner
 from tnetcli.traversal import Plan, traverse
 from tnetcli.views import Fit, View, Views, root_window
 from tnetcli.visits import Attend, Place, Seen, Stop, Visit
 
-CHUNK = 32  # views in one forward pass: about 600 MB of maps in EfficientNet-B0
 log = logging.getLogger(__name__)
 
 
@@ -80,16 +78,11 @@ class Looker:
         bands: Sequence[str] = (),
         confidence: float | None = None,
     ) -> None:
-        if chunk < 1:
-            raise ValueError(f"chunk is below 1: `{chunk}`")
         if len(normalisation.mean) != model.bands:
             raise ValueError(f"{len(normalisation.mean)} means for {model.bands} bands")
         self.device = choose_device(device)
         self.model = model.eval().to(self.device).to(memory_format=torch.channels_last)
-        self.precision = precision
-        self.chunk = chunk
-        self._halved = False
-        self._turn = ForkSafeLock()
+        self._runner = Runner(self.model, self.device, precision, chunk)
         self._fit = fit
         self._normalisation = normalisation
         self._bands = tuple(bands)
@@ -206,7 +199,7 @@ class Looker:
     ) -> list[Seen | None]:
         wanted = [place for place in places if albums[place.image].error is None]
         found: dict[Place, Seen] = {}
-        for chunk in self._views.read(wanted, readers, self.chunk):
+        for chunk in self._views.read(wanted, readers, self._runner.chunk):
             for place, view in chunk:
                 _note(albums[place.image], place, view, readers[place.image])
             good = [
@@ -226,16 +219,13 @@ class Looker:
         views = torch.from_numpy(np.stack([view.values for _, view in good]))
         regions = [place.region for place, _ in good]
         score = any(region.level < levels for region in regions)
-        with self._turn:
-            start = time.perf_counter()
-            looked = self._forward(views, regions, score)
-            seconds = (time.perf_counter() - start) / len(good)
+        looked, seconds = self._runner.run(views, regions, score)
         for (place, view), features in zip(good, looked.features, strict=True):
             album = albums[place.image]
             album.features.append(features)
             album.levels.append(place.region.level)
             album.valid.append(view.valid)
-            album.model_seconds += seconds
+            album.model_seconds += seconds / len(good)
         # Of the last level nobody asks which cells are best: zeros, whatever else is in the batch.
         attention = np.zeros((len(good), self.model.grid.rows, self.model.grid.columns))
         if looked.attention is not None:
@@ -247,46 +237,6 @@ class Looker:
             place: Seen(each, view.cells)
             for each, (place, view) in zip(attention, good, strict=True)
         }
-
-    def _forward(self, views: Tensor, regions: Sequence[Region], score: bool) -> Looked:
-        """Run the model on (regions, bands, height, width), in smaller parts if memory is short."""
-        try:
-            return self._forward_in_parts(views, regions, score)
-        except (MemoryError, RuntimeError) as error:
-            tried = min(self.chunk, len(regions))
-            if not is_out_of_memory(error):
-                raise
-            if self._halved or tried < 2:
-                raise ModelError(
-                    f"not enough memory for {tried} views at once",
-                    hint="look with smaller chunks, or on another device",
-                ) from error
-        self._halved = True
-        self.chunk = tried // 2
-        log.warning("out of memory: going on with %d views at a time", self.chunk)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return self._forward(views, regions, score)
-
-    def _forward_in_parts(self, views: Tensor, regions: Sequence[Region], score: bool) -> Looked:
-        parts = [
-            self._forward_at_once(views[start : start + self.chunk], part, score)
-            for start in range(0, len(regions), self.chunk)
-            if (part := regions[start : start + self.chunk])
-        ]
-        attention = [part.attention for part in parts if part.attention is not None]
-        return Looked(
-            torch.cat([part.features for part in parts]),
-            torch.cat(attention) if attention else None,
-        )
-
-    def _forward_at_once(self, views: Tensor, regions: Sequence[Region], score: bool) -> Looked:
-        with torch.inference_mode(), autocast(self.device, self.precision):
-            views = views.to(self.device, memory_format=torch.channels_last)
-            features, attention, _ = self.model.look(views, regions, score_cells=score)
-        return Looked(
-            features.float().cpu(), None if attention is None else attention.float().cpu()
-        )
 
     def _probability(self, album: _Album) -> float:
         """Return how probable the best class is by all that was seen so far."""

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -13,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tnetcli.errors import OutputError
-from tnetcli.output_file import refuse_special
+from tnetcli.output_file import refuse_special, whole_file
 from tnetcli.prediction import SCHEMA, Prediction
 from tnetcli.wording import shorten
 
@@ -132,7 +131,7 @@ class PredictionFile:
             record = line.record
             lines, size = number + 1, size + len(line.text)
             current = is_current(record)
-            if record.status == "ok":
+            if record.status == "ok" or current is None:
                 self._check(record, model_sha256, settings)
             is_done = record.status == "ok" and current is True
             if record.id in known or not line.text.endswith(b"\n"):
@@ -155,22 +154,19 @@ class PredictionFile:
 
     def _replace(self, kept: Collection[int]) -> None:
         """Leave the lines with these numbers, and nothing else."""
-        target = Path(os.path.realpath(self.path))  # what a link leads to is replaced
-        partial = target.with_name(f".tnet-{secrets.token_hex(8)}.tmp")
+        renewed: FileIO | None = None
         try:
-            with open(partial, "xb") as file:
+            with whole_file(self.path) as file:
                 for number, line in enumerate(read_lines(self.path) if kept else ()):
                     if number in kept:
                         file.write(line.text)
-                file.flush()
-                os.fsync(file.fileno())
-            renewed = open(partial, "ab", buffering=0)  # noqa: SIM115  it stays open
-            self._claim(renewed)
-            os.replace(partial, target)
-        except OSError as error:
-            raise self._unwritable(error) from error
-        finally:
-            partial.unlink(missing_ok=True)
+                # It is ours before it has its name, so that nobody comes between.
+                renewed = open(file.name, "ab", buffering=0)  # noqa: SIM115  it stays open
+                self._claim(renewed)
+        except BaseException:
+            if renewed is not None:
+                renewed.close()
+            raise
         assert self._file is not None
         self._file.close()
         self._file = renewed

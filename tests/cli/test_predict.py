@@ -449,6 +449,31 @@ def test_lines_on_standard_error_can_be_json(folder, tmp_path):
     lines = done.stderr.splitlines()
     told = [json.loads(line) for line in lines if line.startswith("{")]
     assert {each["level"] for each in told} == {"info", "warning"}
+    bad = tnet("predict", folder / "gone.tif", "--model", folder / "m.safetensors",
+               "--log-format", "json")  # fmt: skip
+    (line,) = bad.stderr.splitlines()
+    assert (json.loads(line)["level"], bad.returncode) == ("error", 3)
+    assert json.loads(line)["hint"]
+
+
+def test_a_hint_that_fits_some_failures_only_is_not_given_for_all(folder, tmp_path):
+    write_geotiff(tmp_path / "grey.tif", noise((200, 200), bands=1))
+    some = [folder / "broken.tif", tmp_path / "grey.tif"]
+    assert "hint: the lines above say why" in in_process(folder, *some, "-q").stderr
+    assert "grey.tif failed" in in_process(folder, *some, "-q").stderr
+
+
+def test_a_run_is_gone_on_with_where_an_overlay_cannot_be(folder, tmp_path, monkeypatch):
+    out, image = tmp_path / "a.jsonl", folder / "images/00.tif"
+    in_process(folder, image, "-o", out)
+
+    def refuse(path, records, **options):
+        raise OutputError("no such place on Earth")
+
+    monkeypatch.setattr("tnetcli.workflows.overlays.write_geojson", refuse)
+    done = in_process(folder, image, "-o", out, "--overlay", tmp_path / "overlays")
+    assert done.exit_code == 0
+    assert "no overlay" in done.stderr
 
 
 @pytest.fixture(scope="module")

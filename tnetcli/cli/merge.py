@@ -27,6 +27,7 @@ def merge(
         list[str] | None,
         typer.Option(
             "--image",
+            envvar="TNET_IMAGE",
             help="An image, a glob or a folder that should be there; may be repeated.",
             show_default=False,
         ),

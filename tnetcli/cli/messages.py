@@ -19,6 +19,9 @@ def show_problem(problem: str, hint: str) -> None:
     """Print one line each, whatever a file name or a library put into the message."""
     if sys.stderr is None:  # closed: print would turn to standard output
         return
+    if any(isinstance(each.formatter, _Json) for each in logging.getLogger("tnetcli").handlers):
+        logging.getLogger("tnetcli").error(problem, extra={"hint": hint})
+        return
     print(f"error: {printable(' '.join(problem.split()), LONGEST)}", file=sys.stderr)
     if hint:
         print(f"hint: {printable(' '.join(hint.split()), LONGEST)}", file=sys.stderr)
@@ -35,6 +38,8 @@ class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": record.created, "level": record.levelname.lower()}
         line["message"] = record.getMessage()
+        if hint := getattr(record, "hint", ""):
+            line["hint"] = hint
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line)

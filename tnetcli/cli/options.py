@@ -54,7 +54,8 @@ Recursive = Annotated[
     bool, typer.Option("--recursive", envvar="TNET_RECURSIVE", help="Look into subfolders too.")
 ]
 NullSeparated = Annotated[
-    bool, typer.Option("-0", help="The list on standard input is separated by NUL, not newline.")
+    bool,
+    typer.Option("-0", envvar="TNET_0", help="The list on stdin is separated by NUL, not newline."),
 ]
 Reader = Annotated[
     ReaderName | None,

@@ -227,7 +227,7 @@ def predict(
         with BatchProgress(batch, quiet=quiet, as_json=as_json) as progress:
 
             def should_stop() -> bool:
-                if asked:
+                if asked and not quiet:
                     progress.say_once("finishing what was begun; a second Ctrl-C stops at once")
                 return bool(asked) or (most is not None and batch.failed > most)
 
@@ -258,7 +258,7 @@ def predict(
                         typer.echo(record.to_json())
                     elif output is None and record.status == "ok":
                         typer.echo(as_text(record))
-                    if record.error is not None and not quiet:
+                    if record.error is not None and len(named) > 1:  # of one, the error tells
                         logging.getLogger("tnetcli.predict").warning(
                             "%s failed: %s", record.id, record.error.message
                         )
@@ -279,11 +279,9 @@ def _judge(batch: "Batch") -> None:
     """End with the error that fits what became of the images."""
     if not batch.failed:
         return
-    if batch.images == 1:
-        problem, hint = batch.last_problem, batch.last_hint
-    else:
-        problem = f"{batch.failed} of {batch.images} images failed"
-        hint = batch.last_hint or "the lines above say why"
+    several = f"{batch.failed} of {batch.images} images failed"
+    problem = batch.first_problem if batch.images == 1 else several
+    hint = next(iter(batch.hints)) if len(batch.hints) == 1 else "the lines above say why"
     if batch.done + batch.resumed:
         raise SomeFailedError(problem, hint=hint)
     kinds = {kind_of(name) for name in batch.types}

@@ -106,7 +106,7 @@ class Stopwatch:
         import torch
 
         from tnetcli.devices import autocast
-        from tnetcli.looking import CHUNK
+        from tnetcli.running import CHUNK
 
         assert self._model is not None
         features = []

@@ -19,13 +19,7 @@ class Overlays:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(
-                f"cannot make the folder `{folder}`: {error.strerror}",
-                hint="name another with --overlay",
-            ) from error
+        _make(self.folder)
 
     def path(self, id: str) -> Path:
         """Return the file of an image: its id below the folder, and no other's.
@@ -38,27 +32,38 @@ class Overlays:
         told = "/".join([*safe, _safe(name)])
         # Absolute paths lie below `_`, and nothing else does without a digest.
         plain = f"{ROOT}{id}" if id.startswith("/") else id
-        if told != plain or (folders[:1] == [ROOT]):
+        if told != plain or folders[:1] == [ROOT]:
             digest = hashlib.blake2b(id.encode(errors="surrogateescape"), digest_size=4)
             name = f"{_safe(name)}-{digest.hexdigest()}"
         return self.folder.joinpath(*safe, f"{name}{SUFFIX}")
 
     def write(self, record: Prediction) -> None:
-        """Write the overlay of a prediction, in place of an older one."""
-        path = self.path(record.id)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(
-                f"cannot make the folder `{path.parent}`: {error.strerror}",
-                hint="name another with --overlay",
-            ) from error
-        write_geojson(path, [record], overwrite=True)
+        """Write the overlay of a prediction, in place of an older one.
 
-    def complete(self, record: Prediction) -> None:
-        """Write the overlay of a prediction that has none."""
-        if not self.path(record.id).exists():
-            self.write(record)
+        ValueError says that this prediction cannot have one, OutputError that none can be written.
+        """
+        path = self.path(record.id)
+        _make(path.parent)
+        try:
+            write_geojson(path, [record], overwrite=True)
+        except OutputError as error:
+            if isinstance(error.__cause__, OSError):
+                raise  # the disk: the next one would fare no better
+            raise ValueError(str(error)) from error
+
+    def has(self, record: Prediction) -> bool:
+        """Say whether the overlay is there."""
+        return self.path(record.id).exists()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot make the folder `{folder}`: {error.strerror}",
+            hint="name another with --overlay",
+        ) from error
 
 
 def _safe(part: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tnetcli.checkpoint import Checkpoint, load_model
 from tnetcli.engines.local import in_lanes
-from tnetcli.errors import OutputError, kind_of
+from tnetcli.errors import kind_of
 from tnetcli.looking import Looker
 from tnetcli.prediction import Prediction
 from tnetcli.prediction_file import PredictionFile, read_lines
@@ -88,9 +88,7 @@ def _overlaid(record: Prediction, overlays: Overlays) -> Prediction:
     """Write the overlay; where this image cannot have one, say so and go on."""
     try:
         overlays.write(record)
-    except (OutputError, ValueError) as error:
-        if isinstance(error.__cause__, OSError):
-            raise  # the disk: the next one would fare no better
+    except ValueError as error:
         log.warning("%s: no overlay: %s", record.id, error)
         return replace(record, warnings=(*record.warnings, f"no overlay: {first_line(error)}"))
     return record
@@ -111,8 +109,8 @@ def _resume(file: PredictionFile, predictor: Predictor, images: Sequence[Image])
 def _complete(overlays: Overlays, output: Path, done: set[str]) -> None:
     """Make overlays that are missing; all they need is in the records."""
     for line in read_lines(output):
-        if line.record.id in done:
-            overlays.complete(line.record)
+        if line.record.id in done and not overlays.has(line.record):
+            _overlaid(line.record, overlays)
 
 
 def _batches(images: Iterable[Image], size: int) -> Iterator[list[Image]]:

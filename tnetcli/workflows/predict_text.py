@@ -55,8 +55,8 @@ class Batch:
     reasons: Counter[str] = field(default_factory=Counter)
     types: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
-    last_problem: str = ""
-    last_hint: str = ""
+    hints: Counter[str] = field(default_factory=Counter)
+    first_problem: str = ""
 
     @property
     def failed(self) -> int:
@@ -70,7 +70,8 @@ class Batch:
             reason = record.error.message.replace(record.image, "…").replace("`…`", "…")
             self.reasons[reason] += 1
             self.types[record.error.type] += 1
-            self.last_problem, self.last_hint = record.error.message, record.error.hint
+            self.hints[record.error.hint] += 1
+            self.first_problem = self.first_problem or record.error.message
             named = self.examples.setdefault(reason, [])
             if len(named) < MOST_NAMED:
                 named.append(record.id)

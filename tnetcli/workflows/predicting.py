@@ -36,7 +36,6 @@ class Settings:
     levels: int | None = None
     keep: tuple[int, ...] | None = None
     policy: Policy | None = None
-    temperature: float | None = None
     budget: int | None = None
     confidence: float | None = None
     seed: int = 0
@@ -50,7 +49,7 @@ class Settings:
         plan = checkpoint.description.plan(levels=self.levels, keep=self.keep)
         changes = {
             name: value
-            for name in ("policy", "temperature", "budget")
+            for name in ("policy", "budget")
             if (value := getattr(self, name)) is not None
         }
         try:
