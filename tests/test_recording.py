@@ -8,7 +8,7 @@ from tnetcli.looking import Looker
 from tnetcli.normalisation import Normalisation
 from tnetcli.prediction import Prediction
 from tnetcli.readers.open import open_image
-from tnetcli.recording import Maker, record_failure, record_sight
+from tnetcli.recording import Maker, _windows, record_failure, record_sight
 from tnetcli.traversal import Plan
 
 CLASSES = ("river", "forest", "sea")
@@ -49,6 +49,21 @@ def test_every_window_looked_at_is_recorded(seen):
     assert sum(window.weight for window in record.windows) == pytest.approx(1)
     assert len(record.windows) == len(sight.visits) == record.cost.windows
     assert sum(level.windows for level in record.levels) == len(record.windows)
+
+
+def test_what_every_window_would_say_alone_is_recorded_for_all_classes(seen):
+    sight, record = seen
+    powers = np.exp(sight.window_scores)
+    for window, expected in zip(record.windows, powers / powers.sum(1, keepdims=True), strict=True):
+        assert window.probabilities == pytest.approx(expected.tolist(), abs=1e-6)
+        assert window.probability == pytest.approx(max(window.probabilities), abs=1e-6)
+        assert window.label == CLASSES[int(np.argmax(window.probabilities))]
+
+
+def test_the_classes_of_windows_are_left_out_where_they_are_many(seen, monkeypatch):
+    monkeypatch.setattr("tnetcli.recording.MOST_CLASSES", 2)
+    sight, _ = seen
+    assert {each.probabilities for each in _windows(sight, CLASSES)} == {()}
 
 
 def test_the_last_level_agrees_with_the_conclusion(seen):

@@ -8,6 +8,7 @@ from tnetcli.errors import TnetError
 
 SCHEMA = "tnet.prediction/1"
 BoxEdges = tuple[float, float, float, float]
+LISTS = {"box", "probabilities"}  # of a window; JSON knows no tuples
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,8 @@ class SeenWindow:
     `attention` is the probability that its parent gave it, `weight` its share in the conclusion,
     `label` and `probability` what it alone would say, `valid` the part of its view
     under which there is data: at most, as a pixel of the view counts where any of it holds data.
+    `probabilities` are those of all classes, in the order of the record's own; none where the
+    classes are too many to tell them of every window.
     """
 
     path: str
@@ -28,6 +31,7 @@ class SeenWindow:
     label: str
     probability: float
     valid: float
+    probabilities: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,8 @@ def _build(record: dict[str, Any]) -> Prediction:
         raise TypeError(f"unknown keys: {', '.join(sorted(unknown))}")
     given["levels"] = tuple(SeenLevel(**each) for each in given.get("levels", ()))
     given["windows"] = tuple(
-        SeenWindow(**{**each, "box": tuple(each["box"])}) for each in given.get("windows", ())
+        SeenWindow(**{**each, **{key: tuple(each[key]) for key in LISTS & each.keys()}})
+        for each in given.get("windows", ())
     )
     for key, kind in (("cost", PredictionCost), ("error", Problem)):
         if given.get(key) is not None:

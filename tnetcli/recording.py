@@ -13,6 +13,9 @@ from tnetcli.looking import Sight
 from tnetcli.prediction import Prediction, PredictionCost, Problem, SeenLevel, SeenWindow
 from tnetcli.readers.base import Reader
 
+MOST_CLASSES = 100  # of which every window is told: records of thousands would be all numbers
+DECIMALS = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Maker:
@@ -104,15 +107,23 @@ def _windows(sight: Sight, classes: Sequence[str]) -> list[SeenWindow]:
             label=label,
             probability=probability,
             valid=float(valid),
+            probabilities=_told(each),
         )
-        for visit, weight, valid, (label, probability) in zip(
+        for visit, weight, valid, each, (label, probability) in zip(
             sight.visits,
             sight.weights,
             sight.valid,
+            probabilities,
             (_best(each, classes) for each in probabilities),
             strict=True,
         )
     ]
+
+
+def _told(probabilities: NDArray[np.float64]) -> tuple[float, ...]:
+    if len(probabilities) > MOST_CLASSES:
+        return ()
+    return tuple(round(float(each), DECIMALS) for each in probabilities)
 
 
 def _cost(sight: Sight, reader: Reader) -> PredictionCost:

@@ -5,7 +5,8 @@ import json
 import numpy as np
 from rasterio.warp import transform as warp
 
-from tnetcli.exporters.geojson import prediction_text
+from tnetcli.exporters.geojson import collection_text
+from tnetcli.exporters.looked import Looked
 from tnetcli.prediction import Prediction, SeenWindow
 
 LONLAT = "OGC:CRS84"
@@ -30,8 +31,12 @@ def record(*windows, image="scenes/a.tif", width=4000, height=3000, **told):
     )
 
 
-def read(prediction, **how):
-    return json.loads("".join(prediction_text(prediction, **how)))
+def text(*predictions, **how):
+    return "".join(collection_text(map(Looked.of, predictions), **how))
+
+
+def read(*predictions, **how):
+    return json.loads(text(*predictions, **how))
 
 
 def features(prediction, **how):

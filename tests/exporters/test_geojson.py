@@ -13,11 +13,11 @@ from tnetcli.errors import ImageError, OutputError
 from tnetcli.exporters import joint
 from tnetcli.exporters.geojson import (
     collection_text,
-    prediction_text,
     sequence_text,
     write_geojson,
     write_geojson_sequence,
 )
+from tnetcli.exporters.looked import Choice, Looked
 from tnetcli.prediction import Prediction, Problem
 
 SCENE = record(window(attention=1.0), window("root/0-2", (0, 0, 500, 400)), **UTM)
@@ -25,12 +25,12 @@ SLIDE = record(window(attention=1.0), window("root/0-2"), image="b.svs", offset=
 FAILED = Prediction("c.tif", "c.tif", "failed", error=Problem.of(ImageError("damaged")))
 
 
-def together(*predictions, **how):
-    return json.loads("".join(collection_text(predictions, **how)))
+def looked(*predictions):
+    return [Looked.of(each) for each in predictions]
 
 
 def test_a_file_is_one_collection(tmp_path):
-    write_geojson(tmp_path / "a.geojson", iter([SCENE]))
+    write_geojson(tmp_path / "a.geojson", iter(looked(SCENE)))
     text = (tmp_path / "a.geojson").read_text()
     assert json.loads(text) == read(SCENE)
     assert text.startswith('{"type":"FeatureCollection","features":[\n{"type":"Feature",')
@@ -38,8 +38,8 @@ def test_a_file_is_one_collection(tmp_path):
 
 
 def test_a_compressed_file_holds_the_same(tmp_path):
-    write_geojson(tmp_path / "a.geojson", [SLIDE], frame="level0")
-    write_geojson(tmp_path / "a.geojson.gz", [SLIDE], frame="level0")
+    write_geojson(tmp_path / "a.geojson", looked(SLIDE), frame="level0")
+    write_geojson(tmp_path / "a.geojson.gz", looked(SLIDE), frame="level0")
     plain = (tmp_path / "a.geojson").read_bytes()
     assert gzip.decompress((tmp_path / "a.geojson.gz").read_bytes()) == plain
 
@@ -48,8 +48,8 @@ def test_an_existing_file_is_refused_unless_it_may_be_overwritten(tmp_path):
     for write in (write_geojson, write_geojson_sequence):
         (tmp_path / "a").write_text("mine")
         with pytest.raises(OutputError, match="exists"):
-            write(tmp_path / "a", [SLIDE])
-        write(tmp_path / "a", [SLIDE], overwrite=True)
+            write(tmp_path / "a", looked(SLIDE))
+        write(tmp_path / "a", looked(SLIDE), overwrite=True)
         assert "root/0-2" in (tmp_path / "a").read_text()
 
 
@@ -57,15 +57,15 @@ def test_an_existing_file_is_refused_unless_it_may_be_overwritten(tmp_path):
 def test_the_same_record_gives_the_same_bytes(prediction, tmp_path):
     again = Prediction.from_json(prediction.to_json())
     for name in ("a.geojson", "a.geojson.gz"):
-        write_geojson(tmp_path / name, [prediction])
+        write_geojson(tmp_path / name, looked(prediction))
         first = (tmp_path / name).read_bytes()
-        write_geojson(tmp_path / name, [again], overwrite=True)
+        write_geojson(tmp_path / name, looked(again), overwrite=True)
         assert (tmp_path / name).read_bytes() == first
 
 
 def test_images_on_the_earth_share_a_collection_that_tells_what_they_share():
     other = replace(SCENE, image="b.tif", id="b.tif", width=77)
-    collection = together(SCENE, FAILED, other)
+    collection = read(SCENE, FAILED, other)
     assert len(collection["features"]) == 4
     facts = collection["tnet"]
     assert (facts["images"], facts["failed"], facts["model"]) == (2, 1, "default")
@@ -78,20 +78,35 @@ def test_images_on_the_earth_share_a_collection_that_tells_what_they_share():
 )
 def test_pixels_share_a_collection_with_no_other_image(pair, tmp_path):
     with pytest.raises(OutputError, match=r"pixels of `.*\.svs` cannot share") as caught:
-        write_geojson(tmp_path / "a.geojson", pair)
+        write_geojson(tmp_path / "a.geojson", looked(*pair))
     assert "sequence" in caught.value.hint
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("predictions", [[], [FAILED], [replace(SCENE, windows=())]])
 def test_without_windows_it_is_still_a_collection(predictions):
-    collection = together(*predictions)
+    collection = read(*predictions)
     assert collection["features"] == []
     assert "bbox" not in collection
 
 
+@pytest.mark.parametrize("base", [SCENE, SLIDE], ids=["scene", "slide"])
+def test_windows_that_are_not_wanted_are_left_out_and_tell_their_children_how_likely_they_were(
+    base,
+):
+    windows = (
+        window(attention=1.0),
+        window("root/0-0", attention=0.4),
+        window("root/0-0/1-1", attention=0.5),
+        window("root/0-0/1-2", attention=0.1),
+    )
+    full = read(replace(base, windows=windows))["features"]
+    chosen = [Looked(base, windows, Choice(frozenset({1, 3}), 0.3))]
+    assert json.loads("".join(collection_text(chosen)))["features"] == [full[0], full[2]]
+
+
 def test_a_sequence_has_a_line_for_every_window_of_any_images():
-    lines = list(sequence_text([SCENE, FAILED, SLIDE]))
+    lines = list(sequence_text(looked(SCENE, FAILED, SLIDE)))
     assert all(line.count("\n") == 1 and line.endswith("\n") for line in lines)
     found = [json.loads(line) for line in lines]
     assert [each["type"] for each in found] == ["Feature"] * 4
@@ -103,8 +118,8 @@ def test_a_sequence_has_a_line_for_every_window_of_any_images():
 
 
 def test_a_sequence_may_have_record_separators(tmp_path):
-    plain = "".join(sequence_text([SCENE, SLIDE]))
-    write_geojson_sequence(tmp_path / "a.geojsons", [SCENE, SLIDE], record_separator=True)
+    plain = "".join(sequence_text(looked(SCENE, SLIDE)))
+    write_geojson_sequence(tmp_path / "a.geojsons", looked(SCENE, SLIDE), record_separator=True)
     content = (tmp_path / "a.geojsons").read_bytes()
     texts = content.split(b"\x1e")
     assert texts[0] == b""
@@ -118,7 +133,7 @@ def test_a_sequence_is_told_as_predictions_come():
     def predictions():
         for prediction in (SCENE, SLIDE):
             asked.append(prediction.image)
-            yield prediction
+            yield Looked.of(prediction)
 
     lines = sequence_text(predictions())
     next(lines)
@@ -128,9 +143,7 @@ def test_a_sequence_is_told_as_predictions_come():
 @pytest.mark.parametrize("make", [collection_text, sequence_text])
 def test_an_unknown_frame_is_refused_at_once(make):
     with pytest.raises(ValueError, match="level0"):
-        make([SCENE], frame="level1")
-    with pytest.raises(ValueError, match="level0"):
-        prediction_text(SCENE, frame="level1")
+        make(looked(SCENE), frame="level1")
 
 
 def test_a_crs_that_nobody_knows_is_told():
@@ -141,7 +154,7 @@ def test_a_crs_that_nobody_knows_is_told():
 @pytest.mark.parametrize("base", [SCENE, SLIDE], ids=["scene", "slide"])
 def test_a_file_name_that_is_not_utf_8_can_be_written(base, tmp_path):
     name = os.fsdecode(b"K\xf6ln \xc3\xb6.tif")
-    write_geojson(tmp_path / "a.geojson", [replace(base, image=name, id=name)])
+    write_geojson(tmp_path / "a.geojson", looked(replace(base, image=name, id=name)))
     assert "K\ufffdln ö.tif" in (tmp_path / "a.geojson").read_text("utf-8")
 
 
@@ -160,7 +173,7 @@ def test_memory_does_not_follow_the_number_of_windows(base, monkeypatch):
 
     def peak(count):
         tracemalloc.start()
-        pieces = sum(1 for _ in prediction_text(base, many(count)))
+        pieces = sum(1 for _ in collection_text([Looked(base, many(count))]))
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert pieces == count + 2
@@ -174,7 +187,7 @@ def test_memory_does_not_follow_the_number_of_windows(base, monkeypatch):
 def test_memory_does_not_follow_the_number_of_images():
     def peak(count):
         tracemalloc.start()
-        images = (replace(SCENE, image=str(n), id=str(n)) for n in range(count))
+        images = (Looked.of(replace(SCENE, image=str(n), id=str(n))) for n in range(count))
         assert sum(1 for _ in collection_text(images)) == 2 * count + 2
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -188,15 +201,15 @@ MILLION = """
 import resource, sys
 from tests.exporters.records import UTM, record
 from tests.exporters.test_geojson import many
-from tnetcli.exporters.geojson import prediction_text
-from tnetcli.exporters.streaming import write_text
+from tnetcli.exporters.geojson import write_geojson
+from tnetcli.exporters.looked import Looked
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 before = peak()
 told = UTM if sys.argv[1] == "scene" else {}
-write_text(sys.argv[2], prediction_text(record(**told), many(int(sys.argv[3]))))
+write_geojson(sys.argv[2], [Looked(record(**told), many(int(sys.argv[3])))])
 print(peak() - before, "torch" in sys.modules)
 """
 

@@ -19,12 +19,12 @@ from tests.exporters.records import (
     read,
     record,
     rings,
+    text,
     times_inside,
     to_lonlat,
     window,
 )
 from tests.strategies import numbers
-from tnetcli.exporters.geojson import collection_text, prediction_text
 
 PIXEL = 0.01
 METRES_A_DEGREE = 111_320.0
@@ -269,16 +269,14 @@ def test_polar_stereographic_agrees_with_its_formula():
     ("metres", "decimals"), [(60, 7), (10, 7), (1, 7), (0.5, 8), (0.1, 8), (0.05, 9), (0.01, 9)]
 )
 def test_pixels_finer_than_a_metre_get_more_than_seven_decimals(metres, decimals):
-    text = "".join(
-        prediction_text(
-            record(
-                window(box=(10, 10, 500.5, 300.25)),
-                crs="EPSG:32633",
-                transform=(metres, 0.0, 5e5, 0.0, -metres, 5e6),
-            )
+    written = text(
+        record(
+            window(box=(10, 10, 500.5, 300.25)),
+            crs="EPSG:32633",
+            transform=(metres, 0.0, 5e5, 0.0, -metres, 5e6),
         )
     )
-    geometry = json.loads(text, parse_float=str)["features"][0]["geometry"]
+    geometry = json.loads(written, parse_float=str)["features"][0]["geometry"]
     used = {len(value.split(".")[1]) for point in geometry["coordinates"][0] for value in point}
     assert max(used) == decimals
 
@@ -408,7 +406,7 @@ def test_images_on_both_sides_of_the_antimeridian_share_a_small_box():
     def at(longitude):
         return record(window(), crs="EPSG:4326", transform=(0.01, 0.0, longitude, 0.0, -0.01, 0.0))
 
-    box = json.loads("".join(collection_text([at(178.0), at(-179.0), at(179.5)])))["bbox"]
+    box = read(at(178.0), at(-179.0), at(179.5))["bbox"]
     assert box == [178.0, -0.8, -178.0, 0.0]
-    box = json.loads("".join(collection_text([at(-20.0), at(30.0), at(5.0)])))["bbox"]
+    box = read(at(-20.0), at(30.0), at(5.0))["bbox"]
     assert box == [-20.0, -0.8, 31.0, 0.0]

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.exporters.records import area, features, read, record, window
+from tests.exporters.records import area, features, read, record, text, window
 from tests.strategies import numbers
-from tnetcli.exporters.geojson import prediction_text
 
 anything = st.floats()  # NaN and infinity too
 edges = st.tuples(numbers(-1e5, 1e5), numbers(-1e5, 1e5), numbers(0.5, 1e5), numbers(0.5, 1e5)).map(
@@ -105,7 +104,7 @@ RULES = {
 @settings(max_examples=30)
 @given(slides, st.sampled_from(["qupath", "level0"]))
 def test_qupath_can_read_every_feature(rule, prediction, frame):
-    collection = strictly("".join(prediction_text(prediction, frame=frame)))
+    collection = strictly(text(prediction, frame=frame))
     assert collection["type"] == "FeatureCollection"
     assert not {"crs", "bbox"} & collection.keys()
     assert len(collection["features"]) == len(prediction.windows)

@@ -6,21 +6,21 @@ from typing import Any, TypeAlias
 
 from tnetcli.errors import OutputError
 from tnetcli.exporters.lonlat import Globe
+from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.map_overlay import MapOverlay
 from tnetcli.exporters.overlay import Overlay, as_line
 from tnetcli.exporters.pixel_overlay import FRAMES, Frame, PixelOverlay
 from tnetcli.exporters.streaming import write_text
 from tnetcli.geometry import Georeference, Size
-from tnetcli.prediction import Prediction, SeenWindow
+from tnetcli.prediction import Prediction
 
 RECORD_SEPARATOR = "\x1e"
 BoundingBox: TypeAlias = tuple[float, float, float, float]
-Looked: TypeAlias = tuple[Prediction, Iterable[SeenWindow]]
 
 
 def write_geojson(
     path: str | os.PathLike[str],
-    predictions: Iterable[Prediction],
+    looked: Iterable[Looked],
     *,
     frame: Frame = "qupath",
     overwrite: bool = False,
@@ -29,23 +29,23 @@ def write_geojson(
 
     Compressed where the name ends in `.gz`. See `collection_text` for what may share a file.
     """
-    write_text(path, collection_text(predictions, frame=frame), overwrite=overwrite)
+    write_text(path, collection_text(looked, frame=frame), overwrite=overwrite)
 
 
 def write_geojson_sequence(
     path: str | os.PathLike[str],
-    predictions: Iterable[Prediction],
+    looked: Iterable[Looked],
     *,
     frame: Frame = "qupath",
     record_separator: bool = False,
     overwrite: bool = False,
 ) -> None:
     """Write one feature a line, whole or not at all; see `sequence_text`."""
-    pieces = sequence_text(predictions, frame=frame, record_separator=record_separator)
+    pieces = sequence_text(looked, frame=frame, record_separator=record_separator)
     write_text(path, pieces, overwrite=overwrite)
 
 
-def collection_text(predictions: Iterable[Prediction], *, frame: Frame = "qupath") -> Iterator[str]:
+def collection_text(looked: Iterable[Looked], *, frame: Frame = "qupath") -> Iterator[str]:
     """Return the text of one collection piece by piece, a feature a line.
 
     Images on the Earth may share a collection. Pixels mean nothing without their image: a second
@@ -53,26 +53,11 @@ def collection_text(predictions: Iterable[Prediction], *, frame: Frame = "qupath
     features: `bbox`, and `tnet` with how many images are in it and how many had failed.
     """
     _check(frame)
-    return _collection(((each, each.windows) for each in predictions), frame)
-
-
-def prediction_text(
-    prediction: Prediction,
-    windows: Iterable[SeenWindow] | None = None,
-    *,
-    frame: Frame = "qupath",
-) -> Iterator[str]:
-    """Return the text of the collection of one prediction piece by piece.
-
-    `windows`, if given, are drawn in place of the record's own; they are walked once, parents
-    before children, and may be too many to hold.
-    """
-    _check(frame)
-    return _collection([(prediction, prediction.windows if windows is None else windows)], frame)
+    return _collection(looked, frame)
 
 
 def sequence_text(
-    predictions: Iterable[Prediction],
+    looked: Iterable[Looked],
     *,
     frame: Frame = "qupath",
     record_separator: bool = False,
@@ -83,7 +68,7 @@ def sequence_text(
     sequence after RFC 8142, without one JSON a line.
     """
     _check(frame)
-    return _sequence(predictions, frame, RECORD_SEPARATOR if record_separator else "")
+    return _sequence(looked, frame, RECORD_SEPARATOR if record_separator else "")
 
 
 def _check(frame: str) -> None:
@@ -92,13 +77,13 @@ def _check(frame: str) -> None:
         raise ValueError(f"no such frame: `{frame}`, choose one of {', '.join(FRAMES)}")
 
 
-def _sequence(predictions: Iterable[Prediction], frame: Frame, before: str) -> Iterator[str]:
-    for prediction in predictions:
-        if prediction.status != "ok":
+def _sequence(looked: Iterable[Looked], frame: Frame, before: str) -> Iterator[str]:
+    for each in looked:
+        if each.prediction.status != "ok":
             continue
-        overlay = _overlay(prediction, frame)
+        overlay = _overlay(each.prediction, frame)
         facts = overlay.facts
-        for feature in overlay.features(prediction.windows):
+        for feature in overlay.features(each.with_joint()):
             yield f"{before}{as_line(feature | {'tnet': facts})}\n"
 
 
@@ -106,13 +91,13 @@ def _collection(looked: Iterable[Looked], frame: Frame) -> Iterator[str]:
     summary = _Summary()
     separator = "\n"
     yield '{"type":"FeatureCollection","features":['
-    for prediction, windows in looked:
-        if prediction.status != "ok":
+    for each in looked:
+        if each.prediction.status != "ok":
             summary.failed += 1
             continue
-        overlay = _overlay(prediction, frame)
-        summary.add(prediction, overlay)
-        for feature in overlay.features(windows):
+        overlay = _overlay(each.prediction, frame)
+        summary.add(each.prediction, overlay)
+        for feature in overlay.features(each.with_joint()):
             if "bbox" in feature:
                 summary.widen(feature["bbox"])
             yield separator + as_line(feature)

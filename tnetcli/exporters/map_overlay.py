@@ -6,9 +6,8 @@ from typing import Any
 
 from tnetcli.exporters.antimeridian import Outline
 from tnetcli.exporters.colours import as_hex, class_colour
-from tnetcli.exporters.joint import JointProbabilities
 from tnetcli.exporters.lonlat import Globe
-from tnetcli.exporters.overlay import Feature, checked_box, measured, shared_facts
+from tnetcli.exporters.overlay import Feature, WithJoint, checked_box, measured, shared_facts
 from tnetcli.prediction import Prediction, SeenWindow
 
 FRAME = "wgs84"
@@ -33,14 +32,13 @@ class MapOverlay:
         """Return the `tnet` member."""
         return shared_facts(self._prediction, FRAME) | self._source()
 
-    def features(self, windows: Iterable[SeenWindow]) -> Iterator[Feature]:
+    def features(self, windows: Iterable[WithJoint]) -> Iterator[Feature]:
         """Yield one feature a window."""
         source = iter(windows)
-        with JointProbabilities() as joint:
-            while chunk := list(islice(source, CHUNK)):
-                outlines = self._globe.outlines([checked_box(window) for window in chunk])
-                for window, outline in zip(chunk, outlines, strict=True):
-                    yield self._feature(window, outline, joint.of(window))
+        while chunk := list(islice(source, CHUNK)):
+            outlines = self._globe.outlines([checked_box(window) for window, _ in chunk])
+            for (window, joint), outline in zip(chunk, outlines, strict=True):
+                yield self._feature(window, outline, joint)
 
     def _feature(self, window: SeenWindow, outline: Outline | None, joint: float | None) -> Feature:
         feature: Feature = {"type": "Feature", "id": f"{self._prediction.id}#{window.path}"}

@@ -10,6 +10,7 @@ from tnetcli.geometry import Window
 from tnetcli.prediction import BoxEdges, Prediction, SeenWindow
 
 Feature: TypeAlias = dict[str, Any]
+WithJoint: TypeAlias = tuple[SeenWindow, float | None]  # as `Looked.with_joint` yields them
 DIGITS = 9  # significant, as many as a number of 32 bits holds
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
@@ -23,7 +24,7 @@ class Overlay(Protocol):
         """Return what a reader must know of the image and the coordinates: the `tnet` member."""
         ...
 
-    def features(self, windows: Iterable[SeenWindow]) -> Iterator[Feature]:
+    def features(self, windows: Iterable[WithJoint]) -> Iterator[Feature]:
         """Yield one feature a window, in their order, holding no more than a few at once."""
         ...
 

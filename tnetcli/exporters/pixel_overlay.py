@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
 from tnetcli.exporters.colours import attention_colour, class_colour
-from tnetcli.exporters.joint import JointProbabilities
-from tnetcli.exporters.overlay import Feature, checked_box, measured, shared_facts
+from tnetcli.exporters.overlay import Feature, WithJoint, checked_box, measured, shared_facts
 from tnetcli.prediction import Prediction, SeenWindow
 
 Frame: TypeAlias = Literal["qupath", "level0"]
@@ -36,11 +35,10 @@ class PixelOverlay:
             facts["microns_per_pixel"] = list(self._prediction.microns_per_pixel)
         return facts
 
-    def features(self, windows: Iterable[SeenWindow]) -> Iterator[Feature]:
+    def features(self, windows: Iterable[WithJoint]) -> Iterator[Feature]:
         """Yield one feature a window."""
-        with JointProbabilities() as joint:
-            for window in windows:
-                yield self._feature(window, joint.of(window))
+        for window, joint in windows:
+            yield self._feature(window, joint)
 
     def _feature(self, window: SeenWindow, joint: float | None) -> Feature:
         left, top, right, bottom = checked_box(window)

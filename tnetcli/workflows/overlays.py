@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tnetcli.errors import OutputError
 from tnetcli.exporters.geojson import write_geojson
+from tnetcli.exporters.looked import Looked
 from tnetcli.prediction import Prediction
 
 SUFFIX = ".geojson"
@@ -45,7 +46,7 @@ class Overlays:
         path = self.path(record.id)
         _make(path.parent)
         try:
-            write_geojson(path, [record], overwrite=True)
+            write_geojson(path, [Looked.of(record)], overwrite=True)
         except OutputError as error:
             if isinstance(error.__cause__, OSError):
                 raise  # the disk: the next one would fare no better
