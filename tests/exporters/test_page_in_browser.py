@@ -1,0 +1,608 @@
+import math
+import re
+from contextlib import contextmanager
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.browser import Watched, chromium, expect
+from tests.exporters.page_images import Places, places
+from tests.exporters.records import UTM, record, to_lonlat, window
+from tests.exporters.test_page import COST, FAILED, HOSTILE, LEVELS, SCENE
+from tnetcli.exporters.looked import Looked
+from tnetcli.exporters.page import write_page
+from tnetcli.prediction import SeenLevel
+
+PADDING = 12  # screen pixels around an image that is shown whole
+DEEP = replace(
+    SCENE,
+    windows=(
+        *SCENE.windows,
+        window("root/0-2/0-0", (1100, 600, 1350, 787.5), 0.75, label="forest", probability=0.6),
+        window("root/0-2/1-0", (1400, 900, 1650, 1087.5), 0.5, rank=2),
+        window("root/0-2/1-1", (1700, 900, 1950, 1087.5), 0.0625, rank=3),
+    ),
+    levels=(*LEVELS, SeenLevel(3, 3, "river", 0.97)),
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as lent:
+        yield lent
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Open a page of these records in a tab; afterwards it must have been quiet."""
+    opened = []
+    path = tmp_path / "päge #1?.html"
+
+    def open_tab(*predictions, imagery=places, where="", **options):
+        write_page(path, map(Looked.of, predictions), imagery, overwrite=True)
+        watched = Watched(browser, **({"viewport": {"width": 1200, "height": 900}} | options))
+        opened.append(watched)
+        watched.tab.goto(path.as_uri() + where)
+        return watched.tab
+
+    yield open_tab
+    for watched in opened:
+        watched.check_quiet(path)
+        watched.context.close()
+
+
+def rectangles(tab):
+    """Where the edges of windows are on the screen: (windows, 4), left, top, width, height."""
+    return np.array(
+        tab.eval_on_selector_all(
+            ".window .edge",
+            "all => all.map(each => each.getBoundingClientRect())"
+            ".map(place => [place.x, place.y, place.width, place.height])",
+        )
+    )
+
+
+def stage(tab):
+    box = tab.locator("#view").bounding_box()
+    return np.array([box["x"], box["y"], box["width"], box["height"]])
+
+
+def expected_rectangles(boxes, centre, scale, middle):
+    """Boxes of the image on a screen where its pixel `middle` is at `centre`."""
+    x0, y0, x1, y1 = np.array(boxes, float).T
+    left, top = centre[0] + (x0 - middle[0]) * scale, centre[1] + (y0 - middle[1]) * scale
+    return np.stack([left, top, (x1 - x0) * scale, (y1 - y0) * scale], axis=1)
+
+
+def fitted(tab, width, height):
+    """The scale and the centre on the screen at which an image fits the stage."""
+    x, y, across, down = stage(tab)
+    scale = min((across - 2 * PADDING) / width, (down - 2 * PADDING) / height)
+    return scale, (x + across / 2, y + down / 2)
+
+
+def test_all_windows_are_there_and_a_level_switched_off_hides_just_its_own(show):
+    tab = show(DEEP)
+    levels = [each.level for each in DEEP.windows]
+    assert tab.locator(".window").count() == 6
+    assert tab.locator("#levels label").all_inner_texts() == [
+        "level 1 (1)",
+        "level 2 (2)",
+        "level 3 (3)",
+        "fine pixels",
+    ]
+    for off in (1, 2, 3):
+        box = tab.get_by_label(f"level {off} (")
+        box.uncheck()
+        seen = [each.is_visible() for each in tab.locator(".window").all()]
+        assert seen == [level != off for level in levels]
+        box.check()
+    assert all(each.is_visible() for each in tab.locator(".window").all())
+
+
+def test_windows_lie_where_they_should_before_and_after_zooming_and_moving(show):
+    # Inside the image: one that reaches past it makes more than the image fit.
+    windows = [w for w in DEEP.windows if w.box[2] <= 4000]
+    tab = show(replace(DEEP, windows=tuple(windows)))
+    boxes = [each.box for each in windows]
+    scale, centre = fitted(tab, 4000, 3000)
+    first = expected_rectangles(boxes, centre, scale, (2000, 1500))
+    assert np.allclose(rectangles(tab), first, atol=1)
+
+    pointer = np.array([centre[0] - 50, centre[1] - 40])
+    tab.mouse.move(*pointer)
+    tab.mouse.wheel(0, -200)
+    factor = math.exp(200 / 400)
+    tab.wait_for_timeout(100)
+    zoomed = first * factor
+    zoomed[:, :2] += (1 - factor) * pointer
+    assert np.allclose(rectangles(tab), zoomed, atol=1)
+
+    tab.mouse.down()
+    tab.mouse.move(pointer[0] + 30, pointer[1] + 20, steps=5)
+    tab.mouse.up()
+    assert np.allclose(rectangles(tab)[:, :2], zoomed[:, :2] + (30, 20), atol=1)
+    assert not tab.locator("#chosen").is_visible()  # a drag is no click
+
+    tab.locator("#stage").press("0")
+    assert np.allclose(rectangles(tab), first, atol=1)
+    assert tab.evaluate("window.scrollY") == 0
+    tab.mouse.wheel(0, 50)  # all of it is shown already: the page itself moves
+    tab.wait_for_function("() => window.scrollY > 0")
+    tab.evaluate("window.scrollTo(0, 0)")
+    assert np.allclose(rectangles(tab), first, atol=1)
+    tab.get_by_role("button", name="Zoom in").click()
+    tab.get_by_role("button", name="Zoom in").click()
+    middle = np.array(centre)
+    closer = first * 1.5**2
+    closer[:, :2] += (1 - 1.5**2) * middle
+    assert np.allclose(rectangles(tab), closer, atol=1)
+    tab.get_by_role("button", name="Zoom out").click()
+    tab.get_by_role("button", name="Show all").click()
+    assert np.allclose(rectangles(tab), first, atol=1)
+
+
+def test_keys_zoom_and_move(show):
+    tab = show(DEEP)
+    first = rectangles(tab)
+    tab.locator("#stage").focus()
+    tab.keyboard.press("+")
+    tab.keyboard.press("+")
+    larger = rectangles(tab)
+    assert np.allclose(larger[:, 2:], first[:, 2:] * 1.5**2, rtol=1e-3)
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("ArrowDown")
+    assert np.allclose(rectangles(tab)[:, :2], larger[:, :2] - 80, atol=1)
+    tab.keyboard.press("ArrowLeft")
+    tab.keyboard.press("ArrowUp")
+    assert np.allclose(rectangles(tab), larger, atol=1)
+    tab.keyboard.press("-")
+    assert np.allclose(rectangles(tab)[:, 2:], first[:, 2:] * 1.5, rtol=1e-3)
+    tab.keyboard.press("0")
+    assert np.allclose(rectangles(tab), first, atol=0.1)
+    tab.keyboard.press("-")  # never smaller than all of it
+    tab.keyboard.press("ArrowLeft")
+    assert np.allclose(rectangles(tab), first, atol=0.1)
+
+
+def test_fingers_pinch_and_drag(show):
+    tab = show(DEEP, has_touch=True)
+    first = rectangles(tab)
+    _, (x, y) = fitted(tab, 4000, 3000)
+    touch = tab.context.new_cdp_session(tab)
+
+    def send(kind, *points):
+        told = [{"x": a, "y": b, "id": number} for number, (a, b) in enumerate(points)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": told})
+
+    send("touchStart", (x - 40, y), (x + 40, y))
+    for step in range(1, 11):
+        send("touchMove", (x - 40 - 4 * step, y), (x + 40 + 4 * step, y))
+    send("touchEnd")
+    assert np.allclose(rectangles(tab)[:, 2:], 2 * first[:, 2:], rtol=0.02)
+    middle = np.array([x, y])
+    assert np.allclose(rectangles(tab)[:, :2], middle + 2 * (first[:, :2] - middle), atol=4)
+
+
+SAMPLE = """async (image, parts) => {
+    await image.decode();
+    const [width, height] = [image.naturalWidth, image.naturalHeight];
+    const canvas = new OffscreenCanvas(width, height);
+    const context = canvas.getContext("2d", { willReadFrequently: true });
+    context.drawImage(image, 0, 0);
+    const at = (x, y) => context.getImageData(Math.floor(x), Math.floor(y), 1, 1).data;
+    return [width, height, parts.map(([x, y]) => Array.from(at(x * width, y * height)))];
+}"""
+
+
+def test_a_click_shows_the_window_s_own_pixels(show):
+    tab = show(DEEP)
+    truth = Places(4000, 3000)
+    # The page orders them by level, then by attention, which is the record's order here.
+    for place, chosen in enumerate(DEEP.windows):
+        # Near a corner, where no other window is in the way.
+        tab.locator(".window .edge").nth(place).click(position={"x": 3, "y": 3})
+        assert f"Window {chosen.path}" in tab.locator("#chosen").inner_text()
+        x0, y0, x1, y1 = chosen.box
+        parts = [(0.45, 0.45), (0.3, 0.1), (0.1, 0.4)]
+        width, height, colours = tab.locator("#chosen img").evaluate(SAMPLE, parts)
+        assert max(width, height) == min(256, round(x1 - x0))
+        for (across, down), colour in zip(parts, colours, strict=True):
+            x, y = np.array(x0 + across * (x1 - x0)), np.array(y0 + down * (y1 - y0))
+            assert np.allclose(colour, [*truth.colour(x, y), 255], atol=5)
+
+
+def test_the_picture_and_the_windows_fit_together_on_the_screen(show):
+    tab = show(replace(DEEP, windows=DEEP.windows[:2]))
+    for box in tab.locator("#levels input").all():
+        box.uncheck()
+    scale, centre = fitted(tab, 4000, 3000)
+    screen = np.asarray(Image.open(BytesIO(tab.screenshot())).convert("RGB"), float)
+    for x, y in ((100, 100), (3900, 2900), (1000, 2900), (3000, 1500)):
+        column, row = centre[0] + (x - 2000) * scale, centre[1] + (y - 1500) * scale
+        colour = Places(4000, 3000).colour(np.array(float(x)), np.array(float(y)))
+        assert np.allclose(screen[int(row), int(column)], colour, atol=6)
+
+
+def test_pointing_at_a_window_tells_its_numbers(show):
+    tab = show(DEEP)
+    tab.locator(".window .edge").nth(4).hover()
+    told = tab.locator("#hint").inner_text().replace("\u00a0", " ").splitlines()
+    assert told[:6] == [
+        "river 93.0 %",
+        "attention 50.0 %",
+        "joint probability 12.5 %",
+        "rank 2 at level 3",
+        "columns 1,400 to 1,650 px",
+        "rows 900 to 1,087.5 px",
+    ]
+    latitude, longitude = re.fullmatch(r"centre ([\d.]+)° N, ([\d.]+)° E", told[6]).groups()
+    expected = to_lonlat([(1525, 993.75)], **UTM)[0]
+    assert np.allclose([float(longitude), float(latitude)], expected, rtol=0, atol=1e-5)
+    tab.mouse.move(5, 5)
+    assert not tab.locator("#hint").is_visible()
+
+
+def test_the_keyboard_reaches_everything(show):
+    tab = show(DEEP)
+    tab.locator("#theme").focus()
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.id") == "stage"
+    tab.keyboard.press("Tab")
+
+    def label():
+        return tab.evaluate("document.activeElement.ariaLabel ?? ''").replace("\u00a0", " ")
+
+    assert label() == "Level 1, rank 1: forest 55.0 %, attention 100 %"
+    assert tab.locator("#hint").is_visible()
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("ArrowDown")
+    assert label() == "Level 2, rank 2: river 93.0 %, attention 12.5 %"
+    tab.keyboard.press("End")
+    assert label().startswith("Level 3, rank 3")
+    tab.keyboard.press("ArrowLeft")
+    tab.keyboard.press("Enter")
+    assert "Window root/0-2/1-0" in tab.locator("#chosen").inner_text()
+    before = rectangles(tab)
+    tab.keyboard.press("+")
+    assert np.allclose(rectangles(tab)[:, 2:], 1.5 * before[:, 2:], rtol=1e-3)
+    tab.keyboard.press("Escape")
+    assert not tab.locator("#chosen").is_visible()
+    assert label().startswith("Level 3, rank 2")
+    tab.keyboard.press("Tab")
+    assert label() == "Zoom in"
+    tab.keyboard.press("Shift+Tab")
+    assert label().startswith("Level 3, rank 2")
+    # Switched off, its windows are passed over.
+    tab.get_by_label("level 3 (").uncheck()
+    tab.locator("#stage").focus()
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("End")
+    assert label().startswith("Level 2")
+    tab.keyboard.press(" ")
+    tab.get_by_role("button", name="Close").press("Enter")
+    assert not tab.locator("#chosen").is_visible()
+    assert label().startswith("Level 2")
+
+
+def test_a_window_out_of_view_comes_into_view_when_it_is_reached(show):
+    tab = show(DEEP)
+    tab.locator(".window").nth(5).focus()
+    tab.keyboard.press("Enter")
+    tab.get_by_role("button", name="Zoom to it").click()
+    x, y, across, down = stage(tab)
+    left, top, width, height = rectangles(tab)[5]
+    assert 0.69 < max(width / across, height / down) < 0.71
+    assert np.allclose([left + width / 2, top + height / 2], [x + across / 2, y + down / 2], atol=1)
+    tab.locator(".window").nth(5).focus()
+    tab.keyboard.press("ArrowLeft")
+    left, top, width, height = rectangles(tab)[4]
+    assert x <= left + width / 2 <= x + across
+    assert y <= top + height / 2 <= y + down
+
+
+def test_the_story_the_bars_and_the_cost_are_told(show):
+    tab = show(DEEP)
+    text = tab.locator("#image").inner_text().replace("\u00a0", " ")
+    lines = [line for line in text.splitlines() if line]
+    story = lines[lines.index("HOW THE ANSWER CAME ABOUT") + 1 :]
+    assert story[:7] == [
+        "Level 1, whole image",
+        "forest 55.0 %",
+        "Level 2, 2 windows",
+        "river 91.0 %",
+        "Level 3, 3 windows",
+        "river 97.0 %",
+        "Then it stopped: all levels were done.",
+    ]
+    assert tab.locator("#answer").inner_text() == "river 97.0\u00a0%"
+    assert "bands were guessed" in text
+    assert "1 M of 12 M" in text
+    assert "8.33 %" in text
+    assert "400 kB of 9 MB" in text
+    tracks = tab.locator("#classes .track").all()
+    filled = [each.locator("span").bounding_box()["width"] for each in tracks]
+    whole = tracks[0].bounding_box()["width"]
+    assert np.allclose(np.array(filled) / whole, [0.97, 0.03], atol=0.01)
+    tab.locator(".strip button").last.click()
+    assert "Window root/0-2/1-1" in tab.locator("#chosen").inner_text()
+
+
+MANY = [
+    replace(
+        SCENE,
+        id=f"scenes/{name}.tif",
+        label=label,
+        probability=probability,
+        cost=replace(COST, windows=windows, fraction_decoded=fraction),
+    )
+    for name, label, probability, windows, fraction in (
+        ("beta 10", "river", 0.5, 30, 0.0001),
+        ("Alpha", "forest", 0.25, 2, 0.9),
+        ("beta 9", "wüste", 0.75, 100, 0.02),
+    )
+] + [FAILED]
+SORTED = {
+    "Image": ["c.tif", "scenes/Alpha.tif", "scenes/beta 9.tif", "scenes/beta 10.tif"],
+    "Answer": ["scenes/Alpha.tif", "scenes/beta 10.tif", "scenes/beta 9.tif", "c.tif"],
+    "Probability": ["scenes/Alpha.tif", "scenes/beta 10.tif", "scenes/beta 9.tif", "c.tif"],
+    "Windows": ["scenes/Alpha.tif", "scenes/beta 10.tif", "scenes/beta 9.tif", "c.tif"],
+    "Decoded": ["scenes/beta 10.tif", "scenes/beta 9.tif", "scenes/Alpha.tif", "c.tif"],
+    "Status": ["c.tif", "scenes/beta 10.tif", "scenes/Alpha.tif", "scenes/beta 9.tif"],
+}
+
+
+def listed(tab):
+    return tab.eval_on_selector_all("#rows tbody a", "all => all.map(each => each.textContent)")
+
+
+def test_the_list_is_sorted_by_each_column(show):
+    tab = show(*MANY)
+    assert listed(tab) == [each.id for each in MANY]
+    assert tab.locator("th[aria-sort]").count() == 0
+    for column, rising in SORTED.items():
+        button = tab.get_by_role("button", name=column)
+        head = tab.locator("th", has=button)
+        button.press("Enter")
+        assert head.get_attribute("aria-sort") == "ascending"
+        assert listed(tab) == rising
+        button.click()
+        assert head.get_attribute("aria-sort") == "descending"
+        assert tab.locator("th[aria-sort]").count() == 1
+        if column == "Image":
+            assert listed(tab) == rising[::-1]
+        elif column == "Status":  # the rest are equal and keep their order
+            assert listed(tab) == [each.id for each in MANY]
+        else:  # what is not known stays last
+            assert listed(tab) == [*rising[:3][::-1], "c.tif"]
+
+
+def test_the_list_is_filtered_and_leads_to_images_and_back(show):
+    tab = show(*MANY)
+    assert tab.locator("#totals").inner_text().replace("\u00a0", " ") == (
+        "3 images done: river 1, forest 1, wüste 1; 1 failed"
+    )
+    tab.get_by_label("Filter").fill("WÜSTE")
+    assert listed(tab) == ["scenes/beta 9.tif"]
+    assert tab.locator("#found").inner_text().replace("\u00a0", " ") == "1 of 4 images"
+    tab.get_by_label("Filter").fill("damaged")
+    assert listed(tab) == ["c.tif"]
+    tab.get_by_label("Filter").fill("nowhere")
+    assert listed(tab) == []
+    tab.get_by_label("Filter").fill("")
+    tab.get_by_role("link", name="beta 9").press("Enter")
+    expect(tab.locator("#name")).to_have_text("scenes/beta 9.tif")
+    expect(tab.locator("#answer")).to_be_focused()
+    assert tab.locator("#answer").inner_text().startswith("wüste")
+    assert not tab.locator("#list").is_visible()
+    tab.get_by_role("link", name="Next").click()
+    expect(tab.locator("#answer")).to_have_text("Failed")
+    assert "ImageError: damaged" in tab.locator("#warnings").inner_text()
+    assert "copy it" in tab.locator("#warnings").inner_text()
+    assert not tab.locator("#stage").is_visible()
+    assert tab.locator("#next").get_attribute("href") is None
+    tab.go_back()
+    expect(tab.locator("#name")).to_have_text("scenes/beta 9.tif")
+    tab.get_by_role("link", name="All images").click()
+    expect(tab.get_by_role("link", name="beta 9")).to_be_focused()
+
+
+def test_an_address_names_an_image(show):
+    tab = show(*MANY, where="#image-2")
+    assert tab.locator("#name").inner_text() == "scenes/Alpha.tif"
+
+
+def background(tab):
+    red, green, blue = (
+        int(part)
+        for part in tab.evaluate("getComputedStyle(document.body).backgroundColor")[4:-1].split(",")
+    )
+    return (red + green + blue) / 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_follow_the_system_and_the_switch(scheme, show):
+    tab = show(DEEP, color_scheme=scheme)
+    assert (background(tab) < 60) is (scheme == "dark")
+    tab.locator("#theme").click()
+    assert (background(tab) < 60) is (scheme == "light")
+    tab.locator("#theme").click()
+    assert (background(tab) < 60) is (scheme == "dark")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_paper_shows_image_windows_and_story_without_controls(scheme, show):
+    tab = show(DEEP, color_scheme=scheme)
+    tab.emulate_media(media="print", color_scheme=scheme)
+    for each in ("#stage", "#story", "#classes", "#cost", "#facts", "#ramp"):
+        assert tab.locator(each).is_visible(), each
+    assert all(each.is_visible() for each in tab.locator(".window").all())
+    for each in ("#theme", ".tools", "#levels", "#usage", "#steps"):
+        assert not tab.locator(each).is_visible(), each
+    ink = tab.evaluate("getComputedStyle(document.querySelector('#answer')).color")
+    assert ink == "rgb(29, 33, 38)"
+    x, y, across, down = stage(tab)
+    seen = rectangles(tab)[0]
+    assert x <= seen[0] < seen[0] + seen[2] <= x + across
+    assert y <= seen[1] < seen[1] + seen[3] <= y + down
+    assert tab.pdf().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("width", [320, 500, 700])
+def test_nothing_is_read_sideways_on_a_small_screen(width, show):
+    long = replace(DEEP, id="a" * 300, label="b" * 200, probabilities={"b" * 200: 1.0})
+    options = {"viewport": {"width": width, "height": 600}}
+    for tab in (show(long, **options), show(long, *MANY, **options)):
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    tab.locator("#rows a").first.click()
+    expect(tab.locator("#image")).to_be_visible()
+    tab.locator(".window").first.focus()
+    tab.keyboard.press("Enter")
+    assert tab.locator("#chosen").is_visible()
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_two_thousand_images_open(show):
+    @contextmanager
+    def grey(prediction):
+        yield type(
+            "Grey", (), {"show": lambda self, box, x, y: np.full((y, x, 4), 255, np.uint8)}
+        )()
+
+    scene = record(window("root", (0, 0, 60, 40), 1.0), width=60, height=40)
+    tab = show(*(replace(scene, id=f"{number}.tif") for number in range(2000)), imagery=grey)
+    assert tab.locator("#rows tbody tr").count() == 1000
+    assert tab.locator("#more").inner_text() == "Show 1,000 more"
+    tab.locator("#more").click()
+    assert tab.locator("#rows tbody tr").count() == 2000
+    assert not tab.locator("#more").is_visible()
+    tab.locator("th button").first.click()
+    tab.locator("th button").first.click()
+    assert listed(tab)[:2] == ["1999.tif", "1998.tif"]
+    tab.locator("#rows a").first.click()
+    expect(tab.locator("#position")).to_have_text("2,000 of 2,000")
+    assert tab.locator(".window").count() == 1
+    assert tab.locator("img").count() < 2010  # pictures of windows only where they are shown
+
+
+def test_as_many_windows_as_are_ever_drawn_can_be_walked(show):
+    many = [
+        window(
+            "root" + f"/{place}-0" * (level - 1), (place, level, place + 9, level + 9), place / 999
+        )
+        for level in range(1, 17)
+        for place in range(300)
+    ]
+    tab = show(record(*many, width=400, height=300))
+    assert tab.locator(".window").count() == 16 * 250
+    assert "level 16 (250 of 300)" in tab.locator("#levels").inner_text()
+    assert "4,000 of 4,800 windows are drawn" in tab.locator("#notes").inner_text()
+    tab.locator("#stage").focus()
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("End")
+    assert tab.evaluate("document.activeElement.ariaLabel").startswith("Level 16")
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.ariaLabel") == "Zoom in"
+
+
+def hostile(text):
+    scene = record(
+        window("root", label=text, attention=1.0),
+        window(f"root/{text}", (5, 5, 50, 50), label=text),
+        image=text,
+        label=text,
+        probabilities={text: 1.0},
+        levels=(SeenLevel(1, 1, text, 1.0),),
+        warnings=(text,),
+        settings={text: text},
+        cost=COST,
+    )
+    return scene, replace(FAILED, id=text, error=replace(FAILED.error, message=text))
+
+
+def test_hostile_text_is_shown_and_never_run(show):
+    tab = show(*(each for text in HOSTILE for each in hostile(text)), imagery=None)
+    for place, text in enumerate(HOSTILE):
+        clean = "".join("\ufffd" if "\ud800" <= each <= "\udfff" else each for each in text)
+        row = tab.locator("#rows tbody tr").nth(2 * place)
+        assert row.locator("a").text_content() == clean
+        failed = tab.locator("#rows tbody tr").nth(2 * place + 1).locator(".failed")
+        assert failed.text_content() == f"failed: {clean}"
+        row.locator("a").click()
+        expect(tab.locator("#image")).to_be_visible()
+        assert tab.locator("#answer bdi").text_content() == clean
+        assert tab.locator("#warnings li").text_content() == clean
+        tab.locator(".window").last.focus()
+        tab.keyboard.press("Enter")
+        assert tab.locator("#chosen h3").text_content() == f"Window root/{clean}"
+        tab.get_by_role("link", name="All images").click()
+        expect(tab.locator("#list")).to_be_visible()
+    assert tab.locator("script:not([type])").count() == 1
+
+
+def test_odd_windows_do_no_harm(show):
+    odd = [
+        window("root", (-500, -900, 4500, 3900), math.nan, weight=math.inf),
+        window("root/a", (-1e8, -1e8, 1e8, 1e8), 2.0),
+        window("root/b", (10, 10, 10 + 1e-9, 11), -1.0),
+        window("root/c", (3900, 2900, 5000, 4000), 0.3),
+        window("lost/d", (3900, 2900, 3950, 2950), 0.3),
+    ]
+    tab = show(record(*odd, probability=math.nan, probabilities={}, levels=LEVELS))
+    assert tab.locator(".window").count() == 5
+    for _ in range(30):
+        tab.locator("#stage").press("+")
+    tab.locator("#stage").press("0")
+    for each in tab.locator(".window").all():
+        each.focus()
+        tab.keyboard.press("Enter")
+        assert tab.locator("#chosen").is_visible()
+    assert "unknown" in tab.locator("#answer").inner_text()
+
+
+def test_windows_past_the_image_are_shown_as_well(show):
+    tab = show(record(window(attention=1.0), window("root/a", (-300, 2900, 900, 3700))))
+    x, y, across, down = stage(tab)
+    left, top, width, height = rectangles(tab)[1]
+    assert x < left < left + width < x + across
+    assert y < top < top + height < y + down
+
+
+def test_a_page_without_pixels_draws_the_windows_all_the_same(show):
+    tab = show(DEEP, imagery=None)
+    assert tab.locator(".window").count() == 6
+    assert tab.locator("#view image").count() == 0
+    assert "without pixels" in tab.locator("#notes").inner_text()
+    tab.locator(".window").nth(3).click()
+    assert "no pixels of this window" in tab.locator("#chosen").inner_text()
+
+
+def test_a_page_of_nothing_opens(show):
+    tab = show()
+    assert tab.locator("#found").inner_text().replace("\u00a0", " ") == "0 of 0 images"
+
+
+def test_a_lone_failure_opens(show):
+    assert "copy it" in show(FAILED).locator("#warnings").inner_text()
+
+
+def test_the_policy_stops_what_is_not_ours(browser, tmp_path):
+    path = tmp_path / "a.html"
+    write_page(path, [Looked.of(SCENE)], places)
+    watched = Watched(browser)
+    watched.tab.goto(path.as_uri())
+    watched.tab.evaluate(
+        """() => {
+            const script = document.createElement("script");
+            script.textContent = "window.ran = true";
+            document.body.append(script, Object.assign(new Image(), { src: "a.png" }));
+        }"""
+    )
+    watched.tab.wait_for_timeout(100)
+    assert watched.tab.evaluate("window.ran") is None
+    assert len(watched.said) == 2
+    assert all("Content Security Policy" in each for each in watched.said)
+    watched.context.close()

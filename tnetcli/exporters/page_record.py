@@ -1,0 +1,234 @@
+"""What a page tells of one image, as plain values that become JSON."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tnetcli.exporters.colours import as_hex, attention_colour, class_colour
+from tnetcli.exporters.overlay import WithJoint, measured
+from tnetcli.exporters.page_pictures import Picture, Pictures
+from tnetcli.exporters.page_windows import MOST_LEVELS, Drawn
+from tnetcli.geometry import Georeference
+from tnetcli.prediction import BoxEdges, Prediction, PredictionCost
+
+MOST_CLASSES = 20  # bars of the answer
+MOST_VOTES = 5  # bars of a window
+MOST_WARNINGS = 20
+LONGEST_FACT = 200  # characters
+STOPS = {
+    "levels": "all levels were done",
+    "budget": "the budget was spent",
+    "confidence": "it was sure enough",
+    "pixels": "closer views would have been finer than the pixels of the image",
+    "empty": "nothing valid was left to look at",
+    "repeats": "all else had been seen already",
+}
+Facts = dict[str, Any]
+
+
+class ClassNames:
+    """Gives every class of an image a number, so that its name is written once."""
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self._classes = list(classes)
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """Return the number of a class, a new one where it was not met before."""
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def told(self) -> list[list[str]]:
+        """Return name and colour of every class that was met, by number."""
+        return [[name, as_hex(class_colour(name, self._classes))] for name in self._numbers]
+
+
+def row_facts(number: int, prediction: Prediction, drawn: Drawn, preview: str) -> Facts:
+    """Return what the list of images tells of one."""
+    cost, ok = prediction.cost, prediction.status == "ok"
+    return {
+        "number": number,
+        "id": prediction.id,
+        "label": prediction.label,
+        "probability": known(prediction.probability) if ok else None,
+        "windows": (cost.windows if cost else sum(drawn.counts.values())) if ok else None,
+        "fraction": known(cost.fraction_decoded) if cost else None,
+        "status": prediction.status,
+        "reason": "" if ok or prediction.error is None else prediction.error.message,
+        "preview": preview,
+    }
+
+
+def image_facts(
+    prediction: Prediction, drawn: Drawn, pictures: Pictures, notes: Sequence[str]
+) -> Facts:
+    """Return all that the page tells of an image."""
+    names = ClassNames(list(prediction.probabilities))
+    classes = _highest(list(prediction.probabilities.items()), MOST_CLASSES)
+    told = {
+        "id": prediction.id,
+        "status": prediction.status,
+        "width": prediction.width,
+        "height": prediction.height,
+        "label": names.number(prediction.label),
+        "probability": known(prediction.probability),
+        "classes": [[names.number(name), chance] for name, chance in classes],
+        "more": len(prediction.probabilities) - len(classes),
+        "levels": [
+            {
+                **asdict(each),
+                "label": names.number(each.label),
+                "probability": known(each.probability),
+            }
+            for each in prediction.levels[:MOST_LEVELS]
+        ],
+        "drawn": _drawn_of_levels(drawn),
+        "windows": _windows(prediction, drawn.windows, pictures, names),
+        "notes": [*notes, *_left_out(drawn)],
+        "warnings": list(prediction.warnings[:MOST_WARNINGS]),
+        "stopped": STOPS.get(prediction.stopped, prediction.stopped),
+        "cost": None if prediction.cost is None else _cost(prediction.cost),
+        "facts": _facts(prediction),
+        "error": None if prediction.error is None else asdict(prediction.error),
+        "overview": _picture(pictures.overview),
+    }
+    return told | {"names": names.told()}
+
+
+def known(value: float) -> float | None:
+    """Return a number that JSON can hold; None stands for one that is not known."""
+    return value if math.isfinite(value) else None
+
+
+def _windows(
+    prediction: Prediction, windows: Sequence[WithJoint], pictures: Pictures, names: ClassNames
+) -> list[Facts]:
+    centres = _centres(prediction, [window.box for window, _ in windows])
+    classes = list(prediction.probabilities)
+    told = []
+    for place, (window, joint) in enumerate(windows):
+        votes: list[tuple[str, float | None]] = [(window.label, known(window.probability))]
+        if len(window.probabilities) == len(classes):
+            chances = list(zip(classes, window.probabilities, strict=True))
+            votes = list(_highest(chances, MOST_VOTES))
+        told.append(
+            {
+                "path": window.path,
+                **measured(window, joint, prediction),
+                "label": names.number(window.label),
+                "votes": [[names.number(name), chance] for name, chance in votes],
+                "box": [round(edge, 6) for edge in window.box],
+                "centre": centres[place],
+                "colour": as_hex(attention_colour(window.attention)),
+                "picture": _picture(pictures.windows.get(place)),
+            }
+        )
+    return told
+
+
+def _highest(chances: Sequence[tuple[str, float]], most: int) -> Sequence[tuple[str, float | None]]:
+    finite = [(name, known(chance)) for name, chance in chances]
+    return sorted(finite, key=lambda each: -1.0 if each[1] is None else each[1], reverse=True)[
+        :most
+    ]
+
+
+def _centres(prediction: Prediction, boxes: Sequence[BoxEdges]) -> list[list[float] | None]:
+    """Return longitude and latitude of the middle of each box, None where it has none."""
+    nowhere: list[list[float] | None] = [None] * len(boxes)
+    if prediction.crs is None or prediction.transform is None or not boxes:
+        return nowhere
+    a, b, c, d, e, f = prediction.transform
+    if a * e - b * d == 0:
+        return nowhere
+    from rasterio.errors import CRSError  # GDAL loads for images on the Earth only
+
+    column = [(box[0] + box[2]) / 2 for box in boxes]
+    row = [(box[1] + box[3]) / 2 for box in boxes]
+    try:
+        found = Georeference(prediction.crs, (a, b, c, d, e, f)).to_lonlat(column, row)
+    except CRSError:
+        return nowhere
+    places = zip(*(each.tolist() for each in found), strict=True)
+    return [_on_earth(longitude, latitude) for longitude, latitude in places]
+
+
+def _on_earth(longitude: float, latitude: float) -> list[float] | None:
+    if not (math.isfinite(longitude) and abs(latitude) <= 90):
+        return None
+    if abs(longitude) > 180:
+        longitude = (longitude + 180) % 360 - 180
+    return [round(longitude, 6), round(latitude, 6)]
+
+
+def _drawn_of_levels(drawn: Drawn) -> list[Facts]:
+    shown = [window.level for window, _ in drawn.windows]
+    return [
+        {"level": level, "drawn": shown.count(level), "all": count}
+        for level, count in drawn.counts.items()
+    ]
+
+
+def _left_out(drawn: Drawn) -> list[str]:
+    shown, counted = len(drawn.windows), sum(drawn.counts.values())
+    notes = []
+    if shown + drawn.shapeless < counted:
+        notes.append(
+            f"{shown:,} of {counted:,} windows are drawn: of every level those with the highest "
+            "attention."
+        )
+    if drawn.deeper:
+        notes.append(f"{drawn.deeper:,} windows deeper than level {MOST_LEVELS} are not drawn.")
+    if drawn.shapeless:
+        notes.append(f"{drawn.shapeless:,} windows are not drawn: their box is no rectangle.")
+    return notes
+
+
+def _cost(cost: PredictionCost) -> Facts:
+    return {
+        name: known(value) if isinstance(value, float) else value
+        for name, value in asdict(cost).items()
+    }
+
+
+def _facts(prediction: Prediction) -> list[list[str]]:
+    """Return what else is known, as pairs of words; settings that were not made are left out."""
+    facts = {
+        "image": prediction.image if prediction.image != prediction.id else "",
+        "size": _size(prediction),
+        "reader": prediction.reader,
+        "CRS": prediction.crs or "",
+        "place from": "ground control points, so roughly"
+        if prediction.georeference == "gcps"
+        else "",
+        "microns per pixel": " x ".join(
+            f"{each:.6g}" for each in prediction.microns_per_pixel or ()
+        ),
+        "model": prediction.model,
+        "sha256 of the model": prediction.model_sha256,
+        "tnet": prediction.tnet,
+    }
+    settings = {
+        key.replace("_", " "): value if isinstance(value, str) else json.dumps(value, default=str)
+        for key, value in prediction.settings.items()
+        if value not in (None, "", {}, [])
+    }
+    pairs = [*facts.items(), *settings.items()]
+    return [[key, _short(text)] for key, text in pairs if text]
+
+
+def _size(prediction: Prediction) -> str:
+    if not prediction.width:
+        return ""
+    size = f"{prediction.width:,} x {prediction.height:,} pixels"
+    bands = "1 band" if prediction.bands == 1 else f"{prediction.bands} bands"
+    return f"{size}, {bands}" if prediction.bands else size
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_FACT else f"{text[: LONGEST_FACT - 1]}…"
+
+
+def _picture(picture: Picture | None) -> Facts | None:
+    return None if picture is None else asdict(picture)
