@@ -73,11 +73,16 @@ class Normalisation(Strict):
         mean = np.array(self.mean, exact)[:, None, None]
         std = np.array(self.std, exact)[:, None, None]
         with np.errstate(invalid="ignore", over="ignore"):
-            scaled = ((values.astype(exact) - mean) / std).astype(np.float32)
+            wide = values.astype(exact)  # a copy, which may be changed in its place
+            wide -= mean
+            wide /= std
+            scaled = wide.astype(np.float32, copy=False)
         known = pixels.valid
         if values.dtype.kind == "f":
             known = known & np.isfinite(scaled).all(axis=0)
-        return np.where(known, scaled, np.float32(0)), known
+        if not known.all():
+            scaled[:, ~known] = 0
+        return scaled, known
 
 
 def _fits_into(own: np.dtype[Any], trained: np.dtype[Any]) -> bool:

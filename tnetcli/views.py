@@ -69,6 +69,10 @@ class Views:
         self._down = grid.row_weights(view_size)  # (rows, height)
         self._across = grid.column_weights(view_size)  # (columns, width)
         self._down_within, self._across_within = _within(self._down), _within(self._across)
+        # By far the most views are whole: the sum of the weights, which is not always exactly 1.
+        self._whole: NDArray[np.float64] = np.outer(
+            self._down.sum(axis=1), self._across.sum(axis=1)
+        )  # (rows, columns)
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
@@ -146,7 +150,7 @@ class Views:
         return View(
             values,
             float(known.mean()),
-            self._cells(known & ~self._empty(pixels)),
+            self._cells(self._worth(known, pixels)),
             time.perf_counter() - start,
         )
 
@@ -156,18 +160,21 @@ class Views:
         A pixel of the view on the edge of a cell may hold what lies outside: where no pixel
         within the cell is worth a look, the cell is not.
         """
+        if worth.all():
+            return self._whole.copy()
         seen = worth.astype(np.float64)
         shares: NDArray[np.float64] = self._down @ seen @ self._across.T
         shares[self._down_within @ seen @ self._across_within.T == 0] = 0
         return shares
 
-    def _empty(self, pixels: Pixels) -> NDArray[np.bool_]:
+    def _worth(self, known: NDArray[np.bool_], pixels: Pixels) -> NDArray[np.bool_]:
+        """Return which pixels (height, width) are worth a look: all that are not background."""
         if self._background is None:
-            return np.zeros(pixels.valid.shape, np.bool_)
+            return known
         low, high = self._background
         inside = (pixels.values >= low) & (pixels.values <= high)  # (bands, height, width)
         empty: NDArray[np.bool_] = np.logical_and.reduce(inside, axis=0)
-        return empty
+        return known & ~empty
 
 
 def _within(weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tifffile
 from numpy.typing import NDArray
 from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.transform import from_gcps
@@ -17,18 +16,12 @@ from tnetcli.readers.base import Layout, Level, ReadOptions, Resolution
 from tnetcli.readers.detect import is_remote
 from tnetcli.readers.gdal import open_dataset
 from tnetcli.readers.pyramid import refuse_huge_blocks
+from tnetcli.readers.raster_pages import direct_pages, stored_overviews
 from tnetcli.readers.resolution import from_density, resolve
-from tnetcli.readers.tiff_files import TIFF_FAILURES
-from tnetcli.readers.tiff_pages import SAME_PIXELS, TiffPages
+from tnetcli.readers.tiff_pages import TiffPages
 from tnetcli.readers.validity import Nodata, nodata_values, user_nodata
 
 HIDING = "GDAL_DISABLE_READDIR_ON_OPEN"
-SAME_COLOURS = {
-    tifffile.PHOTOMETRIC.MINISBLACK,
-    tifffile.PHOTOMETRIC.MINISWHITE,
-    tifffile.PHOTOMETRIC.RGB,
-    tifffile.PHOTOMETRIC.PALETTE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +162,25 @@ def _levels(
 ) -> tuple[tuple[Level, ...], tuple[int | None, ...], tuple[tuple[str, int] | None, ...]]:
     """List the stored levels, finest first, with GDAL's number and our own page of each."""
     full = Size(dataset.width, dataset.height)
-    pages = _direct_pages(path, dataset) if allow_direct else {}
+    pages = direct_pages(path, dataset) if allow_direct else {}
     found: list[tuple[Level, int | None]] = [(_level(full, full, dataset.block_shapes[0]), None)]
-    for number in range(len(dataset.overviews(1))):
-        # rasterio tells factors, not sizes: those of odd images need a look.
-        with open_dataset(path, overview_level=number) as overview:
-            size = Size(overview.width, overview.height)
-            found.append((_level(full, size, overview.block_shapes[0]), number))
+    factors = dataset.overviews(1)
+    stored = stored_overviews(path, full, factors, pages)
+    for number in range(len(factors)):
+        if stored is not None:
+            size, block = stored[number]
+        else:
+            # rasterio tells factors, not sizes: those of odd images need a look.
+            with open_dataset(path, overview_level=number) as overview:
+                size, block = Size(overview.width, overview.height), overview.block_shapes[0]
+        found.append((_level(full, size, block), number))
     # Thumbnails and labels are not levels, although GDAL may take them for one.
     found = [pair for pair in found if _same_shape(pair[0])]
     found.sort(key=lambda pair: pair[0].scale_x)
     levels = tuple(level for level, _ in found)
-    return levels, tuple(n for _, n in found), tuple(pages.get(level.size) for level in levels)
+    own = [pages.get(level.size) for level in levels]
+    places = tuple(None if page is None else (page.file, page.number) for page in own)
+    return levels, tuple(number for _, number in found), places
 
 
 def _same_shape(level: Level) -> bool:
@@ -214,50 +214,6 @@ def _level(full: Size, size: Size, block: tuple[int, int]) -> Level:
         full.width / size.width,
         full.height / size.height,
         Size(min(block[1], size.width), min(block[0], size.height)),
-    )
-
-
-def _direct_pages(path: str, dataset: Any) -> dict[Size, tuple[str, int]]:
-    """Return the pages, by size, that we may decode ourselves."""
-    if dataset.driver != "GTiff" or not os.path.isfile(path):
-        return {}
-    found: dict[Size, tuple[str, int]] = {}
-    for name in (path, f"{path}.ovr"):
-        if name != path and name not in dataset.files:
-            continue  # hidden from GDAL, so it is no part of the image
-        try:
-            opened = TiffPages(name)
-        except TIFF_FAILURES:
-            continue
-        try:
-            for number, page in opened.pages():
-                if _is_direct(opened, page, dataset, first=name == path and number == 0):
-                    found.setdefault(Size(page.imagewidth, page.imagelength), (name, number))
-        finally:
-            opened.close()
-    return found
-
-
-def _is_direct(opened: TiffPages, page: Any, dataset: Any, *, first: bool) -> bool:
-    kind = int(page.subfiletype)
-    if kind & 4 or (not first and not kind & 1):
-        return False  # a mask, or an image of its own
-    if page.compression not in SAME_PIXELS:
-        return False
-    jpeg = page.compression == tifffile.COMPRESSION.JPEG
-    if page.photometric not in SAME_COLOURS and not (
-        jpeg and page.photometric == tifffile.PHOTOMETRIC.YCBCR
-    ):
-        return False
-    separate = page.planarconfig == tifffile.PLANARCONFIG.SEPARATE
-    if jpeg and (separate or page.bitspersample != 8):
-        return False
-    try:
-        tiles = opened.tiles(page)
-    except ValueError:
-        return False
-    return tiles.samples == dataset.count and all(
-        np.dtype(each) == tiles.dtype for each in dataset.dtypes
     )
 
 

@@ -88,7 +88,7 @@ class TiffLook:
     is_rgb: bool
     is_palette: bool
     is_tiled: bool
-    levels: int
+    levels: int  # 1 for a geographic one: nobody asks
     tags: frozenset[int]  # of the first page
 
 
@@ -102,16 +102,15 @@ def look_at_tiff(path: str) -> TiffLook:
             vendor = file.is_ndpi or file.is_svs or file.is_scn or file.is_bif or file.is_philips
             tags = frozenset(tag.code for tag in first.tags)
             levels, stack = 1, bool(file.is_ome or file.is_qpi)
-            if not vendor and not stack and len(file.pages) > 1:
+            geographic = bool(first.is_geotiff)
+            # Images appended to a GeoTIFF are no planes of it: GDAL reads the first.
+            if not vendor and not stack and not geographic and len(file.pages) > 1:
                 series = file.series[0]
                 levels = max(len(series.levels), len(file.series))
                 stack = len(series.pages) > 1
             rgb = first.samplesperpixel == 3 and first.bitspersample == 8
             tiled = bool(first.is_tiled)
-            geographic = bool(first.is_geotiff)
             palette = first.photometric == tifffile.PHOTOMETRIC.PALETTE
-            # Images appended to a GeoTIFF are no planes of it: GDAL reads the first.
-            stack = stack and not (geographic and not (file.is_ome or file.is_qpi))
     except ImageError:
         raise
     except TIFF_FAILURES as error:

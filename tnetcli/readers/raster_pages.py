@@ -1,0 +1,95 @@
+"""Which pages of a TIFF we may decode ourselves, beside GDAL, which knows what they mean."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tifffile
+
+from tnetcli.geometry import Size
+from tnetcli.readers.tiff_files import TIFF_FAILURES
+from tnetcli.readers.tiff_pages import SAME_PIXELS, TiffPages
+
+SAME_COLOURS = {
+    tifffile.PHOTOMETRIC.MINISBLACK,
+    tifffile.PHOTOMETRIC.MINISWHITE,
+    tifffile.PHOTOMETRIC.RGB,
+    tifffile.PHOTOMETRIC.PALETTE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DirectPage:
+    """A page that we may decode ourselves."""
+
+    file: str
+    number: int
+    block: tuple[int, int]  # rows, columns
+
+
+def direct_pages(path: str, dataset: Any) -> dict[Size, DirectPage]:
+    """Return the pages, by size, that we may decode ourselves."""
+    if dataset.driver != "GTiff" or not os.path.isfile(path):
+        return {}
+    found: dict[Size, DirectPage] = {}
+    for name in (path, f"{path}.ovr"):
+        if name != path and name not in dataset.files:
+            continue  # hidden from GDAL, so it is no part of the image
+        try:
+            opened = TiffPages(name)
+        except TIFF_FAILURES:
+            continue
+        try:
+            for number, page in opened.pages():
+                if _is_direct(opened, page, dataset, first=name == path and number == 0):
+                    block = (page.tilelength, page.tilewidth) if page.is_tiled else _strip(page)
+                    size = Size(page.imagewidth, page.imagelength)
+                    found.setdefault(size, DirectPage(name, number, block))
+        finally:
+            opened.close()
+    return found
+
+
+def _strip(page: Any) -> tuple[int, int]:
+    return min(page.rowsperstrip, page.imagelength), page.imagewidth
+
+
+def _is_direct(opened: TiffPages, page: Any, dataset: Any, *, first: bool) -> bool:
+    kind = int(page.subfiletype)
+    if kind & 4 or (not first and not kind & 1):
+        return False  # a mask, or an image of its own
+    if page.compression not in SAME_PIXELS:
+        return False
+    jpeg = page.compression == tifffile.COMPRESSION.JPEG
+    if page.photometric not in SAME_COLOURS and not (
+        jpeg and page.photometric == tifffile.PHOTOMETRIC.YCBCR
+    ):
+        return False
+    separate = page.planarconfig == tifffile.PLANARCONFIG.SEPARATE
+    if jpeg and (separate or page.bitspersample != 8):
+        return False
+    try:
+        tiles = opened.tiles(page)
+    except ValueError:
+        return False
+    return tiles.samples == dataset.count and all(
+        np.dtype(each) == tiles.dtype for each in dataset.dtypes
+    )
+
+
+def stored_overviews(
+    path: str, full: Size, factors: list[int], pages: dict[Size, DirectPage]
+) -> list[tuple[Size, tuple[int, int]]] | None:
+    """Return sizes and blocks of GDAL's overviews where the pages of the file tell them.
+
+    Opening each of them would take longer than reading from it. None if there is any doubt which
+    page is which.
+    """
+    smaller = [(size, page) for size, page in pages.items() if size != full]
+    smaller.sort(key=lambda pair: pair[1].number)
+    if any(page.file != path for _, page in smaller):
+        return None
+    if [round(full.width / size.width) for size, _ in smaller] != factors:
+        return None
+    return [(size, page.block) for size, page in smaller]
