@@ -1,0 +1,143 @@
+"""What a heat map takes: seconds, memory and bytes, of an image of 100,000 px a side.
+
+`python benchmarks/heatmap.py` writes heat maps of made-up predictions, each in a process of its
+own, and prints one table; `--write` puts it into benchmarks/RESULTS.md. Exits with 0 whatever it
+finds.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import rasterio
+from figures import Figure, markdown, show, write
+from memory import status
+from rio_cogeo import cog_validate
+
+from tnetcli.exporters.heatmap import write_heatmap
+from tnetcli.exporters.looked import Looked
+from tnetcli.geometry import Grid, Region, Window
+from tnetcli.prediction import Prediction, SeenWindow
+
+SIDE = 100_000
+GRID = Grid(5, 5, 0.34)
+WALKS = {"few": (2, 7), "many": (10, 5), "a million": (16, 5)}  # kept of each window, how deep
+UTM = {"crs": "EPSG:32633", "transform": (0.5, 0.0, 399_960.0, 0.0, -0.5, 5_000_040.0)}
+LIBRARIES = ("rasterio", "numpy")
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Windows as they are looked at, `keep` cells of each and `depth` below the first.
+
+    They are made anew in every walk, none is kept.
+    """
+
+    keep: int
+    depth: int
+
+    def __iter__(self) -> Iterator[SeenWindow]:
+        whole = Region(Window(0.0, 0.0, float(SIDE), float(SIDE)))
+        return self._below(whole, 1.0, np.random.default_rng(0))
+
+    @property
+    def count(self) -> int:
+        """Return how many windows these are."""
+        return sum(self.keep**level for level in range(self.depth + 1))
+
+    def _below(
+        self, region: Region, attention: float, random: np.random.Generator
+    ) -> Iterator[SeenWindow]:
+        yield SeenWindow(
+            region.path, region.level, region.window.box, attention, 1, 0.2, "river", 0.9, 1.0
+        )
+        if region.level > self.depth:
+            return
+        scores = random.dirichlet(np.full(GRID.rows * GRID.columns, 0.5))
+        for cell in np.argsort(-scores)[: self.keep].tolist():
+            child = region.child(GRID, *divmod(cell, GRID.columns))
+            yield from self._below(child, float(scores[cell]), random)
+
+
+def work(path: str, walk: Walk) -> None:
+    """Write one heat map and print what it took."""
+    prediction = Prediction("a.tif", "a.tif", "ok", width=SIDE, height=SIDE, **UTM)
+    before = status("VmHWM")
+    start = time.perf_counter()
+    write_heatmap(path, Looked(prediction, walk))
+    seconds = time.perf_counter() - start
+    print(json.dumps({"seconds": seconds, "peak": status("VmHWM") / 1e3, "before": before / 1e3}))
+
+
+def measure(name: str, folder: Path) -> list[Figure]:
+    """Compare with what was promised, and look into the file with other eyes."""
+    path = folder / f"{name}.tif"
+    command = [sys.executable, __file__, "--work", str(path), name]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    took = json.loads(done.stdout)
+    valid, errors, warnings = cog_validate(path)
+    with rasterio.open(path) as dataset:
+        values = dataset.read(1)
+        size = f"{dataset.width} x {dataset.height} cells, downsample "
+        size += dataset.tags()["TNET_DOWNSAMPLE"]
+        told = float(dataset.tags(1)["STATISTICS_VALID_PERCENT"])
+        mask = dataset.read_masks(1) > 0
+    name = f"{Walk(*WALKS[name]).count:,} windows"
+    nothing = np.isnan(values)
+    wrong = int((nothing == mask).sum() + (values[~nothing] <= 0).sum())
+    seen = 100 * (1 - nothing.mean())
+    assert abs(told - seen) < 1e-6
+    memory = f"{took['before']:.0f} MB before; {took['seconds']:.1f} s, with making the windows"
+    looked = f"{seen:.2f} % looked at"
+    return [
+        Figure(name, "valid COG", float(valid), 1, False, "", str([*errors, *warnings] or size)),
+        Figure(name, "file", path.stat().st_size / 1e6, 5, True, " MB", looked),
+        Figure(name, "peak memory of the process", took["peak"], 400, True, " MB", memory),
+        Figure(name, "cells that are wrongly nodata or not", wrong, 0, True, "", looked),
+    ]
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help="renew the section in RESULTS.md")
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(arguments.work[0], Walk(*WALKS[arguments.work[1]]))
+        return
+    figures = []
+    with TemporaryDirectory() as folder:
+        for name in WALKS:
+            figures += measure(name, Path(folder))
+    show(figures)
+    if arguments.write:
+        libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
+        write("heatmap", [
+            "## Heat maps",
+            "",
+            f"`python benchmarks/heatmap.py --write`. {datetime.date.today()}; {os.cpu_count()} "
+            f"cores; Python {platform.python_version()}; {libraries}, GDAL "
+            f"{rasterio.__gdal_version__}. Made-up predictions of {SIDE:,} x {SIDE:,} px: "
+            f"{', '.join(map(str, (keep for keep, _ in WALKS.values())))} cells are followed of "
+            "each window, with random attention. Memory is that of the whole process, which has "
+            "imported rasterio and what the benchmark needs before.",
+            "",
+            *markdown(figures),
+            "",
+        ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
