@@ -33,6 +33,11 @@ class SeenWindow:
     valid: float
     probabilities: tuple[float, ...] = ()
 
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> "SeenWindow":
+        """Take plain values as JSON has them."""
+        return cls(**{**data, **{key: tuple(data[key]) for key in LISTS & data.keys()}})
+
 
 @dataclass(frozen=True, slots=True)
 class SeenLevel:
@@ -74,6 +79,23 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionCheck:
+    """Whether it mattered where was looked: how probable the same answer is otherwise.
+
+    `masked` is with the closest windows hidden wherever they show, None where nothing is left
+    to see then, and `masked_label` the answer; `random` is the mean of `draws` walks to windows
+    drawn by chance, as many as were looked at, and `random_same` how many of them answer the same.
+    """
+
+    masked: float | None
+    masked_label: str
+    random: float
+    random_same: float
+    draws: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """One image: predicted, or failed with nothing else lost.
 
@@ -109,6 +131,7 @@ class Prediction:
     levels: tuple[SeenLevel, ...] = ()
     windows: tuple[SeenWindow, ...] = ()
     cost: PredictionCost | None = None
+    attention_check: AttentionCheck | None = None
     error: Problem | None = None
     schema: str = SCHEMA
 
@@ -126,6 +149,8 @@ class Prediction:
             }
         else:
             del record["error"]
+            if self.attention_check is None:
+                del record["attention_check"]
         line = json.dumps(record, ensure_ascii=False, allow_nan=False)
         try:
             line.encode()
@@ -140,6 +165,11 @@ class Prediction:
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"not JSON: {error}") from error
+        return cls.from_data(record)
+
+    @classmethod
+    def from_data(cls, record: Any) -> "Prediction":
+        """Take plain values as JSON has them; ValueError says what is wrong with them."""
         if not isinstance(record, dict) or record.get("schema") != SCHEMA:
             found = record.get("schema") if isinstance(record, dict) else record
             raise ValueError(f"not a {SCHEMA} record: `{found}`")
@@ -149,17 +179,17 @@ class Prediction:
             raise ValueError(f"not a {SCHEMA} record: {error}") from error
 
 
+PARTS = {"cost": PredictionCost, "attention_check": AttentionCheck, "error": Problem}
+
+
 def _build(record: dict[str, Any]) -> Prediction:
     given = dict(record)
     unknown = set(given) - {each.name for each in fields(Prediction)}
     if unknown:
         raise TypeError(f"unknown keys: {', '.join(sorted(unknown))}")
     given["levels"] = tuple(SeenLevel(**each) for each in given.get("levels", ()))
-    given["windows"] = tuple(
-        SeenWindow(**{**each, **{key: tuple(each[key]) for key in LISTS & each.keys()}})
-        for each in given.get("windows", ())
-    )
-    for key, kind in (("cost", PredictionCost), ("error", Problem)):
+    given["windows"] = tuple(SeenWindow.from_data(each) for each in given.get("windows", ()))
+    for key, kind in PARTS.items():
         if given.get(key) is not None:
             given[key] = kind(**given[key])
     for key in ("transform", "microns_per_pixel", "offset", "warnings"):

@@ -55,7 +55,7 @@ def record_sight(
 ) -> Prediction:
     """Return the record of an image that was looked at."""
     classes = maker.classes
-    probabilities = _softmax(sight.scores)
+    probabilities = softmax(sight.scores)
     label, probability = _best(probabilities, classes)
     georeference, microns = reader.georeference, reader.microns_per_pixel
     return Prediction(
@@ -89,13 +89,13 @@ def record_sight(
 def _levels(sight: Sight, classes: Sequence[str]) -> list[SeenLevel]:
     levels = [visit.place.region.level for visit in sight.visits]
     return [
-        SeenLevel(level, levels.count(level), *_best(_softmax(scores), classes))
+        SeenLevel(level, levels.count(level), *_best(softmax(scores), classes))
         for level, scores in enumerate(sight.level_scores, start=1)
     ]
 
 
 def _windows(sight: Sight, classes: Sequence[str]) -> list[SeenWindow]:
-    probabilities = _softmax(sight.window_scores)
+    probabilities = softmax(sight.window_scores)
     return [
         SeenWindow(
             path=visit.place.region.path,
@@ -140,7 +140,8 @@ def _cost(sight: Sight, reader: Reader) -> PredictionCost:
     )
 
 
-def _softmax(scores: NDArray[Any]) -> NDArray[np.float64]:
+def softmax(scores: NDArray[Any]) -> NDArray[np.float64]:
+    """Return probabilities that add up to 1 along the last axis."""
     powers: NDArray[np.float64] = np.exp(scores - scores.max(axis=-1, keepdims=True), dtype=float)
     shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
     return shares

@@ -519,3 +519,28 @@ def test_four_parts_of_a_night_are_the_night(night, tmp_path):
     parts = sorted(map(str, tmp_path.glob("a.*-of-4.jsonl")))
     assert invoke(["merge", *parts, "-o", str(tmp_path / "all.jsonl")]).exit_code == 8
     assert_alike(answers(tmp_path / "all.jsonl"), whole)
+
+
+def test_attention_is_checked_where_it_is_asked_for(folder, tmp_path):
+    image = folder / "images/00.tif"
+    arguments = (image, "--check-attention", "-o", tmp_path / "a.jsonl", "--overlay", tmp_path)
+    assert in_process(folder, *arguments).exit_code == 0
+    (line,) = read_lines(tmp_path / "a.jsonl")
+    check = line.record.attention_check
+    assert 0 <= check.random <= 1
+    assert check.draws == 3
+    (overlay,) = tmp_path.rglob("*.geojson")
+    assert json.loads(overlay.read_text())["tnet"]["attention_check"]["draws"] == 3
+    said = in_process(folder, image, "--check-attention")
+    assert "with its closest windows hidden" in said.stdout
+    plain = in_process(folder, image, "-o", "-")
+    assert "attention_check" not in plain.stdout
+    assert {**json.loads(line.text)["probabilities"]} == json.loads(plain.stdout)["probabilities"]
+
+
+def test_records_with_and_without_a_check_do_not_share_a_file(folder, tmp_path):
+    image, output = folder / "images/00.tif", tmp_path / "a.jsonl"
+    assert in_process(folder, image, "-o", output).exit_code == 0
+    done = in_process(folder, image, "-o", output, "--check-attention")
+    assert done.exit_code == 7
+    assert "check_attention was nothing, now True" in done.stderr

@@ -240,6 +240,26 @@ def test_hits_are_those_of_the_windows_by_hand(folder, found):
     assert found.hit_rates["attention"] == {level: wilson(n, 3) for level, n in hit.items()}
 
 
+def test_attention_is_checked_on_every_image_where_it_is_asked_for(folder, found):
+    assert found.attention is None
+    assert json.loads(as_json(found))["attention"] is None
+    checked = run(folder, check_attention=True)
+    assert checked.rows == found.rows
+    told = checked.attention
+    assert told.images == IMAGES
+    with Looker.of(load_model(folder / "tnet.safetensors"), device="cpu", threads=1) as looker:
+        own = []
+        for image in read_labelled(folder / "scenes.csv", "test", tuple(CLASSES)):
+            with image.open() as reader:
+                (sight,) = looker.look([reader], checked.plan)
+            own.append(max(np.exp(sight.scores) / np.exp(sight.scores).sum()))
+    assert told.own.value == pytest.approx(np.mean(own), rel=1e-5)
+    assert 0 <= told.masked.low <= told.masked.value <= told.masked.high <= 1
+    assert 0 <= told.random_changed.value <= 1
+    assert "closest windows hidden" in as_text(checked)
+    assert json.loads(as_json(checked))["attention"]["images"] == IMAGES
+
+
 def test_another_walk_can_be_asked_for(folder):
     found = run(folder, levels=2, keep=(3,), counts=[0, 2], random=False, oracle=False)
     assert [(row.windows, row.context) for row in found.rows] == [

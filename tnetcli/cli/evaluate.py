@@ -64,6 +64,14 @@ def evaluate(
         bool,
         typer.Option("--no-oracle", envvar="TNET_NO_ORACLE", help="Without windows by true boxes."),
     ] = False,
+    check_attention: Annotated[
+        bool,
+        typer.Option(
+            "--check-attention",
+            envvar="TNET_CHECK_ATTENTION",
+            help="Also hide the closest windows: does the answer depend on them?",
+        ),
+    ] = False,
     json: Json = False,
     output: Annotated[
         Path | None,
@@ -110,6 +118,7 @@ def evaluate(
             counts=None if windows is None else parse_windows(windows),
             random=not no_random,
             oracle=not no_oracle,
+            check_attention=check_attention,
             seed=seed,
             bands=options.bands,
             device=device,

@@ -120,6 +120,15 @@ def predict(
             show_default="as trained",
         ),
     ] = None,
+    check_attention: Annotated[
+        bool,
+        typer.Option(
+            "--check-attention",
+            envvar="TNET_CHECK_ATTENTION",
+            help="Also look with the closest windows hidden, and at random ones: did it matter "
+            "where? Takes five times as long.",
+        ),
+    ] = False,
     seed: Seed = 0,
     shard: Shard = None,
     fail_fast: Annotated[
@@ -222,6 +231,7 @@ def predict(
             precision=precision.value,
             reader=None if reader is None else reader.value,
             rescale=values,
+            check_attention=check_attention,
             options=options,
         )
         with BatchProgress(batch, quiet=quiet, as_json=as_json) as progress:

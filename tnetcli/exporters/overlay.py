@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import Any, Protocol, TypeAlias
 
 from tnetcli.geometry import Window
@@ -31,7 +32,7 @@ class Overlay(Protocol):
 
 def shared_facts(prediction: Prediction, frame: str) -> dict[str, Any]:
     """Return what is told of an image in every dialect."""
-    return {
+    facts: dict[str, Any] = {
         "version": prediction.tnet,
         "model": prediction.model,
         "model_sha256": prediction.model_sha256,
@@ -41,6 +42,9 @@ def shared_facts(prediction: Prediction, frame: str) -> dict[str, Any]:
         "height": prediction.height,
         "image": prediction.image,
     }
+    if prediction.attention_check is not None:
+        facts["attention_check"] = asdict(prediction.attention_check)
+    return facts
 
 
 def checked_box(window: SeenWindow) -> BoxEdges:

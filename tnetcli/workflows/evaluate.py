@@ -24,7 +24,7 @@ from tnetcli.training.metrics import (
 from tnetcli.traversal import Plan
 from tnetcli.workflows.labelled import Split, read_labelled
 from tnetcli.workflows.steps import steps_of_plan
-from tnetcli.workflows.tally import Choice, Failure, MeanCost, Row, Tally
+from tnetcli.workflows.tally import AttentionSummary, Choice, Failure, MeanCost, Row, Tally
 
 EVERY_COUNT = 8  # windows; of a longer walk only some numbers are told
 MOST_CONFUSED = 2000  # classes; a table of more would fill the memory
@@ -49,6 +49,7 @@ class Evaluation:
     confusion: NDArray[np.int64] | None  # (true, predicted); None for too many classes
     rows: tuple[Row, ...]
     hit_rates: dict[Choice, dict[int, Interval]]  # by level, from 2
+    attention: AttentionSummary | None
     cost: MeanCost
     seconds: float
 
@@ -63,6 +64,7 @@ def evaluate(
     counts: Sequence[int] | None = None,
     random: bool = True,
     oracle: bool = True,
+    check_attention: bool = False,
     seed: int = 0,
     bands: tuple[str, ...] | None = None,
     device: str = "auto",
@@ -73,8 +75,9 @@ def evaluate(
     """Look at every image of a split, once for each way to choose windows, and tell what came out.
 
     `counts` are numbers of windows beside the whole image. `random` compares with windows drawn
-    by chance, `oracle` with those that true boxes choose, where any image has boxes. An image
-    that fails is named and left out; if all do, that is an error.
+    by chance, `oracle` with those that true boxes choose, where any image has boxes, and
+    `check_attention` with what is left when the closest windows are hidden. An image that fails
+    is named and left out; if all do, that is an error.
     """
     start = time.perf_counter()
     checkpoint = load_model(model)
@@ -89,7 +92,8 @@ def evaluate(
     choices += ["random"] if random and most else []
     choices += ["oracle"] if oracle and most and with_boxes else []
     with Looker.of(checkpoint, device=device, threads=threads) as looker:
-        tally = Tally(looker, plan, choices, chosen, seed)
+        checked = description.classes if check_attention else None
+        tally = Tally(looker, plan, choices, chosen, seed, classes=checked)
         for first in range(0, len(images), batch_size):
             tally.add(images[first : first + batch_size])
             if advance is not None:
@@ -113,6 +117,7 @@ def evaluate(
         confusion=None if classes > MOST_CONFUSED else confusion_matrix(labels, predicted, classes),
         rows=tuple(tally.rows()),
         hit_rates=tally.hit_rates(),
+        attention=tally.attention(),
         cost=tally.cost(),
         seconds=time.perf_counter() - start,
     )

@@ -67,6 +67,7 @@ def as_json(evaluation: Evaluation) -> str:
             for choice, rates in evaluation.hit_rates.items()
             for level, rate in rates.items()
         ],
+        "attention": None if evaluation.attention is None else asdict(evaluation.attention),
         "confusion": None if matrix is None else matrix.tolist(),
         "per_class": _per_class(evaluation),
         "cost": asdict(evaluation.cost),
@@ -103,6 +104,7 @@ def as_text(evaluation: Evaluation) -> str:
             _scores(evaluation),
             _rows(evaluation),
             *_hit_rates(evaluation),
+            *_attention(evaluation),
             *_confusion(evaluation),
             _cost(evaluation),
         ]
@@ -200,6 +202,20 @@ def _hit_rates(evaluation: Evaluation) -> list[str]:
             ],
         )
     ]
+
+
+def _attention(evaluation: Evaluation) -> list[str]:
+    found = evaluation.attention
+    if found is None:
+        return []
+    rows = [
+        ("as it looked", *_percent(found.own), "", ""),
+        ("closest windows hidden", *_percent(found.masked), *_percent(found.masked_changed)),
+        ("random windows", *_percent(found.random), *_percent(found.random_changed)),
+    ]
+    header = ("windows", "probability", "95 % interval", "other answer", "95 % interval")
+    title = f"Did it matter where: how probable the answer is, {found.images} images"
+    return [table(title, header, rows)]
 
 
 def _confusion(evaluation: Evaluation) -> list[str]:

@@ -14,7 +14,7 @@ from tnetcli.checkpoint import Checkpoint
 from tnetcli.devices import Precision
 from tnetcli.errors import TnetError, UsageError
 from tnetcli.looking import Looker, Sight
-from tnetcli.prediction import Prediction, Problem
+from tnetcli.prediction import AttentionCheck, Prediction, Problem
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.fingerprint import fingerprint
 from tnetcli.readers.open import open_image
@@ -22,6 +22,7 @@ from tnetcli.readers.rescaled import RescaledReader
 from tnetcli.recording import Maker, record_failure, record_sight
 from tnetcli.traversal import Plan, Policy
 from tnetcli.wording import first_line
+from tnetcli.workflows.attention_check import check_attention
 from tnetcli.workflows.images import Image
 
 UNLIKE = 3.0  # standard deviations that the mean of an image may be off
@@ -42,6 +43,7 @@ class Settings:
     precision: Precision = "fp32"
     reader: str | None = None
     rescale: tuple[float, float] | None = None
+    check_attention: bool = False
     options: ReadOptions = ReadOptions()  # noqa: RUF009  frozen; of images that have none of their own
 
     def plan(self, checkpoint: Checkpoint) -> Plan:
@@ -129,7 +131,26 @@ class Predictor:
                 image.id: self._record(image, reader, sight, marks[image.id])
                 for (image, reader), sight in zip(opened, sights, strict=True)
             }
+            if self._settings.check_attention:
+                for (image, _), check in zip(
+                    opened, self._check_attention(readers, sights, seeds), strict=True
+                ):
+                    made[image.id] = replace(made[image.id], attention_check=check)
         return [failed.get(image.id) or made[image.id] for image in images]
+
+    def _check_attention(
+        self, readers: Sequence[Reader], sights: Sequence[Sight | TnetError], seeds: Sequence[int]
+    ) -> list[AttentionCheck | None]:
+        return check_attention(
+            self._looker,
+            readers,
+            sights,
+            self._plan,
+            classes=self.maker.classes,
+            seeds=seeds,
+            seed=self._settings.seed,
+            confidence=self._settings.confidence,
+        )
 
     def _open(self, image: Image) -> Reader:
         reader = open_image(image.path, reader=self._settings.reader, options=image.options)
@@ -198,6 +219,7 @@ def _telling(plan: Plan, settings: Settings, trained: float | None) -> dict[str,
         for name, value in asdict(settings.options).items()
         if value != getattr(ReadOptions(), name)
     }
+    told["check_attention"] = True if settings.check_attention else None
     told["rescale"] = None if settings.rescale is None else list(settings.rescale)
     return told
 

@@ -11,18 +11,21 @@ from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError, TnetError
 from tnetcli.looking import Looker, Sight
-from tnetcli.prediction import Problem
+from tnetcli.prediction import AttentionCheck, Problem
 from tnetcli.readers.base import Reader
+from tnetcli.recording import softmax
 from tnetcli.training.choices import by_boxes, by_chance
 from tnetcli.training.metrics import (
     Interval,
     Outcomes,
     Scores,
+    bootstrap,
     hit_levels,
     hit_rate,
     summarise,
 )
 from tnetcli.traversal import Plan
+from tnetcli.workflows.attention_check import check_attention
 from tnetcli.workflows.labelled import Labelled
 from tnetcli.workflows.profile import Counter
 from tnetcli.workflows.steps import Step
@@ -61,6 +64,23 @@ class MeanCost:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionSummary:
+    """Whether it mattered where was looked, over images of which windows were chosen.
+
+    The probability of the answer as it was found, with the closest windows hidden, and with
+    windows drawn by chance; how often the answer is another one then. Images of which nothing
+    is left to see without their windows count as certain of nothing, and as changed.
+    """
+
+    images: int
+    own: Interval
+    masked: Interval
+    masked_changed: Interval
+    random: Interval
+    random_changed: Interval
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """An image that could not be looked at."""
 
@@ -88,13 +108,18 @@ class Tally:
         choices: Sequence[Choice],
         counts: Sequence[int],
         seed: int,
+        *,
+        classes: Sequence[str] | None = None,
     ) -> None:
+        """`classes`, if given, are those by whose names attention is checked too."""
         self.images = 0  # that did not fail
         self.images_with_boxes = 0
         self.failures: list[Failure] = []
         self._errors: list[TnetError] = []
         self._found: dict[Choice, list[_Found]] = {choice: [] for choice in choices}
         self._costs: list[MeanCost] = []
+        self._classes = classes
+        self._checks: list[tuple[int, float, AttentionCheck]] = []
         self._looker, self._plan, self._counts, self._seed = looker, plan, counts, seed
         model = looker.model
         self._counter = Counter(
@@ -125,6 +150,7 @@ class Tally:
                     else:
                         self._fail(images[number], found)
                         del readers[number]
+            self._check_attention(readers, sights, seeds)
             for number, reader in readers.items():
                 self.images += 1
                 self.images_with_boxes += bool(images[number].boxes)
@@ -132,6 +158,30 @@ class Tally:
                 self._costs.append(self._cost(own, reader))
                 for choice, kept in self._found.items():
                     kept.append(self._keep(images[number], sights.get((choice, number), own)))
+
+    def _check_attention(
+        self,
+        readers: dict[int, Reader],
+        sights: dict[tuple[Choice, int], Sight],
+        seeds: Sequence[int],
+    ) -> None:
+        if self._classes is None or not readers:
+            return
+        own = [sights["attention", number] for number in readers]
+        checks = check_attention(
+            self._looker,
+            list(readers.values()),
+            own,
+            self._plan,
+            classes=self._classes,
+            seeds=[seeds[number] for number in readers],
+            seed=self._seed,
+        )
+        self._checks += [
+            (int(sight.scores.argmax()), float(softmax(sight.scores).max()), check)
+            for sight, check in zip(own, checks, strict=True)
+            if check is not None
+        ]
 
     def _look(
         self,
@@ -253,6 +303,26 @@ class Tally:
         return {
             choice: hit_rate(each.hits for each in found) for choice, found in self._found.items()
         }
+
+    def attention(self) -> AttentionSummary | None:
+        """Return whether it mattered where was looked; None if nobody asked, or nothing chose."""
+        if not self._checks or self._classes is None:
+            return None
+        columns = np.array(
+            [
+                (
+                    probability,
+                    check.masked or 0.0,
+                    check.masked_label != self._classes[answer],
+                    check.random,
+                    1 - check.random_same,
+                )
+                for answer, probability, check in self._checks
+            ],
+            float,
+        )  # (images, 5)
+        means = [bootstrap(lambda each: float(each.mean()), column) for column in columns.T]
+        return AttentionSummary(len(columns), *means)
 
     def cost(self) -> MeanCost:
         """Return the mean of all images."""
