@@ -135,6 +135,18 @@ class Prediction:
     error: Problem | None = None
     schema: str = SCHEMA
 
+    def attention_in_words(self) -> str:
+        """Say in one sentence whether it mattered where was looked; nothing if nobody checked."""
+        check = self.attention_check
+        if check is None:
+            return ""
+        hidden = "nothing is left to see" if check.masked is None else f"{check.masked:.1%}"
+        other = f" (then {check.masked_label})" if check.masked_label not in ("", self.label) else ""
+        return (
+            f"{self.label} is {self.probability:.1%} probable as it looked, {hidden} with its "
+            f"closest windows hidden{other}, {check.random:.1%} with random windows"
+        )
+
     def to_json(self) -> str:
         """Return one line; a failed record holds only what is known."""
         everything = asdict(self)

@@ -24,7 +24,7 @@ from tnetcli.exporters.looked import Choice, Looked
 from tnetcli.exporters.page import page_text, write_page
 from tnetcli.exporters.page_pictures import Detail
 from tnetcli.exporters.page_windows import MOST_LEVELS, MOST_OF_A_LEVEL, strongest
-from tnetcli.prediction import Prediction, PredictionCost, Problem, SeenLevel
+from tnetcli.prediction import AttentionCheck, Prediction, PredictionCost, Problem, SeenLevel
 
 COST = PredictionCost(3, 1_000_000, 12_000_000, 1 / 12, 400_000, 9_000_000, 0.1, 0.2, 0.3)
 LEVELS = (SeenLevel(1, 1, "forest", 0.55), SeenLevel(2, 2, "river", 0.91))
@@ -480,3 +480,15 @@ def test_a_page_of_nothing_is_a_page():
     page = read()
     assert page.rows == []
     assert page.texts["h1"] == "Where tnet looked"
+
+
+def test_whether_it_mattered_where_was_looked_is_told_where_it_was_checked():
+    check = AttentionCheck(0.03125, "forest", 0.5, 1 / 3, 3, 0)
+    checked = Read("".join(page_text(looked(replace(SCENE, attention_check=check)), None)))
+    plain = Read("".join(page_text(looked(SCENE), None)))
+    told = checked.blocks["image-1"]["mattered"]
+    assert told == (
+        "river is 97.0% probable as it looked, 3.1% with its closest windows hidden "
+        "(then forest), 50.0% with random windows"
+    )
+    assert plain.blocks["image-1"]["mattered"] == ""

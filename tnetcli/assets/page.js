@@ -329,6 +329,7 @@
     byId("story").hidden = !story.length;
     byId("story").querySelector("ol").replaceChildren(...story);
     byId("stopped").textContent = shown.stopped ? `Then it stopped: ${shown.stopped}.` : "";
+    byId("mattered").textContent = shown.mattered ? `Did it matter where? ${shown.mattered}.` : "";
     byId("classes").hidden = !shown.classes.length;
     byId("classes").querySelector(".bars").replaceChildren(...bars(shown.classes));
     byId("classes").querySelector("p").textContent = shown.more

@@ -87,6 +87,7 @@ def image_facts(
         "windows": _windows(prediction, drawn.windows, pictures, names),
         "notes": [*notes, *_left_out(drawn)],
         "warnings": list(prediction.warnings[:MOST_WARNINGS]),
+        "mattered": prediction.attention_in_words(),
         "stopped": STOPS.get(prediction.stopped, prediction.stopped),
         "cost": None if prediction.cost is None else _cost(prediction.cost),
         "facts": _facts(prediction),

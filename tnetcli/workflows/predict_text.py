@@ -37,24 +37,10 @@ def as_text(record: Prediction) -> str:
         f"({cost.fraction_decoded:.3%})",
         f"  took {cost.seconds:.2f} s: {cost.read_seconds:.2f} reading, "
         f"{cost.model_seconds:.2f} in the model",
-        *_attention_check(record),
+        *([f"  attention: {record.attention_in_words()}"] if record.attention_check else []),
         *(f"  warning: {warning}" for warning in record.warnings),
     ]
     return "\n".join(printable(line, LONGEST) for line in lines)
-
-
-def _attention_check(record: Prediction) -> list[str]:
-    """Say whether it mattered where was looked."""
-    check = record.attention_check
-    if check is None:
-        return []
-    hidden = "nothing is left to see" if check.masked is None else f"{check.masked:.1%}"
-    other = f", then {check.masked_label}" if check.masked_label not in ("", record.label) else ""
-    return [
-        f"  attention: {record.label} is {record.probability:.1%} probable as it looked, {hidden} "
-        f"with its closest windows hidden{other}, {check.random:.1%} by {check.draws} walks to "
-        "random windows"
-    ]
 
 
 @dataclass(slots=True)
