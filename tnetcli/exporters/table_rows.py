@@ -1,0 +1,275 @@
+"""Predictions as rows of plain values, whatever kind of table they go into."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from itertools import islice
+from tempfile import SpooledTemporaryFile
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from tnetcli.errors import OutputError
+from tnetcli.exporters.geojson import _globe as globe_of
+from tnetcli.exporters.lonlat import Globe
+from tnetcli.exporters.looked import Looked
+from tnetcli.exporters.map_overlay import CHUNK
+from tnetcli.exporters.overlay import DIGITS, HALF_CHARACTERS, WithJoint, checked_box, measured
+from tnetcli.geometry import Georeference
+from tnetcli.prediction import BoxEdges, Prediction, PredictionCost
+from tnetcli.wording import printable, shorten
+
+Value: TypeAlias = str | int | float | None
+Kind: TypeAlias = Literal["text", "whole", "number"]
+Columns: TypeAlias = dict[str, Kind]
+
+WINDOW_COLUMNS: Columns = {
+    "image": "text",
+    "id": "text",
+    "path": "text",
+    "level": "whole",
+    "rank": "whole",
+    "attention": "number",
+    "joint": "number",
+    "weight": "number",
+    "label": "text",
+    "probability": "number",
+    "valid": "number",
+    "minx": "number",
+    "miny": "number",
+    "width": "number",
+    "height": "number",
+    "downsample": "number",
+    "longitude": "number",
+    "latitude": "number",
+}
+# The number of windows has a column of its own.
+COST = [each.name for each in fields(PredictionCost) if each.name != "windows"]
+COST_KINDS: dict[type, Kind] = {int: "whole", float: "number"}
+IMAGE_COLUMNS: Columns = {
+    "image": "text",
+    "id": "text",
+    "status": "text",
+    "error": "text",
+    "message": "text",
+    "hint": "text",
+    "label": "text",
+    "probability": "number",
+    "windows": "whole",
+    "levels": "whole",
+    "stopped": "text",
+    "width": "whole",
+    "height": "whole",
+    **{
+        each.name: COST_KINDS[each.type]
+        for each in fields(PredictionCost)
+        if each.name in COST and isinstance(each.type, type)
+    },
+    "model": "text",
+    "model_sha256": "text",
+    "warnings": "whole",
+    "longitude": "number",
+    "latitude": "number",
+}
+MOST_WAITING = 1 << 20  # characters of failed images in memory before the first good one
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of one image, and where their boxes lie: None for an image without a size."""
+
+    values: list[list[Value]]
+    boxes: list[BoxEdges] | None
+    globe: Globe | None
+    image: str
+
+
+@contextmanager
+def tabulated(looked: Iterable[Looked], *, per_image: bool) -> Iterator["Table"]:
+    """Lend the table of all predictions.
+
+    The classes of all images are those of the first one that did not fail; OutputError names an
+    image that has others. One row is a window, or with `per_image` an image, failed ones too.
+    """
+    # Columns come before rows, so failed images wait for one that knows the classes.
+    with SpooledTemporaryFile(MOST_WAITING, "w+", encoding="utf-8") as waiting:
+        yield Table(looked, per_image, waiting)
+
+
+class Table:
+    """The columns of a table, known at once, and its rows, a few hundred at a time."""
+
+    def __init__(
+        self, looked: Iterable[Looked], per_image: bool, waiting: SpooledTemporaryFile[str]
+    ) -> None:
+        self._per_image = per_image
+        self._looked = iter(looked)
+        self._failed = waiting
+        self._first = self._find_first()
+        self._classes = list(self._first.prediction.probabilities) if self._first else []
+        names = [f"prob_{_text(name)}" for name in self._classes]
+        if len(set(names)) < len(names):
+            raise OutputError(
+                "two classes have one name: " + shorten(", ".join(self._classes)),
+                hint="GeoJSON has room for both",
+            )
+        fixed = IMAGE_COLUMNS if per_image else WINDOW_COLUMNS
+        self.columns: Columns = {**fixed, **dict.fromkeys(names, "number")}
+
+    def _find_first(self) -> Looked | None:
+        for each in self._looked:
+            if each.prediction.status == "ok":
+                return each
+            if self._per_image:
+                self._failed.write(json.dumps(_image_row(each, None)) + "\n")
+        return None
+
+    def rows(self) -> Iterator[Rows]:
+        """Yield all rows, once."""
+        blank: list[Value] = [None] * len(self._classes)
+        self._failed.seek(0)
+        for line in self._failed:
+            yield Rows([json.loads(line) + blank], None, None, "")
+        if self._first is None:
+            return
+        yield from self._of(self._first)
+        for each in self._looked:
+            if each.prediction.status == "ok":
+                yield from self._of(each)
+            elif self._per_image:
+                yield Rows([_image_row(each, None) + blank], None, None, "")
+
+    def _of(self, looked: Looked) -> Iterator[Rows]:
+        prediction = looked.prediction
+        order = self._order(prediction)
+        globe = globe_of(prediction)
+        if self._per_image:
+            row = _image_row(looked, globe)
+            row += _shares(list(prediction.probabilities.values()), order)
+            box = (0.0, 0.0, float(prediction.width), float(prediction.height))
+            yield Rows([row], [box] if _has_size(prediction) else None, globe, prediction.image)
+            return
+        windows = looked.with_joint()
+        while chunk := list(islice(windows, CHUNK)):
+            boxes = [checked_box(window) for window, _ in chunk]
+            centres = _centres(prediction, globe, boxes)
+            rows = []
+            for each, centre in zip(chunk, centres, strict=True):
+                told = each[0].probabilities
+                if told and len(told) != len(prediction.probabilities):
+                    raise OutputError(
+                        f"`{printable(each[0].path, 60)}` of `{printable(prediction.image, 100)}` "
+                        f"tells {len(told)} probabilities of {len(prediction.probabilities)} "
+                        "classes",
+                        hint="predict it again",
+                    )
+                rows.append([*_window_row(prediction, each), *centre, *_shares(told, order)])
+            yield Rows(rows, boxes, globe, prediction.image)
+
+    def _order(self, prediction: Prediction) -> list[int | None]:
+        """Return where the record keeps each of our classes; its own order may be another."""
+        classes = list(prediction.probabilities)
+        if classes and set(classes) != set(self._classes):
+            assert self._first is not None
+            raise OutputError(
+                f"the classes of `{printable(prediction.image, 100)}` ({shorten(classes)}) are not "
+                f"those of `{printable(self._first.prediction.image, 100)}` "
+                f"({shorten(self._classes)})",
+                hint="write a table for each model; --id chooses images",
+            )
+        return [classes.index(name) if classes else None for name in self._classes]
+
+
+def _window_row(prediction: Prediction, seen: WithJoint) -> list[Value]:
+    window, joint = seen
+    numbers = measured(window, joint, prediction)
+    x0, y0, x1, y1 = window.box
+    told: dict[str, Value] = {
+        **numbers,
+        "image": _text(prediction.image),
+        "id": _text(prediction.id),
+        "path": _text(window.path),
+        "label": _text(window.label),
+        "minx": round(x0, 6),
+        "miny": round(y0, 6),
+        "width": round(x1 - x0, 6),
+        "height": round(y1 - y0, 6),
+    }
+    return [told[name] for name in WINDOW_COLUMNS if name not in ("longitude", "latitude")]
+
+
+def _image_row(looked: Looked, globe: Globe | None) -> list[Value]:
+    prediction = looked.prediction
+    error, cost, is_ok = prediction.error, prediction.cost, prediction.status == "ok"
+    longitude, latitude = None, None
+    if _has_size(prediction):
+        box = (0.0, 0.0, float(prediction.width), float(prediction.height))
+        ((longitude, latitude),) = _centres(prediction, globe, [box])
+    told: dict[str, Value] = {
+        "image": _text(prediction.image),
+        "id": _text(prediction.id),
+        "status": prediction.status,
+        "error": _text(error.type) if error else None,
+        "message": _text(error.message) if error else None,
+        "hint": _text(error.hint) if error else None,
+        "label": _text(prediction.label) if is_ok else None,
+        "probability": _number(prediction.probability) if is_ok else None,
+        "windows": _count(looked) if is_ok else None,
+        "levels": len(prediction.levels) if is_ok else None,
+        "stopped": _text(prediction.stopped),
+        "width": prediction.width or None,
+        "height": prediction.height or None,
+        **{name: _number(getattr(cost, name)) if cost else None for name in COST},
+        "model": _text(prediction.model),
+        "model_sha256": _text(prediction.model_sha256),
+        "warnings": len(prediction.warnings),
+        "longitude": longitude,
+        "latitude": latitude,
+    }
+    return [told[name] for name in IMAGE_COLUMNS]
+
+
+def _has_size(prediction: Prediction) -> bool:
+    return prediction.width > 0 and prediction.height > 0
+
+
+def _count(looked: Looked) -> int:
+    # As told by the record: walking through a million windows takes a minute.
+    levels = looked.prediction.levels
+    return sum(each.windows for each in levels) if levels else sum(1 for _ in looked.windows)
+
+
+def _centres(
+    prediction: Prediction, globe: Globe | None, boxes: Sequence[BoxEdges]
+) -> list[tuple[float | None, float | None]]:
+    """Return longitude and latitude of the middle of each box, None where there is none."""
+    if globe is None or prediction.transform is None:
+        return [(None, None)] * len(boxes)
+    a, b, c, d, e, f = prediction.transform
+    edges = np.array(boxes, np.float64)  # (boxes, 4)
+    places = Georeference(prediction.crs, (a, b, c, d, e, f)).to_lonlat(
+        (edges[:, 0] + edges[:, 2]) / 2, (edges[:, 1] + edges[:, 3]) / 2
+    )
+    return [
+        (round(x, globe.decimals) + 0.0, round(y, globe.decimals) + 0.0)
+        if math.isfinite(x) and math.isfinite(y)
+        else (None, None)
+        for x, y in zip(places[0].tolist(), places[1].tolist(), strict=True)
+    ]
+
+
+def _shares(told: Sequence[float], order: Sequence[int | None]) -> list[Value]:
+    return [_number(told[at]) if told and at is not None else None for at in order]
+
+
+def _number(value: float) -> float | int | None:
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+
+def _text(text: str) -> str:
+    """Return text that can be written as UTF-8: half characters become U+FFFD."""
+    return text if text.isascii() else HALF_CHARACTERS.sub("\ufffd", text)
