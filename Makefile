@@ -20,9 +20,12 @@ $(READY): pyproject.toml
 demo: setup
 	$(BIN)/python examples/make_scene.py demo/scene.tif --size 16384
 	$(BIN)/tnet info demo/scene.tif --view-size 128 --keep 4,1
-	$(BIN)/tnet predict demo/scene.tif --levels 3 --overlay demo/overlay
-	$(BIN)/python examples/read_window.py demo/scene.tif demo/window.png
-	@echo "windows looked at: demo/overlay/demo/scene.tif.geojson (open it in QGIS)"
+	$(BIN)/tnet predict demo/scene.tif --levels 3
+	$(BIN)/tnet predict demo/scene.tif --levels 3 -o demo/scene.jsonl --overwrite -q
+	$(BIN)/tnet export demo/scene.jsonl -o demo/scene.geojson --overwrite
+	$(BIN)/tnet export demo/scene.jsonl -o demo/scene.png --overwrite
+	$(BIN)/tnet export demo/scene.jsonl -o demo/scene.html --overwrite
+	@echo "where it looked: demo/scene.geojson (QGIS), demo/scene.png, demo/scene.html (a browser)"
 
 test: setup
 	$(BIN)/python -m pytest
@@ -51,6 +54,7 @@ bench: setup
 	$(BIN)/python benchmarks/readers.py --write
 	$(BIN)/python benchmarks/traversal.py --write
 	$(BIN)/python benchmarks/predict.py --write
+	$(BIN)/python benchmarks/heatmap.py --write
 	$(BIN)/python benchmarks/training.py --write
 	$(BIN)/python benchmarks/learning.py --write
 

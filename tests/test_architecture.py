@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "traversal": GROUND,
     "prediction": {"errors"},
     "prediction_file": {"errors", "output_file", "prediction", "wording"},
+    "large_records": {"errors", "prediction", "prediction_file", "wording"},
     "engines": set(),
     "models": GROUND | {"validation"},
     "devices": {"errors"},
@@ -55,14 +56,15 @@ MAY_IMPORT = {
     | {"__init__", "csv_file", "sections", "scenes", "validation", "walks"},
     "workflows": MIDDLE
     | UPPER
-    | {"csv_file", "engines", "exporters", "prediction_file", "scenes", "sections", "training"}
+    | {"csv_file", "engines", "exporters", "large_records", "prediction_file", "scenes", "sections", "training"}
     | {"walks"},
-    "cli": MIDDLE | UPPER | {"workflows", "training", "sections", "__init__"},
+    "cli": MIDDLE | UPPER | {"exporters", "workflows", "training", "sections", "__init__"},
     "__main__": {"cli"},
     "__init__": MIDDLE | UPPER | {"workflows"},
 }
 COMMANDS = (
     "evaluate",
+    "export",
     "info",
     "merge",
     "models",

@@ -38,19 +38,21 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[Line]:
         try:
             yield Line(text, Prediction.from_json(text.decode()))
         except ValueError as error:  # UnicodeDecodeError is one
-            if _is_cut_off(text):
-                log.warning("`%s`, line %d was cut off and is left out", path, number)
-                return
-            raise OutputError(
-                f"`{path}`, line {number}: {shorten(str(error))}",
-                hint="this is no file of predictions: name another",
-            ) from error
+            refuse_unless_cut_off(path, number, text[: len(BEGINNING)], text[-1:], error)
+            return
 
 
-def _is_cut_off(text: bytes) -> bool:
-    """Say whether a last line is the beginning of a record, and not of somebody else's file."""
-    begins = text.startswith(BEGINNING) or BEGINNING.startswith(text)
-    return begins and not text.endswith(b"\n")
+def refuse_unless_cut_off(
+    path: str | os.PathLike[str], number: int, begin: bytes, end: bytes, error: ValueError
+) -> None:
+    """Say so where a last line is the beginning of a record; somebody else's file is refused."""
+    if BEGINNING.startswith(begin) and end != b"\n":
+        log.warning("`%s`, line %d was cut off and is left out", path, number)
+        return
+    raise OutputError(
+        f"`{path}`, line {number}: {shorten(str(error))}",
+        hint="this is no file of predictions: name another",
+    ) from error
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
@@ -58,9 +60,12 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
         with open(path, "rb") as file:
             yield from file
     except OSError as error:
-        raise OutputError(
-            f"cannot read `{path}`: {error.strerror}", hint="check path and rights"
-        ) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str | os.PathLike[str], error: OSError) -> OutputError:
+    """Say why predictions cannot be read."""
+    return OutputError(f"cannot read `{path}`: {error.strerror}", hint="check path and rights")
 
 
 class PredictionFile:

@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 
 from tnetcli import __version__
 from tnetcli.cli.evaluate import evaluate
+from tnetcli.cli.export import export
 from tnetcli.cli.info import info
 from tnetcli.cli.merge import merge
 from tnetcli.cli.messages import show_error, show_log, show_problem
@@ -30,7 +31,7 @@ BROKEN_PIPE = 141
 FULL = (errno.ENOSPC, errno.EDQUOT)
 COMMANDS = {
     each.__name__: each
-    for each in (evaluate, info, merge, models, predict, profile, pyramid, synth, train)
+    for each in (evaluate, export, info, merge, models, predict, profile, pyramid, synth, train)
 }
 
 app = typer.Typer(

@@ -1,0 +1,224 @@
+"""Export predictions: overlays, heat maps, pictures, pages and tables, in one file or in many."""
+
+import fnmatch
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tnetcli.errors import ImageError, OutputError, TnetError, UsageError
+from tnetcli.exporters.looked import EVERYTHING, Choice, Looked
+from tnetcli.large_records import read_apart
+from tnetcli.output_file import check_free
+from tnetcli.wording import first_line
+from tnetcli.workflows.export_formats import Format, How
+from tnetcli.workflows.image_folder import ImageFolder
+
+Advance = Callable[[float], None]
+Problem = Callable[[str, TnetError], None]
+PATTERN = set("*?[")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which predictions and which of their windows; `ids` are names or patterns, none for all."""
+
+    ids: tuple[str, ...] = ()
+    choice: Choice = EVERYTHING
+
+    def takes(self, id: str) -> bool:
+        """Say whether a prediction is wanted."""
+        return not self.ids or any(_matches(id, each) for each in self.ids)
+
+
+def _matches(id: str, pattern: str) -> bool:
+    return id == pattern or (bool(PATTERN & set(pattern)) and fnmatch.fnmatchcase(id, pattern))
+
+
+@dataclass(slots=True)
+class Exported:
+    """What became of the predictions that were wanted."""
+
+    written: list[Path] = field(default_factory=list)  # one, or the folder
+    images: int = 0
+    kept: int = 0  # that were there already
+    failed: int = 0  # predictions that had failed, and have nothing to show
+    problems: int = 0  # images that could not be shown, or not with their pixels
+
+
+def read_looked(files: Sequence[Path], wanted: Wanted) -> Iterator[Looked]:
+    """Yield the predictions that are wanted, in order, failed ones too."""
+    for file in files:
+        for prediction, windows in read_apart(file):
+            if wanted.takes(prediction.id):
+                yield Looked(prediction, windows, wanted.choice)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What there is to export, found by reading everything once."""
+
+    images: int
+    failed: int
+
+    @property
+    def good(self) -> int:
+        """Return how many have something to show."""
+        return self.images - self.failed
+
+
+def survey(files: Sequence[Path], wanted: Wanted) -> Survey:
+    """Read everything once, so that what is wrong with it is told before anything is written."""
+    images = failed = 0
+    met: set[str] = set()
+    digests: set[bytes] = set()
+    for looked in read_looked(files, wanted):
+        prediction = looked.prediction
+        images += 1
+        failed += prediction.status != "ok"
+        met |= {each for each in wanted.ids if _matches(prediction.id, each)}
+        digest = hashlib.blake2b(prediction.id.encode(errors="surrogateescape"), digest_size=8)
+        if digest.digest() in digests:
+            raise OutputError(
+                f"two predictions of `{prediction.id}`",
+                hint="`tnet merge` puts files together, each image once",
+            )
+        digests.add(digest.digest())
+    if missing := [each for each in wanted.ids if each not in met]:
+        raise UsageError(
+            f"no prediction has the id `{missing[0]}`",
+            hint="ids are as `tnet predict` wrote them; patterns such as 'a/*.tif' may be given",
+        )
+    if not images:
+        raise OutputError("there is no prediction in it", hint="did `tnet predict` run to its end?")
+    return Survey(images, failed)
+
+
+def write_one(
+    path: Path,
+    files: Sequence[Path],
+    wanted: Wanted,
+    form: Format,
+    how: How,
+    *,
+    found: Survey,
+    overwrite: bool = False,
+    advance: Advance = lambda fraction: None,
+) -> Exported:
+    """Write all that is wanted into one file, whole or not at all."""
+    check_free(path, overwrite=overwrite)
+    if not form.many and found.good != 1:
+        raise UsageError(
+            f"{found.good} images cannot share a {form.name}: `{path}`",
+            hint=f"name a folder with -o, for example -o {path.stem or form.name}/, or choose one "
+            "with --id",
+        )
+    done = Exported([path], images=found.good, failed=found.failed)
+    looked = read_looked(files, wanted)
+    if not form.many:
+        looked = (each for each in looked if each.prediction.status == "ok")
+    with _records_may_be_wrong():
+        form.write(path, _counted(looked, found.images, advance), how, _noting(done), overwrite)
+    return done
+
+
+def write_each(
+    folder: Path,
+    files: Sequence[Path],
+    wanted: Wanted,
+    form: Format,
+    how: How,
+    *,
+    found: Survey,
+    suffix: str | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    advance: Advance = lambda fraction: None,
+) -> Exported:
+    """Write a file for each image, named by its id; one that cannot be shown stops no other.
+
+    With `resume` files that are there are kept: they are whole.
+    """
+    places = ImageFolder(folder, suffix or form.suffixes[0])
+    if not overwrite and not resume:
+        for each in read_looked(files, wanted):
+            if places.path(each.prediction.id).exists():
+                raise OutputError(
+                    f"`{places.path(each.prediction.id)}` exists",
+                    hint="--overwrite replaces files, --resume keeps them",
+                )
+    done = Exported([folder], failed=found.failed)
+    for each in _counted(read_looked(files, wanted), found.images, advance):
+        if each.prediction.status != "ok":
+            continue
+        path = places.place(each.prediction.id)
+        if resume and path.exists():
+            done.kept += 1
+            continue
+        try:
+            with _records_may_be_wrong():
+                form.write(path, [each], how, _noting(done), overwrite)
+        except TnetError as error:
+            if isinstance(error.__cause__, OSError) and isinstance(error, OutputError):
+                raise  # the disk: the next one would fare no better
+            _noting(done)(each.prediction.id, error)
+        else:
+            done.images += 1
+    if not done.images and not done.kept and done.problems:
+        raise ImageError("no image could be shown", hint="the lines above say why")
+    return done
+
+
+def text_of(
+    files: Sequence[Path], wanted: Wanted, form: Format, how: How, *, found: Survey
+) -> Iterator[str]:
+    """Return the pieces of the text that would be written, for a pipe."""
+    if form.text is None:
+        raise UsageError(f"a {form.name} cannot go to standard output", hint="name a file with -o")
+    return form.text(read_looked(files, wanted), how)
+
+
+@contextmanager
+def _records_may_be_wrong() -> Iterator[None]:
+    """Let what an exporter finds wrong with a record be a problem that the user can see to."""
+    try:
+        yield
+    except ValueError as error:
+        raise OutputError(
+            f"a prediction cannot be shown: {first_line(error)}",
+            hint="was the file changed by something else than tnet?",
+        ) from error
+
+
+def _counted(looked: Iterable[Looked], total: int, advance: Advance) -> Iterator[Looked]:
+    for number, each in enumerate(looked, start=1):
+        yield each
+        advance(number / total)
+
+
+def _noting(done: Exported) -> Problem:
+    def note(id: str, error: TnetError) -> None:
+        done.problems += 1
+        log.warning("%s: %s", id, error)
+
+    return note
+
+
+def output_of(files: Sequence[Path], form: Format, found: Survey) -> Path:
+    """Return where to write if nobody says: beside the predictions, a folder if need be."""
+    first = files[0]
+    name = first.name.removesuffix(".gz").removesuffix(".jsonl") or form.name
+    if found.good > 1 and not form.together:
+        return first.with_name(f"{name}-{form.name}")
+    return first.with_name(f"{name}{form.suffixes[0]}")
+
+
+def is_folder(path: str, form: Format) -> bool:
+    """Say whether a name means a folder: it is one, ends like one, or has no ending of the form."""
+    if path.endswith(("/", os.sep)) or Path(path).is_dir():
+        return True
+    return not path.lower().endswith(form.suffixes) and not Path(path).suffix
