@@ -131,7 +131,7 @@ def measure(manifest: Path, run: Path, network: str) -> list[Figure]:
     return [
         Figure(name, "peak memory above imports", peak / 1000, 1500, True, " MB", ""),
         Figure(name, "step time in the model", 100 * (1 - waiting / seconds), 70, False, " %",
-               f"{windows / seconds:.0f} windows/s, 2 threads; waits for {pace}"),
+               f"{windows * together / seconds:.0f} windows/s, 2 threads; waits for {pace}"),
         Figure(name, "decoded, of all pixels, in two epochs", 100 * decoded / total, 100, True,
                " %", f"{decoded / 1e6:.0f} Mpx of {total / 1e9:.1f} Gpx, statistics included; "
                f"{cpu.ru_utime + cpu.ru_stime:.0f} CPU s in all"),

@@ -56,7 +56,8 @@ MAY_IMPORT = {
     | {"__init__", "csv_file", "sections", "scenes", "validation", "walks"},
     "workflows": MIDDLE
     | UPPER
-    | {"csv_file", "engines", "exporters", "large_records", "prediction_file", "scenes", "sections", "training"}
+    | {"csv_file", "engines", "exporters", "large_records", "prediction_file"}
+    | {"scenes", "sections", "training"}
     | {"walks"},
     "cli": MIDDLE | UPPER | {"exporters", "workflows", "training", "sections", "__init__"},
     "__main__": {"cli"},

@@ -1,9 +1,9 @@
 """Plain values for places in an image: sizes, windows, grids of cells, regions, map positions."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,7 +34,14 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Rows and columns of equal, possibly overlapping cells, each `cell_fraction` of a window."""
+    """Rows and columns of equal, possibly overlapping cells, each `cell_fraction` of a window.
+
+    A family may place its rows and columns otherwise, each where its span says: the walk asks for
+    no more than spans, weights and what cells share.
+    """
+
+    # Whether a cell of attention 0 is never followed; otherwise it comes last.
+    only_attended: ClassVar[bool] = False
 
     rows: int
     columns: int
@@ -46,11 +53,23 @@ class Grid:
         if not 0 < self.cell_fraction <= 1:
             raise ValueError(f"cell_fraction is not within (0, 1]: `{self.cell_fraction}`")
 
+    def described(self) -> str:
+        """Return what there is to choose from, in a few words."""
+        return f"{self.rows} x {self.columns} cells of {self.cell_fraction:g}"
+
     def cells(self) -> Iterator[tuple[int, int]]:
         """Yield (row, column) in reading order."""
         for row in range(self.rows):
             for column in range(self.columns):
                 yield row, column
+
+    def row_span(self, start: float, length: float, row: int) -> tuple[float, float]:
+        """Return where a grid row starts and how long it is, in `length` that begins at `start`."""
+        return _cell_span(start, length, self.rows, self.cell_fraction, row)
+
+    def column_span(self, start: float, length: float, column: int) -> tuple[float, float]:
+        """Return where a grid column starts and how long it is."""
+        return _cell_span(start, length, self.columns, self.cell_fraction, column)
 
     def shared(self, row: int, column: int) -> NDArray[np.float64]:
         """Return the part (rows, columns) of each cell that the cell `row-column` covers too."""
@@ -62,11 +81,13 @@ class Grid:
 
         (rows, height), in proportion to the part of the pixel row that the cells cover.
         """
-        return _axis_weights(self.rows, self.cell_fraction, height)
+        spans = [self.row_span(0.0, float(height), row) for row in range(self.rows)]
+        return _axis_weights(spans, height)
 
     def column_weights(self, width: int) -> NDArray[np.float64]:
         """Return what each of `width` pixel columns adds to the mean of each grid column."""
-        return _axis_weights(self.columns, self.cell_fraction, width)
+        spans = [self.column_span(0.0, float(width), column) for column in range(self.columns)]
+        return _axis_weights(spans, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +131,8 @@ class Window:
         """Return one grid cell; outer cells touch the edges, a lone row or column spans all."""
         if not (0 <= row < grid.rows and 0 <= column < grid.columns):
             raise ValueError(f"no cell `{row}-{column}` in a {grid.rows} x {grid.columns} grid")
-        left, width = _cell_span(self.left, self.width, grid.columns, grid.cell_fraction, column)
-        top, height = _cell_span(self.top, self.height, grid.rows, grid.cell_fraction, row)
+        left, width = grid.column_span(self.left, self.width, column)
+        top, height = grid.row_span(self.top, self.height, row)
         return Window(left, top, width, height)
 
     def scaled(self, x: float, y: float) -> "Window":
@@ -135,11 +156,10 @@ def _axis_shared(count: int, fraction: float, index: int) -> NDArray[np.float64]
     return np.maximum(1 - np.abs(np.arange(count) - index) * step / fraction, 0.0)
 
 
-def _axis_weights(count: int, fraction: float, length: int) -> NDArray[np.float64]:
+def _axis_weights(spans: Sequence[tuple[float, float]], length: int) -> NDArray[np.float64]:
     pixels = np.arange(length)
-    weights = np.zeros((count, length))
-    for index in range(count):
-        start, cell = _cell_span(0.0, float(length), count, fraction, index)
+    weights = np.zeros((len(spans), length))
+    for index, (start, cell) in enumerate(spans):
         covered = np.minimum(start + cell, pixels + 1) - np.maximum(start, pixels)
         weights[index] = np.maximum(covered, 0.0) / cell
     return weights
@@ -254,6 +274,7 @@ class Georeference:
 
 LONLAT = "OGC:CRS84"
 TRUE_TO_SCALE = 0.01  # the sphere below is itself wrong by half of that
+FARTHEST = 1e12  # metres or degrees
 EARTH_RADIUS = 6_371_008.8  # metres, the mean radius
 
 
@@ -265,6 +286,10 @@ def _project(
     from rasterio.warp import transform
 
     x, y = np.broadcast_arrays(np.asarray(x, np.float64), np.asarray(y, np.float64))
+    # PROJ does not come back from 1e300 metres for minutes; no planet is as large as this.
+    far = ~((np.abs(x) < FARTHEST) & (np.abs(y) < FARTHEST))
+    if far.any():
+        x, y = np.where(far, np.nan, x), np.where(far, np.nan, y)
     try:
         across, up = transform(source, target, x.ravel().tolist(), y.ravel().tolist())
     except CPLE_BaseError:

@@ -102,8 +102,9 @@ class Prediction:
     `stopped` says why it was not looked at any closer: `levels` all done, `budget` spent,
     `confidence` reached, `pixels` (a closer view would be finer than the image's own pixels),
     `empty` (no valid cell left), `repeats` (only windows already seen were left), `failed`.
-    `settings` are those that the answer depends on beside the model, `fingerprint` tells whether
-    the image is still the one that was looked at, `warnings` are why the answer may be wrong.
+    `settings` are those that the answer depends on beside the model, `reading` how this image was
+    read if that was told of it alone, `fingerprint` tells whether the image is still the one that
+    was looked at, `warnings` are why the answer may be wrong.
     """
 
     image: str
@@ -122,6 +123,7 @@ class Prediction:
     model_sha256: str = ""
     tnet: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+    reading: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     warnings: tuple[str, ...] = ()
     label: str = ""
@@ -141,7 +143,8 @@ class Prediction:
         if check is None:
             return ""
         hidden = "nothing is left to see" if check.masked is None else f"{check.masked:.1%}"
-        other = f" (then {check.masked_label})" if check.masked_label not in ("", self.label) else ""
+        changed = check.masked_label not in ("", self.label)
+        other = f" (then {check.masked_label})" if changed else ""
         return (
             f"{self.label} is {self.probability:.1%} probable as it looked, {hidden} with its "
             f"closest windows hidden{other}, {check.random:.1%} with random windows"
@@ -161,8 +164,9 @@ class Prediction:
             }
         else:
             del record["error"]
-            if self.attention_check is None:
-                del record["attention_check"]
+            for key in ("attention_check", "reading"):
+                if not record[key]:
+                    del record[key]
         line = json.dumps(record, ensure_ascii=False, allow_nan=False)
         try:
             line.encode()

@@ -216,7 +216,10 @@ class _Trail:
         self._next = new
 
     def _open(self, visit: Visit, seen: Seen) -> None:
-        cells = np.flatnonzero(seen.valid > self._plan.least_valid)
+        worth = seen.valid > self._plan.least_valid  # (rows, columns)
+        if self._grid.only_attended:
+            worth &= seen.attention > 0
+        cells = np.flatnonzero(worth)
         region, attention = visit.place.region, seen.attention.ravel()[cells].astype(np.float64)
         if dead_end := self._dead_end(region, bool(cells.size)):
             self._dead_ends.add(dead_end)

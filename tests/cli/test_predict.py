@@ -18,6 +18,7 @@ from tests.images import noise, write_geotiff
 from tnetcli.cli.main import app
 from tnetcli.errors import OutputError, TnetError
 from tnetcli.prediction_file import read_lines
+from tnetcli.workflows.imagery import open_imagery
 
 CLASSES = ["river", "forest", "town"]
 COUNT = 12
@@ -307,6 +308,10 @@ def test_a_manifest_names_images_and_how_to_read_them(folder, tmp_path):
     assert (plain.id, turned.id) == ("plain", "turned")
     assert plain.probabilities != turned.probabilities
     assert plain.fingerprint != turned.fingerprint
+    assert (plain.reading, turned.reading) == ({}, {"bands": "('3', '2', '1')"})
+    with open_imagery(plain) as image, open_imagery(turned) as other:
+        own, reversed_ = (each.show((0, 0, 64, 64), 64, 64) for each in (image, other))
+    np.testing.assert_array_equal(own[..., 2::-1], reversed_[..., :3])
 
 
 def test_an_id_that_two_images_have_is_refused(folder, tmp_path):

@@ -3,7 +3,10 @@ import threading
 import numpy as np
 import pytest
 
+from tests.images import noise, write_geotiff
+from tnetcli.geometry import Size, Window
 from tnetcli.readers.blocks import BLOCKS, BlockCache
+from tnetcli.readers.open import open_image
 
 
 def block(value: int, count: int = 10) -> np.ndarray:
@@ -24,6 +27,33 @@ def test_the_block_unused_for_longest_goes_first():
     cache.get("a")
     cache.put("d", block(0))
     assert [name for name in "abcd" if cache.get(name) is not None] == ["a", "c", "d"]
+
+
+def test_blocks_of_a_closed_file_are_dropped_and_no_others():
+    cache = BlockCache(60)
+    for name in ("a.tif", "b.tif", "a.tif.ovr"):
+        cache.put((name, 1), block(0))
+    cache.forget("a.tif", "a.tif.ovr")
+    kept = [name for name in ("a.tif", "b.tif", "a.tif.ovr") if cache.get((name, 1)) is not None]
+    assert kept == ["b.tif"]
+    for number in range(5):  # and there is room for as many as before
+        cache.put(("c.tif", number), block(0))
+    assert cache.get(("b.tif", 1)) is not None
+
+
+def test_a_closed_image_leaves_no_blocks(tmp_path):
+    paths = [tmp_path / "a.tif", tmp_path / "b.tif"]
+    for path in paths:
+        write_geotiff(path, noise((300, 200)), tiled=True, blockxsize=64, blockysize=64)
+    BLOCKS.clear()
+    with open_image(paths[1]) as other:
+        with open_image(paths[0]) as reader:
+            reader.read(Window(0, 0, 100, 100), Size(10, 10))
+            other.read(Window(0, 0, 100, 100), Size(10, 10))
+            assert {key[0] for key in BLOCKS._blocks} == {str(path) for path in paths}
+        assert {key[0] for key in BLOCKS._blocks} == {str(paths[1])}
+    assert not BLOCKS._blocks
+    assert BLOCKS._bytes == 0
 
 
 def test_memory_stays_bounded_whatever_is_put():

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from tnetcli.exporters.geojson import _holds as lies_within
+from tnetcli.exporters.geojson import lies_within
 
 Points: TypeAlias = list[list[float]]
 # How deep the coordinates of each kind are nested, down to one position.

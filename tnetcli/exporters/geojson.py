@@ -147,7 +147,8 @@ class _Summary:
 def _both_ways(west_a: float, east_a: float, west_b: float, east_b: float) -> tuple[float, float]:
     """Return the shortest way eastwards that passes both of two stretches of longitude."""
     ways = [(west_a, east_a), (west_b, east_b), (west_a, east_b), (west_b, east_a)]
-    good = [way for way in ways if _holds(way, (west_a, east_a)) and _holds(way, (west_b, east_b))]
+    both = (west_a, east_a), (west_b, east_b)
+    good = [way for way in ways if all(lies_within(way, each) for each in both)]
     # Of equal ones that which does not cross 180 degrees.
     return min(good, key=lambda way: (_length(way), way[0] > way[1]), default=(-180.0, 180.0))
 
@@ -156,17 +157,18 @@ def _length(way: tuple[float, float]) -> float:
     return way[1] - way[0] + (360.0 if way[0] > way[1] else 0.0)
 
 
-def _holds(way: tuple[float, float], inner: tuple[float, float]) -> bool:
+def lies_within(way: tuple[float, float], inner: tuple[float, float]) -> bool:
+    """Say whether one stretch of longitude, eastwards, holds another."""
     start = (inner[0] - way[0]) % 360.0
     return start + _length(inner) <= _length(way) + 1e-9  # differences are not exact
 
 
 def _overlay(prediction: Prediction, frame: Frame) -> Overlay:
-    globe = _globe(prediction)
+    globe = globe_of(prediction)
     return PixelOverlay(prediction, frame) if globe is None else MapOverlay(prediction, globe)
 
 
-def _globe(prediction: Prediction) -> Globe | None:
+def globe_of(prediction: Prediction) -> Globe | None:
     """Return where an image lies on the Earth, None if nowhere: a plan of a building, Mars."""
     if prediction.crs is None or prediction.transform is None:
         return None

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from tnetcli.errors import OutputError
-from tnetcli.exporters.geojson import _globe as globe_of
+from tnetcli.exporters.geojson import globe_of
 from tnetcli.exporters.lonlat import Globe
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.map_overlay import CHUNK

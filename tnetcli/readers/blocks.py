@@ -4,11 +4,12 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
 CACHE_BYTES = 2**26
+Key: TypeAlias = tuple[Hashable, ...]  # the path of the file first
 
 
 class BlockCache:
@@ -17,11 +18,11 @@ class BlockCache:
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._bytes = 0
-        self._blocks: OrderedDict[Hashable, NDArray[Any]] = OrderedDict()
-        self._making: dict[Hashable, threading.Event] = {}
+        self._blocks: OrderedDict[Key, NDArray[Any]] = OrderedDict()
+        self._making: dict[Key, threading.Event] = {}
         self._lock = threading.Lock()
 
-    def obtain(self, key: Hashable, make: Callable[[], NDArray[Any]]) -> tuple[NDArray[Any], bool]:
+    def obtain(self, key: Key, make: Callable[[], NDArray[Any]]) -> tuple[NDArray[Any], bool]:
         """Return the block, and whether it had to be made; threads wait for one that makes it."""
         while True:
             with self._lock:
@@ -43,7 +44,7 @@ class BlockCache:
             mine.set()
         return block, True
 
-    def get(self, key: Hashable) -> NDArray[Any] | None:
+    def get(self, key: Key) -> NDArray[Any] | None:
         """Return the block if it is still here."""
         with self._lock:
             block = self._blocks.get(key)
@@ -51,7 +52,7 @@ class BlockCache:
                 self._blocks.move_to_end(key)
             return block
 
-    def put(self, key: Hashable, block: NDArray[Any]) -> None:
+    def put(self, key: Key, block: NDArray[Any]) -> None:
         """Keep `block`, dropping those unused for longest; one larger than all is not kept."""
         if block.nbytes > self._most:
             return
@@ -63,6 +64,12 @@ class BlockCache:
             while self._bytes > self._most:
                 _, dropped = self._blocks.popitem(last=False)
                 self._bytes -= dropped.nbytes
+
+    def forget(self, *paths: str) -> None:
+        """Drop the blocks of files that are closed: the next ones need the memory."""
+        with self._lock:
+            for key in [key for key in self._blocks if key[0] in paths]:
+                self._bytes -= self._blocks.pop(key).nbytes
 
     def clear(self) -> None:
         """Forget every block."""

@@ -6,6 +6,7 @@ from typing import ClassVar
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
 from tnetcli.readers.base import Block, Box, Layout, ReadOptions, Source
+from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.handles import Handles, check_unchanged, fingerprint
 from tnetcli.readers.levels import LevelReader
 from tnetcli.readers.planes import choose_plane
@@ -58,6 +59,7 @@ class PyramidReader(LevelReader):
     def close(self) -> None:
         """Release every handle; reading afterwards is an error."""
         self._handles.close()
+        BLOCKS.forget(self.path, f"{self.path}.ovr")
 
     def _obtain(self, level: int, box: Box) -> Block:
         check_unchanged(self.path, self._before)

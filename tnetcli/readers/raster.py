@@ -18,8 +18,9 @@ from tnetcli.readers.gdal import GDAL_FAILURES, damage_is_an_error, open_dataset
 from tnetcli.readers.placement import touched_pixels
 from tnetcli.readers.pyramid import PyramidReader, one_line
 from tnetcli.readers.raster_layout import RasterPlan, describe
+from tnetcli.readers.raster_pages import DirectPage
 from tnetcli.readers.tiff_files import TIFF_FAILURES, check_directories, truncated
-from tnetcli.readers.tiff_pages import PageTiles, TiffPages
+from tnetcli.readers.tiff_pages import OpenFile, PageTiles, TiffPages
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data
 
 RAW_DRIVERS = ("ENVI", "EHdr", "PNM", "ROI_PAC")
@@ -77,7 +78,7 @@ class _RasterSource:
     def __init__(self, path: str, layout: Layout, plan: RasterPlan) -> None:
         self._path, self._layout, self._plan = path, layout, plan
         self._datasets: dict[int, Any] = {}
-        self._files: dict[str, TiffPages] = {}
+        self._files: dict[str, OpenFile | TiffPages] = {}
         self._tiles: dict[int, PageTiles] = {}
         total = sum(level.size.pixels for level in layout.levels)
         self._bytes_per_pixel = layout.file_bytes / total
@@ -110,15 +111,20 @@ class _RasterSource:
 
     def _page(self, level: int) -> PageTiles:
         if level not in self._tiles:
-            place = self._plan.direct[level]
-            assert place is not None
-            name, number = place
-            if name not in self._files:
-                self._files[name] = TiffPages(name)
-            file = self._files[name]
-            page = file.file.pages[number]
-            self._tiles[level] = file.tiles(page)
+            page = self._plan.direct[level]
+            assert page is not None
+            self._tiles[level] = self._tiles_of(page)
         return self._tiles[level]
+
+    def _tiles_of(self, page: DirectPage) -> PageTiles:
+        file = self._files.get(page.file)
+        if page.tiles is not None:
+            file = self._files[page.file] = file or OpenFile(page.file)
+            assert isinstance(file, OpenFile)
+            return page.tiles.of(file)
+        file = self._files[page.file] = file or TiffPages(page.file)
+        assert isinstance(file, TiffPages)
+        return file.tiles(file.file.pages[page.number])
 
     def _dataset(self, level: int) -> Any:
         if level not in self._datasets:

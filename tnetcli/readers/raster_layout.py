@@ -16,7 +16,7 @@ from tnetcli.readers.base import Layout, Level, ReadOptions, Resolution
 from tnetcli.readers.detect import is_remote
 from tnetcli.readers.gdal import open_dataset
 from tnetcli.readers.pyramid import refuse_huge_blocks
-from tnetcli.readers.raster_pages import direct_pages, stored_overviews
+from tnetcli.readers.raster_pages import DirectPage, direct_pages, stored_overviews
 from tnetcli.readers.resolution import from_density, resolve
 from tnetcli.readers.tiff_pages import TiffPages
 from tnetcli.readers.validity import Nodata, nodata_values, user_nodata
@@ -34,7 +34,7 @@ class RasterPlan:
     mask: bool  # a mask of its own, internal or in a sidecar
     palette: NDArray[np.uint8] | None  # (entries, red green blue alpha)
     overviews: tuple[int | None, ...]  # GDAL's number of each level; None is full resolution
-    direct: tuple[tuple[str, int] | None, ...]  # file and page of each level we read ourselves
+    direct: tuple[DirectPage | None, ...]  # the page of each level that we read ourselves
     masked: tuple[bool, ...]  # levels that have the mask at their own size
     sparse: bool  # blocks may never have been written
 
@@ -159,7 +159,7 @@ def _mask_kind(
 
 def _levels(
     path: str, dataset: Any, allow_direct: bool
-) -> tuple[tuple[Level, ...], tuple[int | None, ...], tuple[tuple[str, int] | None, ...]]:
+) -> tuple[tuple[Level, ...], tuple[int | None, ...], tuple[DirectPage | None, ...]]:
     """List the stored levels, finest first, with GDAL's number and our own page of each."""
     full = Size(dataset.width, dataset.height)
     pages = direct_pages(path, dataset) if allow_direct else {}
@@ -178,9 +178,8 @@ def _levels(
     found = [pair for pair in found if _same_shape(pair[0])]
     found.sort(key=lambda pair: pair[0].scale_x)
     levels = tuple(level for level, _ in found)
-    own = [pages.get(level.size) for level in levels]
-    places = tuple(None if page is None else (page.file, page.number) for page in own)
-    return levels, tuple(number for _, number in found), places
+    own = tuple(pages.get(level.size) for level in levels)
+    return levels, tuple(number for _, number in found), own
 
 
 def _same_shape(level: Level) -> bool:
@@ -245,9 +244,7 @@ def _crs_name(crs: Any) -> str | None:
     return str(crs.to_wkt())
 
 
-def _details(
-    dataset: Any, palette: bool, direct: tuple[tuple[str, int] | None, ...]
-) -> dict[str, Any]:
+def _details(dataset: Any, palette: bool, direct: tuple[DirectPage | None, ...]) -> dict[str, Any]:
     details: dict[str, Any] = {"driver": dataset.driver}
     if any(scale != 1 for scale in dataset.scales) or any(dataset.offsets):
         details["scales"], details["offsets"] = list(dataset.scales), list(dataset.offsets)

@@ -9,7 +9,7 @@ import tifffile
 
 from tnetcli.geometry import Size
 from tnetcli.readers.tiff_files import TIFF_FAILURES
-from tnetcli.readers.tiff_pages import SAME_PIXELS, TiffPages
+from tnetcli.readers.tiff_pages import SAME_PIXELS, PageTiles, TiffPages
 
 SAME_COLOURS = {
     tifffile.PHOTOMETRIC.MINISBLACK,
@@ -26,6 +26,11 @@ class DirectPage:
     file: str
     number: int
     block: tuple[int, int]  # rows, columns
+    tiles: PageTiles | None  # of an opening that is closed by now: what it read of the page stays
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Decoders do not travel to another process: the page is looked at again there.
+        return DirectPage, (self.file, self.number, self.block, None)
 
 
 def direct_pages(path: str, dataset: Any) -> dict[Size, DirectPage]:
@@ -42,10 +47,10 @@ def direct_pages(path: str, dataset: Any) -> dict[Size, DirectPage]:
             continue
         try:
             for number, page in opened.pages():
-                if _is_direct(opened, page, dataset, first=name == path and number == 0):
+                tiles = _direct(opened, page, dataset, first=name == path and number == 0)
+                if tiles is not None:
                     block = (page.tilelength, page.tilewidth) if page.is_tiled else _strip(page)
-                    size = Size(page.imagewidth, page.imagelength)
-                    found.setdefault(size, DirectPage(name, number, block))
+                    found.setdefault(tiles.size, DirectPage(name, number, block, tiles))
         finally:
             opened.close()
     return found
@@ -55,27 +60,29 @@ def _strip(page: Any) -> tuple[int, int]:
     return min(page.rowsperstrip, page.imagelength), page.imagewidth
 
 
-def _is_direct(opened: TiffPages, page: Any, dataset: Any, *, first: bool) -> bool:
+def _direct(opened: TiffPages, page: Any, dataset: Any, *, first: bool) -> PageTiles | None:
+    """Return a reader of a page whose pixels are those that GDAL would give, None of another."""
     kind = int(page.subfiletype)
     if kind & 4 or (not first and not kind & 1):
-        return False  # a mask, or an image of its own
+        return None  # a mask, or an image of its own
     if page.compression not in SAME_PIXELS:
-        return False
+        return None
     jpeg = page.compression == tifffile.COMPRESSION.JPEG
     if page.photometric not in SAME_COLOURS and not (
         jpeg and page.photometric == tifffile.PHOTOMETRIC.YCBCR
     ):
-        return False
+        return None
     separate = page.planarconfig == tifffile.PLANARCONFIG.SEPARATE
     if jpeg and (separate or page.bitspersample != 8):
-        return False
+        return None
     try:
         tiles = opened.tiles(page)
     except ValueError:
-        return False
-    return tiles.samples == dataset.count and all(
+        return None
+    same = tiles.samples == dataset.count and all(
         np.dtype(each) == tiles.dtype for each in dataset.dtypes
     )
+    return tiles if same else None
 
 
 def stored_overviews(

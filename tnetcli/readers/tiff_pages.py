@@ -4,6 +4,7 @@ A third of GDAL's and two thirds of OpenSlide's CPU for the same pixels, and the
 known. Short tables and tiles past the end of the file are found before they are read.
 """
 
+import copy
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,25 @@ def has_unwritten_blocks(path: str) -> bool:
         return not known and not all(page.databytecounts)
 
 
+class OpenFile:
+    """One open file for reading at any place, as threads may do at once."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.fingerprint = fingerprint(path)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __del__(self) -> None:
+        # An opener that raised half-way never reaches close().
+        if getattr(self, "descriptor", -1) >= 0:
+            self.close()
+
+
 class TiffPages:
     """One open TIFF file; close it when the pages taken from it are no longer read."""
 
@@ -54,13 +74,12 @@ class TiffPages:
         check_directories(path)
         self.path = path
         self.file = tifffile.TiffFile(path)
-        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        self._token = (path, fingerprint(path))
-        self.bytes = os.fstat(self._descriptor).st_size
+        self._raw = OpenFile(path)
+        self.bytes = os.fstat(self._raw.descriptor).st_size
 
     def tiles(self, page: Page) -> "PageTiles":
         """Return a reader of `page`; ValueError if its layout is beyond us."""
-        return PageTiles(self.path, self._descriptor, (*self._token, page.offset), page, self.bytes)
+        return PageTiles(self.path, self._raw, page, self.bytes)
 
     def pages(self) -> Iterator[tuple[int, tifffile.TiffPage]]:
         """Yield every page of the main chain with its number."""
@@ -70,29 +89,20 @@ class TiffPages:
     def close(self) -> None:
         """Close the file."""
         self.file.close()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __del__(self) -> None:
-        # An opener that raised half-way never reaches close().
-        if getattr(self, "_descriptor", -1) >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._raw.close()
 
 
 class PageTiles:
     """Decodes boxes of one page; has no state of its own, so threads may share it."""
 
-    def __init__(
-        self, path: str, descriptor: int, token: tuple[object, ...], page: Page, file_bytes: int
-    ) -> None:
+    def __init__(self, path: str, file: OpenFile, page: Page, file_bytes: int) -> None:
         key = page.keyframe
         if key is None or key.imagedepth != 1 or (key.is_tiled and key.tiledepth != 1):
             raise ValueError("a page with depth")
         if key.dtype is None or key.dtype.kind not in "iuf" or key.bitspersample % 8:
             raise ValueError(f"values of {key.bitspersample} bits")
-        self._path, self._descriptor, self._token = path, descriptor, token
+        self._path, self._file = path, file
+        self._token = (path, file.fingerprint, page.offset)
         self.compression = key.compression
         self.is_tiled = key.is_tiled
         self.samples = key.samplesperpixel
@@ -117,6 +127,14 @@ class PageTiles:
             self.block = Size(self.size.width, 1)
         in_block = 1 if self._separate else self.samples
         refuse_huge_blocks(path, self.block, in_block * self.dtype.itemsize)
+
+    def of(self, file: OpenFile) -> "PageTiles":
+        """Return the same, read from another opening of the file: its tables are known already."""
+        if file.fingerprint != self._file.fingerprint:
+            raise tifffile.TiffFileError("it changed since its tables were read")
+        other = copy.copy(self)
+        other._file = file
+        return other
 
     def _check_tables(self, file_bytes: int) -> None:
         planes = self.samples if self._separate else 1
@@ -209,7 +227,7 @@ class PageTiles:
         def make() -> NDArray[Any]:
             if count > MOST_BLOCK_BYTES:
                 raise tifffile.TiffFileError(f"block {index} claims {count} bytes")
-            data = os.pread(self._descriptor, count, offset)
+            data = os.pread(self._file.descriptor, count, offset)
             if len(data) < count:
                 raise tifffile.TiffFileError(f"block {index} is cut off")
             tile = self._decode(data, index)
@@ -217,7 +235,7 @@ class PageTiles:
                 raise tifffile.TiffFileError(f"block {index} holds too few pixels")
             return tile
 
-        tile, made = BLOCKS.obtain((self._token, index), make)
+        tile, made = BLOCKS.obtain((*self._token, index), make)
         return tile, Cost(width * height, count) if made else Cost()
 
     def _decode(self, data: bytes, index: int) -> NDArray[Any]:
@@ -251,7 +269,7 @@ class PageTiles:
         per_row = self.size.width * together * self._raw_dtype.itemsize
         parts = []
         for start in [self._rows_at[i] for i in samples] if self._separate else self._rows_at:
-            data = os.pread(self._descriptor, box.height * per_row, start + box.top * per_row)
+            data = os.pread(self._file.descriptor, box.height * per_row, start + box.top * per_row)
             if len(data) < box.height * per_row:
                 raise tifffile.TiffFileError(f"rows from {box.top} are cut off")
             rows = np.frombuffer(data, self._raw_dtype).reshape(box.height, -1, together)

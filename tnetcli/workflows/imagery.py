@@ -57,7 +57,7 @@ def _find(prediction: Prediction, root: Path | None) -> str:
         return path
     where = "check the path"
     if not os.path.isabs(prediction.image):
-        where = "relative paths start where tnet predict was started: go there, or name that folder"
+        where = "it is looked for from here: go where `tnet predict` was started, or --root FOLDER"
     raise ImageError(f"the image is gone: `{path}`", hint=where)
 
 
@@ -68,7 +68,7 @@ def _reader(prediction: Prediction) -> str | None:
 
 def _options(prediction: Prediction) -> ReadOptions:
     """Return how the image was read; what a record has no sensible word for is as usual."""
-    told = prediction.settings.get("reading")
+    told = prediction.reading or prediction.settings.get("reading")
     told = told if isinstance(told, dict) else {}
     flat = told.get("flat")
     bands = _value(told.get("bands"))

@@ -74,7 +74,8 @@ def predict_images(
             if resumed is not None and done:
                 resumed(len(done))
         batches = _batches(left, means.batch_size)
-        for records in in_lanes(predictor, batches, should_stop=should_stop):
+        lanes = in_lanes(predictor, batches, should_stop=should_stop, cores=means.workers)
+        for records in lanes:
             for record in records:
                 # A record promises its overlay, so that comes first.
                 if overlays is not None and record.status == "ok":

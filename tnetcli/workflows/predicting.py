@@ -172,7 +172,8 @@ class Predictor:
         warnings = [*self._values_unlike(sight, reader), *self._pixels_unlike(reader)]
         for warning in warnings:
             log.warning("%s: %s", image.id, warning)
-        return replace(record, image=image.path, warnings=tuple(warnings))
+        own = {} if image.options == self._settings.options else _reading(image.options)
+        return replace(record, image=image.path, reading=own, warnings=tuple(warnings))
 
     def _values_unlike(self, sight: Sight, reader: Reader) -> list[str]:
         """Say so where an image is brighter or darker than all that the model was trained on."""
@@ -214,14 +215,19 @@ def _telling(plan: Plan, settings: Settings, trained: float | None) -> dict[str,
     told["seed"] = settings.seed if plan.policy == "sample" else None
     told["precision"] = settings.precision
     told["reader"] = settings.reader
-    told["reading"] = {
-        name: str(value)
-        for name, value in asdict(settings.options).items()
-        if value != getattr(ReadOptions(), name)
-    }
+    told["reading"] = _reading(settings.options)
     told["check_attention"] = True if settings.check_attention else None
     told["rescale"] = None if settings.rescale is None else list(settings.rescale)
     return told
+
+
+def _reading(options: ReadOptions) -> dict[str, str]:
+    """Return how an image is read, where that is not as usual."""
+    return {
+        name: str(value)
+        for name, value in asdict(options).items()
+        if value != getattr(ReadOptions(), name)
+    }
 
 
 def _unforeseen(error: Exception) -> Problem:

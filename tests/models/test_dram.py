@@ -1,0 +1,276 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.models.contract import ROOT, Case, ModelContract, noise
+from tests.models.test_counting import billions, outline, walk
+from tnetcli.errors import ModelError
+from tnetcli.geometry import Window
+from tnetcli.models.counting import count_multiplications, count_parameters
+from tnetcli.models.dram import Emission, Recurrent, State
+from tnetcli.models.dram_arguments import DramArguments
+from tnetcli.models.glimpses import glimpse_windows
+from tnetcli.models.registry import FAMILIES, Family, build_model, read_arguments
+
+SMALL = {
+    "backbone": "compact", "view_size": 64, "glimpse_size": 32, "glimpses": 3, "state_size": 32,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def family():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(
+            FAMILIES, "dram", Family("glimpses", DramArguments, "tnetcli.models.dram:Dram")
+        )
+        yield
+
+
+def build(classes=3, **arguments):
+    torch.manual_seed(0)
+    return build_model("dram", SMALL | arguments, classes=classes).eval()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build().requires_grad_(False)
+
+
+class TestDram(ModelContract):
+    case = Case("dram", SMALL)
+
+
+class TestDramOfAllScales(ModelContract):
+    case = Case("dram", SMALL | {"backbone": "resnet18", "sharp_only": False, "glimpses": 2})
+
+
+class TestDramOfOneGlimpse(ModelContract):
+    case = Case("dram", SMALL | {"glimpses": 1, "scales": 1})
+
+
+# Its parts.
+
+
+def test_a_recurrent_step_is_one_of_torch_with_the_forget_gate_raised():
+    torch.manual_seed(0)
+    ours, theirs = Recurrent(5, 4), nn.LSTMCell(5, 4)
+    enter, new, keep, leave = ours.gates.weight.detach().chunk(4)  # torch: enter, keep, new, leave
+    weight = torch.cat([enter, keep, new, leave])
+    enter, new, keep, leave = ours.gates.bias.detach().chunk(4)
+    with torch.no_grad():
+        theirs.weight_ih.copy_(weight[:, :5])
+        theirs.weight_hh.copy_(weight[:, 5:])
+        theirs.bias_ih.copy_(torch.cat([enter, keep + 1, new, leave]))
+        theirs.bias_hh.zero_()
+        state, expected = None, (torch.zeros(3, 4), torch.zeros(3, 4))
+        for step in range(4):
+            x = noise(3, 5, seed=step)
+            state, expected = ours(x, state), theirs(x, expected)
+            torch.testing.assert_close(state, State(*expected))
+
+
+def test_the_gates_of_a_recurrent_layer_are_counted():
+    layer = Recurrent(5, 4)
+    with count_multiplications(layer) as count:
+        layer(noise(3, 5), None)
+    assert count.layers == 3 * (5 + 4) * 16
+
+
+def test_a_place_is_the_most_probable_one_unless_it_is_drawn():
+    torch.manual_seed(0)
+    emission, seen = Emission(6, 0.7, 0.1), noise(500, 6)
+    calm = emission(seen, None, sample=False)
+    assert torch.equal(calm.place, calm.mean.detach())
+    drawn = emission(seen, None, sample=True)
+    torch.testing.assert_close(drawn.mean, calm.mean)
+    apart = drawn.place - calm.place
+    assert 0.09 < float(apart.std()) < 0.11
+    assert drawn.place.abs().max() <= 0.7
+    assert not drawn.place.requires_grad
+
+
+def test_the_probability_of_a_place_is_that_of_a_normal_distribution():
+    torch.manual_seed(0)
+    drawn = Emission(6, 0.7, 0.2)(noise(50, 6), None, sample=True)
+    normal = torch.distributions.Normal(drawn.mean, 0.2)
+    torch.testing.assert_close(drawn.log_p, normal.log_prob(drawn.place).sum(dim=1))
+
+
+# The model.
+
+
+def test_glimpses_are_taken_one_after_another_as_told_by_hand(model):
+    views = noise(2, 3, 64, 64)
+    features = model.backbone(model.cut(views, torch.zeros(2, 2)))[1]
+    context = model.recurrent(features, None)
+    emitted = model.location(context.output, None, sample=False)
+    state, outputs, places = None, [], []
+    for _ in range(3):
+        places.append(emitted.place)
+        features = model.backbone(model.cut(views, emitted.place, sharp_only=True))[1]
+        state = model.recurrent(features, state)
+        outputs.append(state.output)
+        emitted = model.location(state.output, emitted.state, sample=False)
+    found = model.glimpse(views)
+    torch.testing.assert_close(found.features, torch.stack(outputs, dim=1))
+    torch.testing.assert_close(found.places, torch.stack(places, dim=1))
+    torch.testing.assert_close(found.context, context.output)
+    torch.testing.assert_close(model.look(views, [ROOT] * 2).features, outputs[-1])
+
+
+def test_what_is_classified_knows_nothing_of_the_first_look():
+    model = build(glimpses=1, scales=1).requires_grad_(False)
+    model.location.place.weight.zero_()
+    model.location.place.bias.fill_(-20)  # always the top left
+    views = noise(1, 3, 64, 64)
+    other = views.clone()
+    other[:, :, 32:, 32:] = 5  # the first look, at the centre, shows some of it
+    one, two = model.glimpse(views), model.glimpse(other)
+    assert torch.equal(one.features, two.features)
+    assert not torch.equal(one.context, two.context)
+
+
+def test_glimpses_stay_inside_of_the_view(model):
+    glimpsed = model.glimpse(100 * noise(4, 3, 64, 64), sample=True)
+    view = Window(0, 0, 64, 64)
+    for places in glimpsed.places:
+        for window in glimpse_windows(places, view, 0.5):
+            assert -1e-3 <= window.left <= window.right <= 64 + 1e-3
+            assert -1e-3 <= window.top <= window.bottom <= 64 + 1e-3
+
+
+def test_attention_is_highest_where_the_glimpse_was():
+    model = build(glimpses=1).requires_grad_(False)
+    for row, column in ((0, 0), (3, 5), (6, 2)):
+        with torch.no_grad():
+            target = model.centres.view(7, 7, 2)[row, column] / 0.5
+            model.location.place.weight.zero_()
+            model.location.place.bias.copy_(torch.atanh(target.clamp(-0.999, 0.999)))
+        attention = model.glimpse(noise(1, 3, 64, 64)).attention[0]
+        assert divmod(int(attention.argmax()), 7) == (row, column)
+
+
+def test_the_attention_of_glimpses_at_several_places_is_shared_among_them(model):
+    means = torch.stack([model.centres[0], model.centres[48]])[None]
+    attention = model._attention(means)[0]
+    torch.testing.assert_close(attention[0, 0], attention[6, 6])
+    assert attention[0, 0] > 0.2 > attention[3, 3]
+    torch.testing.assert_close(attention.sum(), torch.tensor(1.0))
+
+
+def test_while_it_learns_places_are_drawn_and_otherwise_they_are_not(model):
+    views = noise(1, 3, 64, 64).expand(8, -1, -1, -1)
+    torch.manual_seed(0)
+    drawn = build().train().glimpse(views, sample=True).places
+    assert len({tuple(each.flatten().tolist()) for each in drawn}) == 8
+    one, other = model.glimpse(views).places, model.glimpse(views).places
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"glimpse_size": 65}, "the view has 64 pixels"),
+        ({"cells": 65}, "the view has 64 pixels"),
+        ({"cells": 1}, "cells"),
+        ({"glimpses": 0}, "glimpses"),
+        ({"scales": 0}, "scales"),
+        ({"deviation": 0}, "deviation"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(arguments, problem):
+    with pytest.raises(ModelError, match=problem):
+        read_arguments("dram", SMALL | arguments)
+
+
+def test_a_backbone_that_cannot_see_glimpses_is_refused():
+    with pytest.raises(ModelError, match="cannot see views of 16 pixels"):
+        build_model("dram", SMALL | {"backbone": "bagnet77", "glimpse_size": 16}, classes=2)
+
+
+# What is published: 45.61 million parameters, and 1.86, 3.10, 5.58 and 13.03 billion
+# multiplications for 2, 4, 8 and 20 glimpses.
+PRINTED = {2: 1.86, 4: 3.10, 8: 5.58, 20: 13.03}
+
+
+def published(glimpses):
+    return outline("dram", {"glimpses": glimpses}, 1000)
+
+
+def test_it_holds_45_59_million_parameters_for_45_61_published():
+    counted = count_parameters(published(2))
+    assert (counted.trainable, counted.total) == (45_544_746, 45_590_186)
+    assert abs(counted.total / 1e6 - 45.61) < 0.02 * 45.61
+
+
+ONE_PASS = 617_462_720  # of ResNet-50 over a glimpse of 77 pixels
+
+
+def test_a_glimpse_takes_617_million_multiplications_before_it_is_remembered():
+    model = published(2)
+    with count_multiplications(model.backbone) as count:
+        model.backbone(torch.zeros(1, 15, 77, 77, device="meta"))
+    assert count.layers == ONE_PASS
+
+
+@pytest.mark.parametrize(
+    ("glimpses", "ours"), [(2, 1.9079), (4, 3.1848), (8, 5.7386), (20, 13.3998)]
+)
+def test_it_multiplies_2_to_3_percent_more_often_than_published(glimpses, ours):
+    counted = walk(published(glimpses)).layers
+    one_more = (glimpses + 1) * (ONE_PASS + 3072 * 4096)  # seen, and remembered
+    assert counted == one_more + glimpses * (2048 * 4096 + 1024 * 2) + 1024 * 1000
+    assert billions(counted) == ours
+    assert 1.02 < ours / PRINTED[glimpses] < 1.03
+
+
+@pytest.mark.parametrize("glimpses", PRINTED)
+def test_without_its_recurrent_layers_it_multiplies_as_often_as_published(glimpses):
+    bare = (glimpses + 1) * (ONE_PASS + 1024 * 1000)  # classified after every glimpse
+    assert abs(bare / 1e9 - PRINTED[glimpses]) < 0.005 * PRINTED[glimpses]
+
+
+# That it can learn, by the losses of the public code.
+
+
+def reinforce(scores, labels, log_p):
+    """By saccader/losses.py, `reinforce_loss_continuous`: every glimpse has a reward."""
+    rewards = (scores.argmax(dim=2) == labels[:, None]).float()  # (images, glimpses)
+    return -((rewards - rewards.mean()) * log_p).mean()
+
+
+def test_it_learns_eight_images_by_heart():
+    torch.manual_seed(0)
+    model = build_model("dram", SMALL | {"glimpses": 2}, classes=2).train()
+    views, labels = noise(8, 3, 64, 64), torch.tensor([0, 1] * 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    first = last = None
+    for _ in range(30):
+        glimpsed = model.glimpse(views, sample=True)
+        scores = model.classify(glimpsed.features)  # (images, glimpses, classes)
+        early = functional.cross_entropy(model.classify(glimpsed.context), labels)
+        each = functional.cross_entropy(scores.transpose(1, 2), labels[:, None].expand(-1, 2))
+        last = functional.cross_entropy(scores[:, -1], labels)
+        first = last.item() if first is None else first
+        optimizer.zero_grad()
+        (each + early + 0.1 * reinforce(scores, labels, glimpsed.log_p)).backward()
+        optimizer.step()
+    assert last < 0.2 < first
+
+
+def test_rewards_teach_where_to_look():
+    torch.manual_seed(0)
+    emission = Emission(4, 0.6, 0.1)
+    seen = noise(1, 4).expand(128, -1)
+    target = torch.tensor([0.4, -0.3])
+    optimizer = torch.optim.Adam(emission.parameters(), lr=0.02)
+    for _ in range(80):
+        drawn = emission(seen, None, sample=True)
+        rewards = -(drawn.place - target).square().sum(dim=1)
+        loss = -((rewards - rewards.mean()) * drawn.log_p).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    place = emission(seen[:1], None, sample=False).place[0]
+    torch.testing.assert_close(place, target, rtol=0, atol=0.1)

@@ -1,0 +1,117 @@
+"""What two streams learn from: labels, and that the closer look has to know better; SPEC 5.4."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tnetcli.training.draws import at_least_single
+from tnetcli.training.losses import Losses, Walked
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWeights:
+    """How much counts of what; as published.
+
+    `local` is the weight of the windows' labels beside those of the whole image, `ranking` that of
+    the ranking loss. `hold_global` lets the ranking loss teach the local stream only.
+    """
+
+    local: float = 1.0
+    ranking: float = 0.5
+    margin: float = 0.5
+    hold_global: bool = False
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.local, self.ranking) < 0:
+            raise ValueError(f"a weight is below 0: `{self.local}`, `{self.ranking}`")
+        if not 0 <= self.margin <= 1:
+            raise ValueError(f"margin is not within [0, 1]: `{self.margin}`")
+
+
+def ranking_loss(
+    global_scores: Tensor, local_scores: Tensor, labels: Tensor, *, margin: float
+) -> Tensor:
+    """Return by how much the local probability fails to exceed the global one by the margin.
+
+    Scores (regions, classes) are logits, probabilities those of the true class; (regions,).
+    """
+    return (
+        (true_probability(global_scores, labels) + margin)
+        .sub(true_probability(local_scores, labels))
+        .clamp(min=0)
+    )
+
+
+def true_probability(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the probability (regions,) that logits (regions, classes) give to the labels."""
+    chances = at_least_single(scores).softmax(dim=1)
+    return chances.gather(1, labels.unsqueeze(1)).squeeze(1)
+
+
+def learn_two_streams(
+    walked: Walked,
+    weights: StreamWeights,
+    *,
+    step_scores: Tensor | None = None,
+    class_weights: Tensor | None = None,
+) -> Losses:
+    """Return the loss of a step by SPEC 5.4, as the mean over images.
+
+    Every image counts alike (times its `class_weights` (classes,)), whatever the number of its
+    windows: their losses are averaged first. An image without windows learns only as a whole.
+    Where `step_scores` (windows, steps, classes) are given, each step learns the labels by itself.
+
+    `parts` are before weighting: ce_global, ce_local, ranking; and, not part of the total,
+    p_global and p_local, the mean probabilities of the true class.
+    """
+    labels, images = walked.labels, len(walked.labels)
+    whole, near = walked.level == 1, walked.level > 1  # (windows,)
+    if not torch.equal(
+        walked.image[whole].sort().values, torch.arange(images, device=labels.device)
+    ):
+        raise ValueError("not every image has exactly one view of the whole")
+    order = walked.image[whole].argsort()
+    overall = walked.window_scores[whole][order]  # (images, classes)
+    closer, image = walked.window_scores[near], walked.image[near]  # (patches, ...)
+    truth = labels[image]  # (patches,)
+
+    each = _cross_entropy(closer, truth, weights)  # (patches,)
+    if step_scores is not None:
+        of_steps = step_scores[near]  # (patches, steps, classes)
+        repeated = truth.unsqueeze(1).expand(of_steps.shape[:2]).flatten()
+        each = _cross_entropy(of_steps.flatten(0, 1), repeated, weights)
+        each = each.view(of_steps.shape[:2]).mean(dim=1)
+    beside = overall[image].detach() if weights.hold_global else overall[image]
+    behind = ranking_loss(beside, closer, truth, margin=weights.margin)  # (patches,)
+
+    importance = torch.ones_like(labels, dtype=torch.float32)  # (images,)
+    if class_weights is not None:
+        importance = class_weights.to(labels.device)[labels]
+    ce_global = (_cross_entropy(overall, labels, weights) * importance).mean()
+    ce_local = (_mean_by_image(each, image, images) * importance).mean()
+    ranking = (_mean_by_image(behind, image, images) * importance).mean()
+    total = ce_global + weights.local * ce_local + weights.ranking * ranking
+    parts = {
+        "ce_global": ce_global,
+        "ce_local": ce_local,
+        "ranking": ranking,
+        "p_global": true_probability(overall, labels).mean(),
+        "p_local": true_probability(closer, truth).sum() / max(len(truth), 1),
+    }
+    numbers = torch.stack([part.detach().float() for part in parts.values()]).tolist()
+    return Losses(total, dict(zip(parts, numbers, strict=True)))
+
+
+def _cross_entropy(scores: Tensor, labels: Tensor, weights: StreamWeights) -> Tensor:
+    return functional.cross_entropy(
+        at_least_single(scores), labels, reduction="none", label_smoothing=weights.label_smoothing
+    )
+
+
+def _mean_by_image(values: Tensor, image: Tensor, images: int) -> Tensor:
+    """Return the mean of each image's values (images,); 0 where it has none."""
+    total = values.new_zeros(images).index_add(0, image, values)
+    return total / torch.bincount(image, minlength=images).clamp(min=1)
