@@ -81,3 +81,13 @@ def test_another_line_is_no_record(line):
 def test_a_number_that_is_none_cannot_be_written():
     with pytest.raises(ValueError, match="JSON"):
         Prediction("a", "a", "ok", probability=float("nan")).to_json()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("crs", 5), ("width", "9"), ("probabilities", [1, 2]), ("label", None), ("windows", "x")],
+)
+def test_a_record_with_values_of_another_kind_is_refused(key, value):
+    data = json.loads(Prediction("a", "a", "ok").to_json()) | {key: value}
+    with pytest.raises(ValueError, match=f"`{key}` is no"):
+        Prediction.from_json(json.dumps(data))

@@ -3,7 +3,7 @@
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +23,22 @@ def check_free(path: str | os.PathLike[str], *, overwrite: bool = False) -> None
             raise OutputError(f"there is no folder `{target.parent}`", hint="make it first")
     except (OSError, ValueError) as error:
         raise OutputError(f"not a name for a file: `{path}`", hint="choose another") from error
+
+
+def refuse_inputs(path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]]) -> None:
+    """Refuse, whatever may be overwritten, a place where something lies that is read from."""
+    if not os.path.exists(path):
+        return
+    target = os.path.realpath(path)
+    for each in inputs:
+        try:
+            is_input = os.path.realpath(each) == target
+        except ValueError:  # a name with a NUL in it
+            continue
+        if is_input:
+            raise OutputError(
+                f"`{path}` is read from: it is not overwritten", hint="name another with -o"
+            )
 
 
 def refuse_special(path: str | os.PathLike[str]) -> None:

@@ -198,8 +198,22 @@ class Prediction:
 PARTS = {"cost": PredictionCost, "attention_check": AttentionCheck, "error": Problem}
 
 
+KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("image", "id", "status", "reader", "model", "model_sha256"), (str,)),
+    **dict.fromkeys(("tnet", "fingerprint", "label", "stopped"), (str,)),
+    **dict.fromkeys(("crs", "georeference"), (str, type(None))),
+    **dict.fromkeys(("width", "height", "bands"), (int,)),
+    **dict.fromkeys(("settings", "reading", "probabilities"), (dict,)),
+    **dict.fromkeys(("levels", "windows", "warnings", "offset"), (list, tuple)),
+    "probability": (int, float),
+}
+
+
 def _build(record: dict[str, Any]) -> Prediction:
     given = dict(record)
+    for key, kinds in KINDS.items():
+        if key in given and not isinstance(given[key], kinds):
+            raise TypeError(f"`{key}` is no {' or '.join(kind.__name__ for kind in kinds)}")
     unknown = set(given) - {each.name for each in fields(Prediction)}
     if unknown:
         raise TypeError(f"unknown keys: {', '.join(sorted(unknown))}")

@@ -260,6 +260,16 @@ class TestOutputs:
         assert done.returncode == 7
         assert done.stderr.startswith("error: cannot write")
 
+    @pytest.mark.parametrize("output", ["one.jsonl", "s/a.tif", "link.tif"])
+    def test_what_is_read_from_is_never_replaced(self, folder, output):
+        (folder / "link.tif").symlink_to(folder / "s/a.tif")
+        before = (folder / output).read_bytes()
+        form = "geojson" if output.endswith("jsonl") else "heatmap"
+        done = export("one.jsonl", "-f", form, "-o", output, "--overwrite")
+        assert (done.exit_code, done.stdout) == (7, "")
+        assert "is read from" in done.stderr
+        assert (folder / output).read_bytes() == before
+
 
 class TestPixels:
     def test_an_image_that_is_gone_is_shown_without_its_pixels(self, folder):
@@ -267,6 +277,7 @@ class TestPixels:
         done = export("p.jsonl", "-f", "picture", "-o", "out/")
         assert done.exit_code == 8
         assert "s/b.tif" in done.stderr
+        assert "1 of 2 images could not be shown" in done.stderr
         assert sorted(path.name for path in folder.glob("out/s/*")) == ["a.tif.png", "b.tif.png"]
         done = export("p.jsonl", "-o", "p.html")
         assert done.exit_code == 8
@@ -319,6 +330,8 @@ class TestPixels:
         (["crs.jsonl", "-o", "a.geojson"], 7, "EPSG:99999"),
         (["box.jsonl", "-o", "a.geojson"], 7, "cannot be shown"),
         (["s"], 7, "cannot read `s`"),
+        (["p.jsonl", "-o", "a.xyz"], 2, "no format ends like `a.xyz`"),
+        (["types.jsonl", "-o", "a.html"], 7, "`crs` is no str"),
         (["--check", "gone.geojson"], 7, "gone.geojson"),
         (["p.jsonl", "--check", "a.geojson"], 2, "--check takes"),
     ],
@@ -328,6 +341,9 @@ def test_what_cannot_be_is_told_in_two_lines(folder, arguments, code, says):
     (folder / "empty.jsonl").write_text("")
     (folder / "text.jsonl").write_text("hello\n")
     put("crs.jsonl", replace(scene("s/a.tif"), crs="EPSG:99999"))
+    (folder / "types.jsonl").write_text(
+        scene("s/a.tif").to_json().replace('"EPSG:32633"', "5") + "\n"
+    )
     put("box.jsonl", record(window(box=(9, 9, 1, 1)), image="a.svs"))
     before = sorted(folder.rglob("*"))
     done = export(*arguments)

@@ -549,3 +549,12 @@ def test_records_with_and_without_a_check_do_not_share_a_file(folder, tmp_path):
     done = in_process(folder, image, "-o", output, "--check-attention")
     assert done.exit_code == 7
     assert "check_attention was nothing, now True" in done.stderr
+
+
+def test_an_image_is_never_replaced_by_its_prediction(folder, tmp_path):
+    image = tmp_path / "a.tif"
+    image.write_bytes((folder / "images/00.tif").read_bytes())
+    done = in_process(folder, image, "-o", image, "--overwrite")
+    assert done.exit_code == 7
+    assert "is read from" in done.stderr
+    assert image.read_bytes() == (folder / "images/00.tif").read_bytes()

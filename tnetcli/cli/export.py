@@ -289,7 +289,7 @@ def _tell(done: "Exported", quiet: bool) -> None:
         typer.echo(", ".join(parts), err=True)
     if done.problems:
         raise SomeFailedError(
-            f"{done.problems} of {done.images + done.problems} images could not be shown as asked",
+            f"{done.problems} of {done.total} images could not be shown as asked",
             hint="the lines above say why; --no-pixels does not open images, --root says where "
             "they are",
         )
@@ -300,6 +300,8 @@ def _form(format: FormatName | None, output: str | None) -> "Format":
 
     by_name = None if output in (None, STANDARD) else format_of(str(output))
     if format is None:
+        if by_name is None and output not in (None, STANDARD):
+            _refuse_ending(str(output))
         return by_name or FORMATS["geojson"]
     form = FORMATS[format.value]
     if by_name is not None and by_name is not form and not str(output).endswith("/"):
@@ -308,6 +310,14 @@ def _form(format: FormatName | None, output: str | None) -> "Format":
             hint=f"a {form.name} ends in {_either(form.suffixes)}",
         )
     return form
+
+
+def _refuse_ending(output: str) -> None:
+    if not output.endswith("/") and Path(output).suffix and not Path(output).is_dir():
+        raise UsageError(
+            f"no format ends like `{output}`",
+            hint="for example .geojson, .tif, .png, .html, .csv or .parquet; or --format",
+        )
 
 
 def _either(names: tuple[str, ...]) -> str:

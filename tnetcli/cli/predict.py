@@ -139,7 +139,10 @@ def predict(
         typer.Option(envvar="TNET_MAX_FAILURES", min=0, help="End after more failures than this."),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(envvar="TNET_BATCH_SIZE", min=1, help="Images looked at together.")
+        int,
+        typer.Option(
+            envvar="TNET_BATCH_SIZE", min=1, max=10_000, help="Images looked at together."
+        ),
     ] = 8,
     workers: Annotated[
         int | None,

@@ -12,7 +12,7 @@ from pathlib import Path
 from tnetcli.errors import ImageError, OutputError, TnetError, UsageError
 from tnetcli.exporters.looked import EVERYTHING, Choice, Looked
 from tnetcli.large_records import read_apart
-from tnetcli.output_file import check_free
+from tnetcli.output_file import check_free, refuse_inputs
 from tnetcli.wording import first_line
 from tnetcli.workflows.export_formats import Format, How
 from tnetcli.workflows.image_folder import ImageFolder
@@ -48,6 +48,7 @@ class Exported:
     kept: int = 0  # that were there already
     failed: int = 0  # predictions that had failed, and have nothing to show
     problems: int = 0  # images that could not be shown, or not with their pixels
+    total: int = 0  # that were to be shown
 
 
 def read_looked(files: Sequence[Path], wanted: Wanted) -> Iterator[Looked]:
@@ -117,7 +118,10 @@ def write_one(
             hint=f"name a folder with -o, for example -o {path.stem or form.name}/, or choose one "
             "with --id",
         )
-    done = Exported([path], images=found.good, failed=found.failed)
+    refuse_inputs(path, files)
+    if path.exists():  # and may be overwritten
+        refuse_inputs(path, _images(files, wanted, how))
+    done = Exported([path], images=found.good, failed=found.failed, total=found.good)
     looked = read_looked(files, wanted)
     if not form.many:
         looked = (each for each in looked if each.prediction.status == "ok")
@@ -151,7 +155,7 @@ def write_each(
                     f"`{places.path(each.prediction.id)}` exists",
                     hint="--overwrite replaces files, --resume keeps them",
                 )
-    done = Exported([folder], failed=found.failed)
+    done = Exported([folder], failed=found.failed, total=found.good)
     for each in _counted(read_looked(files, wanted), found.images, advance):
         if each.prediction.status != "ok":
             continue
@@ -159,6 +163,7 @@ def write_each(
         if resume and path.exists():
             done.kept += 1
             continue
+        refuse_inputs(path, [*files, how.image(each.prediction.image)])
         try:
             with _records_may_be_wrong():
                 form.write(path, [each], how, _noting(done), overwrite)
@@ -171,6 +176,12 @@ def write_each(
     if not done.images and not done.kept and done.problems:
         raise ImageError("no image could be shown", hint="the lines above say why")
     return done
+
+
+def _images(files: Sequence[Path], wanted: Wanted, how: How) -> Iterator[str]:
+    """Yield where the images of predictions are."""
+    for each in read_looked(files, wanted):
+        yield how.image(each.prediction.image)
 
 
 def text_of(

@@ -1,5 +1,6 @@
 """The formats of `tnet export`, side by side: their names, their endings, and who writes them."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,10 @@ class How:
     per_image: bool = False
     root: Path | None = None  # where images lie that are named by relative paths
     title: str = ""
+
+    def image(self, path: str) -> str:
+        """Return where an image lies."""
+        return path if self.root is None else os.path.join(self.root, path)
 
 
 Write: TypeAlias = Callable[[Path, Iterable[Looked], How, Note, bool], None]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tnetcli.errors import OutputError
-from tnetcli.output_file import check_free, whole_file
+from tnetcli.output_file import check_free, refuse_inputs, whole_file
 from tnetcli.prediction_file import differences, read_lines
 from tnetcli.wording import printable
 from tnetcli.workflows.images import Image
@@ -46,7 +46,7 @@ def merge(
     if any(os.path.realpath(file) == os.path.realpath(output) for file in files):
         raise OutputError(f"`{output}` is one of the files", hint="name another with -o")
     chosen: dict[str, _Spot] = {}
-    repeated = 0
+    repeated = contradicted = 0
     first = None
     for number, file in enumerate(files):
         start = 0
@@ -59,12 +59,18 @@ def merge(
                     f"`{file}` does not belong to `{files[0]}`: {'; '.join(found)}",
                     hint="merge only what was made by one model with one set of options",
                 )
-            spot = _Spot(number, start, len(line.text), record.status == "failed")
+            refuse_inputs(output, [record.image])
+            answer = hash((record.label, round(record.probability, 5)))
+            spot = _Spot(number, start, len(line.text), record.status == "failed", answer)
             start += len(line.text)
             before = chosen.get(record.id)
             repeated += before is not None
+            if before is not None and not (before.failed or spot.failed):
+                contradicted += before.answer != spot.answer
             if before is None or (before.failed and not spot.failed):
                 chosen[record.id] = spot
+    if contradicted:
+        log.warning("%d repeated records answer otherwise: the first ones are taken", contradicted)
     order = list(chosen) if wanted is None else [image.id for image in wanted]
     missing = tuple(id for id in order if id not in chosen)
     asked = set(order)
@@ -91,6 +97,7 @@ class _Spot:
     start: int
     length: int
     failed: bool
+    answer: int  # a digest: whether another record says the same
 
 
 def _write(files: Sequence[Path], spots: Sequence[_Spot], output: Path) -> None:

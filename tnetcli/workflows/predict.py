@@ -12,6 +12,7 @@ from tnetcli.checkpoint import Checkpoint, load_model
 from tnetcli.engines.local import in_lanes
 from tnetcli.errors import kind_of
 from tnetcli.looking import Looker
+from tnetcli.output_file import refuse_inputs
 from tnetcli.prediction import Prediction
 from tnetcli.prediction_file import PredictionFile, read_lines
 from tnetcli.readers.base import ReadOptions
@@ -66,6 +67,7 @@ def predict_images(
         file = None
         left: Iterable[Image] = images
         if output is not None:
+            refuse_inputs(output, (image.path for image in images))
             file = closing.enter_context(PredictionFile(output, overwrite=overwrite))
             done = _resume(file, predictor, images)
             left = [image for image in images if image.id not in done]
