@@ -211,7 +211,7 @@ def test_a_missing_image_is_said_to_be_gone_with_a_hint(tmp_path, monkeypatch):
     monkeypatch.chdir("elsewhere")
     with pytest.raises(ImageError, match=r"gone: `a\.tif`") as caught, open_imagery(near):
         pass
-    assert "relative paths" in caught.value.hint
+    assert "--root FOLDER" in caught.value.hint
     assert np.array_equal(shown(near, root=tmp_path), shown(predicted(path)))
     path.unlink()
     far = replace(near, image=str(path))
