@@ -258,6 +258,9 @@ def test_a_place_off_the_earth_is_not_a_number():
         "+proj=geos +h=35785831 +lon_0=0 +ellps=WGS84", (1e4, 0.0, -6e6, 0.0, -1e4, 6e6)
     )
     assert np.isnan(space.to_lonlat(0, 0)).all()
+    longitude, latitude = space.to_lonlat(np.array([0, 600]), np.array([0, 600]))
+    assert np.isnan(longitude[0])
+    assert (longitude[1], latitude[1]) == pytest.approx((0, 0), abs=1e-6)
 
 
 @pytest.mark.parametrize("northing", [10_000.0, 3_000_000.0, 5_000_040.0, 8_000_000.0])
@@ -316,3 +319,51 @@ def test_the_shared_part_of_cells_is_that_of_their_windows(grid, data):
         assert grid.shared(row, column)[other_row, other_column] == pytest.approx(
             expected, abs=1e-9
         )
+
+
+def test_a_window_that_was_told_is_named_by_its_number():
+    root = Region(Window(0, 0, 100, 80))
+    region = root.told(Window(3, 4, 10, 20), 7)
+    assert (region.path, region.level, region.parent) == ("root/w7", 2, root)
+    assert region.child(Grid(2, 2, 0.5), 1, 0).path == "root/w7/1-0"
+
+
+@given(grids(), windows(reach=1e3), windows(reach=1e3))
+def test_the_nearest_cell_has_the_nearest_centre(grid, window, other):
+    row, column = window.nearest_cell(grid, other)
+    x, y = other.left + other.width / 2, other.top + other.height / 2
+
+    def away(cell):
+        return abs(cell.left + cell.width / 2 - x), abs(cell.top + cell.height / 2 - y)
+
+    chosen = away(window.cell(grid, row, column))
+    for cell in grid.cells():
+        across, down = away(window.cell(grid, *cell))
+        assert chosen[0] <= across + 1e-9
+        assert chosen[1] <= down + 1e-9
+
+
+@given(grids(), st.data())
+def test_a_cell_knows_its_row_and_column_and_is_its_own_nearest(grid, data):
+    cell = data.draw(st.sampled_from(list(grid.cells())))
+    root = Region(Window(0, 0, 1000, 500))
+    region = root.child(grid, *cell)
+    assert region.cell(grid) == cell
+    if grid.cell_fraction < 1:
+        assert root.told(region.window, 1).cell(grid) == cell
+
+
+def test_the_whole_image_is_no_cell():
+    with pytest.raises(ValueError, match="`root` is no cell"):
+        Region(Window(0, 0, 10, 10)).cell(Grid(2, 2, 0.5))
+
+
+def test_a_grid_is_described_in_a_few_words():
+    assert Grid(3, 5, 0.34375).described() == "3 x 5 cells of 0.34375"
+
+
+def test_what_is_farther_away_than_any_planet_is_nowhere():
+    place = Georeference("EPSG:32633", (10.0, 0.0, 399960.0, 0.0, -10.0, 5000040.0))
+    longitude, latitude = place.to_lonlat(np.array([0.0, 1e300]), np.array([0.0, 0.0]))
+    assert np.isfinite(longitude).tolist() == [True, False]
+    assert np.isfinite(latitude).tolist() == [True, False]

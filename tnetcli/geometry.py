@@ -63,6 +63,10 @@ class Grid:
             for column in range(self.columns):
                 yield row, column
 
+    def choices(self) -> NDArray[np.bool_]:
+        """Return which cells (rows, columns) there are to choose from: all of them."""
+        return np.ones((self.rows, self.columns), np.bool_)
+
     def row_span(self, start: float, length: float, row: int) -> tuple[float, float]:
         """Return where a grid row starts and how long it is, in `length` that begins at `start`."""
         return _cell_span(start, length, self.rows, self.cell_fraction, row)
@@ -135,6 +139,15 @@ class Window:
         top, height = grid.row_span(self.top, self.height, row)
         return Window(left, top, width, height)
 
+    def nearest_cell(self, grid: Grid, other: "Window") -> tuple[int, int]:
+        """Return row and column of the cell whose centre is nearest to that of another window."""
+        rows = [grid.row_span(self.top, self.height, row) for row in range(grid.rows)]
+        columns = [grid.column_span(self.left, self.width, each) for each in range(grid.columns)]
+        return (
+            _nearest(rows, other.top + other.height / 2),
+            _nearest(columns, other.left + other.width / 2),
+        )
+
     def scaled(self, x: float, y: float) -> "Window":
         """Return the same place counted in pixels `x` by `y` times as large."""
         return Window(self.left / x, self.top / y, self.width / x, self.height / y)
@@ -147,6 +160,11 @@ def _cell_span(
         return start, length
     cell = length * fraction
     return start + index * (length - cell) / (count - 1), cell
+
+
+def _nearest(spans: Sequence[tuple[float, float]], centre: float) -> int:
+    away = [abs(start + length / 2 - centre) for start, length in spans]
+    return away.index(min(away))
 
 
 def _axis_shared(count: int, fraction: float, index: int) -> NDArray[np.float64]:
@@ -167,7 +185,11 @@ def _axis_weights(spans: Sequence[tuple[float, float]], length: int) -> NDArray[
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A window with its place in the tree of looks; `path` names it for good."""
+    """A window with its place in the tree of looks; `path` names it for good.
+
+    Below its parent it is a cell, `row-column`, or no cell of any grid but the n-th window of those
+    that were told, `w` and its number.
+    """
 
     window: Window
     path: str = ROOT
@@ -182,6 +204,20 @@ class Region:
         """Return the region one level closer, at a cell of `grid`."""
         window = self.window.cell(grid, row, column)
         return Region(window, f"{self.path}/{row}-{column}", self)
+
+    def told(self, window: Window, number: int) -> "Region":
+        """Return the region one level closer at window `number`, from 1, of those told."""
+        return Region(window, f"{self.path}/w{number}", self)
+
+    def cell(self, grid: Grid) -> tuple[int, int]:
+        """Return row and column among the cells of its parent; of a told window, of the nearest."""
+        if self.parent is None:
+            raise ValueError(f"`{self.path}` is no cell of anything")
+        step = self.path.rpartition("/")[2]
+        if step.startswith("w"):
+            return self.parent.window.nearest_cell(grid, self.window)
+        row, column = (int(part) for part in step.split("-"))
+        return row, column
 
     def descend(self, grid: Grid, path: str) -> "Region":
         """Follow `path`, which must start with this region's own path."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tnetcli.cli.options import Overwrite
+from tnetcli.cli.options import Overwrite, Quiet
 
 
 class ResamplingName(StrEnum):
@@ -31,7 +31,7 @@ def pyramid(
         typer.Option(help="Default: average, or nearest for an image with a palette."),
     ] = None,
     overwrite: Overwrite = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Build overviews for IMAGE with GDAL, in bounded memory: IMAGE.ovr unless told otherwise."""
     from tnetcli.cli.progress import progress_bar

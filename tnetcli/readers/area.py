@@ -108,20 +108,26 @@ def _repeated_mean(
     samples = width * bands
     means = np.empty((out[0], bands, out[1]) if apart else (*out, bands), values.dtype)
     step = max(WORKING_SAMPLES // (under * samples), 1)
+    # Memory that is asked for anew each time costs more than the products: its pages are empty.
+    turned = np.empty((step * under, *lines.shape[1:]), np.float32)
+    narrowed = np.empty((step, down, samples), np.float32)
+    scratch = np.empty((narrowed.size // shares.shape[1], len(shares)), np.float32)
     for first in range(0, height // under, step):
-        some = lines[first * under : (first + step) * under].astype(np.float32, order="C")
-        some = some.reshape(-1, under, samples)
-        summed = np.empty((len(some), down, samples), np.float32)
+        some = lines[first * under : (first + step) * under]
+        count = len(some) // under
+        np.copyto(turned[: len(some)], some)
+        repetitions = turned[: len(some)].reshape(count, under, samples)
+        summed = narrowed[:count]
         for part in _products(rows, samples):
-            np.matmul(rows, some[..., part], out=summed[..., part])
+            np.matmul(rows, repetitions[..., part], out=summed[..., part])
         pixels = summed.reshape(-1, shares.shape[1])  # each row one repetition
-        mean = np.empty((len(pixels), len(shares)), np.float32)
+        averaged = scratch[: len(pixels)]
         for part in _products(shares, len(pixels)):
-            np.matmul(pixels[part], shares.T, out=mean[part])
-        mean /= under * beside
-        np.rint(mean, out=mean)
-        into = means[first * down : (first + len(some)) * down]
-        np.copyto(into, mean.reshape(into.shape), casting="unsafe")
+            np.matmul(pixels[part], shares.T, out=averaged[part])
+        averaged /= under * beside
+        np.rint(averaged, out=averaged)
+        into = means[first * down : (first + count) * down]
+        np.copyto(into, averaged.reshape(into.shape), casting="unsafe")
     return Pixels(
         means.transpose(1, 0, 2) if apart else means.transpose(2, 0, 1), np.ones(out, np.bool_)
     )

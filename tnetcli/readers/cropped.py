@@ -1,18 +1,59 @@
 """A part of an image as an image of its own: a bounding box, with some of what lies around it."""
 
 import math
-from dataclasses import replace
+import os
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tnetcli.errors import ManifestError
 from tnetcli.geometry import Georeference, Size, Window
 from tnetcli.readers.base import Box, Cost, DescribedByLayout, Layout, Level, Pixels, Reader
 from tnetcli.readers.placement import LEAST_SHARE
+from tnetcli.wording import shorten
 
 LEAST_SIDE = 2.0  # pixels; a box that has no more on a side is no box
 # By how much a box grows along an axis, both ends together, where it covers at least such a part of
 # the image; SPEC 2.5, for fMoW.
 GROWTH = ((0.5, 0.15), (0.4, 0.2), (0.3, 0.3), (0.2, 0.5), (0.1, 1.0), (0.0, 2.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """A bounding box that is to be seen alone, or with some of what lies around it.
+
+    `told` is where somebody wrote it down; the same box from elsewhere is the same crop.
+    """
+
+    box: Window
+    context: bool = False
+    told: str = field(default="", compare=False, repr=False)
+
+    def of(self, reader: Reader) -> "CroppedReader":
+        """Return that part of an open image; ManifestError, and it is closed, if it has none."""
+        pixels = (with_context if self.context else whole_pixels)(self.box, reader.size)
+        if pixels is None or reaches_past(self.box, reader.size):
+            reader.close()
+            edges = " ".join(f"{edge:g}" for edge in self.box.box)
+            raise ManifestError(
+                f"{self.told}{': ' if self.told else ''}the box `{edges}` is no part of "
+                f"`{shorten(os.path.basename(reader.path))}`, {reader.size} pixels",
+                hint="`x0 y0 x1 y1` in full-resolution pixels",
+            )
+        return CroppedReader(reader, pixels)
+
+
+def reaches_past(box: Window, size: Size) -> bool:
+    """Say whether any of a box lies outside of an image."""
+    return box.left < 0 or box.top < 0 or box.right > size.width or box.bottom > size.height
+
+
+def whole_pixels(box: Window, size: Size) -> Box | None:
+    """Return the pixels of an image that a box has any part of; None if it has none."""
+    left, top = max(math.floor(box.left), 0), max(math.floor(box.top), 0)
+    right = min(math.ceil(box.right), size.width)
+    bottom = min(math.ceil(box.bottom), size.height)
+    return Box(left, top, right - left, bottom - top) if left < right and top < bottom else None
 
 
 def with_context(box: Window, size: Size) -> Box | None:
@@ -45,7 +86,7 @@ class CroppedReader(DescribedByLayout):
 
     What it reads are the pixels of the other reader, so a pixel of a view across the edge of the
     crop shows what lies beyond too; those wholly beyond are not valid and cost nothing. Closing it
-    closes the other reader.
+    closes the other reader, which is the `whole`.
     """
 
     def __init__(self, reader: Reader, crop: Box) -> None:
@@ -53,7 +94,7 @@ class CroppedReader(DescribedByLayout):
         inside = 0 <= crop.left < crop.right <= size.width
         if not inside or not 0 <= crop.top < crop.bottom <= size.height:
             raise ValueError(f"not a part of {size} pixels: `{crop}`")
-        self._reader = reader
+        self.whole = self._reader = reader
         self.crop = crop
         self.name, self.path = reader.name, reader.path
         self.layout = _cropped(reader.layout, crop)

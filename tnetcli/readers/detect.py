@@ -3,9 +3,12 @@
 import os
 import re
 import stat
+import struct
 import zipfile
+import zlib
 
 from tnetcli.errors import ImageError
+from tnetcli.readers.dicom import series_of
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -20,6 +23,11 @@ NETWORK = re.compile(
     rb"/vsi(curl|s3|gs|az|adls|oss|swift|hdfs|webhdfs)|https?://|ftp://", re.IGNORECASE
 )
 SNIFF_BYTES = 4096
+# What Python raises over damaged archives, and those that it takes for newer than itself.
+ZIP_FAILURES = (
+    zipfile.BadZipFile, EOFError, OSError, OverflowError, RuntimeError, ValueError, struct.error,
+    zlib.error,
+)  # fmt: skip
 
 
 def is_remote(path: str) -> bool:
@@ -78,9 +86,16 @@ def _detect_folder(path: str) -> str:
         raise ImageError(f"no permission to list `{path}`", hint="check with `ls -ld`") from error
     if any(name in names for name in ZARR_FILES):
         return "ome_zarr"
+    from tnetcli.readers.finding import holds_one_slide
+
     try:
         if first_dicom(path):
-            return "slide"
+            if holds_one_slide(path):
+                return "slide"
+            raise ImageError(
+                f"`{path}` is a folder of several images",
+                hint="give the images inside, of a slide in DICOM files one of its files",
+            )
     except OSError as error:
         raise ImageError(
             f"no permission to read what is in `{path}`", hint="check with `ls -l`"
@@ -95,10 +110,8 @@ def first_dicom(folder: str) -> str | None:
     """Return a DICOM file of `folder`, by content; a slide is a folder of them."""
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        if os.path.isfile(path):
-            with open(path, "rb") as file:
-                if file.read(132)[128:] == b"DICM":
-                    return path
+        if series_of(path) is not None:
+            return path
     return None
 
 
@@ -148,14 +161,14 @@ def _is_mirax(path: str, head: bytes) -> bool:
 
 
 def _is_large(path: str) -> bool:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
-    from tnetcli.readers.photo import MOST_PIXELS
+    from tnetcli.readers.photo import MOST_PIXELS, PHOTO_FAILURES
 
     try:
         with Image.open(path) as image:
             return image.width * image.height > MOST_PIXELS
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError):
+    except PHOTO_FAILURES:
         return False  # the photo reader says what is wrong with it
 
 
@@ -163,7 +176,7 @@ def _zip_has_zarr(path: str) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.rsplit("/", 1)[-1] in ZARR_FILES for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError):
+    except ZIP_FAILURES:
         return False
 
 

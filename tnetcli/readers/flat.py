@@ -20,6 +20,7 @@ from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError, OutputError
 from tnetcli.geometry import Size, Window
+from tnetcli.machine import available_cores
 from tnetcli.readers.base import (
     Cost,
     DescribedByLayout,
@@ -28,6 +29,7 @@ from tnetcli.readers.base import (
     Reader,
     ReadOptions,
 )
+from tnetcli.readers.cache import overview_folder
 from tnetcli.readers.gdal import GDAL_FAILURES
 from tnetcli.readers.handles import (
     ForkSafeLock,
@@ -44,6 +46,9 @@ LOG = logging.getLogger("tnetcli")
 MOST_COARSE_PIXELS = 2**24
 # Finer views come straight from the file: a 224 px view then decodes 3 million pixels at most.
 STEP = 8
+# No photograph is compressed as much; what is below so many pixels may be as empty as it likes.
+MOST_PIXELS_PER_BYTE = 10_000
+MOST_EMPTY_PIXELS = 2**31
 TILE = 256
 WIDEST = 16 * TILE  # columns of the small copy made at a time
 SMALLEST = 256
@@ -56,11 +61,18 @@ def is_flat(reader: Reader) -> bool:
     return coarsest.size.pixels > MOST_COARSE_PIXELS and reader.name != "photo"
 
 
-def cache_folder() -> Path:
-    """Return where small copies are kept: TNET_CACHE, else the XDG cache folder."""
-    if chosen := os.environ.get("TNET_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tnet"
+def refuse_false_claims(reader: Reader) -> None:
+    """Refuse a flat image that cannot be as large as it says: looking at it would never end."""
+    pixels = reader.layout.levels[-1].size.pixels
+    if pixels <= MOST_EMPTY_PIXELS:
+        return
+    stored = sum(size for _, _, size, _ in content_stamp((reader.path, *reader.layout.files)))
+    if pixels > stored * MOST_PIXELS_PER_BYTE:
+        raise ImageError(
+            f"`{reader.path}` claims {pixels / 1e9:.0f} gigapixels without overviews, "
+            f"in {stored} bytes",
+            hint="is its size damaged? one that is truly as empty needs overviews: `gdaladdo`",
+        )
 
 
 def _storable(dtype: np.dtype[Any]) -> str:
@@ -145,7 +157,7 @@ class FlatReader(DescribedByLayout):
         content = content_stamp((self.path, *self.layout.files))
         known_by = (os.path.realpath(self.path), content, self.name, read_as, STEP)
         name = hashlib.sha256(repr(known_by).encode()).hexdigest()[:32]
-        return cache_folder() / "overviews" / f"{name}.tif"
+        return overview_folder() / f"{name}.tif"
 
     def _small_copy(self) -> RasterReader:
         with self._making:
@@ -213,7 +225,7 @@ class FlatReader(DescribedByLayout):
 
     def _stream(self, size: Size) -> Iterator[tuple[RasterioWindow, Pixels]]:
         """Yield the small copy part by part, reading a few parts ahead on all cores."""
-        threads = max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, 1)
+        threads = available_cores()
         # Striped files decode whole rows: cutting rows in two would decode them twice.
         wide = WIDEST if self.layout.tiled else size.width
         parts = [

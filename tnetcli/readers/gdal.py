@@ -14,6 +14,7 @@ from rasterio._env import del_gdal_config, set_gdal_config
 from rasterio._err import CPLE_BaseError
 from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
 
+from tnetcli.errors import ImageError
 from tnetcli.readers.detect import is_remote
 
 # GDAL would take 5 % of the machine; a job array shares it with its neighbours.
@@ -70,11 +71,23 @@ def damage_is_an_error() -> Iterator[None]:
 
 def open_dataset(path: str, **options: Any) -> Any:
     """Open `path` with a handle of our own, which no other thread shares."""
+    _refuse_other_letters(path)
     _bound_cache()
     if is_remote(path):
         for option in OFFLINE:
             del_gdal_config(option)
     return rasterio.open(path, sharing=False, **options)
+
+
+def _refuse_other_letters(path: str) -> None:
+    """Refuse a name in bytes that are no UTF-8, which rasterio cannot hand to GDAL."""
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise ImageError(
+            f"the name is not in UTF-8, as GDAL needs it: `{path}`",
+            hint="rename it (`convmv -f latin1 -t utf8` renames many), or give a link to it",
+        ) from error
 
 
 def _bound_cache() -> None:

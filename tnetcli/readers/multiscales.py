@@ -23,6 +23,7 @@ from tnetcli.readers.zarr_store import (
     refusal,
 )
 
+MOST_CHANNELS = 2**16  # as many as a TIFF can have
 # How far scales in the metadata may lie from the sizes of the arrays.
 SCALE_SLACK = 0.1
 
@@ -69,6 +70,11 @@ def read_multiscales(path: str, store: WatchedStore) -> Multiscales:
     arrays = _open_arrays(path, store, image, multiscale)
     axes = _axes(path, multiscale, arrays[0][1])
     stored, unusable = _usable(axes, arrays)
+    if stored[0].length("c") > MOST_CHANNELS:
+        raise ImageError(
+            f"`{path}` claims {stored[0].length('c')} channels",
+            hint="its metadata are damaged: make or copy it again",
+        )
     levels, unbelieved = _levels(stored)
     return Multiscales(
         zarr_format=image.zarr_format,

@@ -50,10 +50,15 @@ def _load(reader: str) -> type:
 
 
 def _with_overviews(opened: Reader, options: ReadOptions) -> Reader:
-    from tnetcli.readers.flat import FlatReader, is_flat
+    from tnetcli.readers.flat import FlatReader, is_flat, refuse_false_claims
 
     if not is_flat(opened) or is_remote(opened.path):
         return opened
+    try:
+        refuse_false_claims(opened)
+    except ImageError:
+        opened.close()
+        raise
     if options.flat == "refuse":
         opened.close()
         raise ImageError(

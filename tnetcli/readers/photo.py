@@ -1,12 +1,14 @@
 """Small ordinary images (PNG, JPEG, WebP, BMP, GIF), decoded once as a whole."""
 
 import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
@@ -15,6 +17,7 @@ from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Source
 from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.jpeg import decode_photo
+from tnetcli.readers.png import check_png
 from tnetcli.readers.pyramid import PyramidReader, one_line
 from tnetcli.readers.resolution import resolve
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data, user_nodata
@@ -24,7 +27,21 @@ MOST_PIXELS = 2**26
 # We compare the size ourselves before decoding; Pillow's own check would only print a warning.
 Image.MAX_IMAGE_PIXELS = None
 EXIF_ORIENTATION = 274
-PHOTO_FAILURES = (OSError, SyntaxError, ValueError)
+ROWS = 256
+# Pillow meets damaged headers with whatever its parsing runs into.
+PHOTO_FAILURES = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
 # Pillow's mode -> the mode we decode to, its bands, whether the last of them is transparency.
 MODES: dict[str, tuple[str, tuple[str, ...], bool]] = {
     "1": ("L", ("1",), False),
@@ -57,7 +74,7 @@ class PhotoReader(PyramidReader):
             # Lazy: Pillow reads the header here and the pixels in `load`.
             with Image.open(self.path) as image:
                 return self._describe(image)
-        except (UnidentifiedImageError, *PHOTO_FAILURES) as error:
+        except PHOTO_FAILURES as error:
             raise ImageError(
                 f"Pillow cannot open `{self.path}`: {one_line(error)}",
                 hint="try --reader raster",
@@ -155,9 +172,22 @@ def _decode(path: str, mode: str) -> NDArray[Any]:
     """Decode the whole image; an error where Pillow alone would make something up."""
     with Image.open(path) as image:
         kind, stored = image.format, image.mode
-        if kind == "PNG":
-            image.verify()  # the checksums, which decoding passes over; it leaves nothing to load
+    if kind == "PNG":
+        check_png(path)  # decoding passes over the checksums
     if kind == "JPEG" and stored == mode and mode in ("L", "RGB"):
         return decode_photo(Path(path).read_bytes(), "GRAY" if mode == "L" else "RGB")
     with Image.open(path) as image:
-        return np.array(image if stored == mode else image.convert(mode))
+        return _gather(image, mode)
+
+
+def _gather(image: Image.Image, mode: str) -> NDArray[Any]:
+    """Return all pixels, a few rows at a time: at once, Pillow holds them three times over."""
+    pixels: NDArray[Any] | None = None
+    for top in range(0, image.height, ROWS):
+        part = image.crop((0, top, image.width, min(top + ROWS, image.height)))
+        rows = np.asarray(part if image.mode == mode else part.convert(mode))
+        if pixels is None:
+            pixels = np.empty((image.height, *rows.shape[1:]), rows.dtype)
+        pixels[top : top + ROWS] = rows
+    assert pixels is not None  # Pillow opens no image without rows
+    return pixels

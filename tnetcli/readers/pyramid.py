@@ -1,11 +1,12 @@
 """What readers of stored files share: handles for each thread, a second try, honest errors."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
-from tnetcli.readers.base import Block, Box, Layout, ReadOptions, Source
+from tnetcli.readers.base import Block, Box, Layout, Level, ReadOptions, Source
 from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.handles import Handles, check_unchanged, fingerprint
 from tnetcli.readers.levels import LevelReader
@@ -13,6 +14,9 @@ from tnetcli.readers.planes import choose_plane
 
 # One block is the least that can be decoded; larger ones are refused before they fill memory.
 MOST_BLOCK_BYTES = 2**28
+# Most libraries count in 32 bits; beyond, neither an image nor the floats of a window are real.
+LONGEST_SIDE = 2**31 - 1
+MOST_STRETCHED = 8.0  # an overview, against the image
 
 
 class PyramidReader(LevelReader):
@@ -39,6 +43,7 @@ class PyramidReader(LevelReader):
                 f"cannot make sense of `{path}`: {one_line(error)}",
                 hint="the file is damaged: make or copy it again, or try another --reader",
             ) from error
+        _refuse_absurd_levels(path, self.layout.levels)
         self._start()
 
     @abstractmethod
@@ -86,6 +91,18 @@ def one_line(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _refuse_absurd_levels(path: str, levels: Sequence[Level]) -> None:
+    """Refuse sizes that no image has, before anybody waits for all these pixels."""
+    size, hint = levels[0].size, "its metadata are damaged: make or copy it again"
+    if max(size.width, size.height) > LONGEST_SIDE:
+        raise ImageError(f"`{path}` claims {size} pixels", hint=hint)
+    for level in levels[1:]:
+        if not 1 / MOST_STRETCHED < level.scale_x / level.scale_y < MOST_STRETCHED:
+            raise ImageError(
+                f"`{path}` claims {size} pixels, but has an overview of {level.size}", hint=hint
+            )
 
 
 def refuse_huge_blocks(path: str, block: Size, sample_bytes: int) -> None:

@@ -16,6 +16,7 @@ from tnetcli.errors import ImageError
 from tnetcli.readers.base import Block, Box, Cost, Layout, ReadOptions, Source
 from tnetcli.readers.gdal import GDAL_FAILURES, damage_is_an_error, open_dataset
 from tnetcli.readers.placement import touched_pixels
+from tnetcli.readers.png import check_png
 from tnetcli.readers.pyramid import PyramidReader, one_line
 from tnetcli.readers.raster_layout import RasterPlan, describe
 from tnetcli.readers.raster_pages import DirectPage
@@ -52,6 +53,7 @@ class RasterReader(PyramidReader):
                 check_directories(self.path)  # GDAL opens it with the lost overviews left out
             if dataset.driver in RAW_DRIVERS:
                 _check_raw(self.path, dataset)
+            self._unchecked = dataset.driver == "PNG" and os.path.isfile(self.path)
             if dataset.count == 0:
                 raise ImageError(
                     f"`{self.path}` holds several images and none of its own",
@@ -61,6 +63,9 @@ class RasterReader(PyramidReader):
         return layout
 
     def _open(self) -> Source:
+        if self._unchecked:
+            check_png(self.path)  # once: GDAL gives rows out before it comes to the checksum
+            self._unchecked = False
         return _RasterSource(self.path, self.layout, self._plan)
 
 

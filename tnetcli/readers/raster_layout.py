@@ -1,5 +1,6 @@
 """What GDAL says of a raster: bands, masks, overviews, place; and how to read each level."""
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,12 @@ from tnetcli.errors import ImageError
 from tnetcli.geometry import Georeference, Size
 from tnetcli.readers.bands import choose_bands, unique_names
 from tnetcli.readers.base import Layout, Level, ReadOptions, Resolution
-from tnetcli.readers.detect import is_remote
-from tnetcli.readers.gdal import open_dataset
-from tnetcli.readers.pyramid import refuse_huge_blocks
+from tnetcli.readers.detect import TIFF_MAGIC, is_remote
+from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
+from tnetcli.readers.pyramid import one_line, refuse_huge_blocks
 from tnetcli.readers.raster_pages import DirectPage, direct_pages, stored_overviews
 from tnetcli.readers.resolution import from_density, resolve
+from tnetcli.readers.tiff_files import check_directories
 from tnetcli.readers.tiff_pages import TiffPages
 from tnetcli.readers.validity import Nodata, nodata_values, user_nodata
 
@@ -47,6 +49,7 @@ def describe(
     dtype = np.dtype(dataset.dtypes[0])
     if dtype.kind not in "iuf":
         raise ImageError(f"`{path}` holds {dtype} values", hint="export its amplitude first")
+    _refuse_broken_sidecars(path, dataset)
     warnings = [*_hidden_sidecars(path), *_stale_overviews(path)]
     colours = list(dataset.colorinterp)
     names = unique_names(
@@ -77,6 +80,9 @@ def describe(
     structure = dataset.tags(ns="IMAGE_STRUCTURE")
     block_rows, block_columns = dataset.block_shapes[0]
     georeference = _georeference(dataset)
+    if georeference is not None and not _is_place(georeference):
+        georeference = None
+        warnings.append("its transform is no place on a map and is ignored")
     if georeference is None and dataset.rpcs:
         warnings.append("placed by RPCs only: its windows cannot be put on a map")
     bands = ("red", "green", "blue") if palette is not None else tuple(names[i] for i in chosen)
@@ -102,6 +108,29 @@ def describe(
         sparse=dataset.driver == "GTiff" and not is_remote(path),
     )  # fmt: skip
     return layout, plan
+
+
+def _refuse_broken_sidecars(path: str, dataset: Any) -> None:
+    """Refuse an image whose mask or overviews lie beside it, damaged.
+
+    GDAL opens it without them: what is masked would look like data.
+    """
+    for name in (f"{path}.msk", f"{path}.msk.ovr", f"{path}.ovr"):
+        if not os.path.isfile(name):
+            continue
+        with open(name, "rb") as file:
+            is_tiff = file.read(4).startswith(TIFF_MAGIC)
+        if is_tiff:
+            check_directories(name)
+        if name in dataset.files:
+            continue
+        try:
+            open_dataset(name).close()  # it may as well be hidden, or not asked for
+        except GDAL_FAILURES as error:
+            raise ImageError(
+                f"cannot open `{name}`, which belongs to an image: {one_line(error)}",
+                hint="make or copy it again, or take it away",
+            ) from error
 
 
 def _hidden_sidecars(path: str) -> list[str]:
@@ -173,6 +202,13 @@ def _levels(
             # rasterio tells factors, not sizes: those of odd images need a look.
             with open_dataset(path, overview_level=number) as overview:
                 size, block = Size(overview.width, overview.height), overview.block_shapes[0]
+                # Of black and white, overviews may be grey; fewer bits than the image are damage.
+                if overview.dtypes != dataset.dtypes or _bits(overview) < _bits(dataset):
+                    raise ImageError(
+                        f"overview {number + 1} of `{path}` holds {_kind(overview)}, "
+                        f"the image {_kind(dataset)}",
+                        hint="the file is damaged: make or copy it again",
+                    )
         found.append((_level(full, size, block), number))
     # Thumbnails and labels are not levels, although GDAL may take them for one.
     found = [pair for pair in found if _same_shape(pair[0])]
@@ -180,6 +216,15 @@ def _levels(
     levels = tuple(level for level, _ in found)
     own = tuple(pages.get(level.size) for level in levels)
     return levels, tuple(number for _, number in found), own
+
+
+def _bits(dataset: Any) -> int:
+    stored = dataset.tags(1, ns="IMAGE_STRUCTURE").get("NBITS")
+    return int(stored or 8 * np.dtype(dataset.dtypes[0]).itemsize)
+
+
+def _kind(dataset: Any) -> str:
+    return f"{dataset.count} bands of {dataset.dtypes[0]}, {_bits(dataset)} bits"
 
 
 def _same_shape(level: Level) -> bool:
@@ -232,6 +277,13 @@ def _georeference(dataset: Any) -> Georeference | None:
     if len(points) >= 3:
         return Georeference(_crs_name(points_crs), tuple(from_gcps(points))[:6], "gcps")
     return Georeference(crs, tuple(dataset.transform)[:6]) if crs else None
+
+
+def _is_place(georeference: Georeference) -> bool:
+    """Say whether every pixel has a place of its own: damaged tags may give any number."""
+    a, b, _, d, e, _ = georeference.transform
+    area = a * e - b * d  # of a pixel
+    return all(map(math.isfinite, (*georeference.transform, area))) and area != 0
 
 
 def _crs_name(crs: Any) -> str | None:

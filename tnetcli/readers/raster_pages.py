@@ -37,7 +37,7 @@ def direct_pages(path: str, dataset: Any) -> dict[Size, DirectPage]:
     """Return the pages, by size, that we may decode ourselves."""
     if dataset.driver != "GTiff" or not os.path.isfile(path):
         return {}
-    found: dict[Size, DirectPage] = {}
+    found: dict[Size, DirectPage | None] = {}  # the first page of a size is the level
     for name in (path, f"{path}.ovr"):
         if name != path and name not in dataset.files:
             continue  # hidden from GDAL, so it is no part of the image
@@ -47,24 +47,25 @@ def direct_pages(path: str, dataset: Any) -> dict[Size, DirectPage]:
             continue
         try:
             for number, page in opened.pages():
-                tiles = _direct(opened, page, dataset, first=name == path and number == 0)
+                kind, first = int(page.subfiletype), name == path and number == 0
+                if kind & 4 or (not first and not kind & 1):
+                    continue  # a mask, or an image of its own
+                tiles, direct = _direct(opened, page, dataset), None
                 if tiles is not None:
                     block = (page.tilelength, page.tilewidth) if page.is_tiled else _strip(page)
-                    found.setdefault(tiles.size, DirectPage(name, number, block, tiles))
+                    direct = DirectPage(name, number, block, tiles)
+                found.setdefault(Size(page.imagewidth, page.imagelength), direct)
         finally:
             opened.close()
-    return found
+    return {size: page for size, page in found.items() if page is not None}
 
 
 def _strip(page: Any) -> tuple[int, int]:
     return min(page.rowsperstrip, page.imagelength), page.imagewidth
 
 
-def _direct(opened: TiffPages, page: Any, dataset: Any, *, first: bool) -> PageTiles | None:
+def _direct(opened: TiffPages, page: Any, dataset: Any) -> PageTiles | None:
     """Return a reader of a page whose pixels are those that GDAL would give, None of another."""
-    kind = int(page.subfiletype)
-    if kind & 4 or (not first and not kind & 1):
-        return None  # a mask, or an image of its own
     if page.compression not in SAME_PIXELS:
         return None
     jpeg = page.compression == tifffile.COMPRESSION.JPEG

@@ -20,7 +20,7 @@ from tnetcli.readers.detect import TIFF_MAGIC
 from tnetcli.readers.placement import touched_pixels, whole_scale
 from tnetcli.readers.pyramid import PyramidReader, one_line, refuse_huge_blocks
 from tnetcli.readers.resolution import TIFF_TAGS, resolve
-from tnetcli.readers.tiff_files import TIFF_FAILURES
+from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES
 from tnetcli.readers.tiff_pages import SAME_PIXELS, PageTiles, TiffPages
 
 # One cache for all slides: a cache per handle grows with every slide a batch touches.
@@ -123,12 +123,13 @@ def _refuse_huge_tiles(path: str) -> None:
 
 
 def _refuse_other_than_rgb(path: str) -> None:
-    # OpenSlide opens 16-bit and multi-band TIFFs and returns wrong pixels.
+    # OpenSlide opens 16-bit and multi-band TIFFs, coloured or not, and returns wrong pixels.
     with tifffile.TiffFile(path) as file:
         page = file.pages.first
         colours = page.samplesperpixel - len(page.extrasamples)
         alpha = tuple(page.extrasamples) in ((), (1,), (2,))
-        if page.bitspersample != 8 or colours not in (1, 3) or not alpha:
+        known = colours == 1 or (colours == 3 and page.photometric in COLOURED)
+        if page.bitspersample != 8 or not known or not alpha:
             raise ImageError(
                 f"`{path}` has {page.samplesperpixel} bands of {page.bitspersample} bits, "
                 "which OpenSlide reads wrongly",
@@ -143,12 +144,15 @@ def _direct_pages(path: str, sizes: list[Size]) -> dict[int, int]:
     except TIFF_FAILURES:
         return {}
     try:
-        found: dict[int, int] = {}
+        # The first page of a size is the level; a later one may be anything.
+        first: dict[Size, tuple[int, Any]] = {}
         for number, page in opened.pages():
-            size = Size(page.imagewidth, page.imagelength)
-            if size in sizes and sizes.index(size) not in found and _is_direct(opened, page):
-                found[sizes.index(size)] = number
-        return found
+            if page.is_tiled:
+                first.setdefault(Size(page.imagewidth, page.imagelength), (number, page))
+        found = {level: first[size] for level, size in enumerate(sizes) if size in first}
+        return {
+            level: number for level, (number, page) in found.items() if _is_direct(opened, page)
+        }
     finally:
         opened.close()
 

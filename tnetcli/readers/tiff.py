@@ -20,11 +20,9 @@ from tnetcli.readers.placement import whole_scale
 from tnetcli.readers.planes import choose_plane, planes_to_choose
 from tnetcli.readers.pyramid import PyramidReader, one_line
 from tnetcli.readers.resolution import from_density, from_length, resolve
-from tnetcli.readers.tiff_files import TIFF_FAILURES
+from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES
 from tnetcli.readers.tiff_pages import PageTiles, TiffPages
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data, user_nodata
-
-COLOURED = (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,8 @@ class TiffReader(PyramidReader):
         self._unchosen = planes_to_choose(planes, wanted)
         first = [opened.tiles(_page(level, self._channels[0])) for level in levels]
         full, dtype = first[0].size, first[0].dtype
+        if any((each.dtype, each.samples) != (dtype, first[0].samples) for each in first):
+            raise ValueError("its overviews hold values of another kind than the image")
         self._nodata, complaints = user_nodata(self.options.nodata, len(bands), dtype)
         mask = "nan" if dtype.kind == "f" else "none"
         if self._nodata is not None:

@@ -27,13 +27,19 @@ TIFF_FAILURES = (
     ValueError,
     struct.error,
 )
+COLOURED = (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)
 MOST_DIRECTORIES = 10_000
+# How long a value of each type is; those that a tag has no room for lie elsewhere.
+TYPE_BYTES = {
+    1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8,
+    18: 8,
+}  # fmt: skip
 
 
 def check_directories(path: str) -> None:
-    """Refuse a TIFF whose chain of directories is cut off or runs in a circle.
+    """Refuse a TIFF whose chain of directories is cut off, with its values, or runs in a circle.
 
-    GDAL and tifffile open such a file with its overviews silently gone.
+    GDAL and tifffile open such a file with its overviews, mask or nodata silently gone.
     """
     size = os.path.getsize(path)
     with open(path, "rb") as file:
@@ -41,6 +47,7 @@ def check_directories(path: str) -> None:
         order = "<" if header[:2] == b"II" else ">"
         big = header[2:4] in (b"+\0", b"\0+")
         count_format, next_format, entry = ("Q", "Q", 20) if big else ("H", "I", 12)
+        entry_format = order + ("HHQQ" if big else "HHII")
         count_size, next_size = struct.calcsize(count_format), struct.calcsize(next_format)
         start = 8 if big else 4
         if len(header) < start + next_size:
@@ -61,11 +68,15 @@ def check_directories(path: str) -> None:
             if len(raw) < count_size:
                 raise truncated(path, f"a directory at byte {offset}", size)
             (entries,) = struct.unpack(order + count_format, raw)
-            end = offset + count_size + entries * entry
-            raw = b"" if end > size else os.pread(file.fileno(), next_size, end)
-            if len(raw) < next_size:
+            length = entries * entry + next_size
+            raw = b"" if offset + length > size else file.read(length)
+            if len(raw) < length:
                 raise truncated(path, f"a directory at byte {offset}", size)
-            (offset,) = struct.unpack(order + next_format, raw)
+            for tag, kind, count, value in struct.iter_unpack(entry_format, raw[:-next_size]):
+                held = TYPE_BYTES.get(kind, 0) * count
+                if held > next_size and value + held > size:
+                    raise truncated(path, f"the value of tag {tag}, at byte {value},", size)
+            (offset,) = struct.unpack(order + next_format, raw[-next_size:])
     if not seen:
         raise ImageError(f"`{path}` holds no image", hint="the file is damaged or unfinished")
 
@@ -108,7 +119,8 @@ def look_at_tiff(path: str) -> TiffLook:
                 series = file.series[0]
                 levels = max(len(series.levels), len(file.series))
                 stack = len(series.pages) > 1
-            rgb = first.samplesperpixel == 3 and first.bitspersample == 8
+            samples = (first.samplesperpixel, first.bitspersample)
+            rgb = samples == (3, 8) and first.photometric in COLOURED
             tiled = bool(first.is_tiled)
             palette = first.photometric == tifffile.PHOTOMETRIC.PALETTE
     except ImageError:

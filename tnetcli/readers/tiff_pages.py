@@ -231,7 +231,8 @@ class PageTiles:
             if len(data) < count:
                 raise tifffile.TiffFileError(f"block {index} is cut off")
             tile = self._decode(data, index)
-            if tile.shape[0] < height or tile.shape[1] < width:
+            samples = 1 if self._separate else self.samples
+            if tile.shape[0] < height or tile.shape[1] < width or tile.shape[2:] != (samples,):
                 raise tifffile.TiffFileError(f"block {index} holds too few pixels")
             return tile
 

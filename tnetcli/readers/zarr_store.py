@@ -2,7 +2,6 @@
 
 import os
 import zipfile
-import zlib
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -12,13 +11,14 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import FsspecStore, LocalStore, WrapperStore, ZipStore
 
 from tnetcli.errors import ImageError
+from tnetcli.readers.detect import ZIP_FAILURES
 from tnetcli.readers.pyramid import one_line
 
 ZarrFormat = Literal[2, 3]
 
-STORE_FAILURES = (ValueError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error)
+STORE_FAILURES = ZIP_FAILURES  # those of folders and URLs are among them
 # zarr meets damaged metadata with whatever its parsing runs into.
-METADATA_FAILURES = (*STORE_FAILURES, LookupError, TypeError, AttributeError)
+METADATA_FAILURES = (*STORE_FAILURES, ArithmeticError, AttributeError, LookupError, TypeError)
 FOLDER_HINT = "give the folder whose `zarr.json` or `.zattrs` lists `multiscales`"
 GROUP_FILES = ("zarr.json", ".zgroup")
 # Where a blosc chunk gives its own length, and how long its header is.
@@ -50,9 +50,10 @@ class WatchedStore(WrapperStore[Store]):
         if isinstance(byte_range, RangeByteRequest):
             # zarr takes a chunk wholly past the end of a truncated shard for one never written.
             wanted = byte_range.end - byte_range.start
-        elif self._is_blosc and len(found) >= BLOSC_HEADER:
+        elif self._is_blosc:
             # Blosc believes its header and decodes whatever lies past the end of the chunk.
-            wanted = int.from_bytes(found[BLOSC_LENGTH].to_bytes(), "little")
+            length = int.from_bytes(found[BLOSC_LENGTH].to_bytes(), "little")
+            wanted = max(length, BLOSC_HEADER)
         if len(found) < wanted:
             raise OSError(f"`{key}` is cut off: {len(found)} of {wanted} bytes")
         self.bytes_read += len(found)
@@ -92,7 +93,7 @@ def outermost_group(path: str) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, OSError) as error:
+    except ZIP_FAILURES as error:
         raise refusal(path, error) from error
     groups = [name for name in names if name.rsplit("/", 1)[-1] in GROUP_FILES]
     outermost = min(groups, key=lambda name: name.count("/"), default="")

@@ -16,6 +16,7 @@ from tnetcli.readers.flat import FlatReader
 from tnetcli.readers.open import open_image
 from tnetcli.traversal import Plan, traverse
 from tnetcli.visits import Place, Seen
+from tnetcli.wording import counted
 
 # The grid that the papers use on large images.
 GRID = Grid(3, 3, 0.5)
@@ -226,7 +227,7 @@ def _detail(value: Any) -> str:
 
 def _prediction_line(prediction: dict[str, Any]) -> str:
     return (
-        f"{prediction['levels']} levels, {prediction['windows']} windows of "
+        f"{counted(prediction['levels'], 'level')}, {counted(prediction['windows'], 'window')} of "
         f"{prediction['view_size']} px: at most {prediction['pixels_decoded'] / MEGA:.2f} million "
         f"pixels decoded, {prediction['fraction_decoded']:.3%} of the image"
     )
