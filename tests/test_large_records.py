@@ -11,7 +11,10 @@ from tnetcli.prediction import Prediction
 
 SHORT = record(window(), image="short.tif")
 LONG = record(
-    *(window(f"root/{n}-0", (n, 0.25, n + 1, 9), 1 / (n + 1)) for n in range(300)),
+    *(
+        window(f"root/{n}-0", (n, 0.25, n + 1, 9), 1 / (n + 1), steps=(0.5, 0.25, 0.25)[: n % 4])
+        for n in range(300)
+    ),
     image="long.tif",
     settings={"windows": [1, {"windows": "windows"}], "item": None},
     microns_per_pixel=(0.25, 0.5),
@@ -101,3 +104,14 @@ def test_memory_does_not_follow_the_windows(tmp_path):
 
     peak(100)
     assert peak(6000) < 1.2 * peak(1500) + 50_000
+
+
+@pytest.mark.parametrize("last", [SHORT, LONG], ids=["short", "long"])
+def test_empty_lines_at_the_end_are_passed_over_and_others_refused(last, tmp_path):
+    path = put(tmp_path / "a.jsonl", SHORT, last)
+    lines = path.read_bytes()
+    path.write_bytes(lines + b"\n \r\n")
+    assert [each.image for each, _ in read_apart(path)] == [SHORT.image, last.image]
+    path.write_bytes(lines + b"\n" + lines)
+    with pytest.raises(OutputError, match="line 3: empty"):
+        list(read_apart(path))

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from tnetcli.errors import ImageError
 from tnetcli.prediction import (
+    AttentionCheck,
     Prediction,
     PredictionCost,
     Problem,
@@ -18,7 +20,7 @@ words = st.text(max_size=12)
 counts = st.integers(0, 10**12)
 windows = st.builds(
     SeenWindow, words, counts, st.tuples(numbers, numbers, numbers, numbers), numbers, counts,
-    numbers, words, numbers, numbers,
+    numbers, words, numbers, numbers, steps=st.lists(numbers, max_size=3).map(tuple),
 )  # fmt: skip
 predictions = st.builds(
     Prediction,
@@ -43,6 +45,16 @@ def test_a_record_comes_back_from_its_line(prediction):
     line = prediction.to_json()
     assert "\n" not in line
     assert Prediction.from_json(line) == prediction
+
+
+def test_windows_without_steps_do_not_mention_them():
+    told = {"rank": 1, "weight": 0.5, "label": "a", "probability": 1.0, "valid": 1.0}
+    plain = SeenWindow("root", 1, (0.0, 0.0, 1.0, 1.0), 1.0, **told)
+    thought = SeenWindow("root/w1", 2, (0.0, 0.0, 1.0, 1.0), 1.0, **told, steps=(0.25, 0.75))
+    record = Prediction("a", "a", "ok", windows=(plain, thought))
+    first, second = json.loads(record.to_json())["windows"]
+    assert "steps" not in first
+    assert second["steps"] == [0.25, 0.75]
 
 
 def test_the_schema_comes_first():
@@ -91,3 +103,39 @@ def test_a_record_with_values_of_another_kind_is_refused(key, value):
     data = json.loads(Prediction("a", "a", "ok").to_json()) | {key: value}
     with pytest.raises(ValueError, match=f"`{key}` is no"):
         Prediction.from_json(json.dumps(data))
+
+
+def test_steps_are_told_only_where_there_are_any():
+    plain = SeenWindow("root", 1, (0.0, 0.0, 1.0, 1.0), 1.0, 1, 1.0, "a", 1.0, 1.0)
+    stepped = replace(plain, path="root/0-0", level=2, steps=(0.25, 0.75))
+    record = Prediction("a", "a", "ok", windows=(plain, stepped))
+    told = json.loads(record.to_json())["windows"]
+    assert "steps" not in told[0]
+    assert told[1]["steps"] == [0.25, 0.75]
+    assert Prediction.from_json(record.to_json()) == record
+
+
+@pytest.mark.parametrize(
+    ("check", "sentence"),
+    [
+        (None, ""),
+        (
+            AttentionCheck(0.25, "b", 0.5, 0.5, 4, 0),
+            "a is 90.0% probable as it looked, 25.0% with its closest windows hidden (then b), "
+            "50.0% with random windows",
+        ),
+        (
+            AttentionCheck(0.8, "a", 0.7, 1.0, 4, 0),
+            "a is 90.0% probable as it looked, 80.0% with its closest windows hidden, "
+            "70.0% with random windows",
+        ),
+        (
+            AttentionCheck(None, "", 0.7, 1.0, 4, 0),
+            "a is 90.0% probable as it looked, nothing is left to see with its closest windows "
+            "hidden, 70.0% with random windows",
+        ),
+    ],
+)
+def test_one_sentence_says_whether_it_mattered_where_was_looked(check, sentence):
+    record = Prediction("a", "a", "ok", label="a", probability=0.9, attention_check=check)
+    assert record.attention_in_words() == sentence

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tnetcli.errors import OutputError
+from tnetcli.errors import OutputError, UsageError
 from tnetcli.prediction import Prediction, Problem
-from tnetcli.prediction_file import PredictionFile, read_lines
+from tnetcli.prediction_file import PredictionFile, read_lines, refuse_compressed
 
 SETTINGS = {"levels": 3, "keep": [4, 1], "budget": None}
 
@@ -214,3 +214,39 @@ def test_names_that_are_not_utf_8_survive(tmp_path):
         file.add(odd)
     assert [line.record for line in read_lines(path)] == [odd]
     assert json.loads(path.read_bytes())["id"] == "a\udcff.tif"
+
+
+@pytest.mark.parametrize("tail", ["\n", "\n\n", "  \r\n\n", " "])
+def test_empty_lines_at_the_end_are_passed_over(tmp_path, tail):
+    path = write(tmp_path / "a.jsonl", record("a"), record("b"), tail=tail)
+    assert ids(path) == ["a", "b"]
+    with PredictionFile(path) as file:
+        assert file.resume("ab", SETTINGS, always) == ["a", "b"]
+        file.add(record("c"))
+    expected = "".join(f"{record(name).to_json()}\n" for name in "abc")
+    assert path.read_text() == expected
+
+
+def test_an_empty_line_between_records_is_refused(tmp_path):
+    path = write(tmp_path / "a.jsonl", record("a"), tail=f"\n\n{record('b').to_json()}\n")
+    with pytest.raises(OutputError, match="line 2: empty") as caught:
+        ids(path)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.JSONL.GZ", "a.zst", "x/a.zip"])
+def test_a_name_that_promises_packed_records_is_refused(name):
+    with pytest.raises(UsageError, match="plain text") as caught:
+        refuse_compressed(name)
+    assert "compress" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "gz", "a.gz.jsonl", ".gz"])
+def test_any_other_name_is_taken(name):
+    refuse_compressed(name)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no such folder")
+def test_a_folder_in_which_no_file_can_be_made_is_said_to_be_so():
+    with pytest.raises(OutputError, match="cannot write"), PredictionFile("/proc/a.jsonl"):
+        pass

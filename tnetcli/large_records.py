@@ -9,7 +9,7 @@ from typing import IO, TypeAlias
 
 from tnetcli.errors import OutputError
 from tnetcli.prediction import Prediction, SeenWindow
-from tnetcli.prediction_file import BEGINNING, refuse_unless_cut_off, unreadable
+from tnetcli.prediction_file import BEGINNING, gap, refuse_unless_cut_off, unreadable
 from tnetcli.wording import shorten
 
 LONG = 1 << 23  # bytes of a line that is not held as a whole
@@ -22,14 +22,15 @@ def read_apart(path: str | os.PathLike[str]) -> Iterator[Apart]:
     """Yield each record of a file, and its windows, which can be walked again and again.
 
     The windows of a long record are not in it: they are read from the file as they are walked.
-    A last line that was cut off is left out, aloud.
+    A last line that was cut off is left out, aloud; empty lines after the last record are passed
+    over.
     """
     try:
         file = open(path, "rb")  # noqa: SIM115  closed below, errors are of two kinds
     except OSError as error:
         raise unreadable(path, error) from error
     with file:
-        number = 0
+        number = empty = 0
         while True:
             number += 1
             start = file.tell()
@@ -41,6 +42,11 @@ def read_apart(path: str | os.PathLike[str]) -> Iterator[Apart]:
                 raise unreadable(path, error) from error
             if not text:
                 return
+            if number > 1 and not is_long and text.isspace():
+                empty = empty or number
+                continue
+            if empty:
+                raise gap(path, empty)
             try:
                 if is_long:
                     yield _long(_Part(path, start, file.tell()))

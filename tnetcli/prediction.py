@@ -8,7 +8,7 @@ from tnetcli.errors import TnetError
 
 SCHEMA = "tnet.prediction/1"
 BoxEdges = tuple[float, float, float, float]
-LISTS = {"box", "probabilities"}  # of a window; JSON knows no tuples
+LISTS = {"box", "probabilities", "steps"}  # of a window; JSON knows no tuples
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class SeenWindow:
     `label` and `probability` what it alone would say, `valid` the part of its view
     under which there is data: at most, as a pixel of the view counts where any of it holds data.
     `probabilities` are those of all classes, in the order of the record's own; none where the
-    classes are too many to tell them of every window.
+    classes are too many to tell them of every window. `steps` are how much each step counted of a
+    model that thinks about a window in steps; none, and no key in JSON, where there are none.
     """
 
     path: str
@@ -32,6 +33,7 @@ class SeenWindow:
     probability: float
     valid: float
     probabilities: tuple[float, ...] = ()
+    steps: tuple[float, ...] = ()
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> "SeenWindow":
@@ -153,6 +155,9 @@ class Prediction:
     def to_json(self) -> str:
         """Return one line; a failed record holds only what is known."""
         everything = asdict(self)
+        for window in everything["windows"]:
+            if not window["steps"]:
+                del window["steps"]
         record = {"schema": everything.pop("schema"), **everything}
         if self.status == "failed":
             blank = Prediction(self.image, self.id, "failed")

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tnetcli.errors import OutputError
+from tnetcli.errors import OutputError, UsageError
 from tnetcli.output_file import refuse_special, whole_file
 from tnetcli.prediction import SCHEMA, Prediction
 from tnetcli.wording import shorten
@@ -21,6 +21,7 @@ UNSPOKEN = "nothing"
 log = logging.getLogger(__name__)
 BEGINNING = f'{{"schema": "{SCHEMA}"'.encode()  # of every record
 ATTEMPTS = 10  # to get hold of a file that another process is just replacing
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4", ".7z")
 IsCurrent = Callable[[Prediction], bool | None]
 
 
@@ -32,9 +33,28 @@ class Line:
     record: Prediction
 
 
+def refuse_compressed(path: str | os.PathLike[str]) -> None:
+    """Refuse a name that promises packed records: they are written, and gone on with, as text."""
+    ending = os.path.splitext(path)[1].lower()
+    if ending in PACKED:
+        raise UsageError(
+            f"records are written as plain text, which `{ending}` is not: `{path}`",
+            hint="name a FILE.jsonl, and compress it when all is done",
+        )
+
+
 def read_lines(path: str | os.PathLike[str]) -> Iterator[Line]:
-    """Yield the records of a file one by one; a last line that was cut off is left out, aloud."""
+    """Yield the records of a file one by one; a last line that was cut off is left out, aloud.
+
+    Empty lines after the last record are passed over.
+    """
+    empty = 0  # the first of them
     for number, text in enumerate(_lines(path), start=1):
+        if number > 1 and text.isspace():
+            empty = empty or number
+            continue
+        if empty:
+            raise gap(path, empty)
         try:
             yield Line(text, Prediction.from_json(text.decode()))
         except ValueError as error:  # UnicodeDecodeError is one
@@ -53,6 +73,14 @@ def refuse_unless_cut_off(
         f"`{path}`, line {number}: {shorten(str(error))}",
         hint="this is no file of predictions: name another",
     ) from error
+
+
+def gap(path: str | os.PathLike[str], number: int) -> OutputError:
+    """Say that an empty line stands between records."""
+    return OutputError(
+        f"`{path}`, line {number}: empty, and more follow",
+        hint="take it out: every line is a record",
+    )
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
@@ -82,7 +110,9 @@ class PredictionFile:
         self._synced = time.monotonic()
 
     def __enter__(self) -> Self:
+        refuse_compressed(self.path)
         refuse_special(self.path)
+        problem = self._taken()
         for _ in range(ATTEMPTS):
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,15 +122,15 @@ class PredictionFile:
                 if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path)):
                     return self
                 self._file.close()
-            except FileNotFoundError:
-                continue
+            except FileNotFoundError as error:
+                problem = self._unwritable(error)
             except (OSError, ValueError) as error:
                 raise self._unwritable(error) from error
             except OutputError:
                 assert self._file is not None
                 self._file.close()
                 raise
-        raise self._taken()
+        raise problem
 
     def __exit__(
         self,

@@ -108,11 +108,13 @@ def _windows(sight: Sight, classes: Sequence[str]) -> list[SeenWindow]:
             probability=probability,
             valid=float(valid),
             probabilities=_told(each),
+            steps=_rounded(steps) if steps.any() else (),
         )
-        for visit, weight, valid, each, (label, probability) in zip(
+        for visit, weight, valid, steps, each, (label, probability) in zip(
             sight.visits,
             sight.weights,
             sight.valid,
+            sight.steps,
             probabilities,
             (_best(each, classes) for each in probabilities),
             strict=True,
@@ -123,7 +125,11 @@ def _windows(sight: Sight, classes: Sequence[str]) -> list[SeenWindow]:
 def _told(probabilities: NDArray[np.float64]) -> tuple[float, ...]:
     if len(probabilities) > MOST_CLASSES:
         return ()
-    return tuple(round(float(each), DECIMALS) for each in probabilities)
+    return _rounded(probabilities)
+
+
+def _rounded(values: NDArray[np.floating]) -> tuple[float, ...]:
+    return tuple(round(float(each), DECIMALS) for each in values)
 
 
 def _cost(sight: Sight, reader: Reader) -> PredictionCost:

@@ -93,6 +93,14 @@ def test_what_we_write_is_good(predictions, dialect, features, images, tmp_path)
         assert f"{features} feature" in str(found)
 
 
+@pytest.mark.parametrize("name", ["a.geojsonl", "a.GEOJSONS", "a.geojsonl.gz"])
+def test_a_sequence_of_nothing_is_good(name, tmp_path):
+    write_geojson_sequence(tmp_path / name, looked(record(), FAILED))
+    found = check_overlay(tmp_path / name)
+    assert (found.dialect, found.layout, found.features) == ("none", "sequence", 0)
+    assert "nothing was looked at" in str(found)
+
+
 @pytest.mark.parametrize("record_separator", [False, True])
 def test_sequences_of_both_dialects_are_good(record_separator, tmp_path):
     for name in ("a.geojsons", "a.geojsons.gz"):
@@ -170,8 +178,7 @@ def test_whatever_we_write_is_good(prediction, frame, tmp_path_factory):
     assert found.features == len(prediction.windows)
     WHOLE.validate(json.loads(text))  # by the library alone, with none of our short cuts
     lines = list(sequence_text(looked(prediction), frame=frame))
-    if lines:
-        assert check_overlay(put(folder, "".join(lines))).features == len(lines)
+    assert check_overlay(put(folder, "".join(lines), "a.geojsonl")).features == len(lines)
     for line in lines:
         WHOLE.validate(json.loads(line))
 
@@ -478,7 +485,7 @@ BOMB = b"[" * 200_000
         (bytes(10_000), "is not JSON"),
         (b"\x1f\x8b broken", "decompress"),
         (gzip.compress(GOOD)[:-30], "cut off"),
-        (gzip.compress(b""), "is empty"),
+        (gzip.compress(b"", mtime=0), "is empty"),
         (b"[]", "no collection"),
         (b"3", "no collection"),
         (b'"' + b"x" * 10_000 + b'"', "no collection"),

@@ -336,10 +336,10 @@ def test_pixels_of_no_known_size_have_no_resolution(tmp_path, microns):
 @pytest.mark.parametrize(
     "transform", [(0.0,) * 6, (1.0, 1.0, 0.0, 1.0, 1.0, 0.0), (math.nan, 0, 0, 0, 1, 0)]
 )
-def test_a_transform_that_leads_nowhere_leaves_pixels(tmp_path, transform):
-    found = heat(tmp_path / "a.tif", record(window(), crs="EPSG:32633", transform=transform))
-    assert found.crs is None
-    assert found.tags["TNET_FRAME"] == "pixels"
+def test_a_transform_that_leads_nowhere_is_refused(tmp_path, transform):
+    with pytest.raises(ValueError, match="`transform` leads nowhere"):
+        heat(tmp_path / "a.tif", record(window(), crs="EPSG:32633", transform=transform))
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("place", [UTM, {}], ids=["scene", "slide"])

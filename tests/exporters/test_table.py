@@ -23,7 +23,7 @@ from tnetcli.errors import ImageError, MissingExtraError, OutputError
 from tnetcli.exporters import geoparquet, table_rows
 from tnetcli.exporters.looked import Choice, Looked
 from tnetcli.exporters.table import csv_text, write_csv, write_parquet
-from tnetcli.prediction import Prediction, PredictionCost, Problem, SeenLevel
+from tnetcli.prediction import AttentionCheck, Prediction, PredictionCost, Problem, SeenLevel
 
 COLUMNS = [
     *("image", "id", "path", "level", "rank", "attention", "joint", "weight", "label"),
@@ -245,7 +245,9 @@ def test_without_windows_there_are_still_columns(predictions, per_image, tmp_pat
 
 
 def test_a_row_tells_all_of_an_image():
-    failed, good, also = table(FAILED, SCENE, FAILED, per_image=True)
+    check = AttentionCheck(0.25, "forest", 0.5, 1 / 3, 3, 0)
+    scene = replace(SCENE, attention_check=check)
+    failed, good, also = table(FAILED, scene, FAILED, per_image=True)
     assert failed == also
     known = {name: value for name, value in failed.items() if value}
     assert known == {
@@ -284,6 +286,11 @@ def test_a_row_tells_all_of_an_image():
         "read_seconds": "0.5",
         "model_seconds": "0.25",
         "seconds": "0.75",
+        "masked": "0.25",
+        "masked_label": "forest",
+        "random": "0.5",
+        "random_same": "0.333333333",
+        "draws": "3",
         "model": "default",
         "model_sha256": "f" * 64,
         "warnings": "1",

@@ -1,5 +1,6 @@
 """Rings of longitude and latitude, cut where the map ends: at 180 degrees and at the poles."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,6 +9,7 @@ from typing import TypeAlias
 Point: TypeAlias = tuple[float, float]
 Ring: TypeAlias = list[Point]
 AT_POLE = 90 - 1e-9  # a tenth of a millimetre: a longitude means nothing here
+POLE_DECIMALS = 10  # with which nothing short of it is rounded onto the pole
 WHOLE = 360.0
 NEARLY = 1e-9  # what sums of rounded degrees may be off
 
@@ -31,12 +33,14 @@ def outline_of(ring: Sequence[Point], pole: float | None, decimals: int) -> Outl
     latitude of the pole that lies inside, None if it is unknown which.
     """
     walked, turns = _unwrap(_spread_poles(ring))
+    if any(abs(y) < 90 and round(abs(y), decimals) == 90 for _, y in walked):
+        decimals = max(decimals, POLE_DECIMALS)  # rounded onto the pole, the ring would meet itself
     plane = [
         (round(x, decimals) + 0.0, round(min(max(y, -90.0), 90.0), decimals) + 0.0)
         for x, y in walked
     ]
     if turns:
-        plane = _around_pole(plane, turns, pole)
+        plane = _around_pole(_from_the_edge(plane, turns, decimals), turns, pole)
     plane = _without_repeats(plane)
     area = _area(plane)
     west, east = min(x for x, _ in plane), max(x for x, _ in plane)
@@ -80,15 +84,32 @@ def _unwrap(ring: Ring) -> tuple[Ring, int]:
     steps = [(b[0] - a[0] + 180) % WHOLE - 180 for a, b in pairwise([*ring, ring[0]])]
     turns = round(sum(steps) / WHOLE)
     if turns:
-        # An edge straight over the pole: half a turn, and only one of both ways around comes home.
-        for index, step in enumerate(steps):
-            if abs(step) > 180 - 1e-6 and abs(ring[index][1]) >= AT_POLE:
-                steps[index], turns = step - WHOLE * turns, 0
+        # An edge over the pole leads along it, and only one of both ways around comes home.
+        for index, (a, b) in enumerate(pairwise([*ring, ring[0]])):
+            if abs(a[1]) == abs(b[1]) == 90:
+                steps[index], turns = steps[index] - WHOLE * turns, 0
                 break
     walked = [ring[0]]
     for (_, y), step in zip(ring[1:], steps, strict=False):
         walked.append((walked[-1][0] + step, y))
     return walked, turns
+
+
+def _from_the_edge(ring: Ring, turns: int, decimals: int) -> Ring:
+    """Let a ring around a pole begin where it crosses the edge of the map.
+
+    It then lies on one map as a whole. Closed anywhere else it would be two polygons that share a
+    side, which are not valid together.
+    """
+    further = [(x + WHOLE * turns, y) for x, y in ring]
+    low, high = sorted((ring[0][0], further[0][0]))
+    edge = 180 + WHOLE * math.ceil((low - 180) / WHOLE)
+    if not low < edge < high:
+        return ring  # it begins there
+    for index, (a, b) in enumerate(pairwise([*ring, further[0]])):
+        if min(a[0], b[0]) < edge <= max(a[0], b[0]):
+            return [_crossing(a, b, edge, decimals), *ring[index + 1 :], *further[: index + 1]]
+    return ring
 
 
 def _around_pole(ring: Ring, turns: int, pole: float | None) -> Ring:

@@ -12,7 +12,7 @@ import numpy as np
 from tnetcli.exporters import checking_shapes as shapes
 from tnetcli.exporters.checking_layout import Found, Layout, OverlayFile
 from tnetcli.exporters.checking_schema import complaints
-from tnetcli.wording import printable, shorten
+from tnetcli.wording import counted, printable, shorten
 
 MOST_PROBLEMS = 5
 FRAMES = {"wgs84": "map", "qupath": "pixels", "level0": "pixels"}
@@ -45,8 +45,8 @@ class Checked:
             "none": "nothing was looked at",
             "foreign": "GeoJSON that is not ours",
         }[self.dialect]
-        of = "" if self.dialect == "foreign" else f" of {_counted(self.images, 'image')}"
-        first = f"{printable(self.path, 200)}: good, {_counted(self.features, 'feature')}{of}"
+        of = "" if self.dialect == "foreign" else f" of {counted(self.images, 'image')}"
+        first = f"{printable(self.path, 200)}: good, {counted(self.features, 'feature')}{of}"
         return "\n".join([f"{first}, {told}", *(f"note: {each}" for each in self.notes)])
 
 
@@ -268,7 +268,3 @@ def _plain(feature: dict[str, Any]) -> dict[str, Any]:
 def _digest(id: str) -> int:
     name = id.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest())
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

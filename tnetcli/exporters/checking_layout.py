@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, NoReturn, TypeAlias, cast
 
 from tnetcli.errors import OutputError
-from tnetcli.exporters.geojson import RECORD_SEPARATOR
+from tnetcli.exporters.geojson import RECORD_SEPARATOR, SEQUENCES
 from tnetcli.wording import printable, shorten
 
 MOST_AT_ONCE = 32 << 20  # bytes of a line, or of a file that is not one feature a line
@@ -51,7 +51,10 @@ class OverlayFile:
         with self._open() as file:
             first = self._line(file, 1).removeprefix(BYTE_ORDER_MARK)
             if not first:
-                self.refuse("is empty", hint="a collection without features is not empty either")
+                if not os.fspath(path).lower().endswith(SEQUENCES):
+                    self.refuse("is empty", hint="only a text sequence (.geojsonl) may be empty")
+                self.layout = "sequence"
+                return
             if first.strip() == HEAD and self._has_lines(file):
                 return
         if _is_feature(first):

@@ -8,13 +8,14 @@ from tnetcli.errors import OutputError
 from tnetcli.exporters.lonlat import Globe
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.map_overlay import MapOverlay
-from tnetcli.exporters.overlay import Overlay, as_line
+from tnetcli.exporters.overlay import Overlay, as_line, checked_transform
 from tnetcli.exporters.pixel_overlay import FRAMES, Frame, PixelOverlay
 from tnetcli.exporters.streaming import write_text
 from tnetcli.geometry import Georeference, Size
 from tnetcli.prediction import Prediction
 
 RECORD_SEPARATOR = "\x1e"
+SEQUENCES = (".geojsons", ".geojsonl", ".geojsons.gz", ".geojsonl.gz")  # how their names end
 BoundingBox: TypeAlias = tuple[float, float, float, float]
 
 
@@ -169,15 +170,16 @@ def _overlay(prediction: Prediction, frame: Frame) -> Overlay:
 
 
 def globe_of(prediction: Prediction) -> Globe | None:
-    """Return where an image lies on the Earth, None if nowhere: a plan of a building, Mars."""
-    if prediction.crs is None or prediction.transform is None:
-        return None
-    a, b, c, d, e, f = prediction.transform
-    if a * e - b * d == 0:
+    """Return where an image lies on the Earth, None if nowhere: a plan of a building, Mars.
+
+    ValueError for a transform that leads nowhere.
+    """
+    transform = checked_transform(prediction)
+    if prediction.crs is None or transform is None:
         return None
     from rasterio.errors import CRSError  # GDAL loads for images on the Earth only
 
-    georeference = Georeference(prediction.crs, (a, b, c, d, e, f))
+    georeference = Georeference(prediction.crs, transform)
     try:
         globe = Globe(georeference, Size(prediction.width, prediction.height))
     except CRSError as error:

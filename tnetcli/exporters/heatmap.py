@@ -15,7 +15,7 @@ from tnetcli.errors import OutputError
 from tnetcli.exporters.heat_cells import HeatGrid, HeatWindows, Value
 from tnetcli.exporters.heat_file import write_cog
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.overlay import HALF_CHARACTERS
+from tnetcli.exporters.overlay import HALF_CHARACTERS, checked_transform
 from tnetcli.geometry import Size
 from tnetcli.output_file import check_free, refuse_special, whole_file
 from tnetcli.prediction import Prediction
@@ -113,19 +113,20 @@ class _Place:
 
 
 def _place(prediction: Prediction) -> _Place | None:
-    """Return where an image lies; None for one in pixels: a slide, a photo."""
-    if prediction.transform is None:
-        return None
-    a, b, _, d, e, _ = prediction.transform
-    if not all(map(math.isfinite, prediction.transform)) or a * e - b * d == 0:
+    """Return where an image lies; None for one in pixels: a slide, a photo.
+
+    ValueError for a transform that leads nowhere.
+    """
+    transform = checked_transform(prediction)
+    if transform is None:
         return None
     if prediction.crs is None:
-        return None if prediction.transform == IDENTITY else _Place(prediction.transform)
+        return None if transform == IDENTITY else _Place(transform)
     from rasterio.crs import CRS  # GDAL loads for what is written with it, not with this module
     from rasterio.errors import CRSError
 
     try:
-        return _Place(prediction.transform, CRS.from_string(prediction.crs))
+        return _Place(transform, CRS.from_string(prediction.crs))
     except CRSError as error:
         raise OutputError(
             f"cannot place `{shorten(prediction.image)}` on the Earth: no CRS is known as "

@@ -40,7 +40,7 @@ class JointProbabilities:
         above = self._find(parent) if is_child else 1.0
         if above is None:
             return None
-        joint = above * window.attention
+        joint = min(above * window.attention, 1.0)  # sums of 32 bit numbers may be a little more
         self._latest[window.path] = joint
         if len(self._latest) >= MOST_IN_MEMORY:
             self._put_away()

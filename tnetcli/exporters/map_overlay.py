@@ -26,6 +26,8 @@ class MapOverlay:
         self._prediction = prediction
         self._globe = globe
         self._classes = list(prediction.probabilities)
+        # Spelled out, the half characters of names that are not UTF-8 keep their ids apart.
+        self._id = prediction.id.encode("utf-8", "backslashreplace").decode()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -41,7 +43,7 @@ class MapOverlay:
                 yield self._feature(window, outline, joint)
 
     def _feature(self, window: SeenWindow, outline: Outline | None, joint: float | None) -> Feature:
-        feature: Feature = {"type": "Feature", "id": f"{self._prediction.id}#{window.path}"}
+        feature: Feature = {"type": "Feature", "id": f"{self._id}#{window.path}"}
         if outline is not None:
             feature["bbox"] = list(outline.bbox)
         feature["geometry"] = None if outline is None else _geometry(outline.rings)

@@ -9,9 +9,13 @@ from typing import Any, Protocol, TypeAlias
 
 from tnetcli.geometry import Window
 from tnetcli.prediction import BoxEdges, Prediction, SeenWindow
+from tnetcli.wording import printable, shorten
 
 Feature: TypeAlias = dict[str, Any]
+Transform: TypeAlias = tuple[float, float, float, float, float, float]
 WithJoint: TypeAlias = tuple[SeenWindow, float | None]  # as `Looked.with_joint` yields them
+FARTHEST = 1e12  # metres or degrees: no planet is as large
+SMALLEST = 1e-30  # of a pixel, in the square of these: a millionth of what is ever seen
 DIGITS = 9  # significant, as many as a number of 32 bits holds
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
@@ -52,6 +56,21 @@ def checked_box(window: SeenWindow) -> BoxEdges:
     x0, y0, x1, y1 = window.box
     Window(x0, y0, x1 - x0, y1 - y0)
     return window.box
+
+
+def checked_transform(prediction: Prediction) -> Transform | None:
+    """Return what leads from pixels to the map, if anything; ValueError if it leads nowhere."""
+    if prediction.transform is None:
+        return None
+    try:
+        a, b, c, d, e, f = map(float, prediction.transform)
+    except (OverflowError, ValueError):
+        a = b = c = d = e = f = math.nan
+    is_flat = abs(a * e - b * d) < SMALLEST
+    if is_flat or not all(abs(each) <= FARTHEST for each in (a, b, c, d, e, f)):
+        told = ", ".join(map(shorten, prediction.transform))
+        raise ValueError(f"`transform` leads nowhere: {printable(told, 100)}")
+    return a, b, c, d, e, f
 
 
 def measured(

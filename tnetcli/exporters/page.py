@@ -25,7 +25,7 @@ from tnetcli.exporters.streaming import write_text
 from tnetcli.prediction import Prediction
 
 TITLE = "Where tnet looked"
-NOTHING_DRAWN = Drawn((), {}, 0, 0)
+NOTHING_DRAWN = Drawn((), {}, 0)
 CONTROLS = re.compile("[\x00-\x1f\x7f]+")
 
 

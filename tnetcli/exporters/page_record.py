@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tnetcli.exporters.colours import as_hex, attention_colour, class_colour
-from tnetcli.exporters.overlay import WithJoint, measured
+from tnetcli.exporters.overlay import WithJoint, checked_transform, measured
 from tnetcli.exporters.page_pictures import Picture, Pictures
 from tnetcli.exporters.page_windows import MOST_LEVELS, Drawn
 from tnetcli.geometry import Georeference
@@ -138,17 +138,15 @@ def _highest(chances: Sequence[tuple[str, float]], most: int) -> Sequence[tuple[
 def _centres(prediction: Prediction, boxes: Sequence[BoxEdges]) -> list[list[float] | None]:
     """Return longitude and latitude of the middle of each box, None where it has none."""
     nowhere: list[list[float] | None] = [None] * len(boxes)
-    if prediction.crs is None or prediction.transform is None or not boxes:
-        return nowhere
-    a, b, c, d, e, f = prediction.transform
-    if a * e - b * d == 0:
+    transform = checked_transform(prediction)
+    if prediction.crs is None or transform is None or not boxes:
         return nowhere
     from rasterio.errors import CRSError  # GDAL loads for images on the Earth only
 
     column = [(box[0] + box[2]) / 2 for box in boxes]
     row = [(box[1] + box[3]) / 2 for box in boxes]
     try:
-        found = Georeference(prediction.crs, (a, b, c, d, e, f)).to_lonlat(column, row)
+        found = Georeference(prediction.crs, transform).to_lonlat(column, row)
     except CRSError:
         return nowhere
     places = zip(*(each.tolist() for each in found), strict=True)
@@ -174,15 +172,13 @@ def _drawn_of_levels(drawn: Drawn) -> list[Facts]:
 def _left_out(drawn: Drawn) -> list[str]:
     shown, counted = len(drawn.windows), sum(drawn.counts.values())
     notes = []
-    if shown + drawn.shapeless < counted:
+    if shown < counted:
         notes.append(
             f"{shown:,} of {counted:,} windows are drawn: of every level those with the highest "
             "attention."
         )
     if drawn.deeper:
         notes.append(f"{drawn.deeper:,} windows deeper than level {MOST_LEVELS} are not drawn.")
-    if drawn.shapeless:
-        notes.append(f"{drawn.shapeless:,} windows are not drawn: their box is no rectangle.")
     return notes
 
 

@@ -8,25 +8,21 @@ from dataclasses import dataclass
 
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.overlay import WithJoint, checked_box
-from tnetcli.prediction import SeenWindow
 
 MOST_OF_A_LEVEL = 250  # windows: more than these nobody tells apart on a screen
 MOST_LEVELS = 16
-FARTHEST = 1e9  # pixels from the image's corner; browsers draw with 32 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """The windows to draw, level by level and by falling attention, and how many there are.
 
-    `counts` are all windows of each level that is drawn, `deeper` those of levels that are not,
-    `shapeless` those among the counted whose box cannot be drawn.
+    `counts` are all windows of each level that is drawn, `deeper` those of levels that are not.
     """
 
     windows: tuple[WithJoint, ...]
     counts: dict[int, int]
     deeper: int
-    shapeless: int
 
     def spread(self, most: int) -> list[int]:
         """Return the places of at most so many windows, in turn from every level."""
@@ -39,18 +35,19 @@ class Drawn:
 
 
 def strongest(looked: Looked) -> Drawn:
-    """Choose what to draw while the windows pass by once; of equals, the first."""
+    """Choose what to draw while the windows pass by once; of equals, the first.
+
+    ValueError for a box that is none.
+    """
     kept: dict[int, list[tuple[float, int, WithJoint]]] = {}
     counts: Counter[int] = Counter()
-    deeper = shapeless = 0
+    deeper = 0
     for number, (window, joint) in enumerate(looked.with_joint()):
         if not 1 <= window.level <= MOST_LEVELS:
             deeper += 1
             continue
         counts[window.level] += 1
-        if not _can_be_drawn(window):
-            shapeless += 1
-            continue
+        checked_box(window)
         attention = window.attention if math.isfinite(window.attention) else -math.inf
         entry = (attention, -number, (window, joint))
         level = kept.setdefault(window.level, [])
@@ -58,16 +55,9 @@ def strongest(looked: Looked) -> Drawn:
             heapq.heappush(level, entry)
         else:
             heapq.heappushpop(level, entry)
-    return Drawn(tuple(_in_order(kept)), dict(sorted(counts.items())), deeper, shapeless)
+    return Drawn(tuple(_in_order(kept)), dict(sorted(counts.items())), deeper)
 
 
 def _in_order(kept: dict[int, list[tuple[float, int, WithJoint]]]) -> Iterator[WithJoint]:
     for _, level in sorted(kept.items()):
         yield from (each for _, _, each in sorted(level, reverse=True))
-
-
-def _can_be_drawn(window: SeenWindow) -> bool:
-    try:
-        return max(map(abs, checked_box(window))) <= FARTHEST
-    except ValueError:
-        return False

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -40,6 +41,7 @@ NARROWEST, WIDEST = 600, 5000
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 MARGIN, COLUMN, LEDGE = 36, 340, 12  # pixels in a picture of 1600
 BAR = 0.3  # of the width of the image, at most
+LONGEST_CHECK = LONGEST_NOTE = 400  # characters
 ODD = 1.05  # times that one side may be drawn larger before it is told
 log = logging.getLogger(__name__)
 
@@ -76,13 +78,14 @@ def write_picture(
     *,
     size: int = WIDTH,
     sheet: bool = True,
+    notes: Sequence[str] = (),
     overwrite: bool = False,
 ) -> None:
     """Write a PNG or JPEG, by its name, of a predicted image; whole or not at all.
 
     It is `size` pixels wide and as high as it needs to be. Without `imagery`, or where that cannot
     be read, windows are drawn on a plain ground. Without `sheet` the windows are not shown one by
-    one below.
+    one below. `notes` are told beside the picture.
     """
     kind = FORMATS.get(Path(path).suffix.lower())
     if kind is None:
@@ -94,7 +97,7 @@ def write_picture(
             f"a picture cannot be {size} pixels wide", hint=f"from {NARROWEST} to {WIDEST}"
         )
     check_free(path, overwrite=overwrite)
-    content = _encoded(draw_picture(looked, imagery, size=size, sheet=sheet), kind)
+    content = _encoded(draw_picture(looked, imagery, size=size, sheet=sheet, notes=notes), kind)
     with whole_file(path, "the picture") as file:
         file.write(content)
         check_free(path, overwrite=overwrite)  # somebody may have been quicker
@@ -109,7 +112,12 @@ def _encoded(sheet: Sheet, kind: str) -> bytes:
 
 
 def draw_picture(
-    looked: Looked, imagery: Imagery | None, *, size: int = WIDTH, sheet: bool = True
+    looked: Looked,
+    imagery: Imagery | None,
+    *,
+    size: int = WIDTH,
+    sheet: bool = True,
+    notes: Sequence[str] = (),
 ) -> Sheet:
     """Draw the picture of a predicted image."""
     prediction = looked.prediction
@@ -123,8 +131,11 @@ def draw_picture(
     marks = Marks(sizes, shown.most)
     margin = sizes.px(MARGIN)
     width = size - 2 * margin
-    parts = [_header(prediction, sizes, width), gap(sizes.px(22))]
-    parts.append(_body(looked, shown, imagery, marks, width))
+    parts = [_header(prediction, sizes, width)]
+    if told := prediction.attention_in_words():
+        parts.append(words([plain(told, LONGEST_CHECK)], sizes.text, QUIET, width, most=4))
+    parts.append(gap(sizes.px(22)))
+    parts.append(_body(looked, shown, imagery, marks, width, notes))
     if sheet and shown.listed:
         parts += [_rule(sizes, width), contact_sheet(shown, imagery, marks, width)]
     whole = stacked(parts)
@@ -167,7 +178,14 @@ def _rule(sizes: Sizes, width: int) -> Block:
     return Block(2 * sizes.px(24), draw)
 
 
-def _body(looked: Looked, shown: Shown, imagery: Imagery | None, marks: Marks, width: int) -> Block:
+def _body(
+    looked: Looked,
+    shown: Shown,
+    imagery: Imagery | None,
+    marks: Marks,
+    width: int,
+    told: Sequence[str],
+) -> Block:
     """Return the image with its windows, and the column beside it."""
     sizes, prediction = marks.sizes, looked.prediction
     column, ledge = sizes.px(COLUMN), sizes.px(LEDGE)
@@ -175,7 +193,7 @@ def _body(looked: Looked, shown: Shown, imagery: Imagery | None, marks: Marks, w
     place = fitted(prediction.width, prediction.height, most)
     here = Overview(place, prediction.width, prediction.height)
     bar = _bar(prediction, here, sizes, (most + place.right) // 2)
-    notes = _distorted(here)
+    notes = [*_distorted(here), *(plain(each, LONGEST_NOTE) for each in told)]
     pixels = None
     if imagery is None:
         notes.append("drawn without the pixels of the image")

@@ -16,7 +16,14 @@ from tnetcli.exporters.geojson import globe_of
 from tnetcli.exporters.lonlat import Globe
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.map_overlay import CHUNK
-from tnetcli.exporters.overlay import DIGITS, HALF_CHARACTERS, WithJoint, checked_box, measured
+from tnetcli.exporters.overlay import (
+    DIGITS,
+    HALF_CHARACTERS,
+    WithJoint,
+    checked_box,
+    checked_transform,
+    measured,
+)
 from tnetcli.geometry import Georeference
 from tnetcli.prediction import BoxEdges, Prediction, PredictionCost
 from tnetcli.wording import printable, shorten
@@ -48,6 +55,13 @@ WINDOW_COLUMNS: Columns = {
 # The number of windows has a column of its own.
 COST = [each.name for each in fields(PredictionCost) if each.name != "windows"]
 COST_KINDS: dict[type, Kind] = {int: "whole", float: "number"}
+CHECK_COLUMNS: Columns = {
+    "masked": "number",
+    "masked_label": "text",
+    "random": "number",
+    "random_same": "number",
+    "draws": "whole",
+}
 IMAGE_COLUMNS: Columns = {
     "image": "text",
     "id": "text",
@@ -67,6 +81,7 @@ IMAGE_COLUMNS: Columns = {
         for each in fields(PredictionCost)
         if each.name in COST and isinstance(each.type, type)
     },
+    **CHECK_COLUMNS,
     "model": "text",
     "model_sha256": "text",
     "warnings": "whole",
@@ -203,6 +218,7 @@ def _window_row(prediction: Prediction, seen: WithJoint) -> list[Value]:
 def _image_row(looked: Looked, globe: Globe | None) -> list[Value]:
     prediction = looked.prediction
     error, cost, is_ok = prediction.error, prediction.cost, prediction.status == "ok"
+    check = prediction.attention_check
     longitude, latitude = None, None
     if _has_size(prediction):
         box = (0.0, 0.0, float(prediction.width), float(prediction.height))
@@ -222,6 +238,7 @@ def _image_row(looked: Looked, globe: Globe | None) -> list[Value]:
         "width": prediction.width or None,
         "height": prediction.height or None,
         **{name: _number(getattr(cost, name)) if cost else None for name in COST},
+        **{name: _told(getattr(check, name)) if check else None for name in CHECK_COLUMNS},
         "model": _text(prediction.model),
         "model_sha256": _text(prediction.model_sha256),
         "warnings": len(prediction.warnings),
@@ -236,20 +253,19 @@ def _has_size(prediction: Prediction) -> bool:
 
 
 def _count(looked: Looked) -> int:
-    # As told by the record: walking through a million windows takes a minute.
-    levels = looked.prediction.levels
-    return sum(each.windows for each in levels) if levels else sum(1 for _ in looked.windows)
+    # Not as told by the levels: a record is shown if its windows can be, in every format.
+    return sum(1 for _ in looked.windows)
 
 
 def _centres(
     prediction: Prediction, globe: Globe | None, boxes: Sequence[BoxEdges]
 ) -> list[tuple[float | None, float | None]]:
     """Return longitude and latitude of the middle of each box, None where there is none."""
-    if globe is None or prediction.transform is None:
+    transform = checked_transform(prediction)
+    if globe is None or transform is None:
         return [(None, None)] * len(boxes)
-    a, b, c, d, e, f = prediction.transform
     edges = np.array(boxes, np.float64)  # (boxes, 4)
-    places = Georeference(prediction.crs, (a, b, c, d, e, f)).to_lonlat(
+    places = Georeference(prediction.crs, transform).to_lonlat(
         (edges[:, 0] + edges[:, 2]) / 2, (edges[:, 1] + edges[:, 3]) / 2
     )
     return [
@@ -262,6 +278,10 @@ def _centres(
 
 def _shares(told: Sequence[float], order: Sequence[int | None]) -> list[Value]:
     return [_number(told[at]) if told and at is not None else None for at in order]
+
+
+def _told(value: str | float | None) -> Value:
+    return value if value is None else _text(value) if isinstance(value, str) else _number(value)
 
 
 def _number(value: float) -> float | int | None:
