@@ -236,3 +236,32 @@ def test_a_walk_deeper_than_trained_repeats_the_last_number_and_says_so(caplog):
     plan = Description(**fields(traversal={"levels": 3, "keep": (2, 1)})).plan(levels=5)
     assert [plan.keep_at(level) for level in (1, 2, 3, 4)] == [2, 1, 1, 1]
     assert ["trained with 3" in record.message for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "most"),
+    [("two_stream", {}, 2), ("anchornet", {"view_size": 128}, 2), ("whole", {}, 1)],
+)
+def test_no_walk_is_deeper_than_its_family_and_that_is_said(family, more, most, caplog):
+    arguments = {"backbone": "compact", "view_size": 64, **more}
+    walk = {"levels": most, "keep": (2,)}
+    description = Description(**fields(family, arguments=arguments, traversal=walk))
+    assert description.plan(levels=5) == Plan(most, (2,))
+    assert [record.message for record in caplog.records] == [
+        f"5 levels asked of a `{family}`, which has {most}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "crop"),
+    [
+        (None, "none"),
+        ({}, "none"),
+        ({"data": None}, "none"),
+        ({"data": {"crop": "box"}}, "box"),
+        ({"data": {"crop": "context"}}, "context"),
+        ({"data": {"crop": ["of", "another", "version"]}}, "none"),
+    ],
+)
+def test_a_model_knows_whether_it_was_trained_on_boxes(recipe, crop):
+    assert Description(**fields(recipe=recipe)).crop == crop

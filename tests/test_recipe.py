@@ -570,3 +570,86 @@ def test_a_model_to_start_from_has_to_be_there(tmp_path):
     path = written(tmp_path, "model: {classes: 2}\ninit: none.safetensors")
     error = problem(read_recipe, path)
     assert "`init` is not a file" in str(error)
+
+
+@pytest.mark.parametrize("name", ['"a\\0b.safetensors"', "a" * 300 + ".safetensors"])
+def test_a_name_that_no_file_can_have_is_no_file(tmp_path, name):
+    error = problem(read_recipe, written(tmp_path, "model: {classes: 2}"), [f"init={name}"])
+    assert "`init` is not a file" in str(error)
+
+
+@pytest.mark.parametrize("data", [[], "a recipe", 3, None])
+def test_what_is_no_table_is_no_recipe(data):
+    assert "recipe" in str(problem(check_recipe, data))
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "levels"),
+    [
+        ("tnet", {}, 3),
+        ("whole", {}, 1),
+        ("two_stream", {}, 2),
+        ("anchornet", {}, 2),
+        ("anchornet", {"backbone": "anchornet"}, 3),
+        ("saccader", {}, 3),
+    ],
+)
+def test_a_family_looks_no_deeper_by_itself_than_it_can(family, more, levels):
+    recipe = check_recipe({"model": {"family": family, "classes": 2, **more}})
+    assert recipe.traversal.levels == levels
+
+
+@pytest.mark.parametrize("family", ["two_stream", "anchornet"])
+def test_more_levels_than_a_family_has_are_refused(family):
+    model = {"family": family, "classes": 2}
+    error = problem(check_recipe, {"model": model, "traversal": {"levels": 3}})
+    assert f"`traversal.levels` is `3`: `{family}` has 2 levels" in str(error)
+    check_recipe({"model": model, "traversal": {"levels": 2}})
+
+
+@pytest.mark.parametrize(
+    ("family", "levels", "reason"),
+    [("whole", 2, "sees the whole image and nothing closer"), ("two_stream", 3, "has 2 levels")],
+)
+def test_a_stage_cannot_go_deeper_than_its_family(family, levels, reason):
+    stages = [{"name": "deep", "steps": 1, "levels": levels}]
+    recipe = {"model": {"family": family, "classes": 2, "backbone": "compact"}, "stages": stages}
+    assert f"stage `deep`: `levels` is `{levels}`: `{family}` {reason}" in str(
+        problem(check_recipe, recipe)
+    )
+
+
+@pytest.mark.parametrize(("family", "levels"), [("whole", 1), ("two_stream", 1), ("dram", 1)])
+def test_windows_are_told_to_a_second_level_only(family, levels):
+    recipe = {
+        "model": {"family": family, "classes": 2},
+        "traversal": {"levels": levels},
+        "data": {"path": "a.csv", "windows": "w.csv"},
+    }
+    assert "there is only level 1" in str(problem(check_recipe, recipe))
+    if family != "whole":
+        check_recipe({**recipe, "traversal": {"levels": 2}})
+
+
+@pytest.mark.parametrize(
+    ("family", "loss", "owner"),
+    [
+        ("tnet", {"side": 0.5}, "`loss.side` is of anchornet and dram"),
+        ("anchornet", {"streams": {"margin": 0.1}}, "`loss.streams` is of two_stream"),
+        ("two_stream", {"glimpses": 0.0}, "`loss.glimpses` is of saccader and dram"),
+        ("dram", {"imitation": 1.0}, "`loss.imitation` is of saccader"),
+    ],
+)
+def test_lessons_of_other_families_are_refused(family, loss, owner):
+    model = {"model": {"family": family, "classes": 2}}
+    for recipe in (
+        {**model, "loss": loss},
+        {**model, "stages": [{"name": "a", "steps": 1, "loss": loss}]},
+    ):
+        assert f"{owner}, not of `{family}`" in str(problem(check_recipe, recipe))
+
+
+@pytest.mark.parametrize("family", ["tnet", "anchornet", "two_stream", "saccader", "dram", "whole"])
+def test_a_recipe_with_every_key_written_out_is_of_its_family_still(family):
+    recipe = check_recipe({"model": {"family": family, "classes": 2}})
+    assert check_recipe(recipe.as_data()) == recipe

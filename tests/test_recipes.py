@@ -145,6 +145,12 @@ PUBLISHED = {
     "whole-nabirds-b0 B4": birds("en-nabirds-b4", 100, 50, ()),
 }
 OURS = {"default", "own-images", "tnet-digits", "tnet-megapixel-mnist"}
+# Baselines of which too little is published to be a row of SPEC 2.6, and their small ones.
+OURS |= {"en-cub-crops", "en-crops-digits"}
+OURS |= {"two-stream-cub", "two-stream-digits"}
+OURS |= {"anchornet-imagenet", "anchornet-imagenet patches", "anchornet-digits"}
+OURS |= {"whole-digits", "whole-digits 64 pixels"}
+OURS |= {"saccader-imagenet", "saccader-digits", "dram-imagenet", "dram-digits"}
 PRINTED = [run for run, name in zip(RUNS, NAMES, strict=True) if name in PUBLISHED]
 PRINTED_NAMES = [name for name in NAMES if name in PUBLISHED]
 
@@ -267,6 +273,18 @@ OF_TILES = [
     *("data.landscape.training=4", "data.landscape.validation=1", "data.landscape.test=1"),
     "data.statistics_images=1",
 ]
+# Of families that take glimpses inside of a view: four places, glimpses of a third.
+GLIMPSES = {
+    "saccader": ["model.view_size=85", "model.width=0.0625", "model.glimpses=2"],
+    "dram": [
+        *("model.backbone=compact", "model.view_size=48", "model.glimpse_size=16"),
+        *("model.glimpses=2", "model.state_size=16"),
+    ],
+}
+STREAMS = [  # of two_stream: two networks, and one that thinks in steps
+    *("model.backbone=compact", "model.view_size=32", "model.local_size=16"),
+    *("model.state_size=16", "traversal.least_side=4"),
+]
 ONE_IMAGE = ["training.batch_size=1"]  # where views are as large as the papers'
 # Larger models on NABirds are those of CUB once more.
 SECOND_TIME = ["model.alignment=nearest", "model.view_size=96", "traversal.least_side=4"]
@@ -297,13 +315,13 @@ def manifests(tmp_path_factory) -> dict[int, Path]:
     found = {}
     for bands in (1, 3):
         folder = tmp_path_factory.mktemp(f"bands-{bands}")
-        rows = [("path", "label", "split")]
+        rows = [("path", "label", "split", "box")]
         for number, (label, split) in enumerate(
             [*((label, "train") for label in LABELS), (LABELS[0], "validation")]
         ):
             pixels = noise((SIDE, SIDE), bands, seed=number).transpose(1, 2, 0)
             Image.fromarray(pixels.squeeze()).save(folder / f"{number}.png")
-            rows.append((f"{number}.png", label, split))
+            rows.append((f"{number}.png", label, split, f"0 0 {SIDE} {SIDE}"))
         with (folder / "images.csv").open("w", newline="") as file:
             csv.writer(file).writerows(rows)
         found[bands] = folder / "images.csv"
@@ -344,6 +362,12 @@ def small(
     if recipe.model.grid is None:
         return read_recipe(path, [*changes, *SMALL_VIEWS])
     changes += ONE_WINDOW
+    if recipe.model.family in GLIMPSES:
+        return read_recipe(path, [*changes, *GLIMPSES[recipe.model.family]])
+    if recipe.model.family == "anchornet":
+        return read_recipe(path, [*changes, "model.view_size=128", "traversal.least_side=4"])
+    if recipe.model.family == "two_stream":
+        return read_recipe(path, [*changes, *STREAMS])
     if recipe.model.arguments.model_dump()["alignment"] != "reference":
         changes += SMALLER_VIEWS
     else:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.strategies import grids, numbers, plans, windows
 from tnetcli.geometry import Grid, Region, Window
 from tnetcli.traversal import SAME, Plan, traverse
-from tnetcli.visits import Seen
+from tnetcli.visits import Seen, Told
 
 GRID = Grid(3, 3, 0.5)
 ROOT = Window(0, 0, 1024, 1024)
@@ -812,3 +812,111 @@ def test_a_draw_of_two_has_the_probability_of_its_order():
     pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
     chances = {(i, j): attention[0, i] * attention[0, j] / (1 - attention[0, i]) for i, j in pairs}
     assert chi_square(orders, chances) < 20.5  # p = 0.001, 5 degrees of freedom
+
+
+class TestTold:
+    """Windows that stand in for the cells of the whole image."""
+
+    told = tuple(
+        Told(Window(left, 100, 50, 30), attention)
+        for left, attention in ((10, 0.1), (300, 0.4), (500, 0.2), (700, 0.3))
+    )
+
+    def walk(self, told=told, look=None, grid=GRID, seeds=(1,), **plan):
+        plan = Plan(**{"levels": 2, "keep": (2,)} | plan)
+        return traverse([ROOT], look or always(), grid, plan, seeds=seeds, told=[told])
+
+    def test_the_most_attended_are_looked_at_in_their_own_order(self):
+        walk = self.walk()
+        assert paths(walk) == ["root", "root/w2", "root/w4"]
+        assert [visit.place.region.window for visit in walk.visits[1:]] == [
+            self.told[1].window,
+            self.told[3].window,
+        ]
+        assert [(each.attention, each.joint, each.rank) for each in walk.visits[1:]] == [
+            (0.4, 0.4, 1),
+            (0.3, 0.3, 2),
+        ]
+        assert walk.stops == ("levels",)
+
+    def test_windows_of_one_attention_come_in_the_order_of_the_file(self):
+        even = [Told(each.window, 0.25) for each in self.told]
+        assert paths(self.walk(even)) == ["root", "root/w1", "root/w2"]
+
+    def test_fewer_windows_than_are_kept_are_all_looked_at(self):
+        assert paths(self.walk(keep=(9,))) == ["root", "root/w1", "root/w2", "root/w3", "root/w4"]
+
+    def test_their_own_cells_are_followed_as_usual(self):
+        walk = self.walk(levels=3, keep=(1, 2), least_side=1.0)
+        assert paths(walk) == ["root", "root/w2", "root/w2/0-0", "root/w2/2-0"]
+        assert walk.visits[2].place.region.window == self.told[1].window.cell(GRID, 0, 0)
+        assert walk.visits[2].joint == pytest.approx(0.4 * 0.30)
+
+    def test_they_are_no_cells_that_were_followed(self):
+        walk = self.walk(levels=3, keep=(1, 2), least_side=1.0)
+        assert walk.visits[0].followed == ()
+        assert cells_of(walk.visits[1]) == [(0, 0), (2, 0)]
+
+    def test_neither_their_size_nor_data_nor_shared_pixels_matter(self):
+        nothing = always(valid=np.zeros((3, 3)))
+        same = [Told(Window(0, 0, 50, 50), 0.6), Told(Window(1, 1, 50, 50), 0.4)]
+        walk = self.walk(same, look=nothing, least_side=1000.0, most_shared=0.0)
+        assert paths(walk) == ["root", "root/w1", "root/w2"]
+
+    def test_the_same_pixels_are_looked_at_once(self):
+        twice = [Told(Window(0, 0, 50, 50), 0.6), Told(Window(0, 0, 50, 50), 0.4)]
+        assert paths(self.walk(twice)) == ["root", "root/w1"]
+        assert paths(self.walk(twice, once=False)) == ["root", "root/w1", "root/w2"]
+
+    def test_nothing_told_is_nothing_more_to_see(self):
+        walk = self.walk(())
+        assert (paths(walk), walk.stops) == (["root"], ("empty",))
+
+    def test_other_images_keep_their_cells(self):
+        plan = Plan(levels=2, keep=(1,))
+        walk = traverse([ROOT, ROOT], always(), GRID, plan, told=[self.told, None])
+        assert paths(walk, 0) == ["root", "root/w2"]
+        assert paths(walk, 1) == ["root", "root/0-0"]
+
+    def test_a_draw_follows_attention(self):
+        drawn = Counter(
+            paths(self.walk(policy="sample", keep=(1,), seeds=(seed,)))[1] for seed in range(4000)
+        )
+        for number, each in enumerate(self.told, start=1):
+            # Four standard deviations of a share of 4000 draws.
+            spread = 4 * math.sqrt(each.attention * (1 - each.attention) / 4000)
+            assert drawn[f"root/w{number}"] / 4000 == pytest.approx(each.attention, abs=spread)
+
+    def test_more_windows_than_a_grid_has_cells_can_be_drawn_from(self):
+        many = [Told(Window(left, 0, 5, 5), 1 / 40) for left in range(40)]
+        found = {
+            paths(self.walk(many, policy="sample", keep=(1,), seeds=(seed,)))[1]
+            for seed in range(300)
+        }
+        assert len(found) > 30
+
+    def test_the_best_of_all_may_be_told_or_a_cell(self):
+        walk = self.walk(policy="best_first", budget=4, levels=3, most_shared=0.0)
+        # 0.4 first; then 0.3 before 0.2, before the best cell of the first, 0.4 * 0.3.
+        assert paths(walk) == ["root", "root/w2", "root/w4", "root/w3"]
+
+    def test_a_budget_keeps_the_most_attended(self):
+        assert paths(self.walk(keep=(4,), budget=3)) == ["root", "root/w2", "root/w4"]
+
+    def test_as_many_are_told_as_there_are_images(self):
+        with pytest.raises(ValueError, match="windows are told of 2 images, there are 1"):
+            traverse([ROOT], always(), GRID, Plan(levels=2, keep=(1,)), told=[None, None])
+
+    @pytest.mark.parametrize("attention", [-0.1, 1.1, math.nan])
+    def test_attention_is_a_share(self, attention):
+        with pytest.raises(ValueError, match="attention is not within"):
+            Told(ROOT, attention)
+
+
+def test_a_grid_may_leave_out_cells_without_attention():
+    class Sparse(Grid):
+        only_attended = True
+
+    attention = [[0, 0.6, 0], [0, 0, 0.4], [0, 0, 0]]
+    walk = traverse([ROOT], always(attention), Sparse(3, 3, 0.5), Plan(levels=2, keep=(9,)))
+    assert [visit.place.region.path for visit in walk.visits] == ["root", "root/0-1", "root/1-2"]

@@ -4,7 +4,7 @@ import json
 import logging
 from collections import Counter
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -20,6 +20,7 @@ from tnetcli.walks import Traversal
 log = logging.getLogger(__name__)
 SCHEMA = "tnet.model/1"
 WHOLE_VIEW = Grid(1, 1, 1.0)  # of a family that has no cells
+CropKind = Literal["none", "box", "context"]
 
 Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -93,13 +94,24 @@ class Description(Strict):
         assert isinstance(grid, Grid)
         return grid
 
+    @property
+    def crop(self) -> CropKind:
+        """Return which part of images it was trained on: all, their boxes, or some more."""
+        data = (self.recipe or {}).get("data")
+        told = data.get("crop") if isinstance(data, dict) else None
+        return next((kind for kind in get_args(CropKind) if kind == told), "none")
+
     def plan(self, *, levels: int | None = None, keep: tuple[int, ...] | None = None) -> Plan:
         """Return how the model was trained to walk, or deeper, or with other numbers of cells.
 
-        Beyond the trained depth the last number repeats, which is said.
+        Beyond the trained depth the last number repeats, and no family goes deeper than it can;
+        both are said.
         """
         trained = self.traversal.plan()
-        depth = levels or trained.levels
+        depth, most = levels or trained.levels, self.model_arguments.most_levels
+        if most is not None and depth > most:
+            log.warning("%d levels asked of a `%s`, which has %d", depth, self.family, most)
+            depth = most
         if depth > trained.levels:
             log.warning(
                 "%d levels asked of a model trained with %d: beyond, each follows as many cells as "

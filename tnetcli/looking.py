@@ -19,7 +19,7 @@ from tnetcli.readers.base import Cost, Reader
 from tnetcli.running import CHUNK, Runner
 from tnetcli.traversal import Plan, traverse
 from tnetcli.views import Fit, View, Views, root_window
-from tnetcli.visits import Attend, Place, Seen, Stop, Visit
+from tnetcli.visits import Attend, Place, Seen, Stop, Told, Visit
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ class Sight:
     features: NDArray[np.float32]  # (windows, features)
     weights: NDArray[np.float32]  # (windows,), their shares in the conclusion
     valid: NDArray[np.float32]  # (windows,), the part that holds data
+    steps: NDArray[np.float32]  # (windows, steps), how much each counted; zeros where none was made
     values: NDArray[np.float32]  # (bands,), the mean of the whole view as the model sees it
     cost: Cost
     read_seconds: float  # of the threads that read, together
@@ -136,18 +137,20 @@ class Looker:
         seeds: Sequence[int] | None = None,
         confidence: float | None = None,
         attend: Attend | None = None,
+        told: Sequence[Sequence[Told] | None] | None = None,
     ) -> list[Sight | TnetError]:
         """Walk all images together, one batch of views a level; a failed image yields its error.
 
         `confidence` ends the looking at an image once a class is as probable as that. Levels end
         by themselves where a view would be finer than the image's own pixels, unless the plan
-        has a `least_side` of its own. `attend` stands in for the model's choice of cells.
+        has a `least_side` of its own. `attend` stands in for the model's choice of cells, `told`
+        for the cells of each whole image: level 2 looks at these windows.
         """
         confidence = self._confidence if confidence is None else confidence
         if confidence is not None and not 0 <= confidence <= 1:
             raise ValueError(f"confidence is not within [0, 1]: `{confidence}`")
         if plan.least_side is None:
-            plan = replace(plan, least_side=float(self.model.view_size))
+            plan = replace(plan, least_side=float(self.model.smallest_view))
         if self.model.most_levels is not None:
             plan = replace(plan, levels=min(plan.levels, self.model.most_levels))
         albums = [_Album(reader.cost) for reader in readers]
@@ -158,13 +161,14 @@ class Looker:
                 album.error = error
 
         sure = 1.0 if confidence is None else confidence
+        real = self.model.grid.choices()  # whatever stands in for the model, it names no others
 
         def look(places: Sequence[Place]) -> list[Seen | None]:
             seen = self._look_at_level(places, readers, albums, plan.levels)
             if attend is None:
                 return seen
             return [
-                each and replace(each, attention=attend(place, each.attention))
+                each and replace(each, attention=np.where(real, attend(place, each.attention), 0))
                 for place, each in zip(places, seen, strict=True)
             ]
 
@@ -178,6 +182,7 @@ class Looker:
             plan,
             seeds=seeds,
             confident=None if confidence is None else confident,
+            told=told,
         )
         return [
             album.error
@@ -257,6 +262,7 @@ class Looker:
             each_level = features.expand(depth, *features.shape)
             scores, weights, _ = self.model.conclude(each_level, present)
             window_scores = self.model.classify(features)
+            steps = self.model.step_shares(features)
         if not (scores.isfinite().all() and window_scores.isfinite().all()):
             raise _not_a_number("scores are")
         return Sight(
@@ -268,6 +274,7 @@ class Looker:
             features=features.cpu().numpy(),
             weights=weights[-1].cpu().numpy(),
             valid=np.array(album.valid, np.float32),
+            steps=_as_array(steps, len(features)),
             values=album.values if album.values is not None else np.zeros(0, np.float32),
             cost=Cost(
                 cost.pixels_decoded - album.start.pixels_decoded,
@@ -276,6 +283,13 @@ class Looker:
             read_seconds=album.read_seconds,
             model_seconds=album.model_seconds + time.perf_counter() - start,
         )
+
+
+def _as_array(steps: Tensor | None, windows: int) -> NDArray[np.float32]:
+    if steps is None:
+        return np.zeros((windows, 0), np.float32)
+    shares: NDArray[np.float32] = steps.cpu().numpy()
+    return shares
 
 
 def _not_a_number(what: str) -> ModelError:

@@ -37,7 +37,7 @@ from tnetcli.wording import shorten
 from tnetcli.yaml_file import change, read_yaml
 
 # Files that a recipe names; relative paths start at the recipe's own folder.
-FILES = ("model.pretrained", "init", "data.path")
+FILES = ("model.pretrained", "init", "data.path", "data.windows")
 STAGED: dict[str, type[Strict]] = {  # what a stage may change
     "augmentation": Augmentation,
     "loss": Loss,
@@ -92,7 +92,7 @@ FlagOrFile = Annotated[
 class ModelSection(Strict):
     """What is built: in YAML the arguments of the family stand beside the other keys."""
 
-    family: str = "tnet"
+    family: str = Field(default="tnet", description="the kind of model; `tnet models` lists them")
     classes: Classes = Field(description="how many, or their names")
     bands: Bands = Field(default=3, description="how many, or their names")
     pretrained: FlagOrFile = Field(
@@ -166,16 +166,16 @@ class Recipe(Strict):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        """Take an empty section for none, let a family without cells look once, fill in stages."""
+        """Take an empty section for none, look no deeper than the family can, fill in stages."""
         if not isinstance(data, Mapping):
             return data
         data = {key: section for key, section in data.items() if section is not None}
         data["stages"] = _complete(data)
-        family = _table(data, "model").get("family", "tnet")
-        walk = _table(data, "traversal")
-        if not isinstance(family, str) or "levels" in walk or _has_cells(family):
+        walk, most = _table(data, "traversal"), _most_levels(_table(data, "model"))
+        if most is None or "levels" in walk:
             return data
-        return {**data, "traversal": {"keep": (), **walk, "levels": 1}}
+        keep = {"keep": ()} if most == 1 else {}
+        return {**data, "traversal": {**keep, **walk, "levels": most}}
 
     @model_validator(mode="after")
     def _stages_can_be_run(self) -> Self:
@@ -190,8 +190,7 @@ class Recipe(Strict):
                 raise ValueError(
                     f"stage `{stage.name}` learns from tiles: that needs `data.kind: mosaic`"
                 )
-            if self.model.grid is None and (stage.levels or 1) > 1:
-                raise ValueError(f"stage `{stage.name}`: `{self.model.family}` has one level")
+            _can_look(self.model, stage.levels, f"stage `{stage.name}`: `levels`")
             if self.model.grid is None and stage.learn == "tiles":
                 raise ValueError(f"stage `{stage.name}`: `{self.model.family}` learns from scenes")
             walk = self.walk_of(stage)
@@ -205,11 +204,16 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _levels_fit_the_family(self) -> Self:
-        if self.model.grid is None and self.traversal.levels > 1:
-            raise ValueError(
-                f"`traversal.levels` is `{self.traversal.levels}`: "
-                f"`{self.model.family}` sees the whole image and nothing closer"
-            )
+        _can_look(self.model, self.traversal.levels, "`traversal.levels`")
+        deepest = max(self.walk_of(stage).levels for stage in self.stages)
+        if self.data is not None and self.data.windows is not None and deepest < 2:
+            raise ValueError("`data.windows` tell what level 2 looks at, and there is only level 1")
+        return self
+
+    @model_validator(mode="after")
+    def _lessons_are_of_the_family(self) -> Self:
+        for loss in (self.loss, *(stage.loss for stage in self.stages)):
+            loss.check_family(self.model.family)
         return self
 
     def walk_of(self, stage: Stage) -> Traversal:
@@ -293,8 +297,21 @@ def _table(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _has_cells(family: str) -> bool:
-    return "grid" in find_family(family).arguments.model_fields
+def _most_levels(model: Mapping[str, Any]) -> int | None:
+    """Return how deep a model can look, before it is known whether anything is right with it."""
+    family = model.get("family", "tnet")
+    if not isinstance(family, str):
+        return None
+    kind = find_family(family).arguments
+    given = {key: value for key, value in model.items() if key in kind.model_fields}
+    return kind.model_construct(**given).most_levels
+
+
+def _can_look(model: ModelSection, levels: int | None, name: str) -> None:
+    most = model.arguments.most_levels
+    if most is not None and (levels or 1) > most:
+        reason = "sees the whole image and nothing closer" if most == 1 else f"has {most} levels"
+        raise ValueError(f"{name} is `{levels}`: `{model.family}` {reason}")
 
 
 def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:

@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -23,7 +24,10 @@ os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 class Runner:
-    """Runs one model for whoever asks, one at a time; `chunk` is halved once if need be."""
+    """Runs one model for whoever asks; `chunk` is halved once if need be.
+
+    On a device with a memory of its own in turns; on the cores of this machine side by side.
+    """
 
     def __init__(
         self, model: Model, device: torch.device, precision: Precision, chunk: int = CHUNK
@@ -33,7 +37,7 @@ class Runner:
         self._model, self._device, self._precision = model, device, precision
         self.chunk = chunk
         self._halved = False
-        self._turn = ForkSafeLock()
+        self._turn = nullcontext() if device.type == "cpu" else ForkSafeLock()
 
     def run(self, views: Tensor, regions: Sequence[Region], score: bool) -> tuple[Looked, float]:
         """Return what is seen in (regions, bands, height, width), and the seconds it took."""
@@ -42,29 +46,31 @@ class Runner:
             return self._run(views, regions, score), time.perf_counter() - start
 
     def _run(self, views: Tensor, regions: Sequence[Region], score: bool) -> Looked:
+        tried = min(self.chunk, len(regions))
         try:
-            return self._in_parts(views, regions, score)
+            return self._in_parts(views, regions, score, tried)
         except (MemoryError, RuntimeError) as error:
-            tried = min(self.chunk, len(regions))
             if not is_out_of_memory(error):
                 raise
-            if self._halved or tried < 2:
+            if self.chunk >= tried and (self._halved or tried < 2):
                 raise ModelError(
                     f"not enough memory for {tried} views at once",
                     hint="look with smaller chunks, or on another device",
                 ) from error
-        self._halved = True
-        self.chunk = tried // 2
-        log.warning("out of memory: going on with %d views at a time", self.chunk)
+        if self.chunk >= tried:  # else somebody beside us has halved it
+            self._halved = True
+            self.chunk = tried // 2
+            log.warning("out of memory: going on with %d views at a time", self.chunk)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         return self._run(views, regions, score)
 
-    def _in_parts(self, views: Tensor, regions: Sequence[Region], score: bool) -> Looked:
+    def _in_parts(
+        self, views: Tensor, regions: Sequence[Region], score: bool, chunk: int
+    ) -> Looked:
         parts = [
-            self._at_once(views[start : start + self.chunk], part, score)
-            for start in range(0, len(regions), self.chunk)
-            if (part := regions[start : start + self.chunk])
+            self._at_once(views[start : start + chunk], regions[start : start + chunk], score)
+            for start in range(0, len(regions), chunk)
         ]
         attention = [part.attention for part in parts if part.attention is not None]
         return Looked(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.geometry import Grid, Region, Window
-from tnetcli.visits import Followed, Look, Place, Seen, Stop, Visit, Walk
+from tnetcli.visits import Followed, Look, Place, Seen, Stop, Told, Visit, Walk
 
 Policy: TypeAlias = Literal["topk", "sample", "best_first"]
 DEAD_ENDS: tuple[Stop, ...] = ("levels", "pixels", "repeats", "empty")
@@ -83,6 +83,7 @@ def traverse(
     *,
     seeds: Sequence[int] | None = None,
     confident: Callable[[Sequence[int]], Sequence[bool]] | None = None,
+    told: Sequence[Sequence[Told] | None] | None = None,
 ) -> Walk:
     """Look at the whole images, then at cells of what was seen, until every image has a stop.
 
@@ -96,6 +97,10 @@ def traverse(
     one per image, are needed to sample: what is drawn depends on them and on the path of a region,
     not on the batch. After every call `confident` is given the images that would go on and tells
     which are sure enough to stop.
+
+    `told`, for each image, are windows that stand in for the cells of the whole image, each with
+    its attention; None leaves the cells. They are chosen as cells are, and looked at in their own
+    order, whatever their size and whatever they share. Their own cells are followed as usual.
     """
     if seeds is None and plan.policy == "sample":
         raise ValueError("sampling needs a seed for every image")
@@ -103,9 +108,17 @@ def traverse(
         raise ValueError(f"{len(seeds)} seeds for {len(roots)} images")
     if seeds is not None and any(seed < 0 for seed in seeds):
         raise ValueError(f"a seed is below 0: `{min(seeds)}`")
+    if told is not None and len(told) != len(roots):
+        raise ValueError(f"windows are told of {len(told)} images, there are {len(roots)}")
     visits: list[Visit] = []
     trails = [
-        _Trail(Place(image, Region(root)), grid, plan, 0 if seeds is None else int(seeds[image]))
+        _Trail(
+            Place(image, Region(root)),
+            grid,
+            plan,
+            0 if seeds is None else int(seeds[image]),
+            None if told is None else told[image],
+        )
         for image, root in enumerate(roots)
     ]
     active = trails
@@ -171,9 +184,12 @@ def _by_joint(visits: Iterable[Visit]) -> list[Visit]:
 class _Trail:
     """The walk through one image: what it has seen, and what it wants to see next."""
 
-    def __init__(self, root: Place, grid: Grid, plan: Plan, seed: int) -> None:
+    def __init__(
+        self, root: Place, grid: Grid, plan: Plan, seed: int, told: Sequence[Told] | None
+    ) -> None:
         self.image = root.image
         self.stop: Stop | None = None
+        self._told = told
         self._grid, self._plan, self._seed = grid, plan, seed
         self._fresh: list[Visit] = []
         self._numbers: dict[Visit, int] = {}  # of what was looked at
@@ -182,7 +198,8 @@ class _Trail:
         self._dead_ends: set[Stop] = set()
         self._choices: list[tuple[Visit, int, Visit]] = []  # parent, cell, what shows it
         self._chosen: defaultdict[Visit, list[int]] = defaultdict(list)  # cells of a parent
-        self._next = [self._visit(root.region, 1.0, 1.0)]
+        self._root = self._visit(root.region, 1.0, 1.0)
+        self._next = [self._root]
 
     def enter(self, number: int) -> list[Visit]:
         """Return what is to be looked at now; the first of these is visit `number` of the walk."""
@@ -216,12 +233,9 @@ class _Trail:
         self._next = new
 
     def _open(self, visit: Visit, seen: Seen) -> None:
-        worth = seen.valid > self._plan.least_valid  # (rows, columns)
-        if self._grid.only_attended:
-            worth &= seen.attention > 0
-        cells = np.flatnonzero(worth)
-        region, attention = visit.place.region, seen.attention.ravel()[cells].astype(np.float64)
-        if dead_end := self._dead_end(region, bool(cells.size)):
+        cells, attention = self._choice(visit, seen)
+        region = visit.place.region
+        if dead_end := self._dead_end(visit, bool(cells.size)):
             self._dead_ends.add(dead_end)
         elif self._plan.policy == "best_first":
             for cell, chance in zip(cells.tolist(), attention.tolist(), strict=True):
@@ -233,10 +247,27 @@ class _Trail:
             if self._plan.policy == "sample":
                 # Gumbel top-k; times the temperature, as log / temperature may overflow.
                 with np.errstate(divide="ignore"):  # 0: never drawn while others are left
-                    scores = np.log(attention) + self._plan.temperature * self._noise(region)[cells]
+                    scores = np.log(attention) + self._plan.temperature * self._noise(region, cells)
             best = np.argsort(-scores, kind="stable")
             for i in np.sort(self._take(visit, cells, best)):
                 self._choose(visit, int(cells[i]), float(attention[i]))
+
+    def _told_of(self, visit: Visit) -> Sequence[Told] | None:
+        """Return the windows that stand in for the cells of a visit, None where cells do."""
+        return self._told if visit is self._root else None
+
+    def _choice(self, visit: Visit, seen: Seen) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Return the numbers of the cells, or of the windows told, that may be followed.
+
+        And the attention of each.
+        """
+        if (told := self._told_of(visit)) is not None:
+            return np.arange(len(told)), np.array([each.attention for each in told], np.float64)
+        worth = seen.valid > self._plan.least_valid  # (rows, columns)
+        if self._grid.only_attended:
+            worth &= seen.attention > 0
+        cells = np.flatnonzero(worth)
+        return cells, seen.attention.ravel()[cells].astype(np.float64)
 
     def _take(
         self, visit: Visit, cells: NDArray[np.intp], best: NDArray[np.intp]
@@ -257,6 +288,8 @@ class _Trail:
 
     def _stands_apart(self, parent: Visit, cell: int) -> bool:
         """Say whether no sibling chosen so far shows too much of `cell`."""
+        if self._told_of(parent) is not None:
+            return True
         columns = self._grid.columns
         most = self._plan.most_shared * (1 + SAME)
         place = divmod(cell, columns)
@@ -265,17 +298,20 @@ class _Trail:
             for other in self._chosen[parent]
         )
 
-    def _dead_end(self, region: Region, has_data: bool) -> Stop | None:
+    def _dead_end(self, visit: Visit, has_data: bool) -> Stop | None:
+        region = visit.place.region
         cell, least = region.window.cell(self._grid, 0, 0), self._plan.least_side or 0.0
         if region.level >= self._plan.levels:
             return "levels"
-        if max(cell.width, cell.height) < least * (1 - SAME):
+        if self._told_of(visit) is None and max(cell.width, cell.height) < least * (1 - SAME):
             return "pixels"
         return None if has_data else "empty"
 
-    def _noise(self, region: Region) -> NDArray[np.float64]:
+    def _noise(self, region: Region, cells: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Return a number for each of these cells, the same whatever others may be chosen."""
         random = np.random.default_rng([self._seed, *region.path.encode()])
-        return random.gumbel(size=self._grid.rows * self._grid.columns)
+        count = max(self._grid.rows * self._grid.columns, int(cells.max(initial=0)) + 1)
+        return random.gumbel(size=count)[cells]
 
     def _choose_from_all(self) -> None:
         while self._candidates:
@@ -287,7 +323,7 @@ class _Trail:
                 break
 
     def _choose(self, parent: Visit, cell: int, attention: float) -> Visit:
-        region = parent.place.region.child(self._grid, *divmod(cell, self._grid.columns))
+        region = self._child(parent, cell)
         visit = self._find(region.window)
         if visit is None:
             visit = self._visit(region, attention, parent.joint * attention)
@@ -295,6 +331,12 @@ class _Trail:
             self._dead_ends.add("repeats")
         self._choices.append((parent, cell, visit))
         return visit
+
+    def _child(self, parent: Visit, cell: int) -> Region:
+        region = parent.place.region
+        if (told := self._told_of(parent)) is not None:
+            return region.told(told[cell].window, cell + 1)
+        return region.child(self._grid, *divmod(cell, self._grid.columns))
 
     def _visit(self, region: Region, attention: float, joint: float) -> Visit:
         visit = Visit(Place(self.image, region), attention, joint)
@@ -320,7 +362,8 @@ class _Trail:
     def _link(self) -> None:
         """Tell parents which visits show the cells they chose."""
         for parent, cell, visit in self._choices:
-            if visit in self._numbers:  # and not left out for the budget
+            # And not left out for the budget; what was told is no cell.
+            if visit in self._numbers and self._told_of(parent) is None:
                 row, column = divmod(cell, self._grid.columns)
                 order = self._chosen[parent].index(cell)
                 shown = Followed(row, column, self._numbers[visit], order)

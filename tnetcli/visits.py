@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.geometry import Region
+from tnetcli.geometry import Region, Window
 
 # Why an image was not looked at any closer. Where several are true, the first of this order:
 # a part could not be read; the deepest level was reached; the next view would be finer than the
@@ -22,6 +22,18 @@ class Place:
 
     image: int
     region: Region
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A window that somebody else has found, to be looked at instead of a cell."""
+
+    window: Window
+    attention: float  # that it was found with
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.attention <= 1:
+            raise ValueError(f"attention is not within [0, 1]: `{self.attention}`")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +75,8 @@ class Visit:
     both are 1 for the whole image. `rank` 1 is the most probable of its image and level by
     `joint` (ties: the earlier). `seen` is None where the look failed.
 
-    `followed` holds the cells chosen here that were looked at, in reading order. Several parents
+    `followed` holds the cells chosen here that were looked at, in reading order; windows that were
+    told are no cells, and not among them. Several parents
     may share a visit; its path, attention and joint are those of the parent that came first. Where
     cells are as large as their window, a visit may even name itself.
     """

@@ -128,7 +128,10 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise RecipeError(f"not a text in UTF-8: `{path}`", hint="give a YAML file") from error
     except FileNotFoundError as error:
-        raise RecipeError(f"no such recipe: `{path}`", hint="give a YAML file") from error
+        raise RecipeError(
+            f"no such recipe: `{path}`",
+            hint="give a YAML file; `tnet recipes list` names some, `tnet recipes copy` writes one",
+        ) from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise RecipeError(
             f"cannot read the recipe, {error}: `{path}`", hint="check path and rights"

@@ -35,6 +35,11 @@ def test_every_patch_has_a_cell_of_its_own_and_other_cells_belong_to_no_branch()
     assert {cell for cell in GRID.cells() if GRID.branch_of(*cell) is not None} == own
 
 
+def test_only_patches_are_there_to_choose_from():
+    chosen = {tuple(map(int, cell)) for cell in np.argwhere(GRID.choices())}
+    assert chosen == {cell for cell in GRID.cells() if GRID.branch_of(*cell) is not None}
+
+
 def test_the_block_of_a_branch_holds_its_cells():
     assert [GRID.block_of(branch) for branch in range(3)] == [
         slice(0, 21),

@@ -15,13 +15,13 @@ from tnetcli.description import Description
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Region, Size, Window
 from tnetcli.looking import Looker, Sight
-from tnetcli.models.anchor_arguments import AnchorArguments
 from tnetcli.models.anchor_grid import AnchorGrid
 from tnetcli.models.counting import count_multiplications, count_parameters
 from tnetcli.models.lsp import FIELDS, patch_at
-from tnetcli.models.registry import FAMILIES, Family, build_model, read_arguments
+from tnetcli.models.registry import build_model, read_arguments
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
+from tnetcli.training.choices import by_boxes, by_chance
 from tnetcli.traversal import Plan
 
 UNIT = Normalisation.to_unit_range("uint8", 3)
@@ -29,14 +29,6 @@ ROOT = Region(Window(0, 0, 4000, 3000))
 VIEW = 128
 # Softmax over positions takes away what is added to all alike.
 UNSEEN = frozenset(f"anchor.branches.{branch}.attention.score.bias" for branch in range(3))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def registered():
-    family = Family("patches", AnchorArguments, "tnetcli.models.anchornet:AnchorNet")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(FAMILIES, "anchornet", family)
-        yield
 
 
 def build(*, classes=3, seed=0, **arguments):
@@ -232,6 +224,22 @@ def test_fewer_patches_are_followed_if_asked_for_and_they_are_the_first(scene):
     assert {visit.place.region.path for visit in three.visits[1:]} == {
         visit.place.region.path for visit in best
     }
+
+
+@pytest.mark.parametrize(
+    "attend",
+    [by_chance([5]), by_boxes([[Window(40, 10, 200, 30)]], AnchorGrid(VIEW))],
+    ids=["chance", "boxes"],
+)
+def test_whoever_chooses_chooses_among_patches(scene, attend):
+    image, path = scene
+    model = build(backbone="resnet10t")
+    with open_image(path) as reader, Looker(model, UNIT, device="cpu") as looker:
+        (sight,) = looker.look([reader], Plan(2, (24,), least_side=1), attend=attend)
+    windows = [visit.place.region.window for visit in sight.visits[1:]]
+    assert len(windows) == 24
+    aspect = image.shape[2] / image.shape[1]
+    assert [each.width / each.height for each in windows] == pytest.approx([aspect] * 24)
 
 
 def test_a_deeper_plan_ends_where_the_classifier_of_patches_does(scene):

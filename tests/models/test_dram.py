@@ -9,22 +9,12 @@ from tnetcli.errors import ModelError
 from tnetcli.geometry import Window
 from tnetcli.models.counting import count_multiplications, count_parameters
 from tnetcli.models.dram import Emission, Recurrent, State
-from tnetcli.models.dram_arguments import DramArguments
 from tnetcli.models.glimpses import glimpse_windows
-from tnetcli.models.registry import FAMILIES, Family, build_model, read_arguments
+from tnetcli.models.registry import build_model, read_arguments
 
 SMALL = {
     "backbone": "compact", "view_size": 64, "glimpse_size": 32, "glimpses": 3, "state_size": 32,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def family():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(
-            FAMILIES, "dram", Family("glimpses", DramArguments, "tnetcli.models.dram:Dram")
-        )
-        yield
 
 
 def build(classes=3, **arguments):
@@ -90,11 +80,16 @@ def test_a_place_is_the_most_probable_one_unless_it_is_drawn():
     assert not drawn.place.requires_grad
 
 
-def test_the_probability_of_a_place_is_that_of_a_normal_distribution():
+def test_the_probability_of_a_draw_is_that_of_a_normal_distribution():
     torch.manual_seed(0)
-    drawn = Emission(6, 0.7, 0.2)(noise(50, 6), None, sample=True)
+    emission = Emission(6, 0.7, 0.2)
+    torch.manual_seed(1)
+    drawn = emission(noise(50, 6), None, sample=True)
+    torch.manual_seed(1)
+    before = drawn.mean.detach() + 0.2 * torch.randn(50, 2)  # it was cut at the edge
     normal = torch.distributions.Normal(drawn.mean, 0.2)
-    torch.testing.assert_close(drawn.log_p, normal.log_prob(drawn.place).sum(dim=1))
+    torch.testing.assert_close(drawn.log_p, normal.log_prob(before).sum(dim=1))
+    torch.testing.assert_close(drawn.place, before.clamp(-0.7, 0.7))
 
 
 # The model.

@@ -202,3 +202,12 @@ def test_there_are_never_too_many_and_none_are_too_alike(seed, branch, setting):
     for one, other in combinations(found, 2):
         shared = overlap_of(*(one - other)[:, None], FIELDS[branch])
         assert shared[0] < setting.overlap
+
+
+@pytest.mark.parametrize(
+    ("setting", "view_size", "most"),
+    # 119 pixels: maps of 8, 4 and 2 a side, of which 3, 0 and 0, or 19, 4 and 1 are tried.
+    [(STRICT, 224, 5), (LOOSE, 224, 24), (STRICT, 119, 3), (LOOSE, 119, 19)],
+)
+def test_the_most_patches_of_a_view_are_those_that_are_tried(setting, view_size, most):
+    assert setting.most_of(view_size) == most

@@ -11,6 +11,10 @@ NAMES = {
     "tnet-imagenet",
     "bagnet-77",
     "tnet-fmow",
+    "anchornet",
+    "saccader",
+    *(f"dram-{glimpses}" for glimpses in (2, 4, 8, 20)),
+    "two-stream-cub-vgg19",
     *(f"en-b0-fmow-{side}" for side in (224, 448, 896)),
     *(f"{kind}-{data}-b{n}" for kind in ("tnet", "en") for data in ("cub", "nabirds")
       for n in SIZES),
@@ -27,11 +31,12 @@ def test_a_published_model_can_be_described(name):
     arguments = read_arguments(model.family, model.arguments)
     assert model.trainable or model.total
     assert () in model.multiplications
-    if model.family == "whole":
-        assert arguments.view_size == model.image_size
-        assert set(model.multiplications) == {()}
-    else:
+    if model.family == "tnet":
         assert arguments.view_size < model.image_size
+    else:
+        assert arguments.view_size == model.image_size
+    if model.family not in ("tnet", "two_stream"):
+        assert set(model.multiplications) == {()}
 
 
 @pytest.mark.parametrize("name", sorted(PAPERS))
@@ -57,5 +62,16 @@ def test_the_figures_load_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_families_are_known():
-    assert {model.family for model in PAPERS.values()} <= set(FAMILIES)
+def test_every_family_has_something_published():
+    assert {model.family for model in PAPERS.values()} == set(FAMILIES)
+
+
+def test_glimpses_are_those_of_the_name():
+    for glimpses in (2, 4, 8, 20):
+        assert PAPERS[f"dram-{glimpses}"].arguments == {"glimpses": glimpses}
+
+
+def test_patches_are_where_maps_end():
+    model = PAPERS["anchornet"]
+    sides = [model.maps[f"anchor.branches.{branch}.blocks.1"][0] for branch in range(3)]
+    assert model.positions == tuple(side**2 for side in sides)

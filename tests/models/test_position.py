@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.models.contract import ROOT, noise
-from tnetcli.geometry import Grid
+from tnetcli.geometry import Grid, Window
 from tnetcli.models.position import Position, encode_positions, position_of
 
 THREE = Grid(3, 3, 0.5)
@@ -138,3 +138,10 @@ def test_views_without_a_region_each_are_refused(mode, count):
 @pytest.mark.parametrize("mode", ["add", "concat", "mix"])
 def test_no_regions_give_no_features(mode):
     assert Position(8, THREE, mode, None)(torch.zeros(0, 8), []).shape == (0, 8)
+
+
+def test_a_window_that_was_told_has_the_place_of_the_nearest_cell():
+    # The centres of cells lie at 1/4, 2/4 and 3/4 of the 4000 x 3000 pixels.
+    told = ROOT.told(Window(2800, 300, 500, 600), 5)
+    assert position_of(told, THREE) == (0, 2, 1)
+    assert position_of(told.child(THREE, 2, 1), THREE) == (2, 7, 2)

@@ -3,6 +3,14 @@ import sys
 
 import pytest
 
+from tests.models import (
+    test_anchornet,
+    test_contract,
+    test_dram,
+    test_saccader,
+    test_two_stream_contract,
+)
+from tests.models.contract import ModelContract
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
 from tnetcli.models.arguments import TNetArguments, WholeArguments
@@ -28,6 +36,24 @@ def test_every_family_builds_itself_from_its_defaults(family):
     assert model.family == family
     assert isinstance(model.arguments, FAMILIES[family].arguments)
     assert (model.classes, model.bands, model.view_size) == (2, 3, 224)
+
+
+def test_every_family_is_held_to_the_contract():
+    modules = (test_anchornet, test_contract, test_dram, test_saccader, test_two_stream_contract)
+    held = {
+        each.case.family
+        for module in modules
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, ModelContract) and hasattr(each, "case")
+    }
+    assert held == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_told_in_two_lines_that_fit_beside_its_name(family):
+    lines = FAMILIES[family].summary.split("\n")
+    assert len(lines) == 2
+    assert all(0 < len(line) <= 84 and line == line.strip() for line in lines)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)

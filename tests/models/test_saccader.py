@@ -17,7 +17,7 @@ from tnetcli.looking import Looker
 from tnetcli.models.counting import count_parameters
 from tnetcli.models.glimpses import glimpse_windows
 from tnetcli.models.receptive_field import trace
-from tnetcli.models.registry import FAMILIES, Family, build_model, read_arguments
+from tnetcli.models.registry import build_model, read_arguments
 from tnetcli.models.saccader import PatchNet
 from tnetcli.models.saccader_arguments import SaccaderArguments
 from tnetcli.models.saccader_cell import SaccaderCell, SaccaderLocation, visit
@@ -28,14 +28,6 @@ from tnetcli.traversal import Plan
 
 SMALL = {"view_size": 101, "width": 0.0625, "glimpses": 3}  # 4 x 4 places
 PUBLISHED = {"view_size": 224, "glimpses": 6}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def family():
-    known = Family("places of one map", SaccaderArguments, "tnetcli.models.saccader:Saccader")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(FAMILIES, "saccader", known)
-        yield
 
 
 def build(classes=3, **arguments):
@@ -399,7 +391,7 @@ def test_imitation_teaches_the_places_that_speak_most_for_the_class():
     optimizer = torch.optim.Adam(model.location.parameters(), lr=1e-2)
     losses = []
     for _ in range(30):
-        loss = model.imitation_loss(views)
+        loss = model.study(views, [ROOT] * 4)[1].own.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -18,9 +19,12 @@ from tnetcli.models.counting import count_multiplications, count_parameters
 from tnetcli.models.two_stream import TwoStream
 from tnetcli.models.two_stream_arguments import TwoStreamArguments
 from tnetcli.normalisation import Normalisation
+from tnetcli.prediction import Prediction
 from tnetcli.readers.open import open_image
+from tnetcli.recording import Maker, record_sight
 from tnetcli.training.choices import by_boxes, by_chance
 from tnetcli.traversal import Plan
+from tnetcli.visits import Told
 
 SMALL = {"backbone": "compact", "view_size": 64, "state_size": 16, "step_count": 5}
 PUBLISHED = {"backbone": "vgg19", "view_size": 448, "local_size": 224}
@@ -371,7 +375,7 @@ class TestSteps:
         other.local_stream.backbone.load_state_dict(model.local_stream.backbone.state_dict())
         vectors = model.local_stream.backbone.net(self.view)[1]
         torch.testing.assert_close(self.scores(other), other.local_stream.classifier(vectors))
-        assert other.step_shares(other.look(self.view, [CELL] * 2).features).shape == (2, 0)
+        assert other.step_shares(other.look(self.view, [CELL] * 2).features) is None
         assert not hasattr(other.local_stream, "memory")
 
     def test_what_each_step_scores_is_kept_where_each_learns(self, model):
@@ -453,6 +457,28 @@ class TestWalking:
         shares = model.step_shares(torch.from_numpy(sight.features))
         assert not shares[0].any()
         torch.testing.assert_close(shares[1:].sum(dim=1), torch.ones(2))
+        np.testing.assert_array_equal(sight.steps, shares.numpy())
+
+    def test_windows_that_are_told_are_looked_at_as_cells_would_be(self, model, scene):
+        sight = self.look(model, scene)
+        told = [Told(visit.place.region.window, visit.attention) for visit in sight.visits[1:]]
+        with open_image(scene) as reader, Looker(model, self.unit) as looker:
+            (again,) = looker.look([reader], self.plan, told=[told])
+        assert [each.place.region.path for each in again.visits] == ["root", "root/w1", "root/w2"]
+        np.testing.assert_allclose(again.scores, sight.scores, atol=1e-5)
+        np.testing.assert_allclose(again.steps, sight.steps, atol=1e-5)
+
+    def test_a_record_tells_the_steps_of_windows_and_of_nothing_else(self, model, scene):
+        with open_image(scene) as reader, Looker(model, self.unit) as looker:
+            (sight,) = looker.look([reader], self.plan)
+            maker = Maker("small", "0" * 64, ("a", "b", "c", "d"))
+            record = record_sight(sight, reader, id="scene", maker=maker)
+        whole, *near = json.loads(record.to_json())["windows"]
+        assert "steps" not in whole
+        assert [len(each["steps"]) for each in near] == [5, 5]
+        for each, shares in zip(near, sight.steps[1:], strict=True):
+            np.testing.assert_allclose(each["steps"], shares, atol=1e-6)
+        assert Prediction.from_json(record.to_json()) == record
 
 
 class TestArguments:

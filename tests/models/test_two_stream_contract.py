@@ -1,19 +1,8 @@
 import pytest
 
 from tests.models.contract import Case, ModelContract
-from tnetcli.models.registry import FAMILIES, Family
-from tnetcli.models.two_stream_arguments import TwoStreamArguments
 
 SMALL = {"backbone": "compact", "view_size": 64, "state_size": 24, "step_count": 4}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def registered():
-    """Let the family be known until the registry names it itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        family = Family("two streams", TwoStreamArguments, "tnetcli.models.two_stream:TwoStream")
-        patch.setitem(FAMILIES, "two_stream", FAMILIES.get("two_stream", family))
-        yield
 
 
 class TestTwoStream(ModelContract):

@@ -64,6 +64,32 @@ def test_families_and_tested_backbones_are_listed():
     assert all(name in shown for name in (*FAMILIES, *BACKBONES))
 
 
+def test_a_family_is_told_in_two_lines_below_each_other():
+    lines = as_text(survey()).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("  anchornet "))
+    column = lines[first].index("names the patches")
+    told = [line[column:] for line in lines[first : first + 2]]
+    assert told == FAMILIES["anchornet"].summary.split("\n")
+    assert not lines[first + 1][:column].strip()
+    assert max(map(len, lines[first : first + 2])) <= 100
+
+
+def test_a_family_is_told_on_one_line_as_json():
+    told = json.loads(as_json(survey()))["families"]
+    assert list(told) == list(FAMILIES)
+    assert not any("\n" in text for text in told.values())
+
+
+def test_a_card_tells_its_family_and_what_it_chooses_from(tmp_path):
+    path = tmp_path / "a.safetensors"
+    arguments = {"backbone": "compact", "view_size": 128}
+    path.write_bytes(pack_description(fields(family="anchornet", arguments=arguments)))
+    lines = [line.strip() for line in as_text(read_card(str(path))).splitlines()]
+    first, second = FAMILIES["anchornet"].summary.split("\n")
+    assert lines[lines.index(second) - 1].split(maxsplit=1) == ["is", first]
+    assert "115 patches of 63, 95 and 111 pixels" in " ".join(lines)  # 9^2 + 5^2 + 3^2
+
+
 def test_many_classes_are_shown_in_part(tmp_path):
     path = tmp_path / "a.safetensors"
     path.write_bytes(pack_description(fields(classes=[f"kind{n}" for n in range(1000)])))

@@ -12,7 +12,6 @@ from tnetcli.models.papers import PAPERS
 from tnetcli.traversal import Plan
 from tnetcli.workflows import measuring
 from tnetcli.workflows.measuring import Memory, Stopwatch, memory_of
-from tnetcli.workflows.paper import Comparison, Figure, as_text, compare
 from tnetcli.workflows.profile import (
     Counter,
     as_json,
@@ -331,17 +330,46 @@ def test_a_table_is_never_cut_off(monkeypatch):
     assert len({len(line) for line in lines[2:]}) == 1
 
 
+def test_the_whole_image_costs_what_its_own_network_does():
+    arguments = {"backbone": "resnet18", "view_size": 128}
+    counter = Counter("anchornet", arguments, classes=4)
+    alone = Counter("whole", arguments, classes=4).count(steps_of(())).layers
+    named = counter.count(steps_of(())).layers
+    assert counter.count(steps_of((3,))).layers == named + 3 * alone
+    # A step is one of a level, whichever was counted first.
+    assert Counter("anchornet", arguments, classes=4).count((Step(2, 1, False),)).layers == alone
+
+
+def test_no_more_windows_than_patches_that_can_be_named(tmp_path):
+    path = tmp_path / "anchor.yaml"
+    path.write_text(
+        "model: {family: anchornet, classes: 4, backbone: resnet18, view_size: 224}\n"
+        "traversal: {levels: 2, keep: [99]}\n"
+    )
+    found = profile_recipe(path, windows=[0, 24])
+    assert [views(row.steps) for row in found.rows if row.is_walk] == [[1, 24]]
+    with pytest.raises(UsageError, match="at most 24 patches: `25`"):
+        profile_recipe(path, windows=[25])
+    with pytest.raises(UsageError, match="at most 5 patches: `6`"):
+        profile_recipe(path, ["model.patches=strict"], windows=[6])
+    text = profile_text(found)
+    assert "955 patches of 63, 95 and 111 pixels" in text  # 21^2 + 17^2 + 15^2
+
+
 @pytest.mark.parametrize(
-    ("ours", "agrees"),
-    [(1_544_999_999, "digits"), (1_545_600_000, "within 0.01"), (1_560_000_000, "no")],
+    ("family", "more"),
+    [
+        ("tnet", "backbone: compact, view_size: 64"),
+        ("anchornet", "backbone: compact, view_size: 128"),
+        ("two_stream", "backbone: compact, view_size: 64"),
+        ("saccader", "view_size: 96, width: 0.125"),
+        ("dram", "backbone: compact, view_size: 96, glimpse_size: 32"),
+        ("whole", "backbone: compact, view_size: 64"),
+    ],
 )
-def test_agreement_is_told_by_digits(ours, agrees):
-    assert Figure("multiplications", 1.54, ours).agrees == agrees
-
-
-def test_a_figure_that_does_not_agree_is_told():
-    compared = compare("en-b0-fmow-448", PAPERS["en-b0-fmow-448"])
-    wrong = Comparison("en", compared.published, (Figure("total", 9.99, 4_128_986),))
-    text = as_text([compared, wrong])
-    assert "1 of 3 figures agree in every digit, 1 within 0.01, 1 do not" in text
-    assert "-5.8610" in text
+def test_the_parts_of_a_model_add_up_to_all_of_it(family, more, tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(f"model: {{family: {family}, classes: 4, {more}}}\n")
+    found = profile_recipe(path, windows=[0])
+    assert sum(part.trainable for part in found.parts.values()) == found.parameters.trainable
+    assert sum(part.total for part in found.parts.values()) == found.parameters.total

@@ -58,6 +58,11 @@ class AnchorArguments(Arguments):
     )
 
     @property
+    def most_levels(self) -> int | None:
+        """Return how deep it looks: what classifies the patches names none of its own."""
+        return None if self.backbone == ANCHORNET else 2
+
+    @property
     def grid(self) -> AnchorGrid:
         """Return all patches of a view."""
         return AnchorGrid(self.view_size)

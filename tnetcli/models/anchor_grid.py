@@ -60,6 +60,13 @@ class AnchorGrid(Grid):
         first = sum(self.counts[:branch])
         return slice(first, first + self.counts[branch])
 
+    def choices(self) -> NDArray[np.bool_]:
+        """Return which cells (rows, columns) are the patch of a branch."""
+        found = np.zeros((self.rows, self.columns), np.bool_)
+        for branch in range(len(FIELDS)):
+            found[self.block_of(branch), self.block_of(branch)] = True
+        return found
+
     def branch_of(self, row: int, column: int) -> int | None:
         """Return the branch whose patch a cell is, None where it is no branch's."""
         (branch, _), (other, _) = self._place(row), self._place(column)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,19 +15,12 @@ from tnetcli.models.anchor_decision import Decision, decide, share_out
 from tnetcli.models.anchor_grid import AnchorGrid
 from tnetcli.models.anchor_parts import Anchors, BranchSeen
 from tnetcli.models.backbone import BAGNET, build_backbone
-from tnetcli.models.base import Conclusion, Looked, Model
+from tnetcli.models.base import Conclusion, Lessons, Looked, Model
 from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
 from tnetcli.models.lsp import LOCALISATIONS
 from tnetcli.models.weighting import Mean, weigh
 
 IS_PATCH = 0.5  # above it, the last number of a feature vector says that it is of a patch
-
-
-class Lessons(NamedTuple):
-    """What labels teach beside the features: logits that each have a cross-entropy of their own."""
-
-    regions: tuple[int, ...]  # which of the regions AnchorNet saw
-    scores: Tensor  # (views, 3 or 6, classes), of the branches, then of the auxiliary classifiers
 
 
 class AnchorNet(Model):
@@ -54,11 +46,11 @@ class AnchorNet(Model):
         self.mean = Mean()
         self.attended = arguments.heat == "attended"
         self.localisation = LOCALISATIONS[arguments.patches]
+        self.most_named = self.localisation.most_of(arguments.view_size)
         self.sees_patches = arguments.backbone == ANCHORNET
         if self.sees_patches:
             _check_nothing_to_load(pretrained)
             return
-        self.most_levels = 2
         self.backbone = build_backbone(arguments, bands=bands, pretrained=pretrained)
         self.dropout = nn.Dropout(arguments.dropout)
         self.classifier = nn.Linear(self.backbone.feature_size, classes)
@@ -88,7 +80,7 @@ class AnchorNet(Model):
             scores = torch.stack([branch.scores for branch in seen], dim=1)  # (own, 3, classes)
             decisions = _decide(scores)
             parts.append(scores[range(len(own)), [each.branch for each in decisions]])
-            lessons = Lessons(tuple(own), _with_auxiliary(scores, seen))
+            lessons = Lessons(tuple(own), scores=_with_auxiliary(scores, seen))
             if score_cells and not views.is_meta:
                 named = torch.from_numpy(self._name_cells(seen, decisions))
                 attention[own] = named.to(attention)

@@ -34,9 +34,19 @@ class Arguments(Strict):
         0.0, description="stochastic depth: the rate of the last block, growing towards it"
     )
 
+    @property
+    def most_levels(self) -> int | None:
+        """Return how deep such a model can look, None for as deep as asked."""
+        return None
+
 
 class WholeArguments(Arguments):
     """The baseline: a classifier of one view of the whole image."""
+
+    @property
+    def most_levels(self) -> int:
+        """Return how deep it looks: not at all."""
+        return 1
 
 
 class TNetArguments(Arguments):
@@ -89,11 +99,16 @@ class TNetArguments(Arguments):
 
     @model_validator(mode="after")
     def _cells_can_be_told_apart(self) -> Self:
-        for side in ("rows", "columns"):
-            count = getattr(self.grid, side)
-            if count > min(MOST_CELLS, self.view_size):
-                raise ValueError(
-                    f"`grid.{side}` is `{count}`: at most {MOST_CELLS}, and no more cells than "
-                    f"the view has pixels, {self.view_size}"
-                )
+        check_cells(self.grid, self.view_size)
         return self
+
+
+def check_cells(grid: Grid, view_size: int) -> None:
+    """Raise a ValueError if a grid has more cells a side than a view, or any grid, may have."""
+    for side in ("rows", "columns"):
+        count = getattr(grid, side)
+        if count > min(MOST_CELLS, view_size):
+            raise ValueError(
+                f"`grid.{side}` is `{count}`: at most {MOST_CELLS}, and no more cells than "
+                f"the view has pixels, {view_size}"
+            )

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -26,6 +27,16 @@ class Conclusion(NamedTuple):
     features: Tensor  # (images, features), what was classified: the weighted mean
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lessons:
+    """What can be learned from views beside their features; a row belongs to one of `regions`."""
+
+    regions: tuple[int, ...]  # their numbers among the views that were looked at
+    scores: Tensor | None = None  # (views, several, classes), logits that each learn the label
+    log_p: Tensor | None = None  # (views,), of all that was drawn inside of a view, with gradient
+    own: Tensor | None = None  # (views,), a loss that needs no label
+
+
 class Model(nn.Module, ABC):
     """A classifier that is shown views and asked where to look closer.
 
@@ -34,17 +45,19 @@ class Model(nn.Module, ABC):
     """
 
     family: str
-    most_levels: int | None = None  # None: as many as asked for
+    most_levels: int | None  # None: as many as asked for
+    smallest_view: int  # pixels a side that a view has to have at least; by itself all
 
     def __init__(self, arguments: Arguments, *, grid: Grid, classes: int, bands: int) -> None:
         super().__init__()
         if classes < 1 or bands < 1:
             raise ValueError(f"a model needs a class and a band: `{classes}`, `{bands}`")
         self.arguments = arguments
+        self.most_levels = arguments.most_levels
         self.grid = grid
         self.classes = classes
         self.bands = bands
-        self.view_size = arguments.view_size
+        self.view_size = self.smallest_view = arguments.view_size
 
     @property
     @abstractmethod
@@ -54,6 +67,12 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def look(self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True) -> Looked:
         """See `views` (regions, bands, height, width), normalised; score the cells if asked to."""
+
+    def study(
+        self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True
+    ) -> tuple[Looked, Lessons | None]:
+        """Look as a model that learns, and return what else can be learned from it, if anything."""
+        return self.look(views, regions, score_cells=score_cells), None
 
     @abstractmethod
     def conclude(self, features: Tensor, present: Tensor) -> Conclusion:
@@ -65,3 +84,10 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def classify(self, features: Tensor) -> Tensor:
         """Return the class scores of single feature vectors: (..., features) -> (..., classes)."""
+
+    def step_shares(self, features: Tensor) -> Tensor | None:
+        """Return how much each step counted: (..., features) -> (..., steps), None without steps.
+
+        All zeros where a view was not thought about in steps.
+        """
+        return None

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 from tnetcli.geometry import Region
 from tnetcli.models.backbone import build_backbone
-from tnetcli.models.base import Conclusion, Looked, Model
+from tnetcli.models.base import Lessons, Looked
 from tnetcli.models.dram_arguments import DramArguments
 from tnetcli.models.glimpses import Glimpsed, Glimpses, cell_places
 from tnetcli.models.initial import start_as_bagnet
-from tnetcli.models.weighting import Mean, weigh
+from tnetcli.models.weighting import Mean, Weighed
 
 FORGET = 1.0  # added to the forget gate, as TensorFlow does: memories last from the start
 EVERYWHERE = 1e-3  # of the attention is uniform: a bell curve rounds to 0 far away
 
 
-class Dram(Model):
+class Dram(Weighed):
     """All glimpses are cut out of one view, so one look takes them all.
 
     One level is the published model. Further levels, which are ours, look at the cells it attended
@@ -53,7 +53,7 @@ class Dram(Model):
         self.recurrent = Recurrent(self.backbone.feature_size, size)
         reach = 1 - arguments.glimpse_size / self.view_size  # a glimpse stays inside of the view
         self.location = Emission(size, reach, arguments.deviation)
-        self.mean = Mean()
+        self.weighting = Mean()
         self.dropout = nn.Dropout(arguments.dropout)
         self.classifier = nn.Linear(size, classes)
         centres = cell_places(self.grid).flatten(0, 1)
@@ -69,28 +69,58 @@ class Dram(Model):
     def look(self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True) -> Looked:
         """See `views`: their features are the state after the last glimpse.
 
-        While it learns, places are drawn; otherwise they are the most probable ones.
+        While it learns, places are drawn; otherwise they are the most probable ones. Where all but
+        the location learns (a stage that freezes it), they are drawn from everywhere: what is to be
+        seen is learned before it is known where to look.
         """
-        glimpsed = self.glimpse(views, sample=self.training)
+        return self._looked(self._learning_glimpse(views), score_cells)
+
+    def study(
+        self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True
+    ) -> tuple[Looked, Lessons | None]:
+        """Look, and return how likely the places were, and what was known before the last glimpse.
+
+        These are the scores after the first look and after each glimpse but the last, which is
+        what is concluded from.
+        """
+        glimpsed = self._learning_glimpse(views)
+        assert glimpsed.context is not None
+        earlier = torch.cat([glimpsed.context.unsqueeze(1), glimpsed.features[:, :-1]], dim=1)
+        lessons = Lessons(
+            tuple(range(len(views))),
+            scores=self.classify(earlier),  # (regions, glimpses, classes)
+            log_p=glimpsed.log_p.sum(dim=1) if self.location.training else None,
+        )
+        return self._looked(glimpsed, score_cells), lessons
+
+    def _learning_glimpse(self, views: Tensor) -> Glimpsed:
+        anywhere = self.training and not self.location.training
+        return self.glimpse(views, sample=self.training, anywhere=anywhere)
+
+    @staticmethod
+    def _looked(glimpsed: Glimpsed, score_cells: bool) -> Looked:
         features = glimpsed.features[:, -1]
         return Looked(features, glimpsed.attention if score_cells else None, features)
 
-    def glimpse(self, views: Tensor, *, sample: bool = False) -> Glimpsed:
+    def glimpse(self, views: Tensor, *, sample: bool = False, anywhere: bool = False) -> Glimpsed:
         """Take glimpses of `views` (regions, bands, height, width), and tell each of them.
 
         The first look, at the centre and by all scales, only says where to begin: what is
-        classified starts from nothing again.
+        classified starts from nothing again. With `sample` places are drawn, with `anywhere` from
+        the whole view.
         """
         nowhere = views.new_zeros(len(views), 2)
         context = self.recurrent(self._see(views, nowhere, sharp_only=False), None)
-        emitted = self.location(context.output, None, sample=sample)
+        emitted = self.location(context.output, None, sample=sample, anywhere=anywhere)
         state, seen, emissions = None, [], [emitted]
         for number in range(self.count):
             features = self._see(views, emitted.place, sharp_only=self.sharp_only)
             state = self.recurrent(features, state)
             seen.append(state.output)
             if number + 1 < self.count:  # nobody asks where a further one would be
-                emitted = self.location(state.output, emitted.state, sample=sample)
+                emitted = self.location(
+                    state.output, emitted.state, sample=sample, anywhere=anywhere
+                )
                 emissions.append(emitted)
         return Glimpsed(
             torch.stack(seen, dim=1),
@@ -116,16 +146,6 @@ class Dram(Model):
         each = (-apart / (2 * self.location.deviation**2)).softmax(dim=2)
         attention = (1 - EVERYWHERE) * each.mean(dim=1) + EVERYWHERE / each.shape[2]
         return attention.view(-1, self.grid.rows, self.grid.columns)
-
-    def conclude(self, features: Tensor, present: Tensor) -> Conclusion:
-        """Classify the mean of what is present."""
-        mean, weights = weigh(self.mean, features, present)
-        return Conclusion(self.classify(mean), weights, mean)
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Return the class scores of single feature vectors."""
-        scores: Tensor = self.classifier(self.dropout(features))
-        return scores
 
 
 class State(NamedTuple):
@@ -159,7 +179,7 @@ class Emitted(NamedTuple):
 
     place: Tensor  # (regions, 2), without gradient
     mean: Tensor  # (regions, 2)
-    log_p: Tensor  # (regions,), of the place
+    log_p: Tensor  # (regions,), of what was drawn, with gradient
     state: State
 
 
@@ -175,15 +195,23 @@ class Emission(nn.Module):
         self.recurrent = Recurrent(size, size)
         self.place = nn.Linear(size, 2)
 
-    def forward(self, seen: Tensor, state: State | None, *, sample: bool) -> Emitted:
-        """Go on from `state` with what is seen (regions, size); with `sample`, draw the place."""
+    def forward(
+        self, seen: Tensor, state: State | None, *, sample: bool, anywhere: bool = False
+    ) -> Emitted:
+        """Go on from `state` with what is seen (regions, size); with `sample`, draw the place.
+
+        What is drawn beyond the reach falls on its edge; how likely it was is that of the draw,
+        or rewards would not move a mean that is at the edge as they should. With `anywhere` the
+        place ignores the mean.
+        """
         state = self.recurrent(seen.detach(), state)
         # Half precision would round places to pixels of its own.
         mean = self.reach * self.place(state.output).float().tanh()
-        place = mean.detach()
-        if sample:
-            place = place + self.deviation * torch.randn_like(place)
-            place = place.clamp(-self.reach, self.reach)
-        squares = ((place - mean) / self.deviation).square().sum(dim=1)
+        drawn = mean.detach()
+        if anywhere:
+            drawn = self.reach * (2 * torch.rand_like(drawn) - 1)
+        elif sample:
+            drawn = drawn + self.deviation * torch.randn_like(drawn)
+        squares = ((drawn - mean) / self.deviation).square().sum(dim=1)
         log_p = -squares / 2 - math.log(2 * math.pi * self.deviation**2)
-        return Emitted(place, mean, log_p, state)
+        return Emitted(drawn.clamp(-self.reach, self.reach), mean, log_p, state)

@@ -38,6 +38,12 @@ class Localisation:
             share=self.shares[branch],
         )
 
+    def most_of(self, view_size: int) -> int:
+        """Return how many patches of a view can be taken at most, of whichever branch."""
+        counts = (count_positions(view_size, each) ** 2 for each in FIELDS)
+        tried = map(count_candidates, counts, self.shares)
+        return max(map(min, self.most, tried))
+
 
 STRICT = Localisation((5, 3, 2), 0.3, (0.05, 0.04, 0.03))  # to show what was decisive
 LOOSE = Localisation((24, 10, 8), 0.8, (0.3, 0.3, 0.3))  # to classify from

@@ -14,12 +14,11 @@ SMALLEST = 12  # numbers: sine and cosine of two frequencies for row, column and
 
 def position_of(region: Region, grid: Grid) -> tuple[int, int, int]:
     """Return row, column and depth of a region on the virtual grid of all cells of its level."""
-    row = column = depth = 0
-    for step in region.path.split("/")[1:]:
-        cell_row, cell_column = (int(part) for part in step.split("-"))
-        row, column = grid.rows * row + cell_row, grid.columns * column + cell_column
-        depth += 1
-    return row, column, depth
+    if region.parent is None:
+        return 0, 0, 0
+    row, column, depth = position_of(region.parent, grid)
+    cell_row, cell_column = region.cell(grid)
+    return grid.rows * row + cell_row, grid.columns * column + cell_column, depth + 1
 
 
 def encode_positions(positions: Tensor, size: int) -> Tensor:

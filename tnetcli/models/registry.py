@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tnetcli.errors import ModelError
+from tnetcli.models.anchor_arguments import AnchorArguments
 from tnetcli.models.arguments import Arguments, TNetArguments, WholeArguments
+from tnetcli.models.dram_arguments import DramArguments
+from tnetcli.models.saccader_arguments import SaccaderArguments
+from tnetcli.models.two_stream_arguments import TwoStreamArguments
 from tnetcli.validation import validate
 
 if TYPE_CHECKING:
@@ -26,12 +30,37 @@ class Family:
 
 FAMILIES = {
     "tnet": Family(
-        "recursive hard attention: looks closer only where it matters",
+        "recursive hard attention: scores the cells of a view, looks closer at the best\n"
+        "of them with the same network, and so on; cost follows the windows looked at",
         TNetArguments,
         "tnetcli.models.tnet:TNet",
     ),
+    "anchornet": Family(
+        "names the patches that hold the evidence by maps of small receptive fields (LSP);\n"
+        "a classifier of its own reads these closer, and their probabilities add up",
+        AnchorArguments,
+        "tnetcli.models.anchornet:AnchorNet",
+    ),
+    "two_stream": Family(
+        "two streams: the whole image, and its windows, which a recurrent network\n"
+        "thinks about in steps; it says which step counted",
+        TwoStreamArguments,
+        "tnetcli.models.two_stream:TwoStream",
+    ),
+    "saccader": Family(
+        "a bag of 77-pixel patches: classifies by the few places of one map\n"
+        "that it visits, one after another; sees the whole view to choose them",
+        SaccaderArguments,
+        "tnetcli.models.saccader:Saccader",
+    ),
+    "dram": Family(
+        "a recurrent network that takes glimpses of a view at several scales,\n"
+        "each where the one before has led it",
+        DramArguments,
+        "tnetcli.models.dram:Dram",
+    ),
     "whole": Family(
-        "the baseline: the whole image in one view",
+        "the baseline: the whole image in one view, however large it is;\nany backbone of timm",
         WholeArguments,
         "tnetcli.models.whole:Whole",
     ),

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Region
-from tnetcli.models.base import Conclusion, Looked, Model
+from tnetcli.models.base import Lessons, Looked
 from tnetcli.models.glimpses import Glimpsed, cell_places
 from tnetcli.models.initial import start_as_bagnet
 from tnetcli.models.saccader_arguments import SaccaderArguments
-from tnetcli.models.saccader_cell import SaccaderLocation, Visited
-from tnetcli.models.weighting import Mean, weigh
+from tnetcli.models.saccader_cell import SaccaderLocation, Visited, visit
+from tnetcli.models.weighting import Mean, Weighed
 from tnetcli.models.weights import load_weights
 
 STEM, EXPANSION = 64, 4
@@ -27,9 +27,10 @@ STEM, EXPANSION = 64, 4
 # blocks of a group see 3 pixels, the others one.
 GROUPS = ((64, 3, 2), (128, 4, 2), (256, 6, 2), (512, 3, 1))
 WIDE_BLOCKS = 2
+IMITATED = 2  # times the glimpses: published are 12 places to imitate, and 6 to visit
 
 
-class Saccader(Model):
+class Saccader(Weighed):
     """All glimpses of a view are places of one map, so one look takes them all.
 
     One level is the published model. Further levels, which are ours, look at chosen places again
@@ -52,7 +53,7 @@ class Saccader(Model):
         self.backbone = PatchNet(bands, arguments.width)
         channels, narrow = self.backbone.channels, self.backbone.feature_size
         self.location = SaccaderLocation(channels, narrow)
-        self.mean = Mean()
+        self.weighting = Mean()
         self.feature_dropout = nn.Dropout(arguments.feature_dropout)
         self.dropout = nn.Dropout(arguments.dropout)
         self.classifier = nn.Linear(narrow, classes)
@@ -69,12 +70,36 @@ class Saccader(Model):
     def look(self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True) -> Looked:
         """See `views`: their features are the mean of those at the places visited.
 
+        Scores are linear, so those of the mean are the mean of those at the places.
         While it learns, places are drawn; otherwise the best are visited. Where all but the
         location learns (a stage that freezes it, the first of the three published ones), all
         places count: what they show is learned before it is known where to look.
         """
         wide, narrow = self.backbone(views)
         visited = self.visit(wide, narrow, sample=self.training)
+        return self._looked(narrow, visited, score_cells)
+
+    def study(
+        self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True
+    ) -> tuple[Looked, Lessons | None]:
+        """Look, and return how likely the places were, and how far from those to imitate.
+
+        Imitation needs no label: with it a Saccader learns where to look before rewards teach it.
+        Where the location does not learn there is nothing else to learn from.
+        """
+        wide, narrow = self.backbone(views)
+        mixed = self.location.mixed(wide.detach(), narrow.detach())
+        visited = visit(self.location.cell, mixed, self.glimpses, sample=self.training)
+        looked = self._looked(narrow, visited, score_cells)
+        if not self.location.training:
+            return looked, None
+        targets = self._speaking_most(narrow.detach())
+        followed = visit(self.location.cell, mixed, targets.shape[1], follow=targets)
+        everywhere = tuple(range(len(views)))
+        log_p, own = visited.log_p.sum(dim=1), -followed.log_p.mean(dim=1)
+        return looked, Lessons(everywhere, log_p=log_p, own=own)
+
+    def _looked(self, narrow: Tensor, visited: Visited, score_cells: bool) -> Looked:
         if self.training and not self.location.training:
             features = self.feature_dropout(narrow.mean(dim=(2, 3)))
         else:
@@ -101,35 +126,18 @@ class Saccader(Model):
         found: Visited = self.location(wide.detach(), narrow.detach(), self.glimpses, sample=sample)
         return found
 
-    def imitation_loss(self, views: Tensor) -> Tensor:
-        """Return how far attention is from the places that speak most for the view's own class.
+    @torch.no_grad()
+    def _speaking_most(self, narrow: Tensor) -> Tensor:
+        """Return the places (regions, several) of a map that speak most for the view's own class.
 
-        It needs no label: with it a Saccader learns where to look before rewards teach it. The
-        class is the one of all places together, and the targets are the places where it scores
-        highest, in this order.
+        The class is the one of all places together; the place where it scores highest comes first.
         """
-        wide, narrow = self.backbone(views)
-        with torch.no_grad():
-            scores = self.classify(narrow.flatten(2).transpose(1, 2))  # (regions, places, classes)
-            best = scores.mean(dim=1).argmax(dim=1)  # (regions,)
-            of_best = scores.gather(2, best[:, None, None].expand(-1, scores.shape[1], 1))
-            targets = of_best.squeeze(2).topk(self.glimpses, dim=1).indices
-        followed = self.location(wide.detach(), narrow.detach(), self.glimpses, follow=targets)
-        loss: Tensor = -followed.log_p.mean()
-        return loss
-
-    def conclude(self, features: Tensor, present: Tensor) -> Conclusion:
-        """Classify the mean of what is present."""
-        mean, weights = weigh(self.mean, features, present)
-        return Conclusion(self.classify(mean), weights, mean)
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Return the class scores of single feature vectors.
-
-        Scores are linear, so those of a mean are the mean of those at the places.
-        """
-        scores: Tensor = self.classifier(self.dropout(features))
-        return scores
+        flat = narrow.flatten(2).transpose(1, 2)  # (regions, places, features)
+        scores: Tensor = self.classifier(flat)  # (regions, places, classes)
+        best = scores.mean(dim=1).argmax(dim=1)  # (regions,)
+        of_best = scores.gather(2, best[:, None, None].expand(-1, scores.shape[1], 1))
+        several = min(IMITATED * self.glimpses, scores.shape[1])
+        return of_best.squeeze(2).topk(several, dim=1).indices
 
     def _on_grid(self, visited: Visited) -> Tensor:
         return visited.attention.view(-1, self.grid.rows, self.grid.columns)
@@ -183,15 +191,18 @@ class Bottleneck(nn.Module):
             nn.ReLU(),
             *_normed(inner, outputs, 1, first=0.0),
         )
+        self.stride = stride
         changes = stride > 1 or inputs != outputs
-        self.shortcut = (
-            nn.Sequential(*_normed(inputs, outputs, 1, stride)) if changes else nn.Identity()
-        )
+        self.shortcut = nn.Sequential(*_normed(inputs, outputs, 1)) if changes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a map of four times the inner channels."""
         height, width = x.shape[-2:]
-        kept = x[..., self.cut : height - self.cut, self.cut : width - self.cut]
+        rows = slice(self.cut, height - self.cut, self.stride)
+        columns = slice(self.cut, width - self.cut, self.stride)
+        # Not by the stride of a convolution of one pixel: learning one of few channels writes
+        # beyond its memory in torch 2.15 on processors.
+        kept = x[..., rows, columns]
         return functional.relu(self.inside(x) + self.shortcut(kept))
 
 

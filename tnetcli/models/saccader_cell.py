@@ -41,8 +41,13 @@ class SaccaderLocation(nn.Module):
         follow: Tensor | None = None,
     ) -> Visited:
         """Visit `glimpses` places of maps (regions, channels, height, width); see `visit`."""
-        mixed = self.mix(torch.cat([self.attention(wide), narrow], dim=1))
-        return visit(self.cell, mixed.flatten(2), glimpses, sample=sample, follow=follow)
+        mixed = self.mixed(wide, narrow)
+        return visit(self.cell, mixed, glimpses, sample=sample, follow=follow)
+
+    def mixed(self, wide: Tensor, narrow: Tensor) -> Tensor:
+        """Return what places are chosen by (regions, channels, places)."""
+        mixed: Tensor = self.mix(torch.cat([self.attention(wide), narrow], dim=1))
+        return mixed.flatten(2)
 
 
 class AttentionNetwork(nn.Sequential):

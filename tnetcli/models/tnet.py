@@ -10,16 +10,16 @@ from tnetcli.geometry import Region
 from tnetcli.models.alignment import build_alignment, find_reference
 from tnetcli.models.arguments import TNetArguments
 from tnetcli.models.backbone import BAGNET, build_backbone
-from tnetcli.models.base import Conclusion, Looked, Model
+from tnetcli.models.base import Looked
 from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
 from tnetcli.models.location import ContextLocation, SqueezeLocation, cell_probabilities
 from tnetcli.models.position import Position
-from tnetcli.models.weighting import Mean, Weighting, weigh
+from tnetcli.models.weighting import Mean, Weighed, Weighting
 
 FIRST_BASELINE = 0.5
 
 
-class TNet(Model):
+class TNet(Weighed):
     """One set of weights for all levels."""
 
     family = "tnet"
@@ -88,13 +88,3 @@ class TNet(Model):
         return cell_probabilities(
             logits, centered=self.arguments.centered, temperature=self.arguments.temperature
         )
-
-    def conclude(self, features: Tensor, present: Tensor) -> Conclusion:
-        """Classify the weighted mean of what is present."""
-        mean, weights = weigh(self.weighting, features, present)
-        return Conclusion(self.classify(mean), weights.detach(), mean)
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Return the class scores of single feature vectors."""
-        scores: Tensor = self.classifier(self.dropout(features))
-        return scores

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tnetcli.geometry import Region
-from tnetcli.models.base import Conclusion, Looked, Model
+from tnetcli.models.base import Conclusion, Lessons, Looked, Model
 from tnetcli.models.global_stream import GlobalStream
 from tnetcli.models.local_stream import LocalStream
 from tnetcli.models.two_stream_arguments import TwoStreamArguments
@@ -24,7 +24,6 @@ class TwoStream(Model):
     """
 
     family = "two_stream"
-    most_levels = 2
 
     def __init__(
         self,
@@ -71,6 +70,15 @@ class TwoStream(Model):
         features = torch.cat([part.features for part in parts])[order]
         attention = [part.attention for part in parts if part.attention is not None]
         return Looked(features, torch.cat(attention)[order] if attention else None, features)
+
+    def study(
+        self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True
+    ) -> tuple[Looked, Lessons | None]:
+        """Look; where each step learns by itself, return their scores in the windows."""
+        looked = self.look(views, regions, score_cells=score_cells)
+        near = tuple(index for index, region in enumerate(regions) if region.level > 1)
+        scores = self.step_scores(looked.features[list(near)]) if near else None
+        return looked, None if scores is None else Lessons(near, scores=scores)
 
     def _look_at_all(self, views: Tensor, score_cells: bool) -> Looked:
         seen, vectors = self.global_stream(views)
@@ -143,13 +151,13 @@ class TwoStream(Model):
         """Return which feature vectors are of windows: (..., features) -> (...)."""
         return features[..., 0] > (GLOBAL + LOCAL) / 2
 
-    def step_shares(self, features: Tensor) -> Tensor:
-        """Return how much each step counts: (..., features) -> (..., steps).
+    def step_shares(self, features: Tensor) -> Tensor | None:
+        """Return how much each step counts: (..., features) -> (..., steps), None without steps.
 
         All zeros in the whole image. The shares of attention sum to 1; steps that are summed or
         picked have 1.
         """
-        return features[..., 1 : 1 + self.steps]
+        return features[..., 1 : 1 + self.steps] if self.steps else None
 
     def step_scores(self, features: Tensor) -> Tensor | None:
         """Return the class scores of each step (..., steps, classes), if each learns by itself.

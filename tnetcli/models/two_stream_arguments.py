@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tnetcli.geometry import Grid
-from tnetcli.models.arguments import MOST_CELLS, MOST_CHANNELS, Arguments
+from tnetcli.models.arguments import MOST_CHANNELS, Arguments, check_cells
 
 MOST_STEPS = 1000
 Steps = Literal["attention", "last", "sum", "single", "none"]
@@ -79,6 +79,11 @@ class TwoStreamArguments(Arguments):
     )
 
     @property
+    def most_levels(self) -> int:
+        """Return how deep it looks: each stream has one level."""
+        return 2
+
+    @property
     def seen_locally(self) -> int:
         """Return the pixels a side that the local stream sees."""
         return self.local_size or self.view_size
@@ -114,11 +119,5 @@ class TwoStreamArguments(Arguments):
                 f"`local_size` is `{self.local_size}`: views of {self.view_size} pixels are only "
                 "shrunk, never enlarged"
             )
-        for side in ("rows", "columns"):
-            count = getattr(self.grid, side)
-            if count > min(MOST_CELLS, self.view_size):
-                raise ValueError(
-                    f"`grid.{side}` is `{count}`: at most {MOST_CELLS}, and no more cells than "
-                    f"the view has pixels, {self.view_size}"
-                )
+        check_cells(self.grid, self.view_size)
         return self

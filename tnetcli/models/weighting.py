@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tnetcli.models.base import Conclusion, Model
+
 
 def weigh(weighting: nn.Module, features: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted mean (images, features) of what is present, and the weights.
@@ -14,6 +16,24 @@ def weigh(weighting: nn.Module, features: Tensor, present: Tensor) -> tuple[Tens
     features = features.masked_fill(~present.unsqueeze(-1), 0)  # as 0 times NaN is NaN
     weights: Tensor = weighting(features, present)  # (images, regions)
     return (weights.unsqueeze(-1) * features).sum(dim=1), weights
+
+
+class Weighed(Model):
+    """A model whose answer is a dense layer over the weighted mean of its feature vectors."""
+
+    weighting: nn.Module
+    dropout: nn.Dropout
+    classifier: nn.Linear
+
+    def conclude(self, features: Tensor, present: Tensor) -> Conclusion:
+        """Classify the weighted mean of what is present."""
+        mean, weights = weigh(self.weighting, features, present)
+        return Conclusion(self.classify(mean), weights.detach(), mean)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Return the class scores of single feature vectors."""
+        scores: Tensor = self.classifier(self.dropout(features))
+        return scores
 
 
 class Mean(nn.Module):

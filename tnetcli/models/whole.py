@@ -8,16 +8,15 @@ from torch import Tensor, nn
 from tnetcli.geometry import Grid, Region
 from tnetcli.models.arguments import WholeArguments
 from tnetcli.models.backbone import BAGNET, build_backbone
-from tnetcli.models.base import Conclusion, Looked, Model
+from tnetcli.models.base import Looked
 from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
-from tnetcli.models.weighting import Mean, weigh
+from tnetcli.models.weighting import Mean, Weighed
 
 
-class Whole(Model):
+class Whole(Weighed):
     """A backbone and a classifier, so that cost and accuracy compare like with like."""
 
     family = "whole"
-    most_levels = 1
 
     def __init__(
         self,
@@ -29,7 +28,7 @@ class Whole(Model):
     ) -> None:
         super().__init__(arguments, grid=Grid(1, 1, 1.0), classes=classes, bands=bands)
         self.backbone = build_backbone(arguments, bands=bands, pretrained=pretrained)
-        self.mean = Mean()
+        self.weighting = Mean()
         self.dropout = nn.Dropout(arguments.dropout)
         self.classifier = nn.Linear(self.feature_size, classes)
         start = start_as_bagnet if arguments.backbone == BAGNET else start_as_efficientnet
@@ -45,13 +44,3 @@ class Whole(Model):
         _, features = self.backbone(views)
         attention = features.new_ones(len(features), 1, 1) if score_cells else None
         return Looked(features, attention, features)
-
-    def conclude(self, features: Tensor, present: Tensor) -> Conclusion:
-        """Classify the mean of what is present."""
-        mean, weights = weigh(self.mean, features, present)
-        return Conclusion(self.classify(mean), weights, mean)
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Return the class scores of single feature vectors."""
-        scores: Tensor = self.classifier(self.dropout(features))
-        return scores

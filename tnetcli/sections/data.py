@@ -76,6 +76,16 @@ class Data(Strict):
     class_weights: Literal["none", "balanced"] | dict[str, Weight] = Field(
         default="none", description="how much an image counts by its class"
     )
+    crop: Literal["none", "box", "context"] = Field(
+        default="none",
+        description="show the images' boxes only, or with some of what lies around them, as large "
+        "boxes need less of that than small ones",
+    )
+    windows: File | None = Field(
+        default=None,
+        description="what level 2 looks at instead of cells: predictions of another model, or a "
+        "CSV with path, left, top, right, bottom",
+    )
     bands: tuple[str, ...] | None = Field(
         default=None, description="by number or name, in the model's order"
     )
@@ -102,6 +112,10 @@ class Data(Strict):
     def _agree(self) -> Self:
         if (self.kind == "mosaic") != (self.landscape is not None):
             raise ValueError("`landscape` belongs to `kind: mosaic`, and that needs it")
+        if self.crop != "none" and self.kind != "manifest":
+            raise ValueError(f"`crop: {self.crop}` wants boxes: only a manifest has them")
+        if self.windows is not None and (self.kind == "mosaic" or self.crop != "none"):
+            raise ValueError("`windows` are of whole images, not of scenes or crops")
         if self.kind == "mosaic" and self.class_weights != "none":
             raise ValueError("`class_weights` are of images: scenes of all classes come as often")
         if self.validation + self.test >= 1:

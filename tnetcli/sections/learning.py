@@ -15,6 +15,28 @@ PAPER = {
     "per_feature": "each",
     "uniform": 0.0,
 }
+# Lessons that only some families have; for others these keys have no meaning.
+LESSONS = {
+    "side": ("anchornet", "dram"),
+    "glimpses": ("saccader", "dram"),
+    "imitation": ("saccader",),
+    "streams": ("two_stream",),
+}
+
+
+class Streams(Strict):
+    """What the two streams of `two_stream` learn from; SPEC 5.4."""
+
+    local: Weight = Field(
+        default=1.0, description="weight of the windows' labels beside those of the whole image"
+    )
+    ranking: Weight = Field(
+        default=0.5, description="weight of windows having to know better than the whole image"
+    )
+    margin: Share = Field(default=0.5, description="by so much more probable is the true class")
+    hold_global: bool = Field(
+        default=False, description="that they have to know better teaches the windows only"
+    )
 
 
 class Loss(Strict):
@@ -64,6 +86,16 @@ class Loss(Strict):
         default=0.0, description="weight of pulling classes together and apart"
     )
     margin: Share = Field(default=0.4, description="other classes may be as alike as that")
+    side: Weight = Field(
+        default=1.0, description="weight of scores with a label of their own (anchornet, dram)"
+    )
+    glimpses: Weight = Field(
+        default=1.0, description="weight of rewards of looks inside a view (saccader, dram)"
+    )
+    imitation: Weight = Field(
+        default=0.0, description="weight of attending to what speaks for the class (saccader)"
+    )
+    streams: Streams = Field(default=Streams(), description="how two_stream learns")
     l2: Weight = Field(default=0.0, description="weight of the squares of all weights")
     l2_of: Literal["all", "new"] = Field(
         default="all", description="or only of what is not the backbone"
@@ -87,14 +119,27 @@ class Loss(Strict):
             raise ValueError("`baseline: leave_one_out` needs `samples` of 2 or more")
         return self
 
+    def check_family(self, family: str) -> None:
+        """Raise a ValueError if a lesson was changed that a family does not have."""
+        for key, families in LESSONS.items():
+            # Recipes that were run have all keys written out, most as they are by themselves.
+            changed = getattr(self, key) != type(self).model_fields[key].default
+            if changed and family not in families:
+                raise ValueError(f"`loss.{key}` is of {' and '.join(families)}, not of `{family}`")
+
 
 class Optimizer(Strict):
     """How weights move."""
 
-    kind: Literal["adamw", "adam", "sgd"] = "adamw"
+    kind: Literal["adamw", "adam", "sgd"] = Field(
+        default="adamw", description="Adam with weights that decay, Adam, or plain steps"
+    )
     rate: Rate = Field(default=1e-3, description="the learning rate")
     backbone_rate: Weight | None = Field(
         default=None, description="by itself the same; 0 freezes it"
+    )
+    rates: dict[str, Rate] = Field(
+        default={}, description="of other parts by name, such as global_stream"
     )
     weight_decay: Weight = Field(default=0.01, description="not of biases and norms")
     betas: tuple[Share, Share] = Field(default=(0.9, 0.999), description="of Adam")
@@ -107,7 +152,9 @@ class Optimizer(Strict):
 class Schedule(Strict):
     """How the rate changes over a stage."""
 
-    kind: Literal["cosine", "step", "constant"] = "cosine"
+    kind: Literal["cosine", "step", "constant"] = Field(
+        default="cosine", description="falls along a cosine, in steps, or not at all"
+    )
     warmup: Share = Field(default=0.05, description="the part of the steps in which the rate grows")
     drops: tuple[Share, ...] = Field(
         default=(0.8,), description="parts of the steps after which it falls"

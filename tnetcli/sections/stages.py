@@ -10,6 +10,18 @@ from tnetcli.sections.learning import Loss, Optimizer, Schedule
 from tnetcli.validation import Strict
 from tnetcli.walks import Count, as_counts
 
+Part = Literal[
+    "backbone",
+    "location",
+    "position",
+    "weighting",
+    "classifier",
+    "anchor",
+    "recurrent",
+    "global_stream",
+    "local_stream",
+]
+
 
 class Tiles(Strict):
     """Learning from the labels of tiles, before scenes: what the backbone can tell at each scale.
@@ -68,9 +80,7 @@ class Stage(Strict):
     keep: Annotated[tuple[Count, ...] | None, BeforeValidator(as_counts)] = Field(
         default=None, description="cells followed; by itself as the traversal"
     )
-    freeze: tuple[Literal["backbone", "location", "position", "weighting", "classifier"], ...] = (
-        Field(default=(), description="parts that do not learn")
-    )
+    freeze: tuple[Part, ...] = Field(default=(), description="parts that do not learn")
     rehearse: int = Field(
         default=0,
         ge=0,
@@ -101,7 +111,13 @@ class Stage(Strict):
 class Training(Strict):
     """How a run is carried out."""
 
-    batch_size: Count = Field(default=32, description="images in a step")
+    batch_size: Count = Field(default=32, description="images in a step, of each process")
+    global_batch: bool = Field(
+        default=False, description="batch_size is that of all processes together (torchrun)"
+    )
+    sync_batchnorm: bool = Field(
+        default=False, description="batch norms see the batches of all processes as one (torchrun)"
+    )
     threads: int = Field(default=2, ge=1, le=256, description="that read windows")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 or mps")
     precision: Literal["fp32", "bf16", "fp16"] = Field(

@@ -4,8 +4,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from tnetcli.description import CropKind
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Window
 from tnetcli.readers.base import Reader
@@ -13,6 +14,7 @@ from tnetcli.recipe import read_recipe
 from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import read_tiles
 from tnetcli.sections import Data
+from tnetcli.told_windows import ToldWindows
 from tnetcli.training.manifest import read_examples
 from tnetcli.wording import shorten
 
@@ -74,16 +76,18 @@ def read_labelled(
     classes: tuple[str, ...],
     *,
     bands: tuple[str, ...] | None = None,
+    crop: CropKind | None = None,
 ) -> Sequence[Labelled]:
     """Return the images of a split; their labels are numbers of `classes`.
 
     `source` is a CSV, a folder that has a folder for each class, or a recipe with a section
     `data`. Images that are in no split are for the test; those of a recipe are divided as it says.
+    `bands` and `crop`, if given, are in the place of what a recipe says.
     Files are not opened, so that one that is broken does not keep the others from being looked at.
     """
     data = source if isinstance(source, Data) else _find_data(Path(source))
-    if bands is not None:
-        data = data.model_copy(update={"bands": bands})
+    changes: dict[str, Any] = {"bands": bands, "crop": crop}
+    data = _changed(data, {name: value for name, value in changes.items() if value is not None})
     if data.kind == "mosaic":
         return _compose(data, split, classes)
     found = read_examples(data, classes, check_images=False, training=_is_divided(source))
@@ -95,6 +99,25 @@ def read_labelled(
             hint=f"there are {there}: choose with --split",
         )
     return splits[split]
+
+
+def read_told(source: str | os.PathLike[str] | Data) -> ToldWindows | None:
+    """Return the windows that a recipe tells of its images, if it tells any."""
+    data = source if isinstance(source, Data) else _find_data(Path(source))
+    return None if data.windows is None else ToldWindows(data.windows)
+
+
+def _changed(data: Data, changes: dict[str, Any]) -> Data:
+    if changes.get("crop", "none") != "none" and data.kind != "manifest":
+        raise ManifestError(
+            f"no boxes to crop the images of `{data.path}` to", hint="only a manifest has boxes"
+        )
+    if changes.get("crop", "none") != "none" and data.windows is not None:
+        raise ManifestError(
+            f"the windows of `{data.windows}` are of whole images, not of crops",
+            hint="leave one of them away",
+        )
+    return data.model_copy(update=changes)
 
 
 def _is_divided(source: object) -> bool:

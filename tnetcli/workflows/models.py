@@ -16,7 +16,7 @@ from tnetcli.checkpoint import (
     find_model_file,
     read_description,
 )
-from tnetcli.description import SCHEMA
+from tnetcli.description import SCHEMA, CropKind
 from tnetcli.errors import ModelError
 from tnetcli.models.registry import BACKBONES, FAMILIES
 from tnetcli.tensor_file import open_tensor_file
@@ -27,6 +27,11 @@ MOST_SHOWN = 20
 LONGEST = 500  # characters of a line in a card
 # Batch norm counts its steps; that is no number of the model.
 STEPS = "num_batches_tracked"
+CROPS: dict[CropKind, str] = {
+    "none": "",
+    "box": "trained on the boxes of images: --crop box",
+    "context": "trained on the boxes of images with what is around them: --crop context",
+}
 USES = {
     "tnet models FILE": "shows what a model file holds",
     "tnet models --backbones 'resnet*'": "lists the backbones of timm by name",
@@ -55,9 +60,14 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a model file says and holds, as plain values."""
+    """What a model file says and holds, as plain values; `cells` says what it chooses from.
+
+    `crop` is which part of images it was trained on.
+    """
 
     facts: dict[str, Any]
+    cells: str
+    crop: CropKind = "none"
 
 
 def survey() -> Overview:
@@ -116,7 +126,9 @@ def read_card(name_or_path: str) -> Card:
                 "cell_fraction": grid.cell_fraction,
             },
             **told,
-        }
+        },
+        grid.described(),
+        description.crop,
     )
 
 
@@ -132,7 +144,7 @@ def as_json(result: Overview | Matches | Card) -> str:
         record = {"pattern": result.pattern, "backbones": result.names, "total": result.total}
     else:
         record = {
-            "families": result.families,
+            "families": {name: _on_one_line(text) for name, text in result.families.items()},
             "bundled": result.bundled,
             "backbones": result.backbones,
         }
@@ -144,7 +156,7 @@ def as_text(result: Overview | Matches | Card) -> str:
     if isinstance(result, Matches):
         return "\n".join(result.names)
     if isinstance(result, Card):
-        return _card_text(result.facts)
+        return _card_text(result)
     nothing = {"none": "this version comes without a model: give the path of a file"}
     return "\n".join(
         [
@@ -158,25 +170,32 @@ def as_text(result: Overview | Matches | Card) -> str:
 
 def _table(title: str, rows: dict[str, str]) -> list[str]:
     width = max(map(len, rows))
+    return [title, *(line for name, text in rows.items() for line in _entry(name, text, width))]
+
+
+def _entry(name: str, text: str, width: int) -> list[str]:
+    """Return a name and what it is; further lines stand below the first."""
     return [
-        title,
-        *(f"  {name:<{width}}  {printable(text, LONGEST)}" for name, text in rows.items()),
+        f"  {name if not number else '':<{width}}  {printable(line, LONGEST)}"
+        for number, line in enumerate(text.split("\n"))
     ]
 
 
-def _card_text(facts: dict[str, Any]) -> str:
-    grid, scale, walk = facts["grid"], facts["normalisation"], facts["traversal"]
+def _card_text(card: Card) -> str:
+    facts = card.facts
+    scale, walk = facts["normalisation"], facts["traversal"]
     lines = {
         "name": facts["name"] or "",
         "summary": facts["summary"] or "",
-        "family": f"{facts['family']}: {FAMILIES[facts['family']].summary}",
+        "family": facts["family"],
+        "  is": FAMILIES[facts["family"]].summary,
         "backbone": facts["backbone"],
         "parameters": f"{facts['parameters']}, running statistics included",
         "view size": f"{facts['view_size']} x {facts['view_size']} pixels",
-        "grid": f"{grid['rows']} x {grid['columns']} cells, each {grid['cell_fraction']:g} of a "
-        "window",
+        "grid": card.cells,
         "levels": f"{walk['levels']}, keep {_some(map(str, walk['keep']), ',') or 'none'}",
         "fit": walk["fit"],
+        "crop": CROPS[card.crop],
         "classes": _listed(facts["classes"]),
         "bands": _listed(facts["bands"]),
         "normalisation": f"of {scale['dtype']}",
@@ -192,16 +211,17 @@ def _card_text(facts: dict[str, Any]) -> str:
         "tensors": "not checked: `tnet profile --model FILE` loads them",
     }
     width = max(map(len, lines))
-    return "\n".join(
-        [
-            printable(facts["file"], LONGEST),
-            *(
-                f"  {name:<{width}}  {printable(text, LONGEST)}"
-                for name, text in lines.items()
-                if text
-            ),
-        ]
-    )
+    shown = [printable(facts["file"], LONGEST)]
+    for name, text in lines.items():
+        if name == "  is":  # ours, of two lines; all else may hold anything
+            shown += _entry(name, text, width)
+        elif text:
+            shown.append(f"  {name:<{width}}  {printable(text, LONGEST)}")
+    return "\n".join(shown)
+
+
+def _on_one_line(summary: str) -> str:
+    return summary.replace("\n", " ")
 
 
 def _listed(names: list[str]) -> str:

@@ -34,7 +34,7 @@ class Counter:
         self, family: str, arguments: Arguments | dict[str, Any], *, classes: int, bands: int = 3
     ) -> None:
         self.model = _build_blank(family, arguments, classes=classes, bands=bands)
-        self._looks: dict[bool, Multiplications] = {}
+        self._looks: dict[tuple[bool, bool], Multiplications] = {}
 
     def count(self, steps: Steps) -> Multiplications:
         """Return the multiplications of a walk, the conclusion included."""
@@ -52,16 +52,20 @@ class Counter:
         return all_steps
 
     def _look(self, step: Step) -> Multiplications:
-        """Count one view of the step: all cost the same but for the scoring of their cells."""
+        """Count one view of the step: all cost the same but for the scoring of their cells.
+
+        Some families see the whole image with another network.
+        """
         import torch
 
-        if step.scored not in self._looks:
+        kind = (step.level == 1, step.scored)
+        if kind not in self._looks:
             side = self.model.view_size
             view = torch.empty(1, self.model.bands, side, side, device="meta")
             with count_multiplications(self.model) as looked:
                 self.model.look(view, step.regions(self.model.grid)[:1], score_cells=step.scored)
-            self._looks[step.scored] = looked
-        return self._looks[step.scored]
+            self._looks[kind] = looked
+        return self._looks[kind]
 
 
 def _build_blank(
@@ -152,20 +156,28 @@ def profile_checkpoint(
 
 
 def _rows(counter: Counter, windows: Sequence[int] | None, plan: Plan) -> list[Row]:
-    grid = counter.model.grid
-    walk = steps_of_plan(plan, grid)
-    counts = _possible(windows, counter.model)
+    model = counter.model
+    walk = steps_of_plan(plan, model.grid, most=_most_followed(model))
+    counts = _possible(windows, model)
     found = {steps_of((count,) if count else ()): False for count in counts}
     found[walk] = True
     return [Row(steps, is_walk, counter.count(steps)) for steps, is_walk in found.items()]
 
 
+def _most_followed(model: "Model") -> int:
+    """Return how many cells of one window can be followed."""
+    cells = model.grid.rows * model.grid.columns
+    return min(cells, getattr(model, "most_named", cells))
+
+
 def _possible(windows: Sequence[int] | None, model: "Model") -> list[int]:
-    most = 0 if model.most_levels == 1 else model.grid.rows * model.grid.columns
+    most = 0 if model.most_levels == 1 else _most_followed(model)
     if windows is None:
         return [count for count in DEFAULT_WINDOWS if count <= most]
     if max(windows) > most:
-        reason = f"a window has {most} cells" if most else f"`{model.family}` looks no closer"
+        reason = (
+            f"a window has {_choices(most, model)}" if most else f"`{model.family}` looks no closer"
+        )
         raise UsageError(
             f"--windows is too much, {reason}: `{max(windows)}`",
             hint="a walk of more levels comes from the section traversal of a recipe"
@@ -177,6 +189,10 @@ def _possible(windows: Sequence[int] | None, model: "Model") -> list[int]:
             f"--windows is more than {MOST_VIEWS}: `{max(windows)}`", hint="give smaller counts"
         )
     return sorted(set(windows))
+
+
+def _choices(most: int, model: "Model") -> str:
+    return f"at most {most} patches" if model.grid.only_attended else f"{most} cells"
 
 
 def _measure(rows: Iterable[Row], stopwatch: Stopwatch, model: "Model") -> list[Row]:
@@ -192,11 +208,9 @@ def _profile(
 ) -> Profile:
     model = counter.model
     parts = {name: count_parameters(part) for name, part in model.named_children()}
-    for name, value in (
-        *model.named_parameters(recurse=False),
-        *model.named_buffers(recurse=False),
-    ):
-        parts[name] = Parameters(value.numel() if value.requires_grad else 0, value.numel())
+    for name, value in model.state_dict(keep_vars=True).items():  # without what is computed anew
+        if "." not in name:  # of the model itself
+            parts[name] = Parameters(value.numel() if value.requires_grad else 0, value.numel())
     return Profile(
         source,
         model,

@@ -1,6 +1,7 @@
 """A profile as tables to read."""
 
 from tnetcli.models.papers import BILLION
+from tnetcli.wording import counted
 from tnetcli.workflows.profile import Profile, Row
 from tnetcli.workflows.tables import table
 
@@ -14,21 +15,12 @@ def as_text(profile: Profile) -> str:
 
 def _headline(profile: Profile) -> str:
     model = profile.model
-    grid = model.grid
-    cells = (
-        "no cells"
-        if model.most_levels == 1
-        else f"{grid.rows} x {grid.columns} cells of {grid.cell_fraction:g}"
-    )
+    cells = "no cells" if model.most_levels == 1 else model.grid.described()
     return (
         f"{profile.source}\n"
         f"  {model.family} on {model.arguments.backbone}, views of {model.view_size} px, {cells}, "
-        f"{_plural(model.bands, 'band')}, {_plural(model.classes, 'class', 'classes')}"
+        f"{counted(model.bands, 'band')}, {counted(model.classes, 'class', 'classes')}"
     )
-
-
-def _plural(count: int, one: str, many: str = "") -> str:
-    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def _parts(profile: Profile) -> str:
@@ -64,9 +56,9 @@ def _notes(profile: Profile) -> list[str]:
     how = profile.measuring
     if how is None:
         return []
-    threads = f", {_plural(how.threads, 'thread')}" if how.device == "cpu" else ""
+    threads = f", {counted(how.threads, 'thread')}" if how.device == "cpu" else ""
     memory = f"\nThe peak is beyond the loaded model, by {how.memory}" if how.memory else ""
     return [
         f"Measured on {how.device}{threads}, {how.precision}: "
-        f"median of {_plural(how.repeats, 'run')} after a warm-up{memory}"
+        f"median of {counted(how.repeats, 'run')} after a warm-up{memory}"
     ]

@@ -1,0 +1,100 @@
+"""From outside: windows that are told, and pictures that explain a step."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.checkpoints import write_tiny
+from tests.commands import tnet
+from tests.images import noise
+
+STREAMS = {"backbone": "compact", "view_size": 32, "state_size": 8, "step_count": 3}
+TOLD = {
+    "bands": ["1", "2", "3"],
+    "normalisation": {"dtype": "uint8", "mean": [120.0, 130.0, 90.0], "std": [60.0, 50.0, 70.0]},
+    "traversal": {"levels": 2, "keep": [2]},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("here")
+    write_tiny(path / "m.safetensors", "two_stream", arguments=STREAMS, **TOLD)
+    for name in ("a.png", "b.png"):
+        Image.fromarray(noise((128, 128), seed=ord(name[0])).transpose(1, 2, 0)).save(path / name)
+    (path / "w.csv").write_text(
+        "path,left,top,right,bottom\na.png,3,4,67,68\na.png,64,64,128,128\na.png,0,0,9,9\n"
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def predicted(folder):
+    """What came of two images, of which the file names one."""
+    arguments = ["predict", "a.png", "b.png", "--model", "m.safetensors", "--windows", "w.csv"]
+    return tnet(*arguments, "-o", "out.jsonl", cwd=folder)
+
+
+def test_the_windows_of_a_file_are_looked_at_and_images_it_leaves_out_fail(predicted, folder):
+    assert predicted.returncode == 8
+    assert "`w.csv` tells no window of `b.png`" in predicted.stderr
+    assert "hint: it has to name every image" in predicted.stderr
+    assert "Traceback" not in predicted.stderr
+    good, bad = map(json.loads, (folder / "out.jsonl").read_text().splitlines())
+    assert [(each["path"], each["box"]) for each in good["windows"]] == [
+        ("root", [0, 0, 128, 128]),
+        ("root/w1", [3, 4, 67, 68]),
+        ("root/w2", [64, 64, 128, 128]),
+    ]
+    assert bad["status"] == "failed"
+
+
+def test_told_windows_are_exported_where_they_are(predicted, folder):
+    done = tnet("export", "out.jsonl", "-o", "a.geojson", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert tnet("export", "--check", "a.geojson", cwd=folder).returncode == 0
+    features = json.loads((folder / "a.geojson").read_text())["features"]
+    ring = features[1]["geometry"]["coordinates"][0]
+    assert features[1]["properties"]["name"] == "root/w1"
+    assert sorted({tuple(point) for point in ring}) == [(3, 4), (3, 68), (67, 4), (67, 68)]
+
+
+def test_a_picture_explains_a_step(predicted, folder):
+    plain = ["export", "out.jsonl", "-f", "picture", "--size", "600"]
+    explain = [*plain, "--explain", "step", "--model", "m.safetensors", "--step", "2"]
+    for name, arguments in (("plain.png", plain), ("steps.png", explain)):
+        done = tnet(*arguments, "-o", name, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    one, other = (np.asarray(Image.open(folder / name)) for name in ("plain.png", "steps.png"))
+    assert one.shape[1] == other.shape[1] == 600
+    assert one.shape != other.shape or (one != other).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (["-f", "picture", "--step", "2"], 2, "--step and --model say what to explain"),
+        (["-f", "picture", "--explain", "step", "--no-pixels"], 2, "needs the pixels"),
+        (["-f", "csv", "--explain", "step"], 2, "--explain has no meaning for a csv"),
+        (["-f", "picture", "--explain", "step"], 2, "which model is `m`"),
+        (
+            ["-f", "picture", "--explain", "step", "--model", "default"],
+            5,
+            "does not think in steps",
+        ),
+        (
+            ["-f", "picture", "--explain", "step", "--model", "m.safetensors", "--step", "4"],
+            2,
+            "there is no step 4: the model makes 3",
+        ),
+    ],
+)
+@pytest.mark.parametrize("one", [True, False])
+def test_what_cannot_be_explained_is_told(one, arguments, code, problem, predicted, folder):
+    output = "never/" if not one else "never.csv" if "csv" in arguments else "never.png"
+    done = tnet("export", "out.jsonl", *arguments, "-o", output, cwd=folder)
+    assert (done.returncode, problem in done.stderr) == (code, True), done.stderr
+    assert "hint:" in done.stderr
+    assert "Traceback" not in done.stderr
