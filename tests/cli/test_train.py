@@ -44,6 +44,8 @@ def run_here(*arguments):
     """Run `tnet` in this process, and give code, stdout and stderr."""
     logger = logging.getLogger("tnetcli")
     before = logger.handlers[:], logger.level, logger.propagate
+    names = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM, signal.SIGINT)
+    signals = {name: signal.getsignal(name) for name in names}  # `main` is the end of a process
     logger.handlers.clear()  # one of another test may write to a stream that is closed
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TNET_")}
     out, err = io.StringIO(), io.StringIO()
@@ -58,6 +60,8 @@ def run_here(*arguments):
             main()
     finally:
         logger.handlers[:], logger.level, logger.propagate = before
+        for name, handler in signals.items():
+            signal.signal(name, handler)
     return ended.value.code or 0, out.getvalue(), err.getvalue()
 
 

@@ -160,6 +160,34 @@ def test_a_run_that_is_gone_on_with_ends_as_if_never_stopped(rich, tmp_path, aft
     same_runs(whole, go_on(recipe, tmp_path, keeper=run.keeper))
 
 
+@pytest.mark.parametrize(
+    ("family", "arguments", "levels"),
+    [
+        ("anchornet", {"backbone": "compact", "view_size": 119}, 2),
+        ("two_stream", {"backbone": "compact", "view_size": 32, "state_size": 8}, 2),
+        ("saccader", {"view_size": 93, "width": 1 / 16, "glimpses": 2}, 1),
+        (
+            "dram",
+            {"backbone": "compact", "view_size": 48, "glimpse_size": 24, "state_size": 8},
+            1,
+        ),
+        ("whole", {"backbone": "compact", "view_size": 32}, 1),
+    ],
+    ids=["anchornet", "two_stream", "saccader", "dram", "whole"],
+)
+def test_every_family_goes_on_as_if_never_stopped(images, tmp_path, family, arguments, levels):
+    recipe = recipe_of(
+        images,
+        model={"family": family, "classes": 2, "dropout": 0.5, **arguments},
+        traversal={"levels": levels, "keep": [1], "least_side": 16},
+        training={"batch_size": 2},
+        stages=[{"steps": 3}],
+    )
+    whole = finished(recipe, tmp_path / "whole")
+    run = stopped(recipe, tmp_path / "parts", 2)
+    same_runs(whole, go_on(recipe, tmp_path / "parts", keeper=run.keeper))
+
+
 class Crash(Exception):
     pass
 

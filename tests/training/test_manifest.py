@@ -4,6 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import rasterio
+from pydantic import ValidationError
 
 from tests.images import noise, write_geotiff
 from tnetcli.csv_file import MOST_TOLD, read_rows
@@ -458,3 +460,93 @@ def test_a_hash_spreads_similar_names():
     names = [f"slide_{number:04}" for number in range(2000)]
     by_hash = divide(names, 0.25, 0.25)
     assert 0.2 < sum(split == "test" for split in by_hash.values()) / 2000 < 0.3
+
+
+# Crops
+
+
+BOXED = "path,label,split,box\na.tif,forest,train,10 5 50 45\nb.tif,river,train,0.4 0 79.5 60\n"
+BOXED += "c.tif,forest,validation,1 2 4 9\nd.tif,river,test,70 50 80 60\n"
+
+
+def test_a_crop_shows_the_pixels_of_the_box_and_nothing_else(listed, images):
+    found = listed(BOXED, crop="box")
+    for example, rows, columns in (
+        (found.train[0], slice(5, 45), slice(10, 50)),
+        (found.train[1], slice(0, 60), slice(0, 80)),  # parts of pixels count as whole ones
+        (found.validation[0], slice(2, 9), slice(1, 4)),
+        (found.test[0], slice(50, 60), slice(70, 80)),
+    ):
+        with rasterio.open(example.path) as file:
+            truth = file.read()[:, rows, columns]
+        with example.open() as reader:
+            assert (reader.size.height, reader.size.width) == truth.shape[1:]
+            pixels = reader.read(Window.whole(reader.size), reader.size)
+        assert np.array_equal(pixels.values, truth)
+        assert example.boxes == ()  # its label is to be seen all over
+
+
+def test_a_crop_with_context_grows_small_boxes_more(listed):
+    found = listed(BOXED, crop="context")
+    with found.train[0].open() as reader:  # 40 of 80 pixels grow by 15 %, 40 of 60 too
+        assert reader.size == Size(46, 46)
+    with found.validation[0].open() as reader:  # 3 of 80 by 200 %, 7 of 60 by 100 %
+        assert reader.layout.details["crop"] == [0, 0, 7, 13]
+
+
+def test_without_crop_an_image_is_whole_and_keeps_its_box(listed):
+    example = listed(BOXED).train[0]
+    assert example.boxes == (Window(10, 5, 40, 40),)
+    with example.open() as reader:
+        assert reader.size == Size(80, 60)
+
+
+@pytest.mark.parametrize(
+    ("box", "says"),
+    [
+        ("", "line 6: no box to crop the image to"),
+        ("0 0 9 9; 5 5 9 9", "line 6: 2 boxes to crop one image to"),
+        ("0 0 9 x", "line 6: a box is not four numbers: `0 0 9 x`"),
+        ("0 0 9 nan", "line 6: a box is empty: `0 0 9 nan`"),
+        ("9 9 3 3", "line 6: a box is empty: `9 9 3 3`"),
+        ("70 0 90 20", "line 6: the box `70 0 90 20` is outside of `e.tif`, 80 x 60 pixels"),
+        ("200 200 220 220", "line 6: the box `200 200 220 220` is outside of `e.tif`"),
+    ],
+)
+@pytest.mark.parametrize("crop", ["box", "context"])
+def test_what_cannot_be_cropped_is_told_with_its_line(listed, box, says, crop):
+    found = refused(lambda: listed(f"{BOXED}e.tif,river,train,{box}\n", crop=crop))
+    assert says in str(found)
+    assert "problems" not in str(found)
+
+
+def test_a_box_of_two_pixels_has_no_context(listed):
+    text = f"{BOXED}e.tif,river,train,3 3 5 30\n"
+    assert len(listed(text, crop="box").train) == 3
+    assert "line 6: a box of no more than 2 pixels" in str(
+        refused(lambda: listed(text, crop="context"))
+    )
+
+
+def test_a_box_outside_is_told_when_the_image_is_opened_if_not_before(listed):
+    text = f"{BOXED}e.tif,river,test,70 0 90 20\n"
+    example = listed(text, crop="box", check_images=False).test[-1]
+    found = refused(example.open)
+    assert "list.csv`: line 6: the box `70 0 90 20` is no part of `e.tif`, 80 x 60" in str(found)
+
+
+def test_several_boxes_of_an_image_are_rows_that_stay_together(listed):
+    text = "path,label,id,box\n" + "".join(
+        f"{name}.tif,{label},{name}{number},{number} 0 {number + 9} 9\n"
+        for name, label in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "y"))
+        for number in range(3)
+    )
+    found = listed(text, crop="box", validation=0.5)
+    homes = [{each.path for each in part} for part in (found.train, found.validation)]
+    assert homes[0].isdisjoint(homes[1])
+    assert len(found.train) + len(found.validation) == 12
+
+
+def test_folders_have_no_boxes_to_crop_to(images):
+    with pytest.raises(ValidationError, match="only a manifest has them"):
+        Data(path=images, kind="folder", crop="box")

@@ -56,6 +56,22 @@ def test_without_a_rate_of_its_own_the_backbone_moves_like_the_rest():
     assert set(rates(optimizer, module).values()) == {0.03}
 
 
+def test_parts_have_rates_by_name_before_that_of_the_backbone():
+    module = nn.ModuleDict({"near": Parts(), "nearer": Parts()})
+    settings = Optimizer(rate=0.1, backbone_rate=0.02, rates={"near": 0.004})
+    optimizer, _ = build_optimizer([module], settings)
+    set_rate(optimizer, 0.05)
+    found = rates(optimizer, module)
+    assert {rate for name, rate in found.items() if name.startswith("near.")} == {0.002}
+    assert found["nearer.classifier.weight"] == pytest.approx(0.05)
+    assert found["nearer.backbone.0.weight"] == pytest.approx(0.01)
+
+
+def test_a_rate_of_a_part_that_is_not_there_is_refused():
+    with pytest.raises(RecipeError, match="a part that the model has not: `local`"):
+        build_optimizer([Parts()], Optimizer(rates={"local": 0.1, "classifier": 0.1}))
+
+
 def test_what_is_frozen_is_not_in_the_optimizer():
     module = Parts()
     module.backbone.requires_grad_(False)

@@ -6,8 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tnetcli.training.losses import Walked
-from tnetcli.training.two_stream_losses import StreamWeights, learn_two_streams, ranking_loss
+from tnetcli.models.base import Lessons
+from tnetcli.sections import Streams
+from tnetcli.training.losses import Taught, Walked
+from tnetcli.training.two_stream_losses import learn_two_streams, ranking_loss
 
 LN3, LN9 = math.log(3), math.log(9)
 
@@ -57,7 +59,7 @@ def test_the_ranking_loss_by_hand(of_all, of_patch, margin, expected):
 
 
 def test_the_loss_by_hand():
-    losses = learn_two_streams(worked_example(), StreamWeights())
+    losses = learn_two_streams(worked_example(), Streams())
     ce_global = -(math.log(0.75) + math.log(0.25)) / 2
     ce_local = -((math.log(0.5) + math.log(0.9)) / 2 + math.log(0.9)) / 2
     ranking = ((0.75 + 0.35) / 2 + 0.0) / 2
@@ -74,8 +76,8 @@ def test_the_loss_by_hand():
 
 
 def test_weights_count():
-    plain = learn_two_streams(worked_example(), StreamWeights()).parts
-    losses = learn_two_streams(worked_example(), StreamWeights(local=0.25, ranking=2.0))
+    plain = learn_two_streams(worked_example(), Streams()).parts
+    losses = learn_two_streams(worked_example(), Streams(local=0.25, ranking=2.0))
     expected = plain["ce_global"] + 0.25 * plain["ce_local"] + 2 * plain["ranking"]
     assert losses.parts == plain
     assert losses.total.item() == pytest.approx(expected)
@@ -85,9 +87,9 @@ def test_the_ranking_loss_pushes_the_streams_apart_unless_the_global_one_is_held
     for held in (False, True):
         scores = torch.tensor([[LN3, 0.0], [0.0, 0.0]], requires_grad=True)
         walked = walk(scores, [0, 0], [1, 2], [0])
-        both = learn_two_streams(walked, StreamWeights(hold_global=held)).total
+        both = learn_two_streams(walked, Streams(hold_global=held)).total
         (gradient,) = torch.autograd.grad(both, scores)
-        none = learn_two_streams(walked, StreamWeights(ranking=0.0)).total
+        none = learn_two_streams(walked, Streams(ranking=0.0)).total
         (labels_only,) = torch.autograd.grad(none, scores)
         extra = gradient - labels_only
         # d p / d z = p (1 - p) of the true class
@@ -105,7 +107,7 @@ def test_past_the_margin_the_ranking_loss_teaches_nothing():
 
 def test_an_image_without_windows_learns_only_as_a_whole():
     walked = walk([[LN3, 0.0], [0.0, 0.0], [LN3, 0.0]], [0, 0, 1], [1, 2, 1], [0, 0])
-    parts = learn_two_streams(walked, StreamWeights()).parts
+    parts = learn_two_streams(walked, Streams()).parts
     assert parts["ce_global"] == pytest.approx(-math.log(0.75))
     assert parts["ce_local"] == pytest.approx(-math.log(0.5) / 2)
     assert parts["ranking"] == pytest.approx(0.75 / 2)
@@ -113,7 +115,7 @@ def test_an_image_without_windows_learns_only_as_a_whole():
 
 def test_without_any_windows_the_whole_is_learned():
     scores = torch.tensor([[LN3, 0.0]], requires_grad=True)
-    losses = learn_two_streams(walk(scores, [0], [1], [0]), StreamWeights())
+    losses = learn_two_streams(walk(scores, [0], [1], [0]), Streams())
     assert losses.total.item() == pytest.approx(-math.log(0.75))
     assert losses.parts["p_local"] == 0
     losses.total.backward()
@@ -123,25 +125,25 @@ def test_without_any_windows_the_whole_is_learned():
 def test_each_step_learns_by_itself_where_steps_have_scores():
     walked = worked_example()
     of_steps = torch.tensor([[0.0, 0.0], [LN3, 0.0], [LN9, 0.0]])
-    steps = of_steps.expand(5, 3, 2).clone()
-    steps[:2] = torch.nan  # of the whole image, that no one may read
-    losses = learn_two_streams(walked, StreamWeights(), step_scores=steps)
+    lessons = Lessons((0, 1, 2), scores=of_steps.expand(3, 3, 2))  # of the three patches
+    taught = (Taught(lessons, walked.image[walked.level > 1]),)
+    losses = learn_two_streams(replace(walked, taught=taught), Streams())
     right = -(math.log(0.5) + math.log(0.75) + math.log(0.9)) / 3
     wrong = -(math.log(0.5) + math.log(0.25) + math.log(0.1)) / 3
     assert losses.parts["ce_local"] == pytest.approx((right + wrong) / 2)
-    plain = learn_two_streams(walked, StreamWeights())
+    plain = learn_two_streams(walked, Streams())
     assert losses.parts["ranking"] == plain.parts["ranking"]
 
 
 def test_classes_count_by_their_weights():
     walked = worked_example()
-    parts = learn_two_streams(walked, StreamWeights(), class_weights=torch.tensor([2.0, 0.5])).parts
+    parts = learn_two_streams(walked, Streams(), class_weights=torch.tensor([2.0, 0.5])).parts
     assert parts["ce_global"] == pytest.approx(-(2 * math.log(0.75) + 0.5 * math.log(0.25)) / 2)
     assert parts["ranking"] == pytest.approx(2 * 0.55 / 2)
 
 
 def test_labels_are_smoothed():
-    parts = learn_two_streams(worked_example(), StreamWeights(label_smoothing=0.2)).parts
+    parts = learn_two_streams(worked_example(), Streams(), label_smoothing=0.2).parts
     p, q = math.log(0.75), math.log(0.25)
     expected = -((0.9 * p + 0.1 * q) + (0.9 * q + 0.1 * p)) / 2
     assert parts["ce_global"] == pytest.approx(expected)
@@ -156,28 +158,20 @@ def test_the_order_of_windows_does_not_matter(order):
         image=walked.image[list(order)],
         level=walked.level[list(order)],
     )
-    one, two = (learn_two_streams(each, StreamWeights()).parts for each in (walked, other))
+    one, two = (learn_two_streams(each, Streams()).parts for each in (walked, other))
     assert one == pytest.approx(two)
 
 
 def test_half_precision_is_learned_from_in_single():
     walked = worked_example()
     half = replace(walked, window_scores=walked.window_scores.bfloat16())
-    losses = learn_two_streams(half, StreamWeights())
+    losses = learn_two_streams(half, Streams())
     assert losses.total.dtype == torch.float32
-    assert losses.parts == pytest.approx(learn_two_streams(walked, StreamWeights()).parts, rel=0.01)
+    assert losses.parts == pytest.approx(learn_two_streams(walked, Streams()).parts, rel=0.01)
 
 
 @pytest.mark.parametrize("level", [[2, 1, 2, 2, 2], [1, 1, 1, 2, 2]])
 def test_an_image_needs_exactly_one_view_of_the_whole(level):
     walked = replace(worked_example(), level=torch.tensor(level))
     with pytest.raises(ValueError, match="exactly one view of the whole"):
-        learn_two_streams(walked, StreamWeights())
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"local": -1.0}, {"ranking": -0.1}, {"margin": -0.5}, {"margin": 1.5}]
-)
-def test_weights_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"below 0|within"):
-        StreamWeights(**wrong)
+        learn_two_streams(walked, Streams())

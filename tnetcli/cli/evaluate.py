@@ -8,12 +8,15 @@ import typer
 
 from tnetcli.cli.options import (
     Bands,
+    CheckAttention,
+    Crop,
     Device,
     FlatChoice,
     Json,
     Keep,
     Levels,
     Overwrite,
+    Quiet,
     Seed,
     read_options,
 )
@@ -64,14 +67,7 @@ def evaluate(
         bool,
         typer.Option("--no-oracle", envvar="TNET_NO_ORACLE", help="Without windows by true boxes."),
     ] = False,
-    check_attention: Annotated[
-        bool,
-        typer.Option(
-            "--check-attention",
-            envvar="TNET_CHECK_ATTENTION",
-            help="Also hide the closest windows: does the answer depend on them?",
-        ),
-    ] = False,
+    check_attention: CheckAttention = False,
     json: Json = False,
     output: Annotated[
         Path | None,
@@ -82,6 +78,7 @@ def evaluate(
         typer.Option(envvar="TNET_CONFUSION", help="Draw which classes are mistaken: FILE.png."),
     ] = None,
     bands: Bands = None,
+    crop: Crop = None,
     device: Device = "auto",
     threads: Annotated[
         int, typer.Option(envvar="TNET_THREADS", min=1, max=256, help="That read windows.")
@@ -91,9 +88,7 @@ def evaluate(
     ] = 8,
     seed: Seed = 0,
     overwrite: Overwrite = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", envvar="TNET_QUIET", help="No progress.")
-    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Evaluate a model on labelled images: accuracy by the number of windows, hits, cost.
 
@@ -121,6 +116,7 @@ def evaluate(
             check_attention=check_attention,
             seed=seed,
             bands=options.bands,
+            crop=None if crop is None else crop.value,
             device=device,
             threads=threads,
             batch_size=batch_size,

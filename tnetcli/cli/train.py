@@ -1,21 +1,26 @@
 """`tnet train`: learn from labelled images, as a recipe says."""
 
+import os
 import shlex
+import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tnetcli.cli.options import Overwrite, Settings
-from tnetcli.cli.stopping import exit_code, stopping_gently
-from tnetcli.errors import UsageError
+from tnetcli.cli.options import Overwrite, Quiet, Settings
+from tnetcli.cli.stopping import Stopped, exit_code, stopping_gently
+from tnetcli.errors import TnetError, UsageError
+
+if TYPE_CHECKING:
+    from tnetcli.recipe import Recipe
 
 
 def train(
     recipe: Annotated[
         Path,
         typer.Argument(
-            help="The recipe, a YAML file; see recipes/.", show_default=False, readable=False
+            help="A YAML file; `tnet recipes copy` writes one.", show_default=False, readable=False
         ),
     ],
     output: Annotated[
@@ -51,26 +56,35 @@ def train(
             help="auto, cpu, cuda, cuda:1 or mps, whatever the recipe says.",
         ),
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", envvar="TNET_QUIET", help="Show warnings only.")
+    global_batch: Annotated[
+        bool,
+        typer.Option(
+            "--global-batch",
+            envvar="TNET_GLOBAL_BATCH",
+            help="batch_size is that of all processes of torchrun together, not of each.",
+        ),
     ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train the model of RECIPE from images and labels alone.
 
     The run folder holds model.safetensors (the best so far), recipe.yaml as run, metrics.jsonl,
     curves.png and samples.png. SIGTERM, SIGUSR1 and Ctrl-C save the state and end the run;
-    --resume goes on exactly there.
+    --resume goes on exactly there. On several cards or nodes:
+    torchrun --nproc-per-node 4 -m tnetcli train RECIPE; see docs/hpc.md.
     """
-    from tnetcli.recipe import read_recipe
-
-    if resume and overwrite:
-        raise UsageError(
-            "--resume goes on with a run, --overwrite starts it again", hint="choose one of them"
-        )
     changes = list(settings or [])
     if device is not None:
         changes.append(f"training.device={device}")
-    found = read_recipe(recipe, changes)
+    if global_batch:
+        changes.append("training.global_batch=true")
+    is_first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
+    try:
+        found = _read(recipe, changes, is_both=resume and overwrite)
+    except TnetError as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            raise
+        raise typer.Exit(error.exit_code) from error  # one of a machine says what all would say
     if print_recipe:
         typer.echo(found.as_yaml(), nl=False)
         return
@@ -78,9 +92,11 @@ def train(
     import logging
 
     from tnetcli.cli.training_progress import TrainingProgress
+    from tnetcli.training.distributed import OtherFailedError
     from tnetcli.training.run import StoppedError
     from tnetcli.workflows.train import run_recipe
 
+    quiet = quiet or not is_first
     if quiet:
         logging.getLogger("tnetcli").setLevel(logging.WARNING)
     folder = output or Path("runs") / recipe.stem
@@ -94,9 +110,26 @@ def train(
                 overwrite=overwrite,
                 advance=progress.reading,
             )
+        except OtherFailedError as error:
+            raise typer.Exit(error.exit_code) from error
         except StoppedError:
-            words = ["tnet", "train", str(recipe), "-o", str(folder), "--resume"]
+            code = exit_code(asked or [signal.SIGTERM])  # another process may have been asked
+            if not is_first:
+                raise typer.Exit(code) from None
+            started = ["torchrun", "...", "-m", "tnetcli"] if "RANK" in os.environ else ["tnet"]
+            words = [*started, "train", str(recipe), "-o", str(folder), "--resume"]
             words += [word for change in changes for word in ("--set", change)]
-            progress.say(f"stopped; this goes on: {shlex.join(words)}")
-            raise typer.Exit(exit_code(asked)) from None
-    typer.echo(files.model)
+            hint = f"the state is saved; this goes on: {shlex.join(words)}"
+            raise Stopped(code, hint) from None
+    if is_first:
+        typer.echo(files.model)
+
+
+def _read(recipe: Path, changes: list[str], *, is_both: bool) -> "Recipe":
+    from tnetcli.recipe import read_recipe
+
+    if is_both:
+        raise UsageError(
+            "--resume goes on with a run, --overwrite starts it again", hint="choose one of them"
+        )
+    return read_recipe(recipe, changes)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from tnetcli.cli.progress import is_terminal
+from tnetcli.wording import counted
 
 if TYPE_CHECKING:
     from tnetcli.sections import Stage
@@ -63,7 +64,8 @@ class TrainingProgress:
         self._stage, self._start, self._first = stage.name, time.monotonic(), None
         self._told.clear()
         if not self._quiet:
-            self.say(f"stage {stage.name}: {steps} steps, learning from {stage.learn}")
+            count = counted(steps, "step")
+            self.say(f"stage {stage.name}: {count}, learning from {stage.learn}")
 
     def step(self, row: Mapping[str, Any], done: int, steps: int) -> None:
         """Show the figures of some steps, on a terminal all of them."""

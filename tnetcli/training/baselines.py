@@ -1,5 +1,6 @@
 """What rewards are compared with, so that only better than usual is worth repeating; SPEC 2.2."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -46,7 +47,8 @@ class Baselines:
     class (1 + levels, classes): some are easier to be right about wherever one looks.
     `leave_one_out` and `coarse` compare within a step: their running means stand in where there is
     no other sample, and tell how it goes. No kind looks at the draw that it judges, which keeps the
-    expected gradient what it is.
+    expected gradient what it is. `total` adds up what several processes have found, so that all
+    have the same means.
     """
 
     def __init__(
@@ -57,10 +59,11 @@ class Baselines:
         classes: int = 1,
         decay: float = 0.9,
         start: float = FIRST_VALUE,
+        total: Callable[[Tensor], Tensor] = lambda values: values,
     ) -> None:
         if levels < 1:
             raise ValueError(f"levels is below 1: `{levels}`")
-        self.kind, self.decay = kind, decay
+        self.kind, self.decay, self._total = kind, decay, total
         shape = (1 + levels, classes) if kind == "per_class" else (1 + levels,)
         self.values = torch.full(shape, float(start))
 
@@ -101,6 +104,16 @@ class Baselines:
             return _others(rewards, usual, slots=len(values))
         return usual
 
+    def expected_of_images(self, rewards: Rewards) -> Tensor:
+        """Return what to expect of each sequence (images,), whatever was looked at in it."""
+        values = self.values.to(rewards.sequence)
+        if self.kind == "per_class":
+            return values[0, rewards.labels]
+        if self.kind == "leave_one_out" and rewards.samples > 1:
+            each = rewards.sequence.view(-1, rewards.samples)  # (images / samples, samples)
+            return _mean_of_others(each).flatten()
+        return values[0].expand_as(rewards.sequence)
+
     def update(self, rewards: Rewards, *, sequence: float, cap: int | None = None) -> None:
         """Move on by the rewards of a step.
 
@@ -108,36 +121,36 @@ class Baselines:
         the cells down to level `cap`.
         """
         self.values = self.values.to(rewards.sequence.device)
-        target = self._means(rewards)  # (1 + levels,)
-        if self.kind == "ema":
-            counted = rewards.cells if cap is None else rewards.cells[rewards.level <= cap]
-            mixed = rewards.sequence.mean()
-            if len(counted):
-                mixed = sequence * mixed + (1 - sequence) * counted.mean()
-            target = mixed.to(self.values).expand_as(self.values)
-        self.values = self.decay * self.values + (1 - self.decay) * target
+        self._move(self._tally(rewards, cap), sequence)
 
-    def _means(self, rewards: Rewards) -> Tensor:
-        """Return the mean reward of the step; where there is none, what it was."""
-        if self.kind == "per_class":
-            return self._means_by_class(rewards)
-        total = torch.zeros_like(self.values).index_add(
-            0, rewards.level, rewards.cells.to(self.values)
-        )
-        count = torch.bincount(rewards.level, minlength=len(self.values))  # (1 + levels,)
-        means = torch.where(count > 0, total / count.clamp(min=1), self.values)
-        means[0] = rewards.sequence.mean()
-        return means
+    def sit_out(self, *, sequence: float) -> None:
+        """Move on by what other processes have found, where this one has seen nothing."""
+        self._move(self.values.new_zeros(2, self.values.numel() + 1), sequence)
 
-    def _means_by_class(self, rewards: Rewards) -> Tensor:
-        classes = self.values.shape[1]
-        place = rewards.level * classes + rewards.labels[rewards.image]  # (cells,)
-        slots = torch.cat([rewards.labels, place])  # the sequences come first, in row 0
+    def _tally(self, rewards: Rewards, cap: int | None) -> Tensor:
+        """Return sums and counts (2, values + 1): of every mean, and of cells down to `cap`."""
+        classes = self.values.shape[1] if self.kind == "per_class" else 1
+        label = rewards.labels if self.kind == "per_class" else torch.zeros_like(rewards.labels)
+        slots = torch.cat([label, rewards.level * classes + label[rewards.image]])
         earned = torch.cat([rewards.sequence, rewards.cells]).to(self.values)
+        tally = self.values.new_zeros(2, self.values.numel() + 1)
+        tally[0, :-1].index_add_(0, slots, earned)
+        tally[1, :-1].index_add_(0, slots, torch.ones_like(earned))
+        counted = rewards.cells if cap is None else rewards.cells[rewards.level <= cap]
+        tally[:, -1] = torch.stack([counted.sum(), counted.new_tensor(len(counted))]).to(tally)
+        return tally
+
+    def _move(self, tally: Tensor, sequence: float) -> None:
+        sums, counts = self._total(tally)
+        means = sums / counts.clamp(min=1)
         flat = self.values.flatten()
-        total = torch.zeros_like(flat).index_add(0, slots, earned)
-        count = torch.bincount(slots, minlength=len(flat))
-        return torch.where(count > 0, total / count.clamp(min=1), flat).view_as(self.values)
+        target = torch.where(counts[:-1] > 0, means[:-1], flat)  # where there is none, what it was
+        if self.kind == "ema" and counts[0] > 0:
+            mixed = means[0]
+            if counts[-1] > 0:
+                mixed = sequence * mixed + (1 - sequence) * means[-1]
+            target = mixed.expand_as(flat)
+        self.values = (self.decay * flat + (1 - self.decay) * target).view_as(self.values)
 
 
 def _others(rewards: Rewards, usual: tuple[Tensor, Tensor], *, slots: int) -> tuple[Tensor, Tensor]:
@@ -146,8 +159,7 @@ def _others(rewards: Rewards, usual: tuple[Tensor, Tensor], *, slots: int) -> tu
     sequence, alone = usual
     if samples > 1:
         each = rewards.sequence.view(-1, samples)  # (images / samples, samples)
-        others = (each.sum(dim=1, keepdim=True) - each) / (samples - 1)
-        sequence = others.flatten()[rewards.image]  # (cells,)
+        sequence = _mean_of_others(each).flatten()[rewards.image]  # (cells,)
     place = rewards.image * slots + rewards.level  # (cells,)
     empty = rewards.cells.new_zeros(len(rewards.sequence) * slots)
     shape = (-1, samples, slots)  # of each image, sample and level
@@ -156,3 +168,8 @@ def _others(rewards: Rewards, usual: tuple[Tensor, Tensor], *, slots: int) -> tu
     total = (total.sum(dim=1, keepdim=True) - total).flatten()[place]  # (cells,)
     count = (count.sum(dim=1, keepdim=True) - count).flatten()[place]  # (cells,)
     return sequence, torch.where(count > 0, total / count.clamp(min=1), alone)
+
+
+def _mean_of_others(each: Tensor) -> Tensor:
+    """Return the mean of the other samples of the same image: (images, samples), 2 or more."""
+    return (each.sum(dim=1, keepdim=True) - each) / (each.shape[1] - 1)

@@ -7,21 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.models.tnet import TNet
+from tnetcli.models.two_stream import TwoStream
 from tnetcli.sections import Stage
 from tnetcli.training.averages import Average
 from tnetcli.training.baselines import Baselines
 from tnetcli.training.batches import Batches
-from tnetcli.training.gathering import Gathered
-from tnetcli.training.losses import Walked, l2_penalty, learn
+from tnetcli.training.gathering import Gathered, merge
+from tnetcli.training.losses import Losses, Walked, l2_penalty, learn
 from tnetcli.training.manifest import class_weights
 from tnetcli.training.optimizers import build_optimizer, rate_at, set_rate
 from tnetcli.training.parts import prepare_parts
 from tnetcli.training.rehearsal import Rehearsal
-from tnetcli.training.run import Run, steps_of
+from tnetcli.training.run import Run, batch_of, steps_of
 from tnetcli.training.sources import Landscapes, derive
 from tnetcli.training.statistics import value_range
 from tnetcli.training.tile_lessons import TileLessons
+from tnetcli.training.two_stream_losses import learn_two_streams
 from tnetcli.training.validating import Validation, validate
 from tnetcli.training.walking import Batch, UnreadableError, Walker
 from tnetcli.views import Views
@@ -38,7 +41,14 @@ class Learner:
         training, traversal = recipe.training, recipe.traversal
         self.run, self.number, self.stage, self.device = run, number, stage, device
         self.steps = steps_of(stage, run)
-        self._batch_size = stage.batch_size or training.batch_size
+        self._ranks = run.ranks
+        self._batch_size = batch_of(stage, run)
+        if self._ranks.count > min(self._batch_size, run.source.count("train")):
+            raise RecipeError(
+                f"{self._ranks.count} processes for {self._batch_size} images a step of "
+                f"{run.source.count('train')}",
+                hint="start fewer processes, or give a larger batch_size",
+            )
         self.is_validated = stage.learn == "scenes"
         self.plan = recipe.walk_of(stage).plan()
         prepare_parts(model, stage)
@@ -56,12 +66,13 @@ class Learner:
             assert isinstance(run.source, Landscapes)
             assert isinstance(model, TNet)
             torch.manual_seed(derive(recipe.seed, stage.name, "lessons"))
+            own = (self._ranks.rank,) if self._ranks.rank else ()  # each has scenes of its own
             self._lessons = TileLessons(
                 model,
                 run.source,
                 self.views,
                 stage.tiles,
-                seed=derive(recipe.seed, stage.name),
+                seed=derive(recipe.seed, stage.name, *own),
                 device=device,
                 precision=training.precision,
             )
@@ -85,6 +96,7 @@ class Learner:
             self.plan.levels,
             classes=len(run.source.classes),
             decay=stage.loss.decay,
+            total=self._ranks.total,
         )
         self.baselines.start(float(getattr(model, "baseline", torch.tensor(0.5))))
         weights = None
@@ -98,7 +110,7 @@ class Learner:
                 model,
                 self.plan,
                 stage,
-                images=REHEARSED * self._batch_size,
+                images=REHEARSED * self._batch_size // self._ranks.count,
                 seed=derive(recipe.seed, stage.name),
                 device=device,
             )
@@ -115,16 +127,19 @@ class Learner:
         gathered = Gathered()
         for part in range(accumulate):
             number = step * accumulate + part
-            total, row = self._lesson(number) if self._lessons else self._look(number)
+            total, row, images = self._lesson(number) if self._lessons else self._look(number)
+            share = self._ranks.share(images) / accumulate
             if total.requires_grad:  # not where only attention learns and nothing was chosen
-                self._scaler.scale(total / accumulate).backward()  # type: ignore[no-untyped-call]
-            gathered.add(row)
+                self._scaler.scale(total * share).backward()  # type: ignore[no-untyped-call]
+            gathered.add(self._together(row, images))
+        self._ranks.average_gradients(self._modules)
         if self.stage.optimizer.clip:
             self._scaler.unscale_(self.optimizer)
             self._clip()
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self._rehearse(step)
+        self._ranks.agree(self._modules)
         self.average.update()
         row = gathered.mean()
         seconds = time.perf_counter() - start
@@ -144,6 +159,8 @@ class Learner:
             total = self._rehearsal.loss(step, time_, self._class_weights)
             if total.requires_grad:
                 total.backward()  # type: ignore[no-untyped-call]
+            self._ranks.average_gradients(self._modules)
+            if total.requires_grad:
                 self._clip()
                 self.optimizer.step()
 
@@ -154,43 +171,78 @@ class Learner:
                 self.stage.optimizer.clip,
             )
 
-    def _lesson(self, number: int) -> tuple[Tensor, dict[str, Any]]:
+    def _together(self, row: dict[str, Any], images: int) -> dict[str, Any]:
+        """Return the figures of all processes; some may have seen nothing that can be read."""
+        told = [(row, images) for row, images in self._ranks.gather([row, images]) if images]
+        if not told:
+            raise ManifestError(
+                "no image of a step can be read by any process", hint="see the warnings above"
+            )
+        return merge([row for row, _ in told], [images for _, images in told])
+
+    def _lesson(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
         assert self._lessons is not None
         total, parts = self._lessons(number)
         total = total + l2_penalty(self.run.model, self.stage.loss)
-        return total, {"loss": float(total.detach()), **parts, "windows": self._lessons.windows}
+        row = {"loss": float(total.detach()), **parts, "windows": self._lessons.windows}
+        return total, row, self._lessons.windows
 
-    def _look(self, number: int) -> tuple[Tensor, dict[str, Any]]:
+    def _look(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
+        """Return the loss of a step, its figures, and how many images they are of."""
         batch = self._next(number)
         walked = self._walk(batch)
+        if walked is None:
+            self.baselines.sit_out(sequence=self.stage.loss.reinforce_sequence)
+            return torch.zeros((), device=self.device), {}, 0
         if self._rehearsal is not None:
             self._rehearsal.remember(walked, self._walker.sights)
-        losses = learn(walked, self.stage.loss, self.baselines, class_weights=self._class_weights)
+        losses = self._blame(walked)
         total = losses.total + l2_penalty(self.run.model, self.stage.loss)
         right = walked.level_scores.argmax(dim=2) == walked.labels  # (levels, images)
         timing = self._walker.timing
-        return total, {
+        row = {
             "loss": float(total.detach()),
             **losses.parts,
             "accuracy": right.float().mean(dim=1).tolist(),
-            "entropy": float(walked.entropy.detach().mean()) if len(walked.entropy) else 1.0,
+            **self._openness(walked),
             "distinct": self._walker.distinct,
             "windows": timing.windows,
             "waiting": timing.waiting,
         }
+        return total, row, len(walked.labels)
 
-    def _walk(self, batch: Batch) -> Walked:
-        """Look at the images of a batch that can be read."""
-        while True:
+    @staticmethod
+    def _openness(walked: Walked) -> dict[str, float]:
+        """Return how open the choices were, where that is something to be learned."""
+        if not len(walked.entropy):  # of several levels: windows were told, nothing was chosen
+            return {} if len(walked.level_scores) > 1 else {"entropy": 1.0}
+        learns = walked.entropy.requires_grad
+        return {"entropy": float(walked.entropy.detach().mean())} if learns else {}
+
+    def _blame(self, walked: Walked) -> Losses:
+        loss, model = self.stage.loss, self.run.model
+        if isinstance(model, TwoStream):
+            return learn_two_streams(
+                walked,
+                loss.streams,
+                label_smoothing=loss.label_smoothing,
+                class_weights=self._class_weights,
+            )
+        return learn(walked, loss, self.baselines, class_weights=self._class_weights)
+
+    def _walk(self, batch: Batch) -> Walked | None:
+        """Look at the images of a batch that can be read; None if only others have such."""
+        while len(batch.labels):
             try:
                 return self._walker.walk(batch)
             except UnreadableError as error:
                 for image, problem in error.problems.items():
                     self.run.listener.warn(f"`{batch.names[image]}` is left out: {problem}")
                 kept = [i for i in range(len(batch.labels)) if i not in error.problems]
-                if not kept:
+                if not kept and self._ranks.count == 1:
                     raise next(iter(error.problems.values())) from None
                 batch = batch.only(kept)
+        return None
 
     def _next(self, number: int) -> Batch:
         if self._batches is None:
@@ -202,6 +254,7 @@ class Learner:
                 seed=derive(self.run.recipe.seed, self.stage.name),
                 fit=self.run.recipe.traversal.fit,
                 value_range=value_range(self.run.normalisation),
+                ranks=self._ranks,
             )
             self._batches = batches.since(number, self.steps * self.stage.optimizer.accumulate)
         return next(self._batches)
@@ -224,6 +277,7 @@ class Learner:
             device=str(self.device),
             precision=recipe.training.precision,
             threads=recipe.training.threads,
+            ranks=self._ranks,
         )
 
     def tensors(self) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from tnetcli.csv_file import Problems, Row, locate, read_rows
 from tnetcli.errors import ManifestError
 from tnetcli.geometry import Window
 from tnetcli.readers.base import ReadOptions
+from tnetcli.readers.cropped import LEAST_SIDE, Crop
 from tnetcli.readers.finding import images_inside, is_image_folder
 from tnetcli.readers.resolution import COARSEST, FINEST
 from tnetcli.sections import Data
@@ -23,7 +24,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One image as somebody listed it; `split` is empty where nobody chose."""
+    """One image as somebody listed it; `split` is empty where nobody chose.
+
+    Where there is a `crop`, that is all of the image that is to be seen.
+    """
 
     line: int | None
     path: str
@@ -33,6 +37,7 @@ class Listed:
     group: str
     boxes: tuple[Window, ...]
     options: ReadOptions
+    crop: Crop | None = None
 
 
 def list_manifest(data: Data, problems: Problems) -> Iterator[Listed]:
@@ -47,6 +52,7 @@ def list_manifest(data: Data, problems: Problems) -> Iterator[Listed]:
         if not row["path"]:
             problems.add("no path", line=row.line, hint="fill it in")
             continue
+        boxes = tuple(_boxes(row, problems))
         yield Listed(
             line=row.line,
             path=locate(data.path, row["path"]),
@@ -54,8 +60,9 @@ def list_manifest(data: Data, problems: Problems) -> Iterator[Listed]:
             split=_split(row, problems),
             id=row["id"] or row["path"],
             group=row["group"] or os.path.normpath(row["path"]),
-            boxes=tuple(_boxes(row, problems)),
+            boxes=boxes,
             options=read_options(row, _options(data), problems),
+            crop=_crop(row, boxes, data.crop, str(data.path), problems),
         )
 
 
@@ -89,6 +96,42 @@ def _boxes(row: Row, problems: Problems) -> Iterator[Window]:
                 line=row.line,
                 hint="`x0 y0 x1 y1` with x0 < x1 and y0 < y1",
             )
+
+
+def read_crop(row: Row, kind: str, where: str, problems: Problems) -> Crop | None:
+    """Return the part of an image that its row wants to be seen: of `kind` none, box or context."""
+    if kind == "none":
+        return None
+    return _crop(row, tuple(_boxes(row, problems)), kind, where, problems)
+
+
+def _crop(
+    row: Row, boxes: tuple[Window, ...], kind: str, where: str, problems: Problems
+) -> Crop | None:
+    if kind == "none":
+        return None
+    texts = [text for text in row["box"].split(";") if text.strip()]
+    if not texts:
+        problems.add(
+            "no box to crop the image to",
+            line=row.line,
+            hint="fill the column `box`: `x0 y0 x1 y1` in full-resolution pixels",
+        )
+    elif len(texts) > 1:
+        problems.add(
+            f"{len(texts)} boxes to crop one image to",
+            line=row.line,
+            hint="a row for each box, with an `id` of its own",
+        )
+    elif boxes and kind == "context" and min(boxes[0].width, boxes[0].height) <= LEAST_SIDE:
+        problems.add(
+            f"a box of no more than {LEAST_SIDE:g} pixels a side: `{shorten(texts[0])}`",
+            line=row.line,
+            hint="leave it out, as the published baseline does",
+        )
+    elif boxes:
+        return Crop(boxes[0], kind == "context", f"`{where}`: line {row.line}")
+    return None
 
 
 def _options(data: Data) -> ReadOptions:

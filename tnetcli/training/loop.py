@@ -25,8 +25,11 @@ VALIDATIONS = 10  # in a stage, unless the recipe says otherwise
 def train(run: Run, *, resume: bool = False) -> None:
     """Train a model through all stages of its recipe, or go on exactly where a run was left."""
     recipe, model = run.recipe, run.model
-    device = choose_device(recipe.training.device)
+    device = choose_device(run.device or recipe.training.device)
     model.to(device).to(memory_format=torch.channels_last)
+    run.ranks.take_over(model)
+    if recipe.training.sync_batchnorm:
+        run.ranks.synchronise_norms(model)
     saved = run.folder.load_state() if resume else None
     first = saved[0].stage if saved else 0
     steps_before = sum(steps_of(stage, run) for stage in recipe.stages[:first])
@@ -54,10 +57,11 @@ def _run_stage(run: Run, learner: Learner, progress: Progress, steps_before: int
     if _is_out_of_patience(recipe, since_best):
         return
     for step in range(progress.step, steps):
-        torch.manual_seed(derive(recipe.seed, learner.stage.name, step))
+        own = (run.ranks.rank,) if run.ranks.rank else ()
+        torch.manual_seed(derive(recipe.seed, learner.stage.name, step, *own))
         row = learner.learn(step)
         done = step + 1
-        stopping = run.listener.should_stop()
+        stopping = run.ranks.any(run.listener.should_stop())
         looking = done % every == 0 or done == steps
         if not _is_sound(row, model if looking or stopping else None):
             raise _diverged(learner.stage, done)
@@ -66,7 +70,7 @@ def _run_stage(run: Run, learner: Learner, progress: Progress, steps_before: int
             line = {"stage": learner.stage.name, "step": steps_before + done, **gathered.mean()}
             run.folder.add(line)
             run.listener.step(line, done, steps)
-            for warning in judge(line, learner.stage):
+            for warning in judge(line, learner.stage) if run.ranks.is_first else ():
                 run.listener.warn(warning)
         if learner.is_validated and looking:
             found = learner.validate()
@@ -84,7 +88,8 @@ def _run_stage(run: Run, learner: Learner, progress: Progress, steps_before: int
             told = Progress(learner.number, done, best, since_best, gathered.rows)
             run.folder.save_state(told, learner.tensors())
         if _is_out_of_patience(recipe, since_best):
-            run.listener.warn(f"no gain in {since_best} validations: the stage ends early")
+            if run.ranks.is_first:
+                run.listener.warn(f"no gain in {since_best} validations: the stage ends early")
             return
         if stopping and done < steps:
             raise StoppedError

@@ -7,11 +7,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from tnetcli.models.base import Lessons
 from tnetcli.sections import Loss
 from tnetcli.training.baselines import Baselines, Rewards, reward
 from tnetcli.training.draws import at_least_single
+from tnetcli.training.parts import is_of_backbone
 
 ROW_EPSILON = 1e-10  # SPEC 2.2, before rows are normalised
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taught:
+    """What else some views of a walk teach, and the images they are of."""
+
+    lessons: Lessons
+    image: Tensor  # (views,), rows of the lessons
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +37,7 @@ class Walked:
     level: Tensor  # (windows,), from 1
     log_p: Tensor  # (windows,), log-probability that its cell was chosen, with gradient
     entropy: Tensor  # (grids,), of each choice, as a part of the largest possible; with gradient
+    taught: tuple[Taught, ...] = ()
     samples: int = 1
 
     def __post_init__(self) -> None:
@@ -39,9 +50,11 @@ class Losses:
     """The loss of a step, and what it consists of.
 
     `parts` are before weighting: ce_sequence, reinforce_sequence, ce_windows, reinforce_windows,
-    entropy (how far below the floor), contrastive; and, not part of the total, rewards (the mean
-    of the sequences) and advantage (the mean of the cells over what was expected of them; far from
-    0 means that the baseline pushes all choices one way).
+    entropy (how far below the floor), contrastive; where a model has such lessons, side (scores
+    that learn the label by themselves), glimpses (rewards of what is drawn inside of views) and
+    imitation; and, not part of the total, rewards (the mean of the sequences) and advantage (the
+    mean of the cells over what was expected of them; far from 0 means that the baseline pushes all
+    choices one way).
     """
 
     total: Tensor  # (), with gradient
@@ -64,6 +77,7 @@ def learn(
     below = walked.level > 1  # (windows,)
     rewards = _rewards(walked, below, loss)
     expected_sequence, expected_alone = baselines.expected(rewards)  # (cells,)
+    surprise = rewards.sequence - baselines.expected_of_images(rewards)  # (images,)
     baselines.update(rewards, sequence=loss.reinforce_sequence, cap=loss.cap)
     unlikely = -walked.log_p[below]  # (cells,)
     gain = rewards.sequence[rewards.image] - expected_sequence  # (cells,)
@@ -84,6 +98,14 @@ def learn(
     by_rewards = share * reinforce_sequence + (1 - share) * reinforce_windows
     total = by_labels + loss.reinforce * by_rewards
     total = total + loss.entropy * entropy + loss.contrastive * apart
+    more = _teach(walked, loss, surprise, class_weights) if walked.taught else {}
+    for name, weight in (
+        ("side", loss.side),
+        ("glimpses", loss.glimpses),
+        ("imitation", loss.imitation),
+    ):
+        if name in more:
+            total = total + weight * more[name]
     parts = {
         "ce_sequence": ce_sequence,
         "reinforce_sequence": reinforce_sequence,
@@ -91,6 +113,7 @@ def learn(
         "reinforce_windows": reinforce_windows,
         "entropy": entropy,
         "contrastive": apart,
+        **more,
         "rewards": rewards.sequence.mean(),
         "advantage": advantage.mean() if len(advantage) else nothing,
     }
@@ -103,9 +126,7 @@ def label_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what labels teach: the loss, and its parts of all windows together and each alone."""
     labels, image, images = walked.labels, walked.image, len(walked.labels)
-    importance = torch.ones_like(labels, dtype=torch.float32)  # (images,)
-    if class_weights is not None:
-        importance = class_weights.to(labels.device)[labels]
+    importance = importance_of(labels, class_weights)  # (images,)
     alone = _weights_alone(walked.level, loss)  # (windows,)
     together = (_cross_entropy(walked.scores, labels, loss) * importance).mean()
     if loss.per_feature == "mixture":
@@ -115,6 +136,45 @@ def label_loss(
         each_image = _mean_by_image(each, alone, image, images)  # (images,)
     windows = (each_image * importance).mean()
     return loss.sequence * together + (1 - loss.sequence) * windows, together, windows
+
+
+def importance_of(labels: Tensor, class_weights: Tensor | None) -> Tensor:
+    """Return how much each image counts by its label (images,), of `class_weights` (classes,)."""
+    if class_weights is None:
+        return torch.ones_like(labels, dtype=torch.float32)
+    return class_weights.to(labels.device)[labels]
+
+
+def _teach(
+    walked: Walked, loss: Loss, surprise: Tensor, class_weights: Tensor | None
+) -> dict[str, Tensor]:
+    """Return what lessons beside the walk teach: by labels, by rewards, and by themselves.
+
+    The first and the last are means over images of the mean over its views, each the sum over what
+    it has several of. Draws inside of views are all answered for by their image's `surprise`
+    (images,), what its conclusion was worth beyond the usual.
+    """
+    labels, images = walked.labels, len(walked.labels)
+    importance = importance_of(labels, class_weights)
+    found: dict[str, Tensor] = {}
+
+    def add(name: str, value: Tensor) -> None:
+        found[name] = found[name] + value if name in found else value
+
+    for lessons, image in ((each.lessons, each.image) for each in walked.taught):
+        even = torch.ones_like(image)
+        if lessons.scores is not None:
+            views, several, _ = lessons.scores.shape
+            each = _cross_entropy(
+                lessons.scores.flatten(0, 1), labels[image].repeat_interleave(several), loss
+            )
+            each = each.view(views, several).sum(dim=1)
+            add("side", (_mean_by_image(each, even, image, images) * importance).mean())
+        if lessons.log_p is not None:
+            add("glimpses", -(surprise[image] * lessons.log_p).sum() / images)
+        if lessons.own is not None:
+            add("imitation", _mean_by_image(lessons.own, even, image, images).mean())
+    return found
 
 
 def _rewards(walked: Walked, below: Tensor, loss: Loss) -> Rewards:
@@ -144,12 +204,12 @@ def contrastive(concluded: Tensor, labels: Tensor, *, margin: float, samples: in
     return torch.where(same, 1 - alike, (alike - margin).clamp(min=0)).mean()
 
 
-def l2_penalty(model: nn.Module, loss: Loss, backbone_prefix: str = "backbone.") -> Tensor:
+def l2_penalty(model: nn.Module, loss: Loss) -> Tensor:
     """Return the weighted sum of squares of what is trained, biases too but not batch norms."""
     learned: dict[int, Tensor] = {}  # by id: a weight that two modules share counts once
     for name, module in model.named_modules():
         for full_name, weight in module.named_parameters(name, recurse=False):
-            skipped = loss.l2_of == "new" and full_name.startswith(backbone_prefix)
+            skipped = loss.l2_of == "new" and is_of_backbone(full_name)
             if weight.requires_grad and not skipped and not isinstance(module, _BatchNorm):
                 learned[id(weight)] = weight
     if not loss.l2 or not learned:

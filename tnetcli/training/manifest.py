@@ -11,17 +11,21 @@ from tnetcli.csv_file import Problems
 from tnetcli.errors import RecipeError
 from tnetcli.geometry import Window
 from tnetcli.readers.base import Reader, ReadOptions
+from tnetcli.readers.cropped import Crop
 from tnetcli.readers.open import open_image
 from tnetcli.sections import Data
 from tnetcli.training.inspection import check_files
 from tnetcli.training.listing import Listed, list_folder, list_manifest, nearest
 from tnetcli.training.splits import assign_splits, check_splits
-from tnetcli.wording import shorten
+from tnetcli.wording import counted, shorten
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One labelled image, not yet opened; `boxes` say where its label is to be seen, if known."""
+    """One labelled image, not yet opened; `boxes` say where its label is to be seen, if known.
+
+    Of one that is cropped nothing else is seen, so that it has no boxes.
+    """
 
     path: str
     label: int
@@ -30,10 +34,12 @@ class Example:
     split: str
     boxes: tuple[Window, ...]
     options: ReadOptions
+    crop: Crop | None = None
 
     def open(self) -> Reader:
         """Open the image as its row and the recipe want it read."""
-        return open_image(self.path, options=self.options)
+        reader = open_image(self.path, options=self.options)
+        return reader if self.crop is None else self.crop.of(reader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,14 @@ def read_examples(
     number = {name: index for index, name in enumerate(names)}
     examples = [
         Example(
-            each.path, number[each.label], each.id, each.group, each.split, each.boxes, each.options
+            path=each.path,
+            label=number[each.label],
+            id=each.id,
+            group=each.group,
+            split=each.split,
+            boxes=each.boxes if each.crop is None else (),
+            options=each.options,
+            crop=each.crop,
         )
         for each in listed
     ]
@@ -140,7 +153,7 @@ def _name_classes(
         if label not in classes:
             images = [each for each in listed if each.label == label]
             problems.add(
-                f"unknown label `{shorten(label)}` of {_count(len(images))}",
+                f"unknown label `{shorten(label)}` of {counted(len(images), 'image')}",
                 line=images[0].line,
                 hint=nearest(label, classes),
             )
@@ -167,7 +180,3 @@ def _check_repeats(listed: Sequence[Listed], problems: Problems) -> None:
                 line=each.line,
                 hint="an image has one label",
             )
-
-
-def _count(images: int) -> str:
-    return "1 image" if images == 1 else f"{images} images"

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from tnetcli.errors import RecipeError
 from tnetcli.sections import Optimizer, Schedule
-
-BACKBONE = "backbone."
+from tnetcli.training.parts import is_of_backbone
 
 
 def build_optimizer(
@@ -19,31 +18,46 @@ def build_optimizer(
 
     Biases and norms, which have one dimension, do not decay.
     """
-    groups: dict[tuple[bool, bool], list[tuple[str, Tensor]]] = {}
+    groups: dict[tuple[float, bool, bool], list[tuple[str, Tensor]]] = {}
+    left = set(settings.rates)
     for number, module in enumerate(modules):
         for name, weight in module.named_parameters():
+            part = next((each for each in settings.rates if f"{name}.".startswith(f"{each}.")), "")
+            left.discard(part)
             if weight.requires_grad:
-                kind = name.startswith(BACKBONE), weight.ndim > 1
+                kind = _rate(name, part, settings), is_of_backbone(name), weight.ndim > 1
                 groups.setdefault(kind, []).append((f"{number}.{name}", weight))
+    if left:
+        raise RecipeError(
+            f"optimizer.rates names a part that the model has not: `{min(left)}`",
+            hint="a part is named as in stages.freeze, such as global_stream",
+        )
     if not groups:
         raise RecipeError(
             "nothing is left that could learn", hint="freeze less, or give optimizer.backbone_rate"
         )
-    rate = settings.rate
-    backbone_rate = rate if settings.backbone_rate is None else settings.backbone_rate
     parameters = [
         {
             "params": [weight for _, weight in members],
-            "share": (backbone_rate if is_backbone else rate) / rate,
+            "share": rate / settings.rate,
             "weight_decay": settings.weight_decay if decays else 0.0,
         }
-        for (is_backbone, decays), members in groups.items()
+        for (rate, _, decays), members in groups.items()
     ]
     names = [name for members in groups.values() for name, _ in members]
     if settings.kind == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, momentum=settings.momentum), names
+        return torch.optim.SGD(parameters, lr=settings.rate, momentum=settings.momentum), names
     adam = torch.optim.AdamW if settings.kind == "adamw" else torch.optim.Adam
-    return adam(parameters, lr=rate, betas=settings.betas, eps=settings.epsilon), names
+    return adam(parameters, lr=settings.rate, betas=settings.betas, eps=settings.epsilon), names
+
+
+def _rate(name: str, part: str, settings: Optimizer) -> float:
+    """Return the full rate of a weight: that of its part, of the backbone, or of all."""
+    if part:
+        return settings.rates[part]
+    if settings.backbone_rate is not None and is_of_backbone(name):
+        return settings.backbone_rate
+    return settings.rate
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

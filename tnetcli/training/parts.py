@@ -6,18 +6,26 @@ from tnetcli.errors import RecipeError
 from tnetcli.models.base import Model
 from tnetcli.sections import Stage
 
+BACKBONE = "backbone"
+
+
+def is_of_backbone(name: str) -> bool:
+    """Say whether a weight or a module is of a backbone; a model may have several."""
+    return BACKBONE in name.split(".")
+
 
 def prepare_parts(model: Model, stage: Stage) -> None:
     """Let the parts learn that a stage does not freeze; what is frozen sees as in a prediction."""
     model.train()
-    frozen = set(stage.freeze)
+    frozen: set[str] = set(stage.freeze)
     if stage.optimizer.backbone_rate == 0:
-        frozen.add("backbone")
+        frozen.add(BACKBONE)
     if stage.learn == "tiles":
         frozen |= {"location", "weighting"}
-    for name, part in model.named_children():
-        part.requires_grad_(name not in frozen)
-        if name in frozen:
+    model.requires_grad_(True)
+    for name, part in model.named_modules():
+        if name in frozen or (BACKBONE in frozen and is_of_backbone(name)):
+            part.requires_grad_(False)
             part.eval()  # running statistics stay as they are
     built = model.arguments
     dropout = getattr(model, "dropout", None)

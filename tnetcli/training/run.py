@@ -8,6 +8,7 @@ from tnetcli.models.base import Model
 from tnetcli.normalisation import Normalisation
 from tnetcli.recipe import Recipe
 from tnetcli.sections import Stage
+from tnetcli.training.distributed import ALONE, Ranks
 from tnetcli.training.run_folder import RunFolder
 from tnetcli.training.sources import Source
 from tnetcli.training.validating import Validation
@@ -62,6 +63,8 @@ class Run:
     folder: RunFolder
     listener: Listener
     keeper: Keeper
+    ranks: Ranks = ALONE
+    device: str | None = None  # where that is not what the recipe says
 
 
 def steps_of(stage: Stage, run: Run) -> int:
@@ -70,5 +73,12 @@ def steps_of(stage: Stage, run: Run) -> int:
         return stage.steps
     assert stage.epochs is not None
     images = run.source.count("train")
-    size = min(stage.batch_size or run.recipe.training.batch_size, images)
+    size = min(batch_of(stage, run), images)
     return max(stage.epochs * (images // size) // stage.optimizer.accumulate, 1)
+
+
+def batch_of(stage: Stage, run: Run) -> int:
+    """Return how many images a step has, in all processes together."""
+    training = run.recipe.training
+    size = stage.batch_size or training.batch_size
+    return size if training.global_batch else size * run.ranks.count

@@ -165,3 +165,19 @@ class RunFolder:
                 ) from error
             tensors = {name: torch.from_numpy(array.copy()) for name, array in file.arrays()}
         return progress, tensors
+
+
+class Onlooker(RunFolder):
+    """The folder as processes see it that leave the writing to the first one."""
+
+    def start(self, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
+        """Do nothing."""
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def forget_after(self, step: int) -> None:
+        """Do nothing."""
+
+    def save_state(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
+        """Do nothing."""

@@ -12,7 +12,9 @@ from tnetcli.recipe import Recipe
 from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import read_tiles
 from tnetcli.sections import Data
+from tnetcli.told_windows import ToldWindows
 from tnetcli.training.manifest import Example, Examples, read_examples
+from tnetcli.visits import Told
 
 MOST_OPEN = 512  # images of a split that are kept open; their file handles are fewer
 IN_FLIGHT = 4  # batches, more than are being read or worked on at once
@@ -27,6 +29,7 @@ class Item:
     label: int
     boxes: tuple[Window, ...]
     name: str
+    told: tuple[Told, ...] | None = None  # what level 2 looks at, where that is told
 
 
 class Source(Protocol):
@@ -54,8 +57,15 @@ class Source(Protocol):
 class Files:
     """Images of a manifest, or of a folder for each class; `most_open` of a split are kept open."""
 
-    def __init__(self, examples: Examples, most_open: int = MOST_OPEN) -> None:
+    def __init__(
+        self, examples: Examples, most_open: int = MOST_OPEN, windows: ToldWindows | None = None
+    ) -> None:
+        if windows is not None:
+            windows.require(
+                (each.id, each.path) for each in (*examples.train, *examples.validation)
+            )
         self.classes = examples.classes
+        self._windows = windows
         self._splits: dict[str, tuple[Example, ...]] = {
             "train": examples.train,
             "validation": examples.validation,
@@ -81,7 +91,10 @@ class Files:
         known[number] = reader
         if len(known) > self._most_open:
             known.popitem(last=False)[1].close()
-        return Item(reader, example.label, example.boxes, example.id)
+        told = None
+        if self._windows is not None:
+            told = self._windows.of(example.id, example.path, reader.size)
+        return Item(reader, example.label, example.boxes, example.id, told)
 
     def close(self) -> None:
         """Close all images."""
@@ -126,7 +139,8 @@ def open_source(recipe: Recipe, data: Data, advance: Advance | None = None) -> S
     if data.landscape is None:
         largest = max(stage.batch_size or recipe.training.batch_size for stage in recipe.stages)
         wanted = max(MOST_OPEN, IN_FLIGHT * largest, data.statistics_images)
-        return Files(read_examples(data, recipe.model.classes), wanted)
+        windows = None if data.windows is None else ToldWindows(data.windows)
+        return Files(read_examples(data, recipe.model.classes), wanted, windows)
     tiles = read_tiles(data.path, advance)
     makers = {
         split: LandscapeMaker(tiles, split, data.landscape)

@@ -1,34 +1,12 @@
 """What two streams learn from: labels, and that the closer look has to know better; SPEC 5.4."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tnetcli.sections import Streams
 from tnetcli.training.draws import at_least_single
-from tnetcli.training.losses import Losses, Walked
-
-
-@dataclass(frozen=True, slots=True)
-class StreamWeights:
-    """How much counts of what; as published.
-
-    `local` is the weight of the windows' labels beside those of the whole image, `ranking` that of
-    the ranking loss. `hold_global` lets the ranking loss teach the local stream only.
-    """
-
-    local: float = 1.0
-    ranking: float = 0.5
-    margin: float = 0.5
-    hold_global: bool = False
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        if min(self.local, self.ranking) < 0:
-            raise ValueError(f"a weight is below 0: `{self.local}`, `{self.ranking}`")
-        if not 0 <= self.margin <= 1:
-            raise ValueError(f"margin is not within [0, 1]: `{self.margin}`")
+from tnetcli.training.losses import Losses, Walked, importance_of
 
 
 def ranking_loss(
@@ -53,16 +31,16 @@ def true_probability(scores: Tensor, labels: Tensor) -> Tensor:
 
 def learn_two_streams(
     walked: Walked,
-    weights: StreamWeights,
+    streams: Streams,
     *,
-    step_scores: Tensor | None = None,
+    label_smoothing: float = 0.0,
     class_weights: Tensor | None = None,
 ) -> Losses:
     """Return the loss of a step by SPEC 5.4, as the mean over images.
 
     Every image counts alike (times its `class_weights` (classes,)), whatever the number of its
     windows: their losses are averaged first. An image without windows learns only as a whole.
-    Where `step_scores` (windows, steps, classes) are given, each step learns the labels by itself.
+    Where lessons have the scores of each step, each learns the labels by itself.
 
     `parts` are before weighting: ce_global, ce_local, ranking; and, not part of the total,
     p_global and p_local, the mean probabilities of the true class.
@@ -78,22 +56,26 @@ def learn_two_streams(
     closer, image = walked.window_scores[near], walked.image[near]  # (patches, ...)
     truth = labels[image]  # (patches,)
 
-    each = _cross_entropy(closer, truth, weights)  # (patches,)
-    if step_scores is not None:
-        of_steps = step_scores[near]  # (patches, steps, classes)
-        repeated = truth.unsqueeze(1).expand(of_steps.shape[:2]).flatten()
-        each = _cross_entropy(of_steps.flatten(0, 1), repeated, weights)
-        each = each.view(of_steps.shape[:2]).mean(dim=1)
-    beside = overall[image].detach() if weights.hold_global else overall[image]
-    behind = ranking_loss(beside, closer, truth, margin=weights.margin)  # (patches,)
+    def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(
+            at_least_single(scores), labels, reduction="none", label_smoothing=label_smoothing
+        )
 
-    importance = torch.ones_like(labels, dtype=torch.float32)  # (images,)
-    if class_weights is not None:
-        importance = class_weights.to(labels.device)[labels]
-    ce_global = (_cross_entropy(overall, labels, weights) * importance).mean()
+    each = cross_entropy(closer, truth)  # (patches,)
+    told = [taught.lessons.scores for taught in walked.taught if taught.lessons.scores is not None]
+    if told:
+        of_steps = torch.cat(told)  # (patches, steps, classes)
+        repeated = truth.unsqueeze(1).expand(of_steps.shape[:2]).flatten()
+        each = cross_entropy(of_steps.flatten(0, 1), repeated)
+        each = each.view(of_steps.shape[:2]).mean(dim=1)
+    beside = overall[image].detach() if streams.hold_global else overall[image]
+    behind = ranking_loss(beside, closer, truth, margin=streams.margin)  # (patches,)
+
+    importance = importance_of(labels, class_weights)  # (images,)
+    ce_global = (cross_entropy(overall, labels) * importance).mean()
     ce_local = (_mean_by_image(each, image, images) * importance).mean()
     ranking = (_mean_by_image(behind, image, images) * importance).mean()
-    total = ce_global + weights.local * ce_local + weights.ranking * ranking
+    total = ce_global + streams.local * ce_local + streams.ranking * ranking
     parts = {
         "ce_global": ce_global,
         "ce_local": ce_local,
@@ -103,12 +85,6 @@ def learn_two_streams(
     }
     numbers = torch.stack([part.detach().float() for part in parts.values()]).tolist()
     return Losses(total, dict(zip(parts, numbers, strict=True)))
-
-
-def _cross_entropy(scores: Tensor, labels: Tensor, weights: StreamWeights) -> Tensor:
-    return functional.cross_entropy(
-        at_least_single(scores), labels, reduction="none", label_smoothing=weights.label_smoothing
-    )
 
 
 def _mean_by_image(values: Tensor, image: Tensor, images: int) -> Tensor:

@@ -15,6 +15,7 @@ from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Reader
 from tnetcli.training.batches import take
 from tnetcli.training.choices import by_chance
+from tnetcli.training.distributed import ALONE, Ranks
 from tnetcli.training.metrics import hit_levels, hit_rate
 from tnetcli.training.pictures import Sample
 from tnetcli.training.sources import Item, Source
@@ -57,9 +58,14 @@ def validate(
     device: str,
     precision: Precision,
     threads: int,
+    ranks: Ranks = ALONE,
 ) -> Validation:
-    """Look at validation images as a prediction would, and at some by chance to compare."""
+    """Look at validation images as a prediction would, and at some by chance to compare.
+
+    Processes that train together look at a part each; what they return is the same.
+    """
     count = min(images or source.count("validation"), source.count("validation"))
+    own = ranks.part(count)
     with Looker(
         model,
         normalisation,
@@ -69,42 +75,54 @@ def validate(
         precision=precision,
         threads=threads,
     ) as looker:
-        found = [
-            pair
-            for start in range(0, count, BATCH)
-            for pair in _look(
-                looker, take(source, "validation", start, min(start + BATCH, count)), plan
-            )
-        ]
-        if not found:
-            raise ManifestError("no image of the validation can be read", hint="see `tnet info`")
+
+        def look(until: int, *, at_random: bool = False) -> list[tuple[Item, Sight]]:
+            stop = min(own.stop, until)
+            return [
+                pair
+                for start in range(own.start, stop, BATCH)
+                for pair in _look(
+                    looker,
+                    take(source, "validation", start, min(start + BATCH, stop)),
+                    plan,
+                    at_random=at_random,
+                )
+            ]
+
+        found = look(count)
         compared = min(count, BY_CHANCE) if plan.levels > 1 else 0
-        random = [
-            pair
-            for start in range(0, compared, BATCH)
-            for pair in _look(
-                looker,
-                take(source, "validation", start, min(start + BATCH, compared)),
-                plan,
-                at_random=True,
-            )
-        ]
-    levels = max(len(sight.level_scores) for _, sight in found)
+        random = look(compared, at_random=True)
+    seen = [each for part in ranks.gather([_check(*pair) for pair in found]) for each in part]
+    chance = [each for part in ranks.gather([_check(*pair) for pair in random]) for each in part]
+    if not seen:
+        raise ManifestError("no image of the validation can be read", hint="see `tnet info`")
+    levels = max(len(each["right"]) for each in seen)
     row: dict[str, Any] = {
-        "images": len(found),
-        "loss": float(np.mean([_loss(item, sight) for item, sight in found])),
-        "accuracy": [_accuracy(found, level) for level in range(levels)],
-        "windows": float(np.mean([len(sight.visits) - 1 for _, sight in found])),
+        "images": len(seen),
+        "loss": float(np.mean([each["loss"] for each in seen])),
+        "accuracy": [_accuracy(seen, level) for level in range(levels)],
+        "windows": float(np.mean([each["windows"] for each in seen])),
     }
-    hits = hit_rate(hit_levels(_windows(sight), item.boxes) for item, sight in found if item.boxes)
+    hits = hit_rate(dict(each["hits"]) for each in seen)
     if any(level > 1 for level in hits):
         row["hit"] = [hits[level].value for level in sorted(hits) if level > 1]
-    if random:
-        same = {item.name for item, _ in random}
-        learned = [pair for pair in found if pair[0].name in same]
-        row["by_chance"] = _accuracy(random, levels - 1)
+    if chance:
+        same = {each["name"] for each in chance}
+        learned = [each for each in seen if each["name"] in same]
+        row["by_chance"] = _accuracy(chance, levels - 1)
         row["gain_over_chance"] = _accuracy(learned, levels - 1) - row["by_chance"]
     return Validation(row, [_sample(*pair, source.classes) for pair in found[:SHOWN]])
+
+
+def _check(item: Item, sight: Sight) -> dict[str, Any]:
+    """Return what is to be known of one image, as plain values."""
+    return {
+        "name": item.name,
+        "loss": _loss(item, sight),
+        "right": [bool(scores.argmax() == item.label) for scores in sight.level_scores],
+        "windows": len(sight.visits) - 1,
+        "hits": [*hit_levels(_windows(sight), item.boxes).items()],
+    }
 
 
 def _look(
@@ -112,20 +130,18 @@ def _look(
 ) -> list[tuple[Item, Sight]]:
     seeds = [zlib.crc32(item.name.encode()) for item in items]
     attend = by_chance(seeds) if at_random else None
-    sights = looker.look([item.reader for item in items], plan, seeds=seeds, attend=attend)
+    told = None if at_random else [item.told for item in items]
+    sights = looker.look(
+        [item.reader for item in items], plan, seeds=seeds, attend=attend, told=told
+    )
     return [
         (item, sight) for item, sight in zip(items, sights, strict=True) if isinstance(sight, Sight)
     ]
 
 
-def _at(sight: Sight, level: int) -> NDArray[np.float32]:
-    """Return the scores had the looking ended at a level, or where it did."""
-    scores: NDArray[np.float32] = sight.level_scores[min(level, len(sight.level_scores) - 1)]
-    return scores
-
-
-def _accuracy(found: list[tuple[Item, Sight]], level: int) -> float:
-    return float(np.mean([_at(sight, level).argmax() == item.label for item, sight in found]))
+def _accuracy(seen: list[dict[str, Any]], level: int) -> float:
+    """Return the part that is right had the looking ended at a level, or where it did."""
+    return float(np.mean([each["right"][min(level, len(each["right"]) - 1)] for each in seen]))
 
 
 def _loss(item: Item, sight: Sight) -> float:

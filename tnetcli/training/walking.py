@@ -21,10 +21,10 @@ from tnetcli.training.draws import (
     entropy_share,
     mix,
 )
-from tnetcli.training.losses import Walked
+from tnetcli.training.losses import Taught, Walked
 from tnetcli.traversal import Plan, traverse
 from tnetcli.views import Fit, View, Views, root_window
-from tnetcli.visits import Place, Seen, Walk
+from tnetcli.visits import Place, Seen, Told, Walk
 
 # Crops make images smaller: a cell of one may be somewhat finer than the image's own pixels, so
 # that they are walked as deep as whole images are in prediction.
@@ -40,6 +40,7 @@ class Batch:
     seeds: Sequence[int]  # of what is drawn in each
     names: Sequence[str]
     first: "Sequence[Future[View | TnetError]]"
+    told: Sequence[Sequence[Told] | None] | None = None  # windows of each in place of cells
 
     def only(self, kept: Sequence[int]) -> "Batch":
         """Return the images of these numbers."""
@@ -49,6 +50,7 @@ class Batch:
             [self.seeds[i] for i in kept],
             [self.names[i] for i in kept],
             [self.first[i] for i in kept],
+            None if self.told is None else [self.told[i] for i in kept],
         )
 
     def repeated(self, samples: int) -> "Batch":
@@ -101,6 +103,7 @@ class _Notes:
     features: list[Tensor] = field(default_factory=list)
     sights: Sights = field(default_factory=Sights)
     choices: list[_Choice] = field(default_factory=list)
+    taught: list[Taught] = field(default_factory=list)
     timing: Timing = field(default_factory=Timing)
 
 
@@ -125,7 +128,8 @@ class Walker:
             plan,
             policy=loss.selection,
             temperature=loss.temperature,
-            least_side=share * model.view_size if least is None else least,
+            least_side=share * model.smallest_view if least is None else least,
+            levels=min(plan.levels, model.most_levels or plan.levels),
             once=False,  # every choice has to be answered for
             budget=None,
         )
@@ -148,10 +152,11 @@ class Walker:
             self._model.grid,
             self._plan,
             seeds=batch.seeds,
+            told=batch.told,
         )
         self.timing, self.sights = notes.timing, notes.sights
         labels = torch.tensor(batch.labels, device=self._device)
-        return self._conclude(walk, torch.cat(notes.features), labels, notes.choices)
+        return self._conclude(walk, torch.cat(notes.features), labels, notes)
 
     def _look(self, places: Sequence[Place], batch: Batch, notes: _Notes) -> list[Seen | None]:
         start = time.perf_counter()
@@ -170,7 +175,10 @@ class Walker:
         score = places[0].region.level < self._plan.levels
         regions = [place.region for place in places]
         with autocast(self._device, self._precision):
-            looked = self._model.look(values, regions, score_cells=score)
+            looked, lessons = self._model.study(values, regions, score_cells=score)
+        if lessons is not None:
+            rows = [places[number].image for number in lessons.regions]
+            notes.taught.append(Taught(lessons, torch.tensor(rows, device=self._device)))
         if looked.bare is not None:
             notes.sights.features.append(looked.bare.detach().float())
             notes.sights.regions += regions
@@ -187,7 +195,9 @@ class Walker:
                     "the attention is not a number", hint="lower optimizer.rate, or clip gradients"
                 )
             allowed = torch.from_numpy(cells > self._plan.least_valid).flatten(1).to(self._device)
-            drawn_by = mix(attention, self._loss.uniform, allowed)
+            # A model that names the cells itself has no use for others.
+            uniform = 0.0 if self._model.grid.only_attended else self._loss.uniform
+            drawn_by = mix(attention, uniform, allowed)
             notes.choices.append(_Choice(first, attention, drawn_by, allowed))
             chances = drawn_by.detach().double().cpu().numpy().reshape(shape)
         return [Seen(each, cell) for each, cell in zip(chances, cells, strict=True)]
@@ -198,9 +208,7 @@ class Walker:
         (chunk,) = self._views.read(places, batch.readers, len(places))
         return [view for _, view in chunk]
 
-    def _conclude(
-        self, walk: Walk, features: Tensor, labels: Tensor, choices: Sequence[_Choice]
-    ) -> Walked:
+    def _conclude(self, walk: Walk, features: Tensor, labels: Tensor, notes: _Notes) -> Walked:
         image = torch.tensor([visit.place.image for visit in walk.visits], device=self._device)
         level = torch.tensor(
             [visit.place.region.level for visit in walk.visits], device=self._device
@@ -211,7 +219,7 @@ class Walker:
             self._model.conclude(padded, (levels > 0) & (levels <= depth))
             for depth in range(1, deepest + 1)
         ]
-        log_p, entropy = self._probabilities(walk, choices, len(image))
+        log_p, entropy = self._probabilities(walk, notes.choices, len(image))
         return Walked(
             labels=labels,
             scores=conclusions[-1].scores,
@@ -222,6 +230,7 @@ class Walker:
             level=level,
             log_p=log_p,
             entropy=entropy,
+            taught=tuple(notes.taught),
             samples=self._loss.samples,
         )
 

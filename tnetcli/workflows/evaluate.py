@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.checkpoint import load_model
+from tnetcli.description import CropKind
 from tnetcli.errors import UsageError
 from tnetcli.looking import Looker
 from tnetcli.sections import Data
@@ -22,7 +23,7 @@ from tnetcli.training.metrics import (
     summarise,
 )
 from tnetcli.traversal import Plan
-from tnetcli.workflows.labelled import Split, read_labelled
+from tnetcli.workflows.labelled import Split, read_labelled, read_told
 from tnetcli.workflows.steps import steps_of_plan
 from tnetcli.workflows.tally import AttentionSummary, Choice, Failure, MeanCost, Row, Tally
 
@@ -67,6 +68,7 @@ def evaluate(
     check_attention: bool = False,
     seed: int = 0,
     bands: tuple[str, ...] | None = None,
+    crop: CropKind | None = None,
     device: str = "auto",
     threads: int = 4,
     batch_size: int = 8,
@@ -83,17 +85,18 @@ def evaluate(
     checkpoint = load_model(model)
     description, grid = checkpoint.description, checkpoint.model.grid
     plan = description.plan(levels=levels, keep=keep)
-    plan = replace(plan, levels=min(plan.levels, checkpoint.model.most_levels or plan.levels))
     most = sum(step.views for step in steps_of_plan(plan, grid)) - 1
     chosen = choose_counts(counts, most)
-    images = read_labelled(data, split, description.classes, bands=bands)
+    if crop is None and description.crop != "none":
+        crop = description.crop
+    images = read_labelled(data, split, description.classes, bands=bands, crop=crop)
     with_boxes = any(image.boxes for image in images)
     choices: list[Choice] = ["attention"]
     choices += ["random"] if random and most else []
     choices += ["oracle"] if oracle and most and with_boxes else []
     with Looker.of(checkpoint, device=device, threads=threads) as looker:
         checked = description.classes if check_attention else None
-        tally = Tally(looker, plan, choices, chosen, seed, classes=checked)
+        tally = Tally(looker, plan, choices, chosen, seed, classes=checked, windows=read_told(data))
         for first in range(0, len(images), batch_size):
             tally.add(images[first : first + batch_size])
             if advance is not None:

@@ -40,9 +40,12 @@ def steps_of(keep: Sequence[int], *, root_always_scored: bool = False) -> Steps:
     return tuple(steps)
 
 
-def steps_of_plan(plan: Plan, grid: Grid) -> Steps:
-    """Return the most that a walk by `plan` can cost; windows that coincide may save some."""
-    cells = grid.rows * grid.columns
+def steps_of_plan(plan: Plan, grid: Grid, *, most: int | None = None) -> Steps:
+    """Return the most that a walk by `plan` can cost; windows that coincide may save some.
+
+    `most` of a window's cells can be followed, by itself all.
+    """
+    cells = grid.rows * grid.columns if most is None else most
     if plan.policy == "best_first":
         # One window at a time, and none of them known to be the deepest.
         reachable = sum(cells**depth for depth in range(1, plan.levels))

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +16,18 @@ from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.recipe import Recipe
 from tnetcli.sections import Data
+from tnetcli.training.distributed import (
+    Ranks,
+    joined,
+    note_start,
+    speaking_once,
+    was_restarted,
+)
 from tnetcli.training.events import Events
 from tnetcli.training.loop import train
 from tnetcli.training.pictures import draw_curves, draw_samples
-from tnetcli.training.run import Listener, Run
-from tnetcli.training.run_folder import RunFolder
+from tnetcli.training.run import Keeper, Listener, Run, batch_of
+from tnetcli.training.run_folder import Onlooker, RunFolder
 from tnetcli.training.sources import Advance, Source, open_source
 from tnetcli.training.statistics import as_text, estimate
 from tnetcli.training.validating import Validation
@@ -38,23 +45,48 @@ def run_recipe(
     advance: Advance | None = None,
 ) -> RunFolder:
     """Train the model of a recipe into a folder; the best model is there from early on."""
-    if recipe.data is None:
-        raise RecipeError(
-            "the recipe has no section `data`", hint="data: {path: images.csv}, or see recipes/"
-        )
-    files = RunFolder(folder)
-    files.check(recipe, resume=resume, overwrite=overwrite)  # before anything takes time
-    with closing(open_source(recipe, recipe.data, advance)) as source:
-        run = _prepare(recipe, recipe.data, source, files, listener)
-        files.start(recipe, resume=resume, overwrite=overwrite)
-        with _noted(listener, files.events, recipe.training.tensorboard) as heard:
-            train(replace(run, listener=heard), resume=resume)
-    draw_curves(files.rows(), files.curves)
+    with speaking_once():
+        data = _data_of(recipe)
+    with joined(recipe.training.device) as (ranks, device), ExitStack() as closing:
+        # The first one decides: others may see the folder as it was a moment ago.
+        if ranks.gather(ranks.is_first and was_restarted(folder))[0]:
+            resume, overwrite = True, False
+        files = RunFolder(folder) if ranks.is_first else Onlooker(folder)
+        with ranks.failing_together():
+            if ranks.is_first:
+                files.check(recipe, resume=resume, overwrite=overwrite)  # before it takes time
+        with ranks.failing_together():  # and goes on when the folder is as it is to be
+            source = open_source(recipe, data, advance)
+            closing.callback(source.close)
+            run = _prepare(recipe, data, source, files, listener, ranks)
+            _check_sharing(run)
+            files.start(recipe, resume=resume, overwrite=overwrite)
+            if ranks.is_first:
+                note_start(folder)
+        wanted = recipe.training.tensorboard and ranks.is_first
+        with speaking_once(), _noted(listener, files.events, wanted) as heard:
+            train(replace(run, listener=heard, device=device), resume=resume)
+        if ranks.is_first:
+            draw_curves(files.rows(), files.curves)
     return files
 
 
+def _data_of(recipe: Recipe) -> Data:
+    if recipe.data is None:
+        raise RecipeError(
+            "the recipe has no section `data`",
+            hint="data: {path: images.csv}; see `tnet recipes show own-images`",
+        )
+    return recipe.data
+
+
 def _prepare(
-    recipe: Recipe, data: Data, source: Source, files: RunFolder, listener: Listener
+    recipe: Recipe,
+    data: Data,
+    source: Source,
+    files: RunFolder,
+    listener: Listener,
+    ranks: Ranks,
 ) -> Run:
     """Look at the images, build the model, and say what is wrong before anything is written."""
     first = source.item("train", 0).reader
@@ -77,7 +109,8 @@ def _prepare(
         recipe.model.arguments,
         classes=len(source.classes),
         bands=len(bands),
-        pretrained=recipe.model.pretrained,
+        # One process asks the hub, the others take its weights over.
+        pretrained=recipe.model.pretrained if ranks.is_first else False,
     )
     if start is not None:
         _take_over(model, start, source.classes)
@@ -94,8 +127,23 @@ def _prepare(
         name=recipe.name,
         summary=recipe.summary,
     )
-    keeper = _Keeper(files, described, half=recipe.training.half)
-    return Run(recipe, source, normalisation, model, files, listener, keeper)
+    keeper: Keeper = _Nobody()
+    if ranks.is_first:
+        keeper = _Keeper(files, described, half=recipe.training.half)
+    return Run(recipe, source, normalisation, model, files, listener, keeper, ranks)
+
+
+def _check_sharing(run: Run) -> None:
+    """Refuse, before anything is written, more processes than there is work for."""
+    if run.recipe.training.sync_batchnorm:
+        run.ranks.check_norms()
+    images = run.source.count("train")
+    step = min(batch_of(stage, run) for stage in run.recipe.stages)
+    if run.ranks.count > min(step, images):
+        raise RecipeError(
+            f"{run.ranks.count} processes for {step} images a step of {images}",
+            hint="start fewer processes, or give a larger batch_size",
+        )
 
 
 @contextmanager
@@ -147,6 +195,15 @@ def _take_over(model: Model, start: Checkpoint, classes: tuple[str, ...]) -> Non
     model.load_state_dict(theirs, strict=False)
     if not same:
         log.warning("other classes: the classifier starts anew")
+
+
+class _Nobody:
+    """Keeps nothing: the first process does."""
+
+    def keep(
+        self, model: Model, validation: Validation | None, *, best: bool, stage: str = ""
+    ) -> None:
+        """Do nothing."""
 
 
 class _Keeper:

@@ -1,0 +1,357 @@
+"""What processes of torchrun exchange; real processes, started as users start them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from tests.runs import CLASSES, write_images
+from tnetcli.errors import RecipeError
+from tnetcli.training.distributed import (
+    ALONE,
+    OtherFailedError,
+    Ranks,
+    _buckets,
+    note_start,
+    speaking_once,
+    synchronise,
+    was_restarted,
+)
+from tnetcli.training.gathering import merge
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+STEPS = 20
+RECIPE = f"""
+model:
+  classes: [{", ".join(CLASSES)}]
+  backbone: test_convnext  # has no batch norm
+  view_size: 32
+  grid: {{rows: 3, columns: 3, cell_fraction: 0.5}}
+  location_size: 8
+traversal: {{levels: 2, keep: [2]}}
+data: {{path: images/images.csv}}
+augmentation: {{flip: both, colour: true}}
+loss: {{baseline: per_class, reinforce: 0.5}}
+optimizer: {{rate: 0.003}}
+stages: [{{steps: {STEPS}}}]
+training: {{batch_size: 4, validate_every: 5, log_every: 5, threads: 1, device: cpu}}
+"""
+
+
+def environment(**more):
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+def torchrun(count, *arguments, folder, options=(), **more):
+    words = [*TORCHRUN, *options, "--nproc-per-node", str(count), *map(str, arguments)]
+    return subprocess.run(
+        words, cwd=folder, env=environment(**more), capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("distributed")
+    write_images(folder / "images", train=12, validation=6)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    """A run of two processes that nothing disturbed."""
+    done = torchrun(
+        2, "-m", "tnetcli", "train", "recipe.yaml", "-o", "two", "--global-batch", folder=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        str(Path("two") / "model.safetensors")
+    ]  # one of them speaks
+    assert done.stderr.count("stage train") == 1
+    return folder / "two"
+
+
+def rows(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def farthest(one, other):
+    first, second = load_file(one / "last.safetensors"), load_file(other / "last.safetensors")
+    assert first.keys() == second.keys()
+    return max(np.abs(first[name] - second[name]).max() for name in first)
+
+
+def test_two_processes_learn_what_one_learns_from_the_same_batches(folder, two):
+    words = [sys.executable, "-m", "tnetcli", "train", "recipe.yaml", "-o", "one"]
+    subprocess.run(words, cwd=folder, env=environment(), check=True, capture_output=True)
+    assert farthest(folder / "one", two) < 1e-4
+    alone, both = rows(folder / "one"), rows(two)
+    assert [row["step"] for row in alone] == [row["step"] for row in both]
+    for mine, theirs in zip(alone, both, strict=True):
+        of = "validation" if "validation" in mine else None
+        mine, theirs = (mine[of], theirs[of]) if of else (mine, theirs)
+        for key in ("loss", "accuracy", "windows"):
+            assert mine[key] == pytest.approx(theirs[key], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_by_itself_after_a_process_is_lost(folder, two):
+    words = [*TORCHRUN, "--max-restarts", "3", "--nproc-per-node", "2", "-m", "tnetcli", "train"]
+    words += ["recipe.yaml", "-o", "killed", "--global-batch"]
+    with subprocess.Popen(
+        words, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
+    ) as agent:
+        deadline = time.monotonic() + 120
+        while not (folder / "killed" / "state.safetensors").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(process_of(agent.pid, rank=1), signal.SIGKILL)
+        _, told = agent.communicate(timeout=240)
+        assert agent.returncode == 0, told
+    assert farthest(folder / "killed", two) == 0
+    found = [(row["step"], "validation" in row) for row in rows(folder / "killed")]
+    assert found == [(row["step"], "validation" in row) for row in rows(two)]
+
+
+@pytest.mark.slow
+def test_a_signal_to_torchrun_saves_the_state_and_resume_goes_on(folder, two):
+    words = ["--nproc-per-node", "2", "-m", "tnetcli", "train", "recipe.yaml", "--global-batch"]
+    with subprocess.Popen(
+        [*TORCHRUN, *words, "-o", "stopped"],
+        cwd=folder,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as agent:
+        deadline = time.monotonic() + 120
+        while not (folder / "stopped" / "state.safetensors").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        agent.send_signal(signal.SIGTERM)
+        _, told = agent.communicate(timeout=120)
+    assert told.count("error: stopped by a signal") == 1
+    assert "torchrun ... -m tnetcli train recipe.yaml -o stopped --resume" in told
+    again = [*words[2:], "-o", "stopped", "--resume"]
+    done = torchrun(2, *again, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert farthest(folder / "stopped", two) == 0
+    assert [row["step"] for row in rows(folder / "stopped")] == [row["step"] for row in rows(two)]
+
+
+def process_of(agent, *, rank):
+    """Return the process of a rank among the children of an agent."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rsplit(")", 1)[1].split()[1])
+            variables = (status.parent / "environ").read_bytes().split(b"\0")
+        except (OSError, IndexError):
+            continue
+        if parent == agent and f"RANK={rank}".encode() in variables:
+            return int(status.parent.name)
+    raise AssertionError(f"no process of rank {rank}")
+
+
+CHECKS = """
+    import torch
+    from torch import nn
+    from tnetcli.errors import ImageError, ManifestError, RecipeError
+    from tnetcli.training.distributed import OtherFailedError, joined
+
+    with joined("cpu") as (ranks, device):
+        own = ranks.rank
+        assert (ranks.count, device, ranks.is_first) == (3, "cpu", own == 0)
+        said = {"rank": own, "text": "ä" * own * 1000, "list": [1.5] * own}
+        found = ranks.gather(said)
+        assert [each["rank"] for each in found] == [0, 1, 2] and found[own] == said
+        assert ranks.any(own == 1) and not ranks.any(False)
+        values = torch.tensor([1.0, own])
+        assert ranks.total(values).tolist() == [3.0, 3.0] and values[1] == own
+        assert ranks.share((0, 2, 4)[own]) == (0, 1, 2)[own]
+        assert ranks.share(0) == 0
+        parts = [0] * 10
+        for number in range(10)[ranks.part(10)]:
+            parts[number] += 1
+        assert ranks.total(torch.tensor(parts, dtype=torch.float32)).tolist() == [1.0] * 10
+
+        torch.manual_seed(own)
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+        ranks.take_over(model)
+        assert ranks.gather(model[0].weight.tolist()) == [model[0].weight.tolist()] * 3
+        model[1].running_mean.fill_(own)
+        ranks.agree([model])
+        assert model[1].running_mean.tolist() == [1.0, 1.0]
+        model[0].weight.grad = torch.full((2, 2), float(own))
+        if own == 2:  # who saw nothing counts as zero
+            model[0].bias.grad = torch.full((2,), 6.0)
+        ranks.average_gradients([model])
+        assert model[0].weight.grad.tolist() == [[1.0, 1.0]] * 2
+        assert model[0].bias.grad.tolist() == [2.0, 2.0]
+        assert model[2].weight.grad is None  # nobody has learned anything
+        try:
+            ranks.synchronise_norms(model)
+        except RecipeError:
+            print("no cards")
+
+        with ranks.failing_together():
+            pass
+        problems = (None, ImageError("none", hint="a"), ImageError("none", hint="a"))
+        for problem, codes in (
+            (ManifestError("all"), ["ManifestError", 4, 4]),  # the first one speaks
+            (problems[own], [3, "ImageError", 3]),
+            (ImageError(f"{own}"), ["ImageError"] * 3),  # each has something to say
+        ):
+            try:
+                with ranks.failing_together():
+                    if problem is not None:
+                        raise problem
+                found = None
+            except OtherFailedError as error:
+                found = error.exit_code
+            except (ImageError, ManifestError) as error:
+                found = type(error).__name__
+            assert found == codes[own], (found, codes)
+"""
+
+
+def test_three_processes_agree(tmp_path):
+    script = tmp_path / "checks.py"
+    script.write_text(textwrap.dedent(CHECKS))
+    done = torchrun(3, script, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["no", "cards"] * 3
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--set", "training.batch_size=none"], "`training.batch_size` is `none`"),
+        slow(["--set", "data.path=none.csv"], "cannot read the manifest"),
+        slow(["--set", "training.sync_batchnorm=true"], "needs graphics cards"),
+        slow(["--set", "training.batch_size=1", "--global-batch"], "2 processes for 1 images"),
+    ],
+)
+def test_what_all_processes_find_is_said_once_and_nothing_is_written(folder, options, problem):
+    words = ["-m", "tnetcli", "train", "recipe.yaml", "-o", "refused", *options]
+    done = torchrun(2, *words, folder=folder)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert problem in line
+    assert done.stderr.count("exitcode  : 4") == 2
+    assert not (folder / "refused").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_there_is_refused_once_by_every_attempt(folder, two):
+    """Not gone on with, as if torchrun had lost a process of it."""
+    before = (two / "metrics.jsonl").read_bytes()
+    words = ["-m", "tnetcli", "train", "recipe.yaml", "-o", "two", "--global-batch"]
+    done = torchrun(2, *words, folder=folder, options=["--max-restarts", "1"])
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert told == ["error: `two` holds a run already"] * 2
+    assert (two / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("run_id", ["none", "1234"])
+def test_only_a_run_that_this_torchrun_has_begun_is_gone_on_with(tmp_path, monkeypatch, run_id):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+    note_start(tmp_path)
+    assert not was_restarted(tmp_path)  # the first attempt
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert was_restarted(tmp_path)
+    assert not was_restarted(tmp_path / "other")
+    if run_id == "none":
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+    else:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "5678")
+    assert not was_restarted(tmp_path)
+
+
+def test_without_torchrun_no_note_is_left(tmp_path, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    note_start(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("rank", "kind"), [("0", RecipeError), ("1", OtherFailedError)])
+def test_one_process_of_a_machine_speaks(monkeypatch, rank, kind):
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    with pytest.raises(kind) as caught, speaking_once():
+        raise RecipeError("all say the same")
+    assert caught.value.exit_code == 4
+
+
+def test_synchronised_batch_norms_keep_their_activations():
+    import timm
+
+    torch.manual_seed(0)
+    network = timm.create_model("test_efficientnet", num_classes=3).eval()
+    views = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        before = network(views)
+        synchronise(network)
+        after = network(views)
+    norms = [each for each in network.modules() if isinstance(each, torch.nn.SyncBatchNorm)]
+    assert len(norms) > 5
+    assert torch.allclose(before, after, atol=1e-5)
+
+
+def test_alone_nothing_is_exchanged():
+    assert ALONE.gather({"a": 1}) == [{"a": 1}]
+    assert ALONE.any(True)
+    assert not ALONE.any(False)
+    assert ALONE.share(0) == 1
+    assert ALONE.part(7) == slice(0, 7)
+    module = torch.nn.Linear(2, 2)
+    for act in (ALONE.take_over, ALONE.synchronise_norms):
+        act(module)
+    ALONE.average_gradients([module])
+    ALONE.agree([module])
+    ALONE.wait()
+    with pytest.raises(RecipeError, match="as it is"), ALONE.failing_together():
+        raise RecipeError("as it is")
+    assert module.weight.grad is None
+
+
+@pytest.mark.parametrize(("count", "things"), [(1, 5), (2, 5), (3, 3), (4, 2), (7, 100)])
+def test_every_thing_is_somebodys_own(count, things):
+    found = [
+        number for rank in range(count) for number in range(things)[Ranks(rank, count).part(things)]
+    ]
+    assert found == list(range(things))
+
+
+def test_what_is_exchanged_at_once_is_bounded(monkeypatch):
+    monkeypatch.setattr("tnetcli.training.distributed.BUCKET", 10)
+    tensors = [torch.zeros(n) for n in (4, 4, 4, 25, 1)] + [torch.zeros(3, dtype=torch.float64)]
+    found = [[each.numel() for each in bucket] for bucket in _buckets(tensors)]
+    assert found == [[4, 4], [4], [25], [1], [3]]
+
+
+def test_figures_of_processes_are_weighted_by_their_images():
+    rows = [
+        {"loss": 1.0, "accuracy": [0.5, 1.0], "windows": 6},
+        {"loss": 3.0, "accuracy": [1.0], "windows": 2, "entropy": 0.25},
+    ]
+    assert merge(rows, [3, 1]) == {
+        "loss": 1.5,
+        "accuracy": [0.625, 1.0],
+        "windows": 8,
+        "entropy": 0.25,
+    }
+    assert merge(rows[:1], [3]) is rows[0]
