@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tnetcli.devices import autocast, choose_device, is_out_of_memory
+from tnetcli.devices import autocast, choose_device, is_out_of_memory, sharing_cores
 from tnetcli.errors import UsageError
 
 
@@ -43,3 +43,17 @@ def test_bf16_computes_in_bf16_and_fp32_does_not():
 )
 def test_out_of_memory_is_told_from_other_errors(error, expected):
     assert is_out_of_memory(error) is expected
+
+
+@pytest.mark.parametrize(("device", "threads"), [("cpu", 2), ("cuda", 4)])
+def test_lanes_share_the_cores_and_give_them_back(device, threads):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        with sharing_cores(2, torch.device(device)):
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 4
+        with sharing_cores(9, torch.device("cpu")):
+            assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

@@ -53,3 +53,8 @@ def test_a_missing_extra_names_the_command_that_installs_it():
     error = MissingExtraError.of("slides", "reading `a.svs`")
     assert "reading `a.svs`" in str(error)
     assert error.hint == "pip install 'tnetcli[slides]'"
+
+
+def test_a_problem_is_found_again_by_its_name():
+    assert errors.kind_of("ManifestError") is ManifestError
+    assert errors.kind_of("ZeroDivisionError") is ImageError

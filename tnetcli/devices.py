@@ -1,6 +1,7 @@
 """Where a model runs, at what precision, and what to do when memory runs out."""
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -42,19 +43,24 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
 
 
-def available_cores() -> int:
-    """Return how many cores this job may use: as SLURM says, or as the system does."""
-    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if given.isdigit() and int(given) > 0:
-        return int(given)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def limit_threads(count: int) -> None:
     """Compute with so many threads at most: a job may have fewer cores than the machine."""
     torch.set_num_threads(count)
+
+
+@contextmanager
+def sharing_cores(lanes: int, device: torch.device) -> Iterator[None]:
+    """Let so many threads compute side by side on this machine, each with its part of the cores.
+
+    One that computed with all of them would wait, at each layer, for a core on which another reads.
+    """
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, before // lanes))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

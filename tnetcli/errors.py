@@ -8,7 +8,8 @@ TnetError
 ├── ModelError         5   a model cannot be built, or its file cannot be loaded
 ├── MissingExtraError  6   an optional dependency is not installed
 ├── OutputError        7   an output exists or cannot be written
-└── SomeFailedError    8   some images failed, the rest are done
+├── SomeFailedError    8   some images failed, the rest are done
+└── ClusterError      75   other processes of the work are gone; run again to go on
 """
 
 from typing import ClassVar
@@ -86,6 +87,12 @@ class OutputError(TnetError):
     """An output exists already or cannot be written."""
 
     exit_code = 7
+
+
+class ClusterError(TnetError):
+    """Other processes of the work are gone; what is finished is kept: run again to go on."""
+
+    exit_code = 75
 
 
 class SomeFailedError(TnetError):

@@ -376,6 +376,84 @@ def test_a_signal_finishes_what_was_begun(folder, tmp_path, whole, name):
                  {os.path.relpath(k, folder / "images"): v for k, v in whole.items()})  # fmt: skip
 
 
+def test_ctrl_c_tells_what_is_kept_and_how_to_go_on(folder, tmp_path):
+    for given, hint in (
+        (["-o", tmp_path / "a.jsonl"], "what is done is kept: run the same command again"),
+        (["-o", "-"], "with -o FILE.jsonl it is kept"),
+    ):
+        again = [f"images/../images/{number:02}.tif" for number in range(9)]  # other ids
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tnetcli", "predict", "--model", "m.safetensors", "--device",
+             "cpu", *map(str, given), "--batch-size", "1", "images", *again],
+            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        if given[-1] == "-":
+            assert json.loads(process.stdout.readline())["status"] == "ok"
+        else:
+            while not (given[-1].exists() and given[-1].stat().st_size):
+                assert process.poll() is None
+                time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        shown, said = process.communicate(timeout=90)
+        assert process.returncode == 130
+        assert said.splitlines()[-2] == "error: interrupted"
+        assert said.splitlines()[-1].startswith("hint: ")
+        assert hint in said.splitlines()[-1]
+        for line in shown.splitlines():
+            json.loads(line)  # none is torn
+
+
+def test_a_strange_file_in_place_of_an_overlay_stays_unless_it_may_go(folder, tmp_path):
+    out, overlays, image = tmp_path / "a.jsonl", tmp_path / "overlays", folder / "images/00.tif"
+    options = [image, folder / "images/01.tif", "-o", out, "--overlay", overlays]
+    strange = overlays / f"_{image}.geojson"
+    strange.parent.mkdir(parents=True)
+    strange.write_text('{"type": "FeatureCollection", "features": []}')
+    done = in_process(folder, *options)
+    assert done.exit_code == 7
+    assert "--overwrite" in done.stderr
+    assert not out.exists()
+    assert [path.name for path in overlays.rglob("*.geojson")] == ["00.tif.geojson"]
+    assert in_process(folder, *options, "--overwrite").exit_code == 0
+    assert json.loads(strange.read_text())["tnet"]["image"] == str(image)
+    assert in_process(folder, *options).exit_code == 0  # our own
+    out.unlink()
+    assert in_process(folder, *options).exit_code == 0
+
+
+def test_records_are_not_written_to_what_should_be_packed(folder, tmp_path):
+    out = tmp_path / "a.jsonl.gz"
+    done = in_process(folder, folder / "images/00.tif", "-o", out)
+    assert done.exit_code == 2
+    assert "hint: name a FILE.jsonl" in done.stderr
+    in_process(folder, folder / "images/00.tif", "-o", tmp_path / "a.jsonl")
+    assert invoke(["merge", str(tmp_path / "a.jsonl"), "-o", str(out)]).exit_code == 2
+    assert not out.exists()
+
+
+def test_a_name_with_a_line_end_makes_one_line_of_each_message(folder, tmp_path):
+    odd = tmp_path / "a\nb\tc.tif"
+    odd.write_text("no image")
+    good = tmp_path / "good\nimage.tif"
+    good.write_bytes((folder / "images/00.tif").read_bytes())
+    done = in_process(folder, odd, good, tmp_path / "gone.tif")
+    assert done.exit_code == 8
+    for line in done.stderr.splitlines():
+        assert line.startswith(
+            ("warning: ", "failed ", "error: ", "hint: ", "1 of 3 images", "5 w")
+        )
+    assert "a\\nb\\tc.tif failed" in done.stderr
+    assert done.stdout.splitlines()[0].startswith(f"{tmp_path}/good\\nimage.tif: ")
+
+
+def test_one_is_told_as_one(folder, tmp_path):
+    image = folder / "images/00.tif"
+    done = in_process(folder, image, "--budget", "1", "-o", tmp_path / "a.jsonl", "--shard", "1/1")
+    assert "part 1/1: 1 image, into" in done.stderr
+    assert "1 of 1 image done" in done.stderr
+    assert "\n1 window, " in done.stderr
+
+
 def test_killed_again_and_again_it_ends_with_the_same_records(folder, tmp_path, whole):
     out, chance = tmp_path / "a.jsonl", random.Random(3)
     many = ["images", "--recursive", "--batch-size", "1", "-o", out]
@@ -537,6 +615,9 @@ def test_attention_is_checked_where_it_is_asked_for(folder, tmp_path):
     (overlay,) = tmp_path.rglob("*.geojson")
     assert json.loads(overlay.read_text())["tnet"]["attention_check"]["draws"] == 3
     said = in_process(folder, image, "--check-attention")
+    assert "no attention to check" not in said.stderr
+    flat = in_process(folder, image, "--check-attention", "--levels", "1")
+    assert "only whole images are seen: there is no attention to check" in flat.stderr
     assert "with its closest windows hidden" in said.stdout
     plain = in_process(folder, image, "-o", "-")
     assert "attention_check" not in plain.stdout

@@ -1,10 +1,8 @@
-import itertools
 import threading
-import time
 
 import pytest
 
-from tnetcli.engines.local import _Timed, in_lanes
+from tnetcli.engines.local import in_lanes
 
 
 def never():
@@ -72,33 +70,3 @@ def test_an_error_comes_out_where_its_result_would():
     assert [next(found), next(found)] == [0, 1]
     with pytest.raises(ValueError, match="two"):
         next(found)
-
-
-def most_at_once(work, cores):
-    """How many pieces were ever worked on at once, of eight."""
-    running, most, lock = [], [], threading.Lock()
-
-    def watched(piece):
-        with lock:
-            running.append(piece)
-            most.append(len(running))
-        work()
-        with lock:
-            running.remove(piece)
-        return piece
-
-    assert list(in_lanes(watched, range(8), should_stop=never, cores=cores)) == list(range(8))
-    return max(most)
-
-
-def test_a_second_lane_is_opened_where_work_waits():
-    assert most_at_once(lambda: time.sleep(0.05), cores=1) == 2
-
-
-def test_busy_cores_are_left_to_one_lane(monkeypatch):
-    ticks = itertools.count()
-    for clock in ("perf_counter", "process_time"):  # both go on alike: nothing ever waits
-        monkeypatch.setattr(f"tnetcli.engines.local.time.{clock}", lambda: float(next(ticks)))
-    assert most_at_once(lambda: None, cores=1) == 1
-    timed = _Timed(lambda piece: piece, cores=8)  # of which seven would be idle
-    assert [timed(0), timed.left_cores_idle, timed(1), timed.left_cores_idle] == [0, False, 1, True]

@@ -5,7 +5,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from tnetcli.cli.messages import LONGEST
 from tnetcli.cli.progress import is_terminal
+from tnetcli.wording import counted, printable
 
 if TYPE_CHECKING:
     from tnetcli.workflows.predict_text import Batch
@@ -60,7 +62,8 @@ class BatchProgress:
         ):
             self._spoke = time.monotonic()
             left = self._time_left()
-            self.say(f"{finished} of {batch.images} images, {self._figures()}, {left:.0f} s left")
+            images = f"{finished} of {counted(batch.images, 'image')}"
+            self.say(f"{images}, {self._figures()}, {left:.0f} s left")
 
     def _figures(self) -> str:
         batch = self._batch
@@ -79,11 +82,13 @@ class BatchProgress:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """Show a line."""
+        """Show a line, whatever names are in it."""
         if sys.stderr is None:
             return
         if self._json:
             text = json.dumps({"time": time.time(), "level": "info", "message": text})
+        else:
+            text = printable(text, LONGEST)
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:

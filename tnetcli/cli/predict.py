@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tnetcli.cli.messages import show_log, show_problem
+from tnetcli.cli.messages import show_log
 from tnetcli.cli.options import (
     Bands,
+    CheckAttention,
+    CropName,
     DefaultMpp,
     Device,
     Flat,
@@ -28,6 +30,7 @@ from tnetcli.cli.options import (
     Overwrite,
     PlaneT,
     PlaneZ,
+    Quiet,
     Reader,
     Recursive,
     Seed,
@@ -35,12 +38,16 @@ from tnetcli.cli.options import (
     Verbose,
     read_options,
 )
-from tnetcli.cli.stopping import STOPPED, exit_code, stopping_gently
+from tnetcli.cli.stopping import Stopped, exit_code, stopping_gently
 from tnetcli.errors import ImageError, SomeFailedError, UsageError, kind_of
+from tnetcli.wording import counted
 
 if TYPE_CHECKING:
     from tnetcli.traversal import Policy
     from tnetcli.workflows.predict_text import Batch
+
+KEPT = "what is done is kept: run the same command again to go on"
+LOST = "what is done was shown; with -o FILE.jsonl it is kept, and a later run goes on"
 
 
 class PolicyName(StrEnum):
@@ -120,15 +127,24 @@ def predict(
             show_default="as trained",
         ),
     ] = None,
-    check_attention: Annotated[
-        bool,
+    windows: Annotated[
+        Path | None,
         typer.Option(
-            "--check-attention",
-            envvar="TNET_CHECK_ATTENTION",
-            help="Also look with the closest windows hidden, and at random ones: did it matter "
-            "where? Takes five times as long.",
+            envvar="TNET_WINDOWS_FILE",  # in other commands TNET_WINDOWS is a number of them
+            metavar="FILE.jsonl|FILE.csv",
+            help="Look at these windows at level 2: those of another model's predictions, or a "
+            "CSV with path, left, top, right, bottom.",
+            show_default="the model's own choice",
         ),
-    ] = False,
+    ] = None,
+    crop: Annotated[
+        CropName,
+        typer.Option(
+            envvar="TNET_CROP",
+            help="See only the boxes of the manifest, or these with some of what is around them.",
+        ),
+    ] = CropName.none,
+    check_attention: CheckAttention = False,
     seed: Seed = 0,
     shard: Shard = None,
     fail_fast: Annotated[
@@ -150,8 +166,23 @@ def predict(
             envvar="TNET_WORKERS",
             min=1,
             max=256,
-            help="Threads that read and compute.",
-            show_default="the cores of the job",
+            help="Processes that share the cores of the job; by itself this one has them all.",
+            show_default="1, with a thread a core",
+        ),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TNET_SCHEDULER",
+            metavar="ADDRESS",
+            help="Look at images on a Dask cluster: tcp://HOST:8786 (extra `dask`).",
+        ),
+    ] = None,
+    scheduler_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="TNET_SCHEDULER_FILE",
+            help="The same, by the file that the scheduler has written.",
         ),
     ] = None,
     device: Device = "auto",
@@ -175,9 +206,7 @@ def predict(
     t: PlaneT = None,
     flat: Flat = FlatChoice.stream,
     overwrite: Overwrite = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", envvar="TNET_QUIET", help="Show problems only.")
-    ] = False,
+    quiet: Quiet = False,
     verbose: Verbose = False,
     log_format: LogFormat = LogFormatName.text,
 ) -> None:
@@ -189,110 +218,118 @@ def predict(
 
     Exits with 0 when all images are done, 8 when some failed, 3 when none could be read.
     """
-    with stopping_gently() as asked:  # from here on: a job may be told to stop while it starts
-        level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
-        as_json = log_format is LogFormatName.json
-        show_log(level, as_json=as_json)
+    level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
+    as_json = log_format is LogFormatName.json
+    show_log(level, as_json=as_json)
 
-        from tnetcli.cli.batch_progress import BatchProgress
-        from tnetcli.workflows.images import name_images, parse_counts
-        from tnetcli.workflows.predict_text import Batch, as_text
-        from tnetcli.workflows.shards import parse_shard, shard_of_job
+    from tnetcli.cli.batch_progress import BatchProgress
+    from tnetcli.workflows.images import name_images, parse_counts
+    from tnetcli.workflows.predict_text import Batch, as_text
+    from tnetcli.workflows.shards import parse_shard, shard_of_job
 
-        options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
-        values = None if rescale is None else _parse_rescale(rescale)
-        counts = None if keep is None else parse_counts(keep, "--keep")
-        named = name_images(
-            images or [], options=options, manifest=manifest, recursive=recursive, null=null
+    options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
+    values = None if rescale is None else _parse_rescale(rescale)
+    counts = None if keep is None else parse_counts(keep, "--keep")
+    named = name_images(
+        images or [],
+        options=options,
+        manifest=manifest,
+        recursive=recursive,
+        null=null,
+        crop=crop.value,
+    )
+    part = shard_of_job() if shard is None else parse_shard(shard)
+    file = None if output in (None, "-") else Path(str(output))
+    if file is not None and not file.name:
+        raise UsageError(f"-o is no name of a file: `{output}`", hint="for example -o out.jsonl")
+    if part is not None and part.count > 1:
+        named = part.take(named)
+        file = None if file is None else part.name(file)
+    batch = Batch(len(named))
+    most = 0 if fail_fast else max_failures
+
+    from tnetcli.devices import limit_threads
+    from tnetcli.machine import available_cores
+    from tnetcli.workflows.elsewhere import choose_place
+    from tnetcli.workflows.overlays import Overlays
+    from tnetcli.workflows.predict import DEFAULT_MODEL, Means, predict_images
+    from tnetcli.workflows.predicting import Settings
+
+    overlays = None if overlay is None else Overlays(overlay, overwrite=overwrite)
+    if overlays is not None:
+        overlays.check(named)
+    where = choose_place(workers or 1, scheduler, scheduler_file)
+    cores = max(available_cores() // where.processes, 1)
+    limit_threads(cores)
+    settings = Settings(
+        levels=levels,
+        keep=counts,
+        policy=POLICIES[policy] if policy else None,
+        budget=budget,
+        confidence=confidence,
+        seed=seed,
+        precision=precision.value,
+        reader=None if reader is None else reader.value,
+        rescale=values,
+        check_attention=check_attention,
+        windows=windows,
+        options=options,
+    )
+    # From here on what was begun is finished; before, whoever is told to stop just stops.
+    with (
+        stopping_gently() as asked,
+        BatchProgress(batch, quiet=quiet, as_json=as_json) as progress,
+    ):
+
+        def should_stop() -> bool:
+            if asked and not quiet:
+                progress.say_once("finishing what was begun; a second Ctrl-C stops at once")
+            return bool(asked) or (most is not None and batch.failed > most)
+
+        def resumed(count: int) -> None:
+            batch.resumed = count
+
+        if part is not None and not quiet:
+            into = "" if file is None else f", into `{file}`"
+            progress.say(f"part {part}: {counted(len(named), 'image')}{into}")
+        if model is None and not quiet:
+            progress.say(f"using the bundled model `{DEFAULT_MODEL}`; --model names another")
+        records = predict_images(
+            named,
+            model or DEFAULT_MODEL,
+            settings,
+            Means(device, cores, batch_size, where),
+            output=file,
+            overlays=overlays,
+            overwrite=overwrite,
+            should_stop=should_stop,
+            resumed=resumed,
         )
-        part = shard_of_job() if shard is None else parse_shard(shard)
-        file = None if output in (None, "-") else Path(str(output))
-        if file is not None and not file.name:
-            raise UsageError(
-                f"-o is no name of a file: `{output}`", hint="for example -o out.jsonl"
-            )
-        if part is not None and part.count > 1:
-            named = part.take(named)
-            file = None if file is None else part.name(file)
-        batch = Batch(len(named))
-        most = 0 if fail_fast else max_failures
-
-        from tnetcli.devices import available_cores, limit_threads
-        from tnetcli.workflows.overlays import Overlays
-        from tnetcli.workflows.predict import DEFAULT_MODEL, Means, predict_images
-        from tnetcli.workflows.predicting import Settings
-
-        cores = workers or available_cores()
-        limit_threads(cores)
-        settings = Settings(
-            levels=levels,
-            keep=counts,
-            policy=POLICIES[policy] if policy else None,
-            budget=budget,
-            confidence=confidence,
-            seed=seed,
-            precision=precision.value,
-            reader=None if reader is None else reader.value,
-            rescale=values,
-            check_attention=check_attention,
-            options=options,
-        )
-        with BatchProgress(batch, quiet=quiet, as_json=as_json) as progress:
-
-            def should_stop() -> bool:
-                if asked and not quiet:
-                    progress.say_once("finishing what was begun; a second Ctrl-C stops at once")
-                return bool(asked) or (most is not None and batch.failed > most)
-
-            def resumed(count: int) -> None:
-                batch.resumed = count
-
-            if part is not None and not quiet:
-                into = "" if file is None else f", into `{file}`"
-                progress.say(f"part {part}: {len(named)} images{into}")
-            if model is None and not quiet:
-                progress.say(f"using the bundled model `{DEFAULT_MODEL}`; --model names another")
-            records = predict_images(
-                named,
-                model or DEFAULT_MODEL,
-                settings,
-                Means(device, cores, batch_size),
-                output=file,
-                overlays=None if overlay is None else Overlays(overlay),
-                overwrite=overwrite,
-                should_stop=should_stop,
-                resumed=resumed,
-            )
-            with closing(records):
-                for record in records:
-                    batch.add(record)
-                    progress.advance()
-                    if output == "-":
-                        typer.echo(record.to_json())
-                    elif output is None and record.status == "ok":
-                        typer.echo(as_text(record))
-                    if record.error is not None and len(named) > 1:  # of one, the error tells
-                        logging.getLogger("tnetcli.predict").warning(
-                            "%s failed: %s", record.id, record.error.message
-                        )
-            if not quiet and (len(named) > 1 or output is not None):
-                for line in batch.as_lines(progress.seconds):
-                    progress.say(line)
-        if asked:
-            code, hint = exit_code(asked), "run the same command again to go on"
-            if code == STOPPED:
-                show_problem("stopped by a signal", hint)
-            else:
-                typer.echo(hint, err=True)
-            raise typer.Exit(code)
-        _judge(batch)
+        with closing(records):
+            for record in records:
+                batch.add(record)
+                progress.advance()
+                if output == "-":
+                    typer.echo(record.to_json())
+                elif output is None and record.status == "ok":
+                    typer.echo(as_text(record))
+                if record.error is not None and len(named) > 1:  # of one, the error tells
+                    logging.getLogger("tnetcli.predict").warning(
+                        "%s failed: %s", record.id, record.error.message
+                    )
+        if not quiet and (len(named) > 1 or output is not None):
+            for line in batch.as_lines(progress.seconds):
+                progress.say(line)
+    if asked:
+        raise Stopped(exit_code(asked), KEPT if file is not None else LOST)
+    _judge(batch)
 
 
 def _judge(batch: "Batch") -> None:
     """End with the error that fits what became of the images."""
     if not batch.failed:
         return
-    several = f"{batch.failed} of {batch.images} images failed"
+    several = f"{batch.failed} of {counted(batch.images, 'image')} failed"
     problem = batch.first_problem if batch.images == 1 else several
     hint = next(iter(batch.hints)) if len(batch.hints) == 1 else "the lines above say why"
     if batch.done + batch.resumed:

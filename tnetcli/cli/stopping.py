@@ -1,16 +1,86 @@
 """How commands are stopped: by a signal, in an orderly way, with an exit code that says so."""
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 STOPPED = 75  # by SIGTERM or SIGUSR1: what is finished is saved, run again to go on
 INTERRUPTED = 130  # by Ctrl-C
+ENDING = ("SIGTERM", "SIGHUP", "SIGUSR1")
+SOON = 0.05  # seconds
+AGAIN = "nothing half-written is left behind: run it again"
+
+
+class Stopped(SystemExit):
+    """A signal ended the command; the hint tells what is kept and how to go on.
+
+    No error of ours: nothing that goes on after a failure may go on after this.
+    """
+
+    def __init__(self, exit_code: int, hint: str = "") -> None:
+        super().__init__(exit_code)
+        self.exit_code, self.hint = exit_code, hint
+
+    @property
+    def problem(self) -> str:
+        """Return what happened, in words."""
+        return "interrupted" if self.exit_code == INTERRUPTED else "stopped by a signal"
+
+
+def stop_when_told() -> None:
+    """Let signals end this process in an orderly way, from now on: temporary files are removed."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped(STOPPED)
+
+    for number in _heard(ENDING):
+        signal.signal(number, stop)
+    _insist_on_stopping()
+
+
+def _insist_on_stopping() -> None:
+    """Let a stop come again that came inside of a finalizer, where Python swallows it."""
+    if not hasattr(signal, "setitimer"):
+        return
+    show = sys.unraisablehook
+    swallowed: list[BaseException] = []
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if isinstance(unraisable.exc_value, (Stopped, KeyboardInterrupt)):
+            swallowed.append(unraisable.exc_value)
+            signal.setitimer(signal.ITIMER_REAL, SOON)  # once the finalizer is over
+        else:
+            show(unraisable)
+
+    def again(number: int, frame: object) -> None:
+        if swallowed:
+            raise swallowed.pop()
+
+    sys.unraisablehook = hook
+    signal.signal(signal.SIGALRM, again)
+
+
+def end_process(code: int) -> NoReturn:
+    """Leave with this code: a signal that comes late changes it no more."""
+    # Handlers of Python are gone before the process is; who presses Ctrl-C still ends it.
+    for number in _heard((*ENDING, "SIGALRM")):
+        signal.signal(number, signal.SIG_IGN)
+    for number in _heard(("SIGINT",)):
+        signal.signal(number, signal.SIG_DFL)
+    if code == INTERRUPTED:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, AttributeError, ValueError):  # closed, or nobody reads
+                stream.flush()
+        os._exit(code)  # who interrupts twice does not wait for what was begun
+    sys.exit(code)
 
 
 @contextmanager
 def stopping_gently(
-    names: tuple[str, ...] = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"),
+    names: tuple[str, ...] = (*ENDING, "SIGINT"),
 ) -> Iterator[list[int]]:
     """Lend a list that holds the signals that asked to stop; a second Ctrl-C stops at once."""
     asked: list[int] = []
@@ -27,14 +97,17 @@ def stopping_gently(
 @contextmanager
 def handling(handler: Callable[[int, object], None], names: Iterable[str]) -> Iterator[None]:
     """Let `handler` take signals for a while; those that nohup or a shell ignores stay ignored."""
-    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    heard = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heard}
+    before = {number: signal.signal(number, handler) for number in _heard(names)}
     try:
         yield
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+def _heard(names: Iterable[str]) -> list[signal.Signals]:
+    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def exit_code(asked: list[int]) -> int:

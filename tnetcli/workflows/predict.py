@@ -7,10 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from tnetcli.checkpoint import Checkpoint, load_model
-from tnetcli.engines.local import in_lanes
-from tnetcli.errors import kind_of
+from tnetcli.description import CropKind
+from tnetcli.devices import sharing_cores
+from tnetcli.engines.local import LANES, in_lanes
+from tnetcli.errors import UsageError, kind_of
 from tnetcli.looking import Looker
 from tnetcli.output_file import refuse_inputs
 from tnetcli.prediction import Prediction
@@ -18,6 +21,7 @@ from tnetcli.prediction_file import PredictionFile, read_lines
 from tnetcli.readers.base import ReadOptions
 from tnetcli.traversal import Policy
 from tnetcli.wording import first_line
+from tnetcli.workflows.elsewhere import Elsewhere, Order, predict_elsewhere
 from tnetcli.workflows.images import Image
 from tnetcli.workflows.overlays import Overlays
 from tnetcli.workflows.predicting import Predictor, Settings
@@ -32,8 +36,9 @@ class Means:
     """How the work is done; none of it changes an answer."""
 
     device: str = "auto"
-    workers: int = 1  # threads that read
+    threads: int = 1  # that read, in each process
     batch_size: int = BATCH_SIZE  # images looked at together
+    elsewhere: Elsewhere = Elsewhere()  # noqa: RUF009  frozen
 
 
 AS_TRAINED, PLAIN = Settings(), Means()
@@ -53,6 +58,7 @@ def predict_images(
 ) -> Generator[Prediction, None, None]:
     """Yield the record of each image in order; a bad image is a failed record, the rest go on.
 
+    Of images that are looked at elsewhere, records come as they are ready.
     With `output` records are kept there before they are yielded, and what is kept there already is
     not done again: `resumed` is told how many. Once it `should_stop`, images that were begun are
     finished, and no others are begun.
@@ -60,10 +66,11 @@ def predict_images(
     checkpoint = model if isinstance(model, Checkpoint) else load_model(model)
     with ExitStack() as closing:
         looker = Looker.of(
-            checkpoint, device=means.device, precision=settings.precision, threads=means.workers
+            checkpoint, device=means.device, precision=settings.precision, threads=means.threads
         )
         closing.enter_context(looker)
         predictor = Predictor(checkpoint, looker, settings)
+        _check_asked(images, predictor, settings, checkpoint.description.crop)
         file = None
         left: Iterable[Image] = images
         if output is not None:
@@ -75,9 +82,14 @@ def predict_images(
                 _complete(overlays, output, done)
             if resumed is not None and done:
                 resumed(len(done))
-        batches = _batches(left, means.batch_size)
-        lanes = in_lanes(predictor, batches, should_stop=should_stop, cores=means.workers)
-        for records in lanes:
+        order = Order(
+            os.path.abspath(checkpoint.path),
+            checkpoint.sha256,
+            settings.anywhere(),
+            means.device,
+            means.threads,
+        )
+        for records in _look(list(left), predictor, order, means, should_stop):
             for record in records:
                 # A record promises its overlay, so that comes first.
                 if overlays is not None and record.status == "ok":
@@ -85,6 +97,45 @@ def predict_images(
                 if file is not None:
                     file.add(record)
                 yield record
+
+
+def _check_asked(
+    images: Sequence[Image], predictor: Predictor, settings: Settings, trained: CropKind
+) -> None:
+    """Refuse what does not go together, and say what is likely to be a mistake."""
+    cropped = any(image.crop is not None for image in images)
+    if cropped and settings.windows is not None:
+        raise UsageError("both --windows and --crop are given", hint="choose one of them")
+    if trained != "none" and not cropped:
+        log.warning(
+            "the model was trained on the boxes of images, these are seen as a whole: "
+            "--crop %s sees the boxes of a manifest",
+            trained,
+        )
+    if settings.check_attention and predictor.maker.settings["levels"] == 1:
+        log.warning("only whole images are seen: there is no attention to check")
+
+
+def _look(
+    images: Sequence[Image],
+    predictor: Predictor,
+    order: Order,
+    means: Means,
+    should_stop: Callable[[], bool],
+) -> Iterator[list[Prediction]]:
+    """Yield records of a few images at a time, from here or from elsewhere."""
+    where = means.elsewhere
+    if where.cluster is None and (where.processes == 1 or len(images) < 2):
+        batches = list(_batches(images, means.batch_size))
+        lanes = min(LANES, max(1, len(batches)))
+        with sharing_cores(lanes, predictor.device):
+            yield from in_lanes(predictor, batches, should_stop=should_stop, lanes=lanes)
+        return
+    # On a cluster a task is an image; here nobody is to be idle for the sake of whole batches.
+    even = -(-len(images) // where.processes)
+    size = 1 if where.cluster is not None else min(means.batch_size, even)
+    batches = list(_batches(images, size))
+    yield from predict_elsewhere(batches, predictor, order, where, should_stop=should_stop)
 
 
 def _overlaid(record: Prediction, overlays: Overlays) -> Prediction:
@@ -122,74 +173,60 @@ def _batches(images: Iterable[Image], size: int) -> Iterator[list[Image]]:
         yield batch
 
 
-def predict(
-    image: str | os.PathLike[str],
-    *,
-    model: str | os.PathLike[str] | Checkpoint = DEFAULT_MODEL,
-    levels: int | None = None,
-    keep: Sequence[int] | None = None,
-    policy: Policy | None = None,
-    budget: int | None = None,
-    confidence: float | None = None,
-    seed: int = 0,
-    bands: Sequence[str | int] | None = None,
-    rescale: tuple[float, float] | None = None,
-    device: str = "auto",
-    workers: int = 4,
-) -> Prediction:
-    """Classify one image by looking closer only where it matters; TnetError says why it cannot be.
+class Choices(TypedDict, total=False):
+    """What `predict` and `predict_many` can be told; by itself all is as the model was trained.
 
     `model` is a bundled name, a file, or what `load_model` returned, which saves loading it again.
     """
-    (record,) = predict_many(
-        [image],
-        model=model,
-        levels=levels,
-        keep=keep,
-        policy=policy,
-        budget=budget,
-        confidence=confidence,
-        seed=seed,
-        bands=bands,
-        rescale=rescale,
-        device=device,
-        workers=workers,
-    )
+
+    model: str | os.PathLike[str] | Checkpoint
+    levels: int
+    keep: Sequence[int]  # cells followed of each window, level by level
+    policy: Policy
+    budget: int  # windows per image, the whole image included
+    confidence: float  # stop as soon as a class is as probable
+    seed: int
+    bands: Sequence[str | int]
+    rescale: tuple[float, float]
+    device: str
+    threads: int
+    batch_size: int
+
+
+def predict(image: str | os.PathLike[str], **choices: Unpack[Choices]) -> Prediction:
+    """Classify one image by looking closer only where it matters; TnetError says why it cannot be.
+
+    `Choices` lists what can be told.
+    """
+    (record,) = predict_many([image], **choices)
     if record.error is not None:
         raise kind_of(record.error.type)(record.error.message, hint=record.error.hint)
     return record
 
 
 def predict_many(
-    images: Iterable[str | os.PathLike[str]],
-    *,
-    model: str | os.PathLike[str] | Checkpoint = DEFAULT_MODEL,
-    levels: int | None = None,
-    keep: Sequence[int] | None = None,
-    policy: Policy | None = None,
-    budget: int | None = None,
-    confidence: float | None = None,
-    seed: int = 0,
-    bands: Sequence[str | int] | None = None,
-    rescale: tuple[float, float] | None = None,
-    device: str = "auto",
-    workers: int = 4,
-    batch_size: int = BATCH_SIZE,
+    images: Iterable[str | os.PathLike[str]], **choices: Unpack[Choices]
 ) -> Iterator[Prediction]:
     """Yield the record of each image in order; of a bad one its `error` says why."""
-    chosen = None if bands is None else tuple(str(band) for band in bands)
-    options = ReadOptions(bands=chosen)
+    if unknown := choices.keys() - Choices.__annotations__.keys():
+        raise TypeError(f"predict has no argument `{min(unknown)}`")
+    keep, bands = choices.get("keep"), choices.get("bands")
+    options = ReadOptions(bands=None if bands is None else tuple(map(str, bands)))
     paths = [os.fspath(image) for image in images]
-    named = [Image(path, path, path, options) for path in paths]
     settings = Settings(
-        levels=levels,
+        levels=choices.get("levels"),
         keep=None if keep is None else tuple(keep),
-        policy=policy,
-        budget=budget,
-        confidence=confidence,
-        seed=seed,
-        rescale=rescale,
+        policy=choices.get("policy"),
+        budget=choices.get("budget"),
+        confidence=choices.get("confidence"),
+        seed=choices.get("seed", 0),
+        rescale=choices.get("rescale"),
         options=options,
     )
-    means = Means(device=device, workers=workers, batch_size=batch_size)
-    return predict_images(named, model, settings, means)
+    means = Means(
+        device=choices.get("device", "auto"),
+        threads=choices.get("threads", 4),
+        batch_size=choices.get("batch_size", BATCH_SIZE),
+    )
+    named = [Image(path, path, path, options) for path in paths]
+    return predict_images(named, choices.get("model", DEFAULT_MODEL), settings, means)

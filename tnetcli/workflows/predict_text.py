@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tnetcli.prediction import Prediction
-from tnetcli.wording import printable
+from tnetcli.wording import counted, printable
 
 LONGEST = 300  # characters of a line
 MOST_REASONS = 5
@@ -29,10 +29,10 @@ def as_text(record: Prediction) -> str:
         f"{record.id}: {record.label} ({record.probability:.1%})",
         *(
             f"  level {level.level}: {level.label} ({level.probability:.1%}) by "
-            f"{_count(level.windows, 'window')}"
+            f"{counted(level.windows, 'window')}"
             for level in record.levels
         ),
-        f"  looked at {_count(cost.windows, 'window')}: {stopped}",
+        f"  looked at {counted(cost.windows, 'window')}: {stopped}",
         f"  decoded {_pixels(cost.pixels_decoded)} of {_pixels(cost.pixels_total)} pixels "
         f"({cost.fraction_decoded:.3%})",
         f"  took {cost.seconds:.2f} s: {cost.read_seconds:.2f} reading, "
@@ -84,7 +84,7 @@ class Batch:
 
     def as_lines(self, seconds: float) -> list[str]:
         """Return the totals: done, gone on with, decoded, and failures by their reasons."""
-        parts = [f"{self.done} of {_count(self.images, 'image')} done"]
+        parts = [f"{self.done} of {counted(self.images, 'image')} done"]
         if self.resumed:
             parts.append(f"{self.resumed} kept from before")
         if self.failed:
@@ -96,7 +96,7 @@ class Batch:
         if self.done:
             share = self.pixels_decoded / self.pixels_total
             lines.append(
-                f"{_count(self.windows, 'window')}, {share:.3%} of the pixels decoded, "
+                f"{counted(self.windows, 'window')}, {share:.3%} of the pixels decoded, "
                 f"{60 * self.done / max(seconds, 1e-9):.3g} images a minute"
             )
         for reason, count in self.reasons.most_common(MOST_REASONS):
@@ -104,12 +104,8 @@ class Batch:
             more = ", …" if count > len(self.examples[reason]) else ""
             lines.append(f"failed {count}: {reason} ({names}{more})")
         if len(self.reasons) > MOST_REASONS:
-            lines.append(f"and {len(self.reasons) - MOST_REASONS} more reasons")
-        return [printable(" ".join(line.split()), LONGEST) for line in lines]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+            lines.append(f"and {counted(len(self.reasons) - MOST_REASONS, 'more reason')}")
+        return [printable(line, LONGEST) for line in lines]
 
 
 def _pixels(number: int) -> str:

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,17 @@ from tnetcli.errors import TnetError, UsageError
 from tnetcli.looking import Looker, Sight
 from tnetcli.prediction import AttentionCheck, Prediction, Problem
 from tnetcli.readers.base import Reader, ReadOptions
+from tnetcli.readers.cropped import CroppedReader
 from tnetcli.readers.fingerprint import fingerprint
 from tnetcli.readers.open import open_image
 from tnetcli.readers.rescaled import RescaledReader
 from tnetcli.recording import Maker, record_failure, record_sight
+from tnetcli.told_windows import ToldWindows
 from tnetcli.traversal import Plan, Policy
+from tnetcli.visits import Told
 from tnetcli.wording import first_line
 from tnetcli.workflows.attention_check import check_attention
+from tnetcli.workflows.cropping import on_whole_image
 from tnetcli.workflows.images import Image
 
 UNLIKE = 3.0  # standard deviations that the mean of an image may be off
@@ -44,7 +49,13 @@ class Settings:
     reader: str | None = None
     rescale: tuple[float, float] | None = None
     check_attention: bool = False
+    windows: Path | None = None  # tells what level 2 looks at
     options: ReadOptions = ReadOptions()  # noqa: RUF009  frozen; of images that have none of their own
+
+    def anywhere(self) -> "Settings":
+        """Return the same for a process that works in another folder."""
+        windows = None if self.windows is None else self.windows.absolute()
+        return replace(self, windows=windows)
 
     def plan(self, checkpoint: Checkpoint) -> Plan:
         """Return the walk that is asked of a model."""
@@ -69,17 +80,22 @@ class Predictor:
 
     def __init__(self, checkpoint: Checkpoint, looker: Looker, settings: Settings) -> None:
         self._looker = looker
+        self.device = looker.device
         self._normalisation = checkpoint.description.normalisation
         self._pixel_size = checkpoint.description.pixel_size
         self._settings = settings
         self._plan = settings.plan(checkpoint)
         description = checkpoint.description
+        self._windows = None if settings.windows is None else ToldWindows(settings.windows)
+        if self._windows is not None:
+            _refuse_flat(self._plan, checkpoint.model.most_levels)
         self.maker = Maker(
             description.name or checkpoint.path.stem,
             checkpoint.sha256,
             description.classes,
             {
                 **_telling(self._plan, settings, description.traversal.confidence),
+                **({} if self._windows is None else {"windows": self._windows.digest}),
                 "view_size": description.view_size,
             },
         )
@@ -98,9 +114,11 @@ class Predictor:
     def mark(self, image: Image) -> str:
         """Return what tells whether an image is the same, and read in the same way."""
         found = fingerprint(image.path)
-        if image.options == self._settings.options:
+        how = "" if image.options == self._settings.options else repr(image.options)
+        how += "" if image.crop is None else repr(image.crop)
+        if not how:
             return found
-        return f"{found}-{zlib.crc32(repr(image.options).encode(errors='surrogateescape')):08x}"
+        return f"{found}-{zlib.crc32(how.encode(errors='surrogateescape')):08x}"
 
     def is_current(self, image: Image, record: Prediction) -> bool:
         """Say whether a record is of an image as it is now.
@@ -116,16 +134,21 @@ class Predictor:
         failed: dict[str, Prediction] = {}
         marks = {image.id: self.mark(image) for image in images}  # before they are looked at
         opened: list[tuple[Image, Reader]] = []
+        told: list[tuple[Told, ...]] = []
         with ExitStack() as closing:
             for image in images:
                 try:
-                    opened.append((image, closing.enter_context(self._open(image))))
+                    reader = closing.enter_context(self._open(image))
+                    if self._windows is not None:
+                        told.append(self._windows.of(image.id, image.path, reader.size))
+                    opened.append((image, reader))
                 except TnetError as error:
                     failed[image.id] = self._fail(image, error)
             readers = [reader for _, reader in opened]
             seeds = [self._seed(image) for image, _ in opened]
+            known = None if self._windows is None else told
             sights = self._looker.look(
-                readers, self._plan, seeds=seeds, confidence=self._settings.confidence
+                readers, self._plan, seeds=seeds, confidence=self._settings.confidence, told=known
             )
             made = {
                 image.id: self._record(image, reader, sight, marks[image.id])
@@ -133,13 +156,17 @@ class Predictor:
             }
             if self._settings.check_attention:
                 for (image, _), check in zip(
-                    opened, self._check_attention(readers, sights, seeds), strict=True
+                    opened, self._check_attention(readers, sights, seeds, known), strict=True
                 ):
                     made[image.id] = replace(made[image.id], attention_check=check)
         return [failed.get(image.id) or made[image.id] for image in images]
 
     def _check_attention(
-        self, readers: Sequence[Reader], sights: Sequence[Sight | TnetError], seeds: Sequence[int]
+        self,
+        readers: Sequence[Reader],
+        sights: Sequence[Sight | TnetError],
+        seeds: Sequence[int],
+        told: Sequence[Sequence[Told]] | None,
     ) -> list[AttentionCheck | None]:
         return check_attention(
             self._looker,
@@ -150,13 +177,14 @@ class Predictor:
             seeds=seeds,
             seed=self._settings.seed,
             confidence=self._settings.confidence,
+            told=told,
         )
 
     def _open(self, image: Image) -> Reader:
         reader = open_image(image.path, reader=self._settings.reader, options=image.options)
-        if self._settings.rescale is None:
-            return reader
-        return RescaledReader(reader, *self._settings.rescale, self._normalisation.dtype)
+        if self._settings.rescale is not None:
+            reader = RescaledReader(reader, *self._settings.rescale, self._normalisation.dtype)
+        return reader if image.crop is None else image.crop.of(reader)
 
     def _seed(self, image: Image) -> int:
         """Return the chance of an image, which is its own whatever the batch."""
@@ -173,6 +201,9 @@ class Predictor:
         for warning in warnings:
             log.warning("%s: %s", image.id, warning)
         own = {} if image.options == self._settings.options else _reading(image.options)
+        if isinstance(reader, CroppedReader):
+            record = on_whole_image(record, reader)
+            own = _reading(image.options) | {"crop": _edges(reader)}
         return replace(record, image=image.path, reading=own, warnings=tuple(warnings))
 
     def _values_unlike(self, sight: Sight, reader: Reader) -> list[str]:
@@ -208,6 +239,15 @@ class Predictor:
         )
 
 
+def _refuse_flat(plan: Plan, most: int | None) -> None:
+    """Refuse to tell windows to a walk that has no level 2."""
+    if min(plan.levels, most or plan.levels) < 2:
+        raise UsageError(
+            "--windows tells what level 2 looks at, and there is only level 1",
+            hint="give --levels 2" if most != 1 else "this model sees no more: choose another one",
+        )
+
+
 def _telling(plan: Plan, settings: Settings, trained: float | None) -> dict[str, Any]:
     """Return all that the answer depends on beside model and image, as JSON has it."""
     told: dict[str, Any] = asdict(plan) | {"keep": list(plan.keep)}
@@ -228,6 +268,11 @@ def _reading(options: ReadOptions) -> dict[str, str]:
         for name, value in asdict(options).items()
         if value != getattr(ReadOptions(), name)
     }
+
+
+def _edges(reader: CroppedReader) -> str:
+    crop = reader.crop
+    return f"{crop.left} {crop.top} {crop.right} {crop.bottom}"
 
 
 def _unforeseen(error: Exception) -> Problem:

@@ -1,0 +1,230 @@
+import logging
+import os
+import sys
+from functools import partial
+
+import pytest
+
+from tests.engines.pieces import double, kill_at, nap, raise_at, whose
+from tnetcli.engines.dask import AHEAD, Cluster, in_dask
+from tnetcli.errors import ClusterError, MissingExtraError, UsageError
+
+distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of distributed, about what we kill on purpose
+
+
+def never():
+    return False
+
+
+def unexpected(piece):
+    raise AssertionError(f"{piece} is not lost")
+
+
+def start(workers):
+    return distributed.LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        processes=True,
+        dashboard_address=None,
+        silence_logs=logging.CRITICAL,
+    )
+
+
+@pytest.fixture(scope="module")
+def local():
+    with start(2) as cluster:
+        yield cluster
+
+
+def run(local, work, pieces, **more):
+    settings = {"should_stop": never, "lost": unexpected, **more}
+    return in_dask(work, pieces, cluster=Cluster(local.scheduler_address), **settings)
+
+
+def test_every_piece_is_done_once_by_some_worker(local):
+    found = list(run(local, whose, range(12)))
+    assert sorted(piece for piece, _ in found) == list(range(12))
+    assert os.getpid() not in {process for _, process in found}
+
+
+def test_a_scheduler_is_found_by_its_file(local, tmp_path):
+    file = tmp_path / "scheduler.json"
+    file.write_text(f'{{"address": "{local.scheduler_address}"}}')
+    found = in_dask(
+        double, range(3), cluster=Cluster(file=str(file)), should_stop=never, lost=unexpected
+    )
+    assert sorted(found) == [0, 2, 4]
+
+
+def test_an_error_comes_out(local):
+    with pytest.raises(ValueError, match="two"):
+        list(run(local, raise_at, range(4)))
+
+
+def test_what_was_begun_is_finished_after_a_stop(local):
+    asked, found = [], []
+    for each, _ in run(local, whose, iter(range(100)), should_stop=lambda: bool(asked)):
+        found.append(each)
+        asked.append(True)
+    assert 1 <= len(found) < 50
+    assert sorted(found) == list(range(len(found)))  # what was waiting is taken back
+
+
+def test_a_worker_that_does_not_see_a_file_is_named(local, tmp_path, monkeypatch):
+    seen_here = tmp_path / "here.tif"
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: path == str(seen_here) or exists(path))
+    with pytest.raises(UsageError, match=r"does not see .*here\.tif") as caught:
+        list(run(local, double, [1], paths=[str(seen_here)]))
+    assert "share" in caught.value.hint
+
+
+def test_a_file_that_nobody_sees_is_no_matter_of_the_cluster(local, tmp_path):
+    assert list(run(local, double, [1], paths=[str(tmp_path / "gone.tif"), "s3://b/a.tif"])) == [2]
+
+
+def test_a_failure_ends_it_before_a_thousand_more_are_handed_out(local):
+    found = []
+    for each in run(local, double, iter(range(10_000)), should_stop=lambda: bool(found)):
+        found.append(each)
+    assert len(found) <= 2 * AHEAD * 2
+
+
+def differing(version, missing="", problem=None):
+    """Return what a worker says that is not as this process is; sent by value."""
+    here = os.getpid()
+
+    def inspect(paths):
+        if os.getpid() == here:
+            return "0.1", ""
+        if problem is not None:
+            raise problem
+        return version, missing
+
+    return inspect
+
+
+@pytest.mark.parametrize(
+    ("worker", "told"),
+    [
+        (differing("0.0.9"), "runs tnet 0.0.9, this is 0.1"),
+        (differing("0.1", problem=ModuleNotFoundError("No module named 'tnetcli'")), "cannot do"),
+    ],
+)
+def test_a_worker_of_another_environment_is_named(local, monkeypatch, worker, told):
+    monkeypatch.setattr("tnetcli.engines.dask._inspect", worker)
+    with pytest.raises(UsageError, match=told) as caught:
+        list(run(local, double, [1]))
+    assert "same environment" in caught.value.hint
+
+
+def test_a_worker_that_cannot_import_the_work_is_told_of(local):
+    with pytest.raises(UsageError, match=r"a worker cannot do this work: No module named 'none'"):
+        list(run(local, lambda piece: __import__("none"), [1]))
+
+
+def test_workers_that_come_late_are_awaited_and_asked_too(caplog):
+    found = []
+    with start(0) as cluster:
+
+        def never_but_grow():
+            if not cluster.plan:
+                cluster.scale(1)
+            return False
+
+        found += run(cluster, double, range(3), should_stop=never_but_grow)
+    assert sorted(found) == [0, 2, 4]
+    assert "has no worker: waiting" in caplog.text
+
+
+def test_who_waits_for_workers_can_be_stopped():
+    asked = []
+    with start(0) as cluster:
+
+        def stop_at_the_second_look():
+            asked.append(True)
+            return len(asked) > 1
+
+        assert list(run(cluster, double, range(3), should_stop=stop_at_the_second_look)) == []
+
+
+@pytest.mark.slow
+def test_a_cluster_that_adapts_grows():
+    with start(0) as cluster:
+        cluster.adapt(minimum=0, maximum=2, interval="100ms")
+        found = list(run(cluster, whose, range(200)))
+    assert sorted(piece for piece, _ in found) == list(range(200))
+    assert len({process for _, process in found}) == 2
+
+
+def test_a_result_that_takes_long_to_come_is_awaited(local, monkeypatch):
+    """As after the death of the worker that had it: it is made again."""
+    slow = iter([True, True, False])
+    result = distributed.Future.result
+
+    def late(self, timeout=None):
+        if next(slow, False):
+            raise TimeoutError
+        return result(self, timeout=timeout)
+
+    monkeypatch.setattr(distributed.Future, "result", late)
+    assert sorted(run(local, double, range(3))) == [0, 2, 4]
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_gone_ends_it():
+    with start(1) as cluster:
+        found = run(cluster, nap, [0, 0, 600])
+        next(found)
+        cluster.close()
+        with pytest.raises(ClusterError, match="is gone") as caught:
+            list(found)
+    assert "run the same command again" in caught.value.hint
+
+
+@pytest.mark.slow
+def test_workers_that_die_take_nothing_along(local, tmp_path):
+    work = partial(kill_at, str(tmp_path))
+    found = run(local, work, range(9), lost=lambda piece: -piece)
+    assert sorted(found) == [-3, 0, 1, 2, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://127.0.0.1:9", "nonsense://x", "x y", "localhost", "tcp://localhost", ""]
+)
+def test_a_scheduler_that_does_not_answer_is_an_error(address, monkeypatch):
+    monkeypatch.setattr("tnetcli.engines.dask.PATIENCE", 0.5)
+    cluster = Cluster(address)
+    with pytest.raises(UsageError, match="no scheduler answers"):
+        list(in_dask(double, [1], cluster=cluster, should_stop=never, lost=unexpected))
+
+
+def test_a_scheduler_file_that_is_not_there_is_an_error(tmp_path):
+    cluster = Cluster(file=str(tmp_path / "none.json"))
+    with pytest.raises(UsageError, match="no scheduler file"):
+        list(in_dask(double, [1], cluster=cluster, should_stop=never, lost=unexpected))
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "no JSON", '{"type": "Scheduler"}'])
+def test_a_file_of_no_scheduler_is_an_error(tmp_path, text):
+    file = tmp_path / "scheduler.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match="this is no scheduler file") as caught:
+        list(
+            in_dask(
+                double,
+                [1],
+                cluster=Cluster(file=str(file)),
+                should_stop=never,
+                lost=unexpected,
+            )
+        )
+    assert "is it running?" in caught.value.hint
+
+
+def test_without_the_extra_the_pip_command_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(MissingExtraError) as caught:
+        list(in_dask(double, [1], cluster=Cluster("x"), should_stop=never, lost=unexpected))
+    assert caught.value.hint == "pip install 'tnetcli[dask]'"

@@ -1,0 +1,114 @@
+import os
+
+import pytest
+
+from tnetcli import machine
+from tnetcli.machine import available_cores, memory
+
+
+@pytest.fixture
+def groups(tmp_path, monkeypatch):
+    """Return a function that writes what the system says of control groups."""
+    root, own = tmp_path / "cgroup", tmp_path / "own"
+    monkeypatch.setattr(machine, "CGROUPS", root)
+    monkeypatch.setattr(machine, "GROUPS_OF_PROCESS", own)
+
+    def write(lines, **limits):
+        own.write_text(lines)
+        for name, text in limits.items():
+            path = root / name.replace("__", "/").replace("_dot_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def _sixteen_cores(monkeypatch):
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(16), raising=False)
+
+
+def test_slurm_says_how_many_cores_a_job_has(monkeypatch, groups):
+    groups("")
+    assert available_cores() == 16
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
+    assert available_cores() == 3
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "two", "²", "2(x3)"])
+def test_what_is_no_number_of_cores_does_not_count(monkeypatch, groups, value):
+    groups("")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", value)
+    assert available_cores() == 16
+
+
+def test_a_system_without_affinity_counts_its_cores(monkeypatch, groups):
+    groups("")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert available_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("200000 100000\n", 2), ("150000 100000", 2), ("1000 100000", 1), ("max 100000\n", 16),
+     ("6400000 100000", 16), ("", 16), ("1 0", 16), ("x y z", 16)],
+)  # fmt: skip
+def test_a_container_grants_so_many_cores(groups, quota, cores):
+    groups("0::/", cpu_dot_max=quota)
+    assert available_cores() == cores
+
+
+def test_the_strictest_group_counts(groups):
+    groups("0::/a/b\n", a__cpu_dot_max="300000 100000", a__b__cpu_dot_max="max 100000")
+    assert available_cores() == 3
+
+
+def test_a_group_that_is_not_mounted_leads_to_the_root(groups):
+    groups("0::/docker/abc/def\n", cpu_dot_max="100000 100000")
+    assert available_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "limits"),
+    [
+        (
+            "0::/job/step\n",
+            {"job__memory_dot_max": "1000000\n", "job__step__memory_dot_max": "max"},
+        ),
+        ("4:memory:/job\n0::/\n", {"memory__job__memory_dot_limit_in_bytes": "1000000"}),
+    ],
+)
+def test_the_memory_of_a_job_is_told(groups, lines, limits):
+    groups(lines, **limits)
+    assert memory().limit == 1_000_000
+
+
+def test_a_limit_beyond_the_machine_is_none(groups):
+    groups("4:memory:/\n", memory__memory_dot_limit_in_bytes="9223372036854771712")
+    assert memory().limit is None
+
+
+def test_lines_that_nobody_expects_are_no_bug(groups):
+    groups("nonsense\n::\n\n")
+    assert available_cores() == 16
+
+
+def test_memory_is_counted_in_bytes(tmp_path, monkeypatch, groups):
+    groups("")
+    monkeypatch.setattr(machine, "MEMORY", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text("MemTotal:  99 kB\nMemAvailable:    2048 kB\n")
+    assert memory().available == 2048 * 1024
+    assert memory().total > 2**27
+
+
+def test_a_system_that_does_not_tell_is_no_bug(tmp_path, monkeypatch, groups):
+    groups("")
+
+    def silent(name):
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(os, "sysconf", silent)
+    monkeypatch.setattr(machine, "MEMORY", tmp_path / "none")
+    assert memory() == machine.Memory(None, None, None)

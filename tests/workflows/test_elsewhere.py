@@ -1,0 +1,99 @@
+import logging
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.cli.test_predict import write_model
+from tests.images import noise, write_geotiff
+from tnetcli.checkpoint import load_model
+from tnetcli.readers.base import ReadOptions
+from tnetcli.workflows import elsewhere
+from tnetcli.workflows.elsewhere import Elsewhere, Order, predict_here
+from tnetcli.workflows.images import Image
+from tnetcli.workflows.predict import Means, predict_images
+from tnetcli.workflows.predicting import Settings
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elsewhere")
+    # Whatever is shown is far brighter than what this one was trained on.
+    write_model(
+        folder / "m.safetensors",
+        normalisation={"dtype": "uint8", "mean": [10.0] * 3, "std": [5.0] * 3},
+    )
+    for number in range(3):
+        write_geotiff(folder / f"{number}.tif", noise((120, 120), seed=number), overviews=[2])
+    (folder / "bad.tif").write_text("no image")
+    return folder
+
+
+@pytest.fixture
+def order(folder):
+    """What a process is told; this one forgets it afterwards."""
+    model = str(folder / "m.safetensors")
+    threads = torch.get_num_threads()
+    for kept in (elsewhere._predictor, elsewhere._log):
+        kept.cache_clear()
+    yield Order(model, load_model(model).sha256, Settings(), "cpu", 1)
+    for kept in (elsewhere._predictor, elsewhere._log):
+        kept.cache_clear()
+    torch.set_num_threads(threads)
+
+
+def named(*paths):
+    return [Image(str(path), str(path), str(path), ReadOptions()) for path in paths]
+
+
+def test_what_processes_tell_is_told_here_once_and_by_the_names_that_were_given(
+    folder, monkeypatch, caplog, capfd
+):
+    monkeypatch.chdir(folder)
+    means = Means("cpu", 1, 1, Elsewhere(processes=2))
+    listed = named("0.tif", "1.tif", "bad.tif", "gone.tif")
+    records = {each.id: each for each in predict_images(listed, "m.safetensors", means=means)}
+    assert sorted(each.image for each in records.values()) == sorted(records)
+    assert records["0.tif"].warnings
+    told = sorted(each.getMessage() for each in caplog.records)
+    assert [each.partition(": the values")[0] for each in told] == ["0.tif", "1.tif"]
+    assert capfd.readouterr().err == ""
+    for name in ("bad.tif", "gone.tif"):
+        assert f"`{name}`" in records[name].error.message
+
+
+def test_threads_of_a_worker_share_one_model(folder, order, monkeypatch):
+    loads, together = [], threading.Barrier(3, timeout=60)
+    monkeypatch.setattr(
+        elsewhere, "load_model", lambda path: loads.append(path) or load_model(path)
+    )
+    found = []
+
+    def ask(number):
+        together.wait()
+        found.extend(predict_here(order, named(folder / f"{number}.tif")).lines)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert len(loads) == 1
+
+
+@pytest.mark.parametrize(("given", "cores", "threads"), [(2, 8, 2), (None, 8, 3), (None, 2, 2)])
+def test_a_worker_computes_with_what_it_is_given(folder, order, monkeypatch, given, cores, threads):
+    torch.set_num_threads(3)  # as with OMP_NUM_THREADS=3
+    monkeypatch.setattr(elsewhere, "available_cores", lambda: cores)
+    predict_here(replace(order, threads=given), named(folder / "0.tif"))
+    assert torch.get_num_threads() == threads
+
+
+def test_a_log_that_somebody_reads_is_left_alone(folder, order, caplog, monkeypatch):
+    logger = logging.getLogger("tnetcli")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    answer = predict_here(order, named(folder / "0.tif"))
+    assert answer.said == []
+    assert "unlike those the model was trained on" in caplog.text

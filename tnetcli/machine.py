@@ -1,0 +1,104 @@
+"""What this machine gives a process: cores and memory."""
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+GROUPS_OF_PROCESS = Path("/proc/self/cgroup")
+MEMORY = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes there are, free ones, and what this process may have; None where nobody says."""
+
+    total: int | None
+    available: int | None
+    limit: int | None
+
+
+def available_cores() -> int:
+    """Return how many cores this job may use: as SLURM says, or as system and container do."""
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if given.isascii() and given.isdecimal() and int(given) > 0:
+        return int(given)
+    return min([_seen_cores(), *_granted_cores()])
+
+
+def _seen_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _granted_cores() -> Iterator[int]:
+    """Yield what containers grant: all cores can be seen there, and only some be used."""
+    for folder in _groups(""):
+        quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            yield max(math.ceil(int(quota) / int(period)), 1)
+
+
+def memory() -> Memory:
+    """Return what the system says of memory, limits of containers, jobs and shells included."""
+    total = _total()
+    limits = [] if total is None else [limit for limit in _limits() if limit < total]
+    return Memory(total, _available(), min(limits, default=None))
+
+
+def _total() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _available() -> int | None:
+    for line in _text(MEMORY).splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _limits() -> Iterator[int]:
+    for controller, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
+        for folder in _groups(controller):
+            text = _text(folder / name).strip()
+            if text.isdecimal():  # the other word is `max`
+                yield int(text)
+    try:
+        import resource  # no such thing on Windows
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    except (ImportError, OSError, ValueError):
+        return
+    if soft != resource.RLIM_INFINITY:
+        yield soft
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Yield the control groups of this process, its own first: each may set a limit.
+
+    The empty name is that of version 2, which has one tree for all.
+    """
+    root = CGROUPS / controller
+    for line in _text(GROUPS_OF_PROCESS).splitlines():
+        _, names, path = (*line.split(":", 2), "", "")[:3]
+        if controller not in names.split(","):
+            continue
+        folder = root / path.lstrip("/")
+        while folder.is_relative_to(root) and folder != root:
+            yield folder
+            folder = folder.parent
+        yield root
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,190 @@
+"""Predict in other processes, here or on a cluster: names go there, records come back as text."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from logging.handlers import QueueHandler
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from tnetcli.checkpoint import load_model
+from tnetcli.devices import limit_threads
+from tnetcli.engines.dask import Cluster, in_dask
+from tnetcli.engines.processes import in_processes
+from tnetcli.errors import ModelError, UsageError
+from tnetcli.looking import Looker
+from tnetcli.machine import available_cores
+from tnetcli.prediction import Prediction, Problem
+from tnetcli.recording import record_failure
+from tnetcli.workflows.images import Image
+from tnetcli.workflows.predicting import Predictor, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All that a process needs to know to predict as this one would."""
+
+    model: str  # a file that all machines see
+    sha256: str
+    settings: Settings
+    device: str
+    threads: int | None  # None leaves it to the process
+    level: int = logging.WARNING  # from which on it tells what it logs
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What comes back: records as text, and what was logged meanwhile."""
+
+    lines: list[str]
+    said: list[logging.LogRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Where work is done if not in this process: so many processes here, or a cluster."""
+
+    processes: int = 1
+    cluster: Cluster | None = None
+
+
+def choose_place(processes: int, scheduler: str | None, file: Path | None) -> Elsewhere:
+    """Return where images are looked at by what a user says: here, or on a cluster."""
+    if scheduler is None and file is None:
+        return Elsewhere(processes)
+    if scheduler is not None and file is not None:
+        raise UsageError("--scheduler and --scheduler-file say the same", hint="give one of them")
+    if processes > 1:
+        raise UsageError(
+            "--workers are of this machine, --scheduler has workers of its own",
+            hint="leave out --workers",
+        )
+    return Elsewhere(cluster=Cluster(scheduler, None if file is None else str(file)))
+
+
+def predict_elsewhere(
+    batches: Sequence[Sequence[Image]],
+    predictor: Predictor,
+    order: Order,
+    where: Elsewhere,
+    *,
+    should_stop: Callable[[], bool],
+) -> Iterator[list[Prediction]]:
+    """Yield the records of batches as they come; they are those that this process would make.
+
+    What was logged there is logged here.
+    """
+    given = {image.id: image for batch in batches for image in batch}
+
+    def lost(batch: Sequence[Image]) -> Answer:
+        problem = Problem(
+            "ClusterError",
+            "every process that looked at it has died",
+            "is there enough memory? look at it alone: tnet predict IMAGE",
+        )
+        failures = [
+            record_failure(
+                problem,
+                image=image.path,
+                id=image.id,
+                maker=predictor.maker,
+                fingerprint=predictor.mark(image),
+            )
+            for image in batch
+        ]
+        return Answer([each.to_json() for each in failures], [])
+
+    order = replace(order, level=logging.getLogger("tnetcli").getEffectiveLevel())
+    sent = ([replace(image, path=_absolute(image.path)) for image in batch] for batch in batches)
+    if where.cluster is not None:
+        told = [] if order.settings.windows is None else [str(order.settings.windows)]
+        paths = [order.model, *told, *(_absolute(image.path) for image in given.values())]
+        answers = in_dask(
+            # How many cores a worker has is known there.
+            partial(predict_here, replace(order, threads=None)),
+            sent,
+            cluster=where.cluster,
+            should_stop=should_stop,
+            lost=lost,
+            paths=paths,
+        )
+    else:
+        answers = in_processes(
+            partial(predict_here, order),
+            sent,
+            count=where.processes,
+            should_stop=should_stop,
+            lost=lost,
+            apart=lambda batch: [[image] for image in batch],
+        )
+    for answer in answers:
+        for said in answer.said:
+            logging.getLogger(said.name).handle(said)
+        records = [Prediction.from_json(line) for line in answer.lines]
+        yield [_as_given(record, given[record.id].path) for record in records]
+
+
+def _as_given(record: Prediction, path: str) -> Prediction:
+    """Return a record of an image by the name that the user knows."""
+    error = record.error
+    if error is not None:
+        error = replace(error, message=error.message.replace(_absolute(path), path))
+    return replace(record, image=path, error=error)
+
+
+_one_at_a_time = threading.Lock()  # a worker of Dask may have several threads, and has one model
+
+
+def predict_here(order: Order, images: Sequence[Image]) -> Answer:
+    """Predict in the process that this runs in; the model is loaded once."""
+    with _one_at_a_time:
+        log = _log()
+        logging.getLogger("tnetcli").setLevel(order.level)
+        predictor = _predictor(order)
+    lines = [record.to_json() for record in predictor(images)]
+    said = []
+    while True:
+        try:
+            said.append(log.get_nowait())
+        except Empty:
+            return Answer(lines, said)
+
+
+@lru_cache(maxsize=1)
+def _log() -> "SimpleQueue[logging.LogRecord]":
+    """Return where the log of this process goes from now on: nobody reads what it says itself."""
+    log: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    logger = logging.getLogger("tnetcli")
+    if not logger.handlers:
+        logger.addHandler(QueueHandler(log))
+        logger.propagate = False
+    return log
+
+
+@lru_cache(maxsize=1)
+def _predictor(order: Order) -> Predictor:
+    import torch
+
+    # Dask gives its workers OMP_NUM_THREADS=1 unless told otherwise, and torch goes by that.
+    threads = order.threads or min(torch.get_num_threads(), available_cores())
+    limit_threads(threads)
+    checkpoint = load_model(order.model)
+    if checkpoint.sha256 != order.sha256:
+        raise ModelError(
+            f"`{order.model}` is another file on this machine",
+            hint="models have to be on storage that all machines share",
+        )
+    looker = Looker.of(
+        checkpoint,
+        device=order.device,
+        precision=order.settings.precision,
+        threads=threads,
+    )
+    return Predictor(checkpoint, looker, order.settings)
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else os.path.abspath(path)
