@@ -30,8 +30,8 @@ from rasterio.windows import Window as RasterioWindow
 from rich.console import Console
 
 from tnetcli.checkpoint import Checkpoint, load_model
-from tnetcli.devices import available_cores
 from tnetcli.geometry import Region, Window
+from tnetcli.machine import available_cores
 from tnetcli.prediction import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.blocks import BLOCKS

@@ -1,0 +1,51 @@
+"""A place to write to that can be made full."""
+
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+SPACE = 2**20  # bytes of the tmpfs: some times what a batch writes
+
+
+class Disk:
+    """A small tmpfs where the user may mount one; a limit for the children elsewhere."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "disk"
+        self.folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={SPACE}", "tmpfs", str(self.folder)]
+        self.is_mounted = False
+        with suppress(OSError):
+            self.is_mounted = subprocess.run(command, capture_output=True).returncode == 0
+        self.limit: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """Say how it is made full."""
+        return f"a tmpfs of {SPACE >> 10} kB" if self.is_mounted else "RLIMIT_FSIZE"
+
+    def fill(self, output: Path, left: int) -> None:
+        """Leave no more than about `left` bytes for what is written."""
+        if not self.is_mounted:
+            self.limit = (output.stat().st_size if output.exists() else 0) + left
+            return
+        page = os.sysconf("SC_PAGESIZE")
+        with (self.folder / "filler").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(page))
+        # What is left is counted in pages; the last page of the records has room as well.
+        os.truncate(self.folder / "filler", max(0, self._filled() - left // page * page))
+
+    def _filled(self) -> int:
+        return (self.folder / "filler").stat().st_size
+
+    def free(self) -> None:
+        """Give the space back."""
+        self.limit = None
+        (self.folder / "filler").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Take it away."""
+        if self.is_mounted:
+            subprocess.run(["umount", str(self.folder)], check=True)
