@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tnetcli"
 # The arrows of docs/architecture.md: a part may import itself and what is listed here.
-GROUND = {"errors", "geometry", "visits", "wording"}
+GROUND = {"errors", "geometry", "machine", "visits", "wording"}
 MODEL_WORDS = GROUND | {"__init__", "models", "validation", "normalisation"}
 MIDDLE = GROUND | {"readers", "traversal", "models", "prediction", "normalisation", "views"}
 UPPER = {
@@ -24,6 +24,7 @@ UPPER = {
 MAY_IMPORT = {
     "errors": set(),
     "geometry": set(),
+    "machine": set(),
     "wording": set(),
     "visits": {"geometry"},
     "validation": {"errors", "wording"},
@@ -32,7 +33,8 @@ MAY_IMPORT = {
     "prediction": {"errors"},
     "prediction_file": {"errors", "output_file", "prediction", "wording"},
     "large_records": {"errors", "prediction", "prediction_file", "wording"},
-    "engines": set(),
+    "told_windows": GROUND | {"csv_file", "large_records", "prediction"},
+    "engines": {"__init__", "errors", "wording"},
     "models": GROUND | {"validation"},
     "devices": {"errors"},
     "normalisation": GROUND | {"readers", "validation"},
@@ -53,17 +55,18 @@ MAY_IMPORT = {
     "scenes": GROUND | {"readers", "sections"},
     "training": MIDDLE
     | UPPER
-    | {"__init__", "csv_file", "sections", "scenes", "validation", "walks"},
+    | {"__init__", "csv_file", "sections", "scenes", "told_windows", "validation", "walks"},
     "workflows": MIDDLE
     | UPPER
     | {"csv_file", "engines", "exporters", "large_records", "prediction_file"}
-    | {"scenes", "sections", "training"}
-    | {"walks"},
+    | {"scenes", "sections", "told_windows", "training"}
+    | {"__init__", "walks"},
     "cli": MIDDLE | UPPER | {"exporters", "workflows", "training", "sections", "__init__"},
     "__main__": {"cli"},
     "__init__": MIDDLE | UPPER | {"workflows"},
 }
 COMMANDS = (
+    "doctor",
     "evaluate",
     "export",
     "info",
@@ -72,6 +75,7 @@ COMMANDS = (
     "predict",
     "profile",
     "pyramid",
+    "recipes",
     "synth",
     "train",
 )

@@ -1,15 +1,18 @@
 import re
 import runpy
 import tomllib
-from pathlib import Path
+from fnmatch import fnmatch
 
 import pytest
+import yaml
+from pydantic import BaseModel
 
 import tnetcli
-from tests.commands import tnet
+from tests.commands import ROOT
+from tests.test_architecture import PACKAGE, imported_parts, part_of
 from tnetcli import errors
-
-ROOT = Path(__file__).parents[1]
+from tnetcli.models.registry import FAMILIES
+from tnetcli.recipe import read_recipe
 
 
 def test_the_command_line_reference_is_up_to_date():
@@ -44,16 +47,139 @@ def test_every_dependency_floor_has_a_reason():
         assert re.search(r"# \w+", line), requirement
 
 
-@pytest.mark.parametrize("page", [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md"])
+@pytest.mark.parametrize(
+    "page",
+    [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", text) + re.findall(r'src="([^":]+)()"', text)
+    for target, heading in links:
+        path = page.parent / target if target else page
+        assert path.exists(), f"{page.name} links to {target}"
+        assert not heading or heading[1:] in anchors(path), f"{page.name} links to {heading}"
 
 
-@pytest.mark.parametrize("command", ["profile", "models"])
-def test_the_readme_shows_what_a_command_prints(command):
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = re.findall(rf"^\$ tnet ({command} .*)\n((?:.*\n)*?)```", page, re.MULTILINE)
-    for arguments, output in shown:
-        assert tnet(*arguments.split(), cwd=ROOT).stdout == output
-    assert shown or command != "profile"
+def anchors(page):
+    """Return what headings of a page are called in links, on every forge."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def made_by(script):
+    """Return what a script of docs/ defines."""
+    return runpy.run_path(str(ROOT / "docs" / script))
+
+
+def test_the_reference_of_recipes_is_up_to_date():
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert page == made_by("make_recipes.py")["recipes_page"](), "run `make docs`"
+
+
+def test_the_reference_of_recipes_has_every_key():
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    assert keys_of(read_recipe(ROOT / "recipes" / "default.yaml").as_data()) <= told
+
+
+def keys_of(table):
+    """Return the keys of a recipe and of its sections, but of no grid and no table of names."""
+    found = set(table)
+    for key, value in table.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict) and key not in ("grid", "chances"):
+                found |= keys_of(each)
+    return found
+
+
+def test_a_key_without_a_description_is_noticed():
+    class Bare(BaseModel):
+        silent: int = 0
+
+    with pytest.raises(ValueError, match="silent"):
+        list(made_by("make_recipes.py")["_table"](Bare.model_fields))
+
+
+def test_the_figure_of_the_readme_is_up_to_date():
+    made = made_by("make_how_it_works.py")
+    assert made["PICTURE"].read_text(encoding="utf-8") == made["picture"](), "run `make docs`"
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results():
+    made = made_by("make_readme.py")
+    page, results = (made[each].read_text(encoding="utf-8") for each in ("PAGE", "RESULTS"))
+    assert page == made["readme_page"](page, results), "run `make docs`"
+
+
+def test_scores_of_families_come_into_the_readme():
+    row = "| {} | 64 px | 71.5 | 70.0 to 73.0 | 3.0 | 65536 | 12 | 1.0 | 2.0 | 4.1 to 4.3 |"
+    heading = "| model | views | accuracy, % | seeds | windows | pixels decoded "
+    heading += "| multiplications, M | ms reading | ms in the model | training, CPU min |"
+    text = "\n".join(("<!-- families -->", heading, row.format("dram"), "<!-- /families -->"))
+    made = made_by("make_readme.py")
+    table = made["families"](made["read_results"](text)).splitlines()
+    (dram,) = (line for line in table if "`dram`" in line)
+    assert "71.5 (70.0 to 73.0) | 12 | 4.1 to 4.3" in dram
+    assert made["UNKNOWN"] not in dram
+    assert made["UNKNOWN"] in table[2]  # of another family
+
+
+def test_every_family_is_in_the_table_of_the_readme():
+    rows = made_by("make_readme.py")["FAMILIES"]
+    assert {row[0].split(",")[0] for row in rows} == set(FAMILIES)
+    named = {name for _, _, small, published in rows for name in (small, *published.split(", "))}
+    assert {name for name in named if name} <= {path.stem for path in ROOT.glob("recipes/*.yaml")}
+
+
+def test_pictures_are_small_enough_to_be_kept():
+    for path in (ROOT / "docs" / "pictures").iterdir():
+        assert path.stat().st_size < 400_000, path.name
+
+
+def test_the_tree_names_every_module_and_nothing_else():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = re.search(r"## Rooms\n\n```\n(.*?)```", page, re.DOTALL)[1]
+    told = set(re.findall(r"[\w*]+\.py", tree))
+    commands = {f"{path.stem}.py" for path in PACKAGE.glob("workflows/*.py")}
+    modules = {path.name for path in PACKAGE.rglob("*.py")} - {"__init__.py"}
+    assert not [name for name in modules if not any(fnmatch(name, each) for each in told)]
+    assert not [
+        each for each in told - {"__init__.py"} if not any(fnmatch(name, each) for name in modules)
+    ]
+    # One thin file per command is all that is said of those.
+    assert {path.name for path in PACKAGE.glob("cli/*.py")} - told <= {"__init__.py"} | commands
+
+
+def test_the_arrows_point_as_imports_do():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = re.search(r"```\n(cli\n  -> .*?)```", page, re.DOTALL)[1]
+    lines = [re.findall(r"\w+", line) for line in drawn.splitlines()]
+    height = {part: -number for number, parts in enumerate(lines) for part in parts}
+    assert sum(map(len, lines)) == len(height), "a part is drawn twice"
+    public = {"__init__", "__main__"}  # the front doors, which lead everywhere
+    paths = [path for path in sorted(PACKAGE.rglob("*.py")) if part_of(path) not in public]
+    assert set(height) == {part_of(path) for path in paths}
+    for path in paths:
+        part = part_of(path)
+        for other in imported_parts(path.read_text(encoding="utf-8")) - public - {part}:
+            assert height[other] < height[part], f"{path.name} imports {other}"
+
+
+def test_every_decision_is_listed():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for path in (ROOT / "docs" / "decisions").glob("*.md"):
+        title = path.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
+        assert f"[{title}](decisions/{path.name})" in page
+
+
+def test_the_citation_is_of_this_version_and_has_what_is_asked_for():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors", "license"} <= set(cited)
+    assert cited["version"] == tnetcli.__version__
+    released = f"## [{cited['version']}] - {cited['date-released']}\n"
+    assert released in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for paper in cited["references"]:
+        assert {"type", "title", "authors"} <= set(paper)
+        assert paper["url"].split("/")[-1] in readme, paper["title"]

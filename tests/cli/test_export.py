@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 
+import geopandas
 import numpy as np
 import pytest
 import rasterio
@@ -16,10 +17,11 @@ from PIL import Image
 
 from tests.cli.test_predict import invoke
 from tests.commands import tnet
+from tests.exporters.pictures import listen
 from tests.exporters.records import UTM, record, window
 from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError
-from tnetcli.prediction import Prediction, Problem
+from tnetcli.prediction import AttentionCheck, Prediction, Problem
 
 FAILED = Prediction("bad.tif", "bad.tif", "failed", error=Problem.of(ImageError("damaged")))
 WINDOWS = (
@@ -363,6 +365,116 @@ def test_one_that_cannot_be_shown_stops_no_other(folder):
         assert [path.name.split(".")[0] for path in (folder / form / "s").iterdir()] == ["a"]
     put("p.jsonl", wrong)
     assert export("p.jsonl", "-o", "none/").exit_code == 3
+
+
+WAYS = {
+    "geojson": "a.geojson",
+    "sequence": "a.geojsonl",
+    "heatmap": "a.tif",
+    "picture": "a.png",
+    "page": "a.html",
+    "csv": "a.csv",
+    "parquet": "a.parquet",
+    "per image": "b.csv",
+    "pipe": "-",
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"windows": [{"box": [9, 9, 1, 1]}]}, "window `root`: not a rectangle"),
+        ({"windows": [{}, {"box": [0, 0, 0, 5]}]}, "window `root/0-0`: not a rectangle"),
+        ({"windows": [{}, {}, {"box": [0, 0, float("nan"), 5]}]}, "`root/0-1`: not a rectangle"),
+        ({"windows": [{}, {"attention": 2}]}, "`attention` is 2, not between 0 and 1"),
+        ({"windows": [{}, {}, {"path": "root/0-0"}]}, "window `root/0-0` is there twice"),
+        ({"windows": [{"probability": "high"}]}, "`probability` is high, not a number"),
+        ({"probability": 1.5}, "`probability` is 1.5"),
+        ({"transform": [0, 0, 0, 0, 0, 0]}, "`transform` leads nowhere: 0, 0, 0, 0, 0, 0"),
+        ({"transform": [float("inf"), 0, 0, 0, 1, 0]}, "`transform` leads nowhere: inf, 0"),
+        ({"status": "done"}, "`status` is done, not ok or failed"),
+    ],
+)
+def test_nonsense_is_refused_in_the_same_words_by_every_format(folder, told, says):
+    data = json.loads(scene("s/a.tif").to_json())
+    for each, change in zip(data["windows"], told.get("windows", ()), strict=False):
+        each.update(change)
+    data.update({key: value for key, value in told.items() if key != "windows"})
+    (folder / "bad.jsonl").write_text(json.dumps(data) + "\n")
+    before = sorted(folder.rglob("*"))
+    said = set()
+    for way, name in WAYS.items():
+        done = export("bad.jsonl", "-o", name, *(["--per-image"] if way == "per image" else []))
+        assert done.exit_code == 7, way
+        said.add(done.stderr)
+    assert len(said) == 1
+    assert says in said.pop()
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("form", ["geojson", "heatmap", "picture", "page", "csv", "parquet"])
+def test_nonsense_stops_no_other_image_of_a_folder(folder, form):
+    bad = scene("s/bad.tif")
+    put(
+        "p.jsonl", replace(bad, windows=(replace(bad.windows[0], attention=2.0),)), scene("s/a.tif")
+    )
+    done = export("p.jsonl", "-f", form, "-o", "out/")
+    assert done.exit_code == 8
+    assert "`attention` is 2.0" in done.stderr
+    assert [path.name.split(".")[0] for path in (folder / "out/s").iterdir()] == ["a"]
+
+
+def test_an_id_of_any_length_is_the_name_of_a_file(folder):
+    ids = ["x/" * 3000 + "y" * 9000, "x/" * 3001 + "y" * 9000, "\ud800", "é" * 300]
+    put("p.jsonl", *(replace(scene("s/a.tif"), id=each) for each in ids))
+    done = export("p.jsonl", "-o", "out/")
+    assert done.exit_code == 0, done.stderr
+    assert len([path for path in (folder / "out").rglob("*") if path.is_file()]) == 4
+
+
+def test_a_file_without_an_ending_is_no_folder(folder):
+    (folder / "notes").write_text("mine")
+    done = export("one.jsonl", "-f", "csv", "-o", "notes")
+    assert done.exit_code == 7
+    assert "`notes` exists" in done.stderr
+    assert export("one.jsonl", "-f", "csv", "-o", "notes", "--overwrite").exit_code == 0
+    assert (folder / "notes").read_text().startswith("image,id,")
+
+
+class TestSequences:
+    def test_one_of_nothing_passes_its_own_check(self, folder):
+        for name in ("a.geojsonl", "a.geojsons.gz"):
+            assert export("one.jsonl", "-o", name, "--level", "9").exit_code == 0
+            done = export("--check", name)
+            assert done.exit_code == 0
+            assert "0 features" in done.stdout
+
+    def test_they_are_named_as_what_they_are(self, folder):
+        assert export("one.jsonl", "--sequence").stdout == "one.geojsonl\n"
+        assert export("p.jsonl", "--rs", "-o", "out/").exit_code == 0
+        assert (folder / "out/s/a.tif.geojsonl").read_text().startswith("\x1e")
+        done = export("one.jsonl", "--sequence", "-o", "a.geojson")
+        assert done.exit_code == 2
+        assert ".geojsonl" in done.stderr
+        assert not (folder / "a.geojson").exists()
+
+
+def test_whether_it_mattered_where_was_looked_is_told_by_every_format(folder, monkeypatch):
+    check = AttentionCheck(0.125, "forest", 0.5, 1 / 3, 3, 0)
+    put("one.jsonl", replace(scene("s/a.tif"), probability=0.75, attention_check=check))
+    member = json.loads(export("one.jsonl", "-o", "-").stdout)["tnet"]["attention_check"]
+    assert (member["masked"], member["masked_label"], member["draws"]) == (0.125, "forest", 3)
+    (row,) = csv.DictReader(
+        io.StringIO(export("one.jsonl", "-f", "csv", "--per-image", "-o", "-").stdout)
+    )
+    assert (row["masked"], row["masked_label"], row["random"]) == ("0.125", "forest", "0.5")
+    assert export("one.jsonl", "-o", "a.parquet", "--per-image").exit_code == 0
+    assert geopandas.read_parquet("a.parquet").random_same[0] == pytest.approx(1 / 3)
+    assert export("one.jsonl", "-o", "a.html").exit_code == 0
+    assert "12.5% with its closest windows hidden" in (folder / "a.html").read_text()
+    heard = listen(monkeypatch)
+    assert export("one.jsonl", "-o", "a.png").exit_code == 0
+    assert "12.5% with its closest windows hidden" in " ".join(text for _, _, text in heard)
 
 
 def test_failures_can_be_listed(folder):

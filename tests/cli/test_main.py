@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.commands import tnet
+from tests.images import noise, write_geotiff
 from tnetcli import __version__
 
 
@@ -56,15 +57,115 @@ def test_a_reader_that_stops_listening_is_no_bug(tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of another kind")
 def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path):
-    command = [sys.executable, "-m", "tnetcli", "info", "-"]
-    running = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    )
-    time.sleep(1.5)  # it now waits for the list on standard input
+    os.mkfifo(tmp_path / "list.csv")
+    command = [sys.executable, "-m", "tnetcli", "info", "--manifest", "list.csv"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    pipe = joined(tmp_path / "list.csv", running)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=30)
+    os.close(pipe)
     assert running.returncode == 130
-    assert "Traceback" not in said
+    error, hint = said.splitlines()
+    assert error == "error: interrupted"
+    assert hint.startswith("hint: ")
+
+
+def joined(path, running):
+    """Open a pipe for writing, once somebody reads from it."""
+    while running.poll() is None:
+        try:
+            return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            time.sleep(0.01)
+    raise AssertionError(running.communicate())
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "code"),
+    [("info", "SIGTERM", 75), ("predict", "SIGTERM", 75), ("predict", "SIGUSR1", 75),
+     ("predict", "SIGINT", 130)],
+)  # fmt: skip
+@pytest.mark.skipif(os.name == "nt", reason="signals of another kind")
+def test_whoever_waits_for_a_list_can_be_stopped(tmp_path, command, name, code):
+    os.mkfifo(tmp_path / "list.csv")
+    given = [sys.executable, "-m", "tnetcli", command, "--manifest", "list.csv"]
+    running = subprocess.Popen(given, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    pipe = joined(tmp_path / "list.csv", running)  # to which nobody ever writes
+    running.send_signal(getattr(signal, name))
+    _, said = running.communicate(timeout=30)
+    os.close(pipe)
+    assert running.returncode == code
+    assert [line.split(":")[0] for line in said.splitlines()] == ["error", "hint"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such shell")
+def test_a_list_can_be_what_a_command_prints(tmp_path):
+    done = run_in_shell(f"tnet info --manifest <(echo path; echo {tmp_path}/gone.tif)")
+    assert done.returncode == 3
+    assert "gone.tif` does not exist" in done.stderr
+
+
+LATE = """
+import os, signal, sys, threading
+from tnetcli.cli import main
+def late():  # after all is done, when Python has begun to end
+    threading.main_thread().join()
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1"):
+        os.kill(os.getpid(), getattr(signal, name))
+threading.Thread(target=late).start()
+sys.argv = ["tnet", "models"]
+main.main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of another kind")
+def test_a_signal_at_the_very_end_changes_nothing():
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+EARLY = """
+import os, signal, sys
+from tnetcli.cli import main
+parse = main.app
+def told(**options):  # before the command has begun
+    os.kill(os.getpid(), signal.SIGTERM)
+    return parse(**options)
+main.app = told
+sys.argv = ["tnet", "models"]
+main.main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of another kind")
+def test_a_signal_at_the_very_beginning_is_an_orderly_stop():
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (75, "")
+    assert done.stderr.splitlines()[0] == "error: stopped by a signal"
+
+
+def test_a_warning_is_one_line_whatever_the_name(tmp_path):
+    (tmp_path / "a\nb\x1b[2J").mkdir()
+    (tmp_path / "c.tif").write_text("no image")
+    done = tnet("info", tmp_path / "a\nb\x1b[2J", tmp_path / "c.tif")
+    (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert "a\\nb\\x1b[2J" in warning
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are UTF-8 there")
+def test_a_name_that_is_not_utf_8_is_said_to_be_so(tmp_path):
+    for name in (b"a\xff.tif", b"b\xff.png"):
+        kind = "GTiff" if name.endswith(b"tif") else "PNG"
+        plain = write_geotiff(tmp_path / "plain", noise((64, 64)), driver=kind, crs=None,
+                              transform=None, blocksize=None, compress=None)  # fmt: skip
+        os.rename(plain, os.path.join(os.fsencode(tmp_path), name))
+    done = tnet("info", tmp_path, PYTHONUTF8="1")
+    assert done.returncode == 8
+    assert "not in UTF-8, as GDAL needs it" in done.stderr
+    assert "b\\udcff.png\n" in done.stdout  # by a reader that does not mind
 
 
 def test_a_message_cannot_steer_the_terminal(tmp_path):

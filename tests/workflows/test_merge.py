@@ -38,7 +38,7 @@ def test_the_list_orders_and_tells_what_is_missing(tmp_path, caplog):
     assert ids(tmp_path / "all.jsonl") == ["b", "a", "x"]
     assert merged.missing == ("c", "d")
     assert as_text(merged).splitlines() == ["3 records, 2 missing:", "  c", "  d"]
-    assert "asked for: x" in caplog.text
+    assert "asked for: 1 record: x" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,25 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(OutputError, match="cannot read"):
         merge([tmp_path / "gone.jsonl"], tmp_path / "all.jsonl")
     assert not list(tmp_path.iterdir())
+
+
+def test_empty_lines_at_the_end_are_passed_over(tmp_path):
+    one = write(tmp_path / "1.jsonl", record("a"), tail="\n\n")
+    two = write(tmp_path / "2.jsonl", record("b"))
+    merge([one, two], tmp_path / "all.jsonl")
+    assert ids(tmp_path / "all.jsonl") == ["a", "b"]
+
+
+def test_one_is_told_as_one(tmp_path, caplog):
+    one = write(tmp_path / "1.jsonl", record("a"))
+    two = write(tmp_path / "2.jsonl", record("a", label="sea"))
+    merged = merge([one, two], tmp_path / "all.jsonl", wanted=wanted("z"))
+    assert as_text(merged).splitlines()[0] == "1 record, 1 repeated and left out, 1 missing:"
+    assert "another answer: 1 record;" in caplog.text
+    assert "asked for: 1 record: a" in caplog.text
+
+
+def test_a_name_cannot_break_a_line(tmp_path):
+    one = write(tmp_path / "1.jsonl", record("a"))
+    merged = merge([one], tmp_path / "all.jsonl", wanted=wanted("a", "b\nc\x1b"))
+    assert as_text(merged).splitlines()[1:] == ["  b\\nc\\x1b"]

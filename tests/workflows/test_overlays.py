@@ -1,6 +1,11 @@
+import json
+
 import pytest
 
 from tnetcli.errors import OutputError
+from tnetcli.prediction import Prediction, SeenWindow
+from tnetcli.readers.base import ReadOptions
+from tnetcli.workflows.images import Image
 from tnetcli.workflows.overlays import Overlays
 
 IDS = [
@@ -31,3 +36,52 @@ def test_a_file_in_place_of_the_folder_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot make the folder"):
         Overlays(tmp_path / "file")
+
+
+def seen(image, id=""):
+    window = SeenWindow("root", 1, (0.0, 0.0, 64.0, 64.0), 1.0, 1, 1.0, "river", 0.9, 1.0)
+    return Prediction(
+        image, id or image, "ok", width=64, height=64, bands=3, reader="photo", label="river",
+        probability=0.9, model="m", model_sha256="ab", tnet="0", windows=(window,),
+    )  # fmt: skip
+
+
+def named(path, id=""):
+    return [Image(path, id or path, id or path, ReadOptions())]
+
+
+def test_an_overlay_of_ours_is_replaced(tmp_path):
+    overlays = Overlays(tmp_path)
+    for image in ("data/a.tif", "elsewhere/a.tif"):  # the id is that of a manifest
+        overlays.check(named(image, "a"))
+        overlays.write(seen(image, "a"))
+    assert "elsewhere/a.tif" in overlays.path("a").read_text()
+
+
+def others(path):
+    """Yield what may lie where an overlay belongs, and is none."""
+    yield "mine"
+    yield ""
+    yield json.dumps({"type": "FeatureCollection", "features": []})
+    yield '{"type":"FeatureCollection","features":[\n],"tnet":null}'
+    yield '{"type":"FeatureCollection","features":[\n],"tnet":{"image":7}}'
+    path.unlink()
+    Overlays(path.parent).write(seen("b.png", "a"))
+    other = path.read_text()
+    yield other
+    yield json.dumps(json.loads(other.replace("b.png", "a.tif")), indent=1)  # by another program
+
+
+def test_what_is_no_overlay_of_the_image_is_refused_and_stays(tmp_path):
+    overlays, path = Overlays(tmp_path), Overlays(tmp_path).path("a")
+    for content in others(path):
+        path.write_text(content)
+        with pytest.raises(OutputError, match="is no overlay of") as caught:
+            overlays.check(named("x/a.tif", "a"))
+        assert "--overwrite" in caught.value.hint
+        with pytest.raises(ValueError, match="something else"):
+            overlays.write(seen("x/a.tif", "a"))
+        assert path.read_text() == content
+        Overlays(tmp_path, overwrite=True).check(named("x/a.tif", "a"))
+    Overlays(tmp_path, overwrite=True).write(seen("x/a.tif", "a"))
+    assert json.loads(path.read_text())["tnet"]["image"] == "x/a.tif"
