@@ -38,6 +38,11 @@ _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 8
 _SHORT.maxlevel = 3
 
 
+def counted(number: int, noun: str, several: str = "") -> str:
+    """Return `1 image` or `2 images`; `several` where more are not told by an s."""
+    return f"{number} {noun if number == 1 else several or noun + 's'}"
+
+
 def first_line(error: BaseException) -> str:
     """Return what a library's error says, short enough to be part of ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,18 +1,19 @@
 """The `tnet` command: finds the subcommand, and turns errors into lines and exit codes."""
 
 import errno
-import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from tnetcli import __version__
+from tnetcli.cli.doctor import doctor
 from tnetcli.cli.evaluate import evaluate
 from tnetcli.cli.export import export
 from tnetcli.cli.info import info
@@ -22,7 +23,8 @@ from tnetcli.cli.models import models
 from tnetcli.cli.predict import predict
 from tnetcli.cli.profile import profile
 from tnetcli.cli.pyramid import pyramid
-from tnetcli.cli.stopping import INTERRUPTED, STOPPED, handling
+from tnetcli.cli.recipes import recipes
+from tnetcli.cli.stopping import AGAIN, INTERRUPTED, Stopped, end_process, stop_when_told
 from tnetcli.cli.synth import synth
 from tnetcli.cli.train import train
 from tnetcli.errors import OutputError, TnetError
@@ -31,11 +33,28 @@ BROKEN_PIPE = 141
 FULL = (errno.ENOSPC, errno.EDQUOT)
 COMMANDS = {
     each.__name__: each
-    for each in (evaluate, export, info, merge, models, predict, profile, pyramid, synth, train)
+    for each in (
+        *(doctor, evaluate, export, info, merge, models, predict, profile, pyramid, synth, train),
+    )
 }
+# What is kept of a command that is stopped, where that is more than nothing.
+HINTS = {
+    "export": "files that are there are whole: run it again, a folder goes on with --resume",
+    "predict": "records in a FILE.jsonl are kept: run the same command again to go on",
+    "train": "what was saved is kept: run it again with --resume to go on",
+}
+
+
+class _ByName(TyperGroup):
+    """Lists commands by name; Typer would put those with commands of their own last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands)
+
 
 app = typer.Typer(
     name="tnet",
+    cls=_ByName,
     help="Classify gigapixel images by looking closer only where it matters.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -44,30 +63,9 @@ app = typer.Typer(
 )
 
 
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a command in an orderly way: temporary files are removed."""
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(STOPPED)
-
-    with handling(stop, ("SIGTERM", "SIGHUP")):
-        yield
-
-
-def _tidy(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command be stopped; its parameters stay visible to Typer."""
-
-    @functools.wraps(command)
-    def run(*arguments: object, **options: object) -> None:
-        with _stoppable():
-            command(*arguments, **options)
-
-    return run
-
-
 for _command in COMMANDS.values():
-    app.command()(_tidy(_command))
+    app.command()(_command)
+app.add_typer(recipes, name="recipes")
 
 
 def _show_version(wanted: bool) -> None:
@@ -88,11 +86,8 @@ def _tnet(
 
 def main() -> None:
     """Run the command line; docs/errors.md lists the exit codes."""
-    code = _run()
-    if code == INTERRUPTED and sys.stderr is not None:
-        sys.stderr.flush()
-        os._exit(code)  # who interrupts twice does not wait for what was begun
-    sys.exit(code)
+    stop_when_told()
+    end_process(_run())
 
 
 def _run() -> int:
@@ -131,9 +126,16 @@ def _run_command() -> int:
         else:
             show_problem(error.format_message(), f"see `{_command_of(error)} --help`")
         return error.exit_code
-    if code == INTERRUPTED:
-        show_problem("interrupted", "")
+    except (Stopped, KeyboardInterrupt) as stop:
+        return _tell(stop if isinstance(stop, Stopped) else Stopped(INTERRUPTED))
+    if code == INTERRUPTED:  # what Typer makes of Ctrl-C
+        return _tell(Stopped(INTERRUPTED))
     return code if isinstance(code, int) else 0
+
+
+def _tell(stopped: Stopped) -> int:
+    show_problem(stopped.problem, stopped.hint or HINTS.get(_command_name(), AGAIN))
+    return stopped.exit_code
 
 
 def _command_of(error: TyperException) -> str:
@@ -141,7 +143,11 @@ def _command_of(error: TyperException) -> str:
     context = getattr(error, "ctx", None)
     if context is not None:
         return str(context.command_path)
-    return " ".join(["tnet", *(name for name in sys.argv[1:2] if name in COMMANDS)])
+    return f"tnet {_command_name()}".strip()
+
+
+def _command_name() -> str:
+    return next((name for name in sys.argv[1:2] if name in COMMANDS), "")
 
 
 @contextmanager

@@ -42,6 +42,7 @@ def merge(
     are missing or failed, 7 when files do not belong together.
     """
     from tnetcli.readers.base import ReadOptions
+    from tnetcli.wording import counted
     from tnetcli.workflows.images import name_images
     from tnetcli.workflows.merge import as_text
     from tnetcli.workflows.merge import merge as run
@@ -58,11 +59,11 @@ def merge(
     typer.echo(output)
     if absent:
         raise SomeFailedError(
-            f"{len(absent)} shards are missing: {', '.join(map(str, absent))}",
+            f"missing: {counted(len(absent), 'shard')}: {', '.join(map(str, absent))}",
             hint="run these parts again, then merge again with --overwrite",
         )
     if merged.missing or merged.failed:
         raise SomeFailedError(
-            f"{len(merged.missing)} images are missing, {merged.failed} failed",
+            f"missing: {counted(len(merged.missing), 'image')}; failed: {merged.failed}",
             hint="run the same `tnet predict` again: it goes on with what is left",
         )

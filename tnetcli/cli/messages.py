@@ -29,9 +29,10 @@ def show_problem(problem: str, hint: str) -> None:
 
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        lines = f"{level}{record.getMessage()}".splitlines()
-        return "\n".join(printable(line, LONGEST) for line in lines)
+        message = record.getMessage()
+        if record.levelno <= logging.INFO:  # may be a table; in a warning, names have line ends
+            return "\n".join(printable(line, LONGEST) for line in message.splitlines())
+        return printable(f"{record.levelname.lower()}: {message}", LONGEST)
 
 
 class _Json(logging.Formatter):

@@ -29,6 +29,14 @@ class FlatChoice(StrEnum):
     refuse = "refuse"
 
 
+class CropName(StrEnum):
+    """What of the images is seen."""
+
+    none = "none"
+    box = "box"
+    context = "context"
+
+
 class LogFormatName(StrEnum):
     """How lines on standard error look."""
 
@@ -65,6 +73,14 @@ Bands = Annotated[
     str | None,
     typer.Option(
         envvar="TNET_BANDS", help="Bands in order, by number or name: `4,3,2` or `B04,B03,B02`."
+    ),
+]
+Crop = Annotated[
+    CropName | None,
+    typer.Option(
+        envvar="TNET_CROP",
+        help="See only the boxes of the manifest, or these with some of what is around them.",
+        show_default="as trained",
     ),
 ]
 Nodata = Annotated[
@@ -141,6 +157,18 @@ LogFormat = Annotated[
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", envvar="TNET_OVERWRITE", help="Replace what exists.")
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", envvar="TNET_QUIET", help="Show problems only.")
+]
+CheckAttention = Annotated[
+    bool,
+    typer.Option(
+        "--check-attention",
+        envvar="TNET_CHECK_ATTENTION",
+        help="Also look with the closest windows hidden, and at random ones: did it matter "
+        "where? That is four more looks at each image.",
+    ),
 ]
 
 

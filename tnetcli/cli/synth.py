@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tnetcli.cli.options import Overwrite, is_typed
+from tnetcli.cli.options import Overwrite, Quiet, is_typed
 from tnetcli.errors import UsageError
 
 
@@ -146,9 +146,7 @@ def synth(
         ),
     ] = None,
     overwrite: Overwrite = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", envvar="TNET_QUIET", help="No progress.")
-    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Make labelled images of any size with something hidden in them, and say where it is.
 

@@ -13,6 +13,7 @@ from tnetcli.readers.masked import MaskedReader
 from tnetcli.recording import softmax
 from tnetcli.training.choices import by_chance
 from tnetcli.traversal import Plan
+from tnetcli.visits import Told
 
 DRAWS = 3  # walks to windows drawn by chance
 
@@ -28,11 +29,13 @@ def check_attention(
     seed: int = 0,
     confidence: float | None = None,
     draws: int = DRAWS,
+    told: Sequence[Sequence[Told]] | None = None,
 ) -> list[AttentionCheck | None]:
     """Return for each image how probable its answer is without what was looked at closest.
 
     The walk is done again with these windows hidden, at every level, and again to random windows.
-    None for an image that failed or was seen as a whole only: nothing was chosen.
+    None for an image that failed or was seen as a whole only: nothing was chosen. `told` are the
+    windows of each image that it was looked at by, if these were told; random ones are cells.
     """
     chosen = [
         (number, sight)
@@ -47,7 +50,8 @@ def check_attention(
         MaskedReader(reader, closest(sight)) for reader, (_, sight) in zip(own, chosen, strict=True)
     ]
     own_seeds = [seeds[number] for number in numbers]
-    masked = looker.look(hidden, plan, seeds=own_seeds, confidence=confidence)
+    again = None if told is None else [told[number] for number in numbers]
+    masked = looker.look(hidden, plan, seeds=own_seeds, confidence=confidence, told=again)
     drawn = [
         looker.look(
             own,

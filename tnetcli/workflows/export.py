@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tnetcli.errors import ImageError, OutputError, TnetError, UsageError
+from tnetcli.errors import ImageError, ModelError, OutputError, TnetError, UsageError
+from tnetcli.exporters.geojson import SEQUENCES
 from tnetcli.exporters.looked import EVERYTHING, Choice, Looked
+from tnetcli.exporters.sound import sound
 from tnetcli.large_records import read_apart
 from tnetcli.output_file import check_free, refuse_inputs
 from tnetcli.wording import first_line
-from tnetcli.workflows.export_formats import Format, How
+from tnetcli.workflows.export_formats import SEQUENCE, Format, How
 from tnetcli.workflows.image_folder import ImageFolder
+from tnetcli.workflows.imagery import image_place
 
 Advance = Callable[[float], None]
 Problem = Callable[[str, TnetError], None]
@@ -80,9 +83,9 @@ def survey(files: Sequence[Path], wanted: Wanted) -> Survey:
     for looked in read_looked(files, wanted):
         prediction = looked.prediction
         images += 1
-        failed += prediction.status != "ok"
+        failed += prediction.status == "failed"
         met |= {each for each in wanted.ids if _matches(prediction.id, each)}
-        digest = hashlib.blake2b(prediction.id.encode(errors="surrogateescape"), digest_size=8)
+        digest = hashlib.blake2b(prediction.id.encode(errors="surrogatepass"), digest_size=8)
         if digest.digest() in digests:
             raise OutputError(
                 f"two predictions of `{prediction.id}`",
@@ -99,46 +102,62 @@ def survey(files: Sequence[Path], wanted: Wanted) -> Survey:
     return Survey(images, failed)
 
 
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What is asked for: which predictions of which files, in what format, and how."""
+
+    files: Sequence[Path]
+    wanted: Wanted
+    form: Format
+    how: How
+    found: Survey
+
+    def looked(self) -> Iterator[Looked]:
+        """Yield the predictions that are wanted, in order, failed ones too."""
+        return read_looked(self.files, self.wanted)
+
+    def images(self) -> Iterator[str]:
+        """Yield where the images of the predictions are."""
+        return (image_place(each.prediction.image, self.how.root) for each in self.looked())
+
+
 def write_one(
+    asked: Export,
     path: Path,
-    files: Sequence[Path],
-    wanted: Wanted,
-    form: Format,
-    how: How,
     *,
-    found: Survey,
     overwrite: bool = False,
     advance: Advance = lambda fraction: None,
 ) -> Exported:
     """Write all that is wanted into one file, whole or not at all."""
+    form, found = asked.form, asked.found
     check_free(path, overwrite=overwrite)
+    if asked.how.sequence and not path.name.lower().endswith(SEQUENCES):
+        raise UsageError(
+            f"`{path}` is not the name of a text sequence",
+            hint=f"it ends in {SEQUENCE}, for example; or leave --sequence and --rs out",
+        )
     if not form.many and found.good != 1:
         raise UsageError(
             f"{found.good} images cannot share a {form.name}: `{path}`",
             hint=f"name a folder with -o, for example -o {path.stem or form.name}/, or choose one "
             "with --id",
         )
-    refuse_inputs(path, files)
+    refuse_inputs(path, asked.files)
     if path.exists():  # and may be overwritten
-        refuse_inputs(path, _images(files, wanted, how))
+        refuse_inputs(path, asked.images())
     done = Exported([path], images=found.good, failed=found.failed, total=found.good)
-    looked = read_looked(files, wanted)
+    looked = _counted(asked.looked(), found.images, advance)
     if not form.many:
-        looked = (each for each in looked if each.prediction.status == "ok")
+        looked = (each for each in looked if each.prediction.status != "failed")
     with _records_may_be_wrong():
-        form.write(path, _counted(looked, found.images, advance), how, _noting(done), overwrite)
+        form.write(path, map(sound, looked), asked.how, _noting(done), overwrite)
     return done
 
 
 def write_each(
+    asked: Export,
     folder: Path,
-    files: Sequence[Path],
-    wanted: Wanted,
-    form: Format,
-    how: How,
     *,
-    found: Survey,
-    suffix: str | None = None,
     overwrite: bool = False,
     resume: bool = False,
     advance: Advance = lambda fraction: None,
@@ -147,29 +166,32 @@ def write_each(
 
     With `resume` files that are there are kept: they are whole.
     """
-    places = ImageFolder(folder, suffix or form.suffixes[0])
+    how, found = asked.how, asked.found
+    places = ImageFolder(folder, asked.form.suffix(how))
     if not overwrite and not resume:
-        for each in read_looked(files, wanted):
+        for each in asked.looked():
             if places.path(each.prediction.id).exists():
                 raise OutputError(
                     f"`{places.path(each.prediction.id)}` exists",
                     hint="--overwrite replaces files, --resume keeps them",
                 )
     done = Exported([folder], failed=found.failed, total=found.good)
-    for each in _counted(read_looked(files, wanted), found.images, advance):
-        if each.prediction.status != "ok":
+    for each in _counted(asked.looked(), found.images, advance):
+        if each.prediction.status == "failed":
             continue
         path = places.place(each.prediction.id)
         if resume and path.exists():
             done.kept += 1
             continue
-        refuse_inputs(path, [*files, how.image(each.prediction.image)])
+        refuse_inputs(path, [*asked.files, image_place(each.prediction.image, how.root)])
         try:
             with _records_may_be_wrong():
-                form.write(path, [each], how, _noting(done), overwrite)
+                asked.form.write(path, [sound(each)], how, _noting(done), overwrite)
         except TnetError as error:
             if isinstance(error.__cause__, OSError) and isinstance(error, OutputError):
                 raise  # the disk: the next one would fare no better
+            if isinstance(error, UsageError | ModelError):
+                raise  # what was asked for, or the model to explain: nor would it then
             _noting(done)(each.prediction.id, error)
         else:
             done.images += 1
@@ -178,19 +200,13 @@ def write_each(
     return done
 
 
-def _images(files: Sequence[Path], wanted: Wanted, how: How) -> Iterator[str]:
-    """Yield where the images of predictions are."""
-    for each in read_looked(files, wanted):
-        yield how.image(each.prediction.image)
-
-
-def text_of(
-    files: Sequence[Path], wanted: Wanted, form: Format, how: How, *, found: Survey
-) -> Iterator[str]:
-    """Return the pieces of the text that would be written, for a pipe."""
+def text_of(asked: Export) -> Iterator[str]:
+    """Yield the pieces of the text that would be written, for a pipe."""
+    form = asked.form
     if form.text is None:
         raise UsageError(f"a {form.name} cannot go to standard output", hint="name a file with -o")
-    return form.text(read_looked(files, wanted), how)
+    with _records_may_be_wrong():
+        yield from form.text(map(sound, asked.looked()), asked.how)
 
 
 @contextmanager
@@ -219,17 +235,18 @@ def _noting(done: Exported) -> Problem:
     return note
 
 
-def output_of(files: Sequence[Path], form: Format, found: Survey) -> Path:
+def output_of(asked: Export) -> Path:
     """Return where to write if nobody says: beside the predictions, a folder if need be."""
-    first = files[0]
+    first, form, found = asked.files[0], asked.form, asked.found
     name = first.name.removesuffix(".gz").removesuffix(".jsonl") or form.name
     if found.good > 1 and not form.together:
         return first.with_name(f"{name}-{form.name}")
-    return first.with_name(f"{name}{form.suffixes[0]}")
+    return first.with_name(f"{name}{form.suffix(asked.how)}")
 
 
 def is_folder(path: str, form: Format) -> bool:
     """Say whether a name means a folder: it is one, ends like one, or has no ending of the form."""
     if path.endswith(("/", os.sep)) or Path(path).is_dir():
         return True
-    return not path.lower().endswith(form.suffixes) and not Path(path).suffix
+    has_ending = path.lower().endswith(form.suffixes) or bool(Path(path).suffix)
+    return not has_ending and not Path(path).exists()

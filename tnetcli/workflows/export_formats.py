@@ -1,6 +1,5 @@
 """The formats of `tnet export`, side by side: their names, their endings, and who writes them."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from tnetcli.errors import ImageError, TnetError
 from tnetcli.exporters.geojson import (
+    SEQUENCES,
     collection_text,
     sequence_text,
     write_geojson,
@@ -21,7 +21,7 @@ from tnetcli.exporters.pixel_overlay import Frame
 from tnetcli.prediction import Prediction
 
 Note: TypeAlias = Callable[[str, TnetError], None]
-SEQUENCES = (".geojsons", ".geojsonl", ".geojsons.gz", ".geojsonl.gz")
+SEQUENCE = ".geojsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,15 @@ class How:
     per_image: bool = False
     root: Path | None = None  # where images lie that are named by relative paths
     title: str = ""
+    explain: "Explain | None" = None
 
-    def image(self, path: str) -> str:
-        """Return where an image lies."""
-        return path if self.root is None else os.path.join(self.root, path)
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """What a picture is to explain: a step of the model, by itself the one that counted most."""
+
+    model: str | None = None  # by itself that of the record, if it is bundled
+    step: int | None = None
 
 
 Write: TypeAlias = Callable[[Path, Iterable[Looked], How, Note, bool], None]
@@ -58,6 +63,10 @@ class Format:
     text: Text | None = None
     many: bool = True
     together: bool = True
+
+    def suffix(self, how: How) -> str:
+        """Return the ending of files that nobody named."""
+        return SEQUENCE if how.sequence else self.suffixes[0]
 
 
 def _geojson(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
@@ -91,6 +100,13 @@ def _picture(path: Path, looked: Iterable[Looked], how: How, note: Note, overwri
 
     for each in looked:
         draw = partial(write_picture, path, each, size=how.size, sheet=how.sheet)
+        if how.explain is not None:
+            from tnetcli.workflows.explain import open_explained  # torch loads here
+
+            told = how.explain
+            with open_explained(each, model=told.model, step=told.step, root=how.root) as explained:
+                draw(explained, notes=[explained.note], overwrite=overwrite)
+            continue
         if not how.pixels:
             draw(None, overwrite=overwrite)
             continue

@@ -9,6 +9,7 @@ from tnetcli.errors import OutputError
 
 ROOT = "_"
 LONGEST = 200  # bytes of a name; file systems take 255
+DEEPEST = 1500  # bytes of all folders together; systems take 4096, and the output lies somewhere
 
 
 class ImageFolder:
@@ -25,13 +26,15 @@ class ImageFolder:
         What file systems do not take is replaced; a digest then keeps apart what would meet.
         """
         *folders, name = id.split("/")
+        if len(id.encode(errors="surrogatepass")) > DEEPEST:
+            folders = [ROOT]  # no system takes it as it is; the digest tells it from others
         safe = [_safe(each) for each in folders]
         safe = [f"{each}_" if each.endswith(self.suffix) else each for each in safe]  # no file's
         told = "/".join([*safe, _safe(name)])
         # Absolute paths lie below `_`, and nothing else does without a digest.
         plain = f"{ROOT}{id}" if id.startswith("/") else id
         if told != plain or folders[:1] == [ROOT]:
-            digest = hashlib.blake2b(id.encode(errors="surrogateescape"), digest_size=4)
+            digest = hashlib.blake2b(id.encode(errors="surrogatepass"), digest_size=4)
             name = f"{_safe(name)}-{digest.hexdigest()}"
         return self.folder.joinpath(*safe, f"{name}{self.suffix}")
 

@@ -36,19 +36,34 @@ def open_imagery(prediction: Prediction, root: Path | None = None) -> Iterator[I
     not here. ImageError where the image is gone or of another size; one that may have changed is
     shown with a warning.
     """
+    with open_predicted(prediction, root) as reader:
+        yield as_imagery(reader)
+
+
+@contextmanager
+def open_predicted(prediction: Prediction, root: Path | None = None) -> Iterator[Reader]:
+    """Lend the reader of a predicted image, as `open_imagery` does its pixels."""
     path = _find(prediction, root)
     options = _options(prediction)
     with open_image(path, reader=_reader(prediction), options=options) as reader:
         _check(prediction, reader, path)
-        yield _Screen(reader)
+        yield reader
+
+
+def as_imagery(reader: Reader) -> Imagery:
+    """Return an open image as a screen shows it."""
+    return _Screen(reader)
+
+
+def image_place(image: str, root: Path | None) -> str:
+    """Return where an image is looked for: a relative path below `root`, any other as it is."""
+    return image if root is None or is_remote(image) else os.path.join(root, image)
 
 
 def _find(prediction: Prediction, root: Path | None) -> str:
-    path = prediction.image
+    path = image_place(prediction.image, root)
     if is_remote(path):
         return path
-    if root is not None:
-        path = os.path.join(root, path)  # which leaves an absolute path as it is
     try:
         is_there = os.path.exists(path)
     except ValueError:  # a name with a NUL in it

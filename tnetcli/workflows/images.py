@@ -2,6 +2,7 @@
 
 import codecs
 import glob
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,9 +12,12 @@ from pathlib import Path
 from tnetcli.csv_file import Problems, locate, read_rows
 from tnetcli.errors import UsageError
 from tnetcli.readers.base import ReadOptions
+from tnetcli.readers.cropped import Crop
 from tnetcli.readers.finding import images_inside, is_image_folder
-from tnetcli.training.listing import read_options
+from tnetcli.training.listing import read_crop, read_options
 from tnetcli.wording import shorten
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,7 @@ class Image:
     id: str
     group: str
     options: ReadOptions
+    crop: Crop | None = None  # all of it that is to be seen
 
 
 def name_images(
@@ -37,13 +42,20 @@ def name_images(
     manifest: Path | None = None,
     recursive: bool = False,
     null: bool = False,
+    crop: str = "none",
 ) -> list[Image]:
     """Return every image named with its id, in order and once each, read as `options` say.
 
-    A manifest may have columns `id`, `group`, `mpp` and `bands` of its own.
+    A manifest may have columns `id`, `group`, `mpp` and `bands` of its own, and a `box` to which
+    images are cropped where `crop` is box or context.
     """
+    if crop != "none" and manifest is None:
+        raise UsageError(
+            f"--crop {crop} wants boxes, and only a manifest has them",
+            hint="give --manifest FILE.csv with a column `box`",
+        )
     if manifest is not None and not arguments:
-        return list(_listed(manifest, options))
+        return list(_listed(manifest, options, crop))
     found = find_images(arguments, manifest=manifest, recursive=recursive, null=null)
     named: dict[str, Image] = {}
     for path in found:
@@ -57,7 +69,7 @@ def _tidy(path: str) -> str:
     return path if "://" in path or ".." in path.split("/") else os.path.normpath(path)
 
 
-def _listed(manifest: Path, options: ReadOptions) -> Iterator[Image]:
+def _listed(manifest: Path, options: ReadOptions, crop: str) -> Iterator[Image]:
     problems = Problems(str(manifest))
     known: dict[str, Image] = {}
     for row in read_rows(manifest):
@@ -70,6 +82,7 @@ def _listed(manifest: Path, options: ReadOptions) -> Iterator[Image]:
             id,
             row["group"] or id,
             read_options(row, options, problems),
+            read_crop(row, crop, str(manifest), problems),
         )
         if known.setdefault(id, image) != image:
             problems.add(
@@ -103,23 +116,45 @@ def find_images(
     return list(dict.fromkeys(found))
 
 
+def _inside(folder: str, recursive: bool) -> Iterator[str]:
+    """Yield the images of a folder, and say so where there are none."""
+    nothing = True
+    for path in images_inside(folder, recursive=recursive):
+        nothing = False
+        yield path
+    if nothing:
+        deeper = "" if recursive else "; --recursive looks into its subfolders"
+        log.warning("no image is in `%s`%s", folder, deeper)
+
+
 def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
     if argument == "-":
         if sys.stdin is None:
             raise UsageError("standard input is closed", hint="give the list: `… | tnet … -`")
         content = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8)  # names are bytes
+        _check_separator(content, null)
         lines = content.split(b"\0") if null else content.replace(b"\r\n", b"\n").split(b"\n")
         yield from (os.fsdecode(line) for line in lines if line.strip())
     elif "://" in argument or argument.startswith("/vsi"):
         yield argument
-    elif os.path.isdir(argument) and not is_image_folder(argument):
-        yield from images_inside(argument, recursive=recursive)
     elif not os.path.lexists(argument) and glob.has_magic(argument):
-        matches = sorted(glob.glob(argument, recursive=True))
         # What matches nothing is kept, so that it is reported and not forgotten.
-        yield from matches or [argument]
+        yield from sorted(glob.glob(argument, recursive=True)) or [argument]
+    elif os.path.isdir(argument) and not is_image_folder(argument):
+        yield from _inside(argument, recursive)
     else:
         yield argument
+
+
+def _check_separator(content: bytes, null: bool) -> None:
+    """Refuse a list that would be taken for one long name."""
+    if not null and b"\0" in content:
+        raise UsageError("the list on standard input is separated by NUL", hint="add -0")
+    if null and b"\n" in content and b"\0" not in content and not os.path.lexists(content):
+        raise UsageError(
+            "-0 is given, but no NUL is in the list on standard input",
+            hint="leave it away for a name a line; `find … -print0` separates by NUL",
+        )
 
 
 def read_manifest(path: Path) -> Iterator[str]:

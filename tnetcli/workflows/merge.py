@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from tnetcli.errors import OutputError
 from tnetcli.output_file import check_free, refuse_inputs, whole_file
-from tnetcli.prediction_file import differences, read_lines
-from tnetcli.wording import printable
+from tnetcli.prediction_file import differences, read_lines, refuse_compressed
+from tnetcli.wording import counted, printable
 from tnetcli.workflows.images import Image
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ def merge(
     Records are ordered as `wanted`, which also tells what is missing, or as the files are. Of a
     record that several files hold the first success is taken. Memory holds ids, not records.
     """
+    refuse_compressed(output)
     check_free(output, overwrite=overwrite)
     if any(os.path.realpath(file) == os.path.realpath(output) for file in files):
         raise OutputError(f"`{output}` is one of the files", hint="name another with -o")
@@ -70,14 +71,17 @@ def merge(
             if before is None or (before.failed and not spot.failed):
                 chosen[record.id] = spot
     if contradicted:
-        log.warning("%d repeated records answer otherwise: the first ones are taken", contradicted)
+        repeats = counted(contradicted, "record")
+        log.warning("found twice with another answer: %s; the first is taken", repeats)
     order = list(chosen) if wanted is None else [image.id for image in wanted]
     missing = tuple(id for id in order if id not in chosen)
     asked = set(order)
     strangers = [id for id in chosen if id not in asked]
     if strangers:
         log.warning(
-            "%d records are of no image that was asked for: %s", len(strangers), _some(strangers)
+            "of no image that was asked for: %s: %s",
+            counted(len(strangers), "record"),
+            _some(strangers),
         )
     present = [chosen[id] for id in [*order, *strangers] if id in chosen]
     _write(files, present, output)
@@ -118,11 +122,11 @@ def _write(files: Sequence[Path], spots: Sequence[_Spot], output: Path) -> None:
 
 def as_text(merged: Merged) -> str:
     """Return the totals in a line or two."""
-    parts = [f"{merged.records} records"]
+    parts = [counted(merged.records, "record")]
     if merged.failed:
-        parts.append(f"{merged.failed} of them failures")
+        parts.append(f"{merged.failed} of them failed")
     if merged.repeated:
-        parts.append(f"{merged.repeated} repeated ones left out")
+        parts.append(f"{merged.repeated} repeated and left out")
     if merged.missing:
         parts.append(f"{len(merged.missing)} missing:")
     return "\n".join([", ".join(parts), *(f"  {printable(id, LONGEST)}" for id in merged.missing)])

@@ -14,6 +14,7 @@ from tnetcli.looking import Looker, Sight
 from tnetcli.prediction import AttentionCheck, Problem
 from tnetcli.readers.base import Reader
 from tnetcli.recording import softmax
+from tnetcli.told_windows import ToldWindows
 from tnetcli.training.choices import by_boxes, by_chance
 from tnetcli.training.metrics import (
     Interval,
@@ -25,6 +26,7 @@ from tnetcli.training.metrics import (
     summarise,
 )
 from tnetcli.traversal import Plan
+from tnetcli.visits import Told
 from tnetcli.workflows.attention_check import check_attention
 from tnetcli.workflows.labelled import Labelled
 from tnetcli.workflows.profile import Counter
@@ -110,8 +112,12 @@ class Tally:
         seed: int,
         *,
         classes: Sequence[str] | None = None,
+        windows: ToldWindows | None = None,
     ) -> None:
-        """`classes`, if given, are those by whose names attention is checked too."""
+        """`classes`, if given, are those by whose names attention is checked too.
+
+        `windows` are what is looked at instead of the model's own choice, if they are told.
+        """
         self.images = 0  # that did not fail
         self.images_with_boxes = 0
         self.failures: list[Failure] = []
@@ -119,6 +125,7 @@ class Tally:
         self._found: dict[Choice, list[_Found]] = {choice: [] for choice in choices}
         self._costs: list[MeanCost] = []
         self._classes = classes
+        self._windows = windows
         self._checks: list[tuple[int, float, AttentionCheck]] = []
         self._looker, self._plan, self._counts, self._seed = looker, plan, counts, seed
         model = looker.model
@@ -136,21 +143,25 @@ class Tally:
         ]
         self._number += len(images)
         readers: dict[int, Reader] = {}
+        told: dict[int, tuple[Told, ...]] = {}  # by the number of the image, or nothing
         sights: dict[tuple[Choice, int], Sight] = {}
         with ExitStack() as stack:
             for number, image in enumerate(images):
                 try:
-                    readers[number] = stack.enter_context(image.open())
+                    reader = stack.enter_context(image.open())
+                    if self._windows is not None:
+                        told[number] = self._windows.of(image.id, image.path, reader.size)
+                    readers[number] = reader
                 except TnetError as error:
                     self._fail(image, error)
             for choice in self._found:
-                for number, found in self._look(choice, images, readers, seeds):
+                for number, found in self._look(choice, images, readers, seeds, told):
                     if isinstance(found, Sight):
                         sights[choice, number] = found
                     else:
                         self._fail(images[number], found)
                         del readers[number]
-            self._check_attention(readers, sights, seeds)
+            self._check_attention(readers, sights, seeds, told)
             for number, reader in readers.items():
                 self.images += 1
                 self.images_with_boxes += bool(images[number].boxes)
@@ -164,6 +175,7 @@ class Tally:
         readers: dict[int, Reader],
         sights: dict[tuple[Choice, int], Sight],
         seeds: Sequence[int],
+        told: dict[int, tuple[Told, ...]],
     ) -> None:
         if self._classes is None or not readers:
             return
@@ -176,6 +188,7 @@ class Tally:
             classes=self._classes,
             seeds=[seeds[number] for number in readers],
             seed=self._seed,
+            told=[told[number] for number in readers] if told else None,
         )
         self._checks += [
             (int(sight.scores.argmax()), float(softmax(sight.scores).max()), check)
@@ -189,6 +202,7 @@ class Tally:
         images: Sequence[Labelled],
         readers: dict[int, Reader],
         seeds: Sequence[int],
+        told: dict[int, tuple[Told, ...]],
     ) -> list[tuple[int, Sight | TnetError]]:
         """Walk the images by one way to choose; without boxes the oracle chooses as the model."""
         numbers = [number for number in readers if choice != "oracle" or images[number].boxes]
@@ -200,7 +214,11 @@ class Tally:
             boxes = [images[number].boxes for number in numbers]
             attend = by_boxes(boxes, self._looker.model.grid)
         found = self._looker.look(
-            [readers[number] for number in numbers], self._plan, seeds=own_seeds, attend=attend
+            [readers[number] for number in numbers],
+            self._plan,
+            seeds=own_seeds,
+            attend=attend,
+            told=[told[number] for number in numbers] if told and attend is None else None,
         )
         return list(zip(numbers, found, strict=True))
 

@@ -1,0 +1,225 @@
+"""The options of `tnet export`, and which of them belongs to which format."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tnetcli.cli.options import is_typed
+from tnetcli.errors import UsageError
+
+
+class FormatName(StrEnum):
+    """What can be written."""
+
+    geojson = "geojson"
+    heatmap = "heatmap"
+    picture = "picture"
+    page = "page"
+    csv = "csv"
+    parquet = "parquet"
+
+
+class FrameName(StrEnum):
+    """Where pixel coordinates begin."""
+
+    qupath = "qupath"
+    level0 = "level0"
+
+
+class ValueName(StrEnum):
+    """What a heat map shows."""
+
+    attention = "attention"
+    joint = "joint"
+
+
+class ExplainName(StrEnum):
+    """What a picture explains."""
+
+    step = "step"
+
+
+# What has no meaning elsewhere; said aloud, so that no flag is silently without effect.
+BELONGS_TO = {
+    "frame": ("geojson",),
+    "sequence": ("geojson",),
+    "record_separator": ("geojson",),
+    "value": ("heatmap",),
+    "size": ("picture",),
+    "no_sheet": ("picture",),
+    "no_pixels": ("picture", "page"),
+    "root": ("picture", "page"),
+    "explain": ("picture",),
+    "step": ("picture",),
+    "model": ("picture",),
+    "title": ("page",),
+    "per_image": ("csv", "parquet"),
+}
+FLAGS = {"record_separator": "rs"}  # whose name is another than the option's
+
+Predictions = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Predictions as `tnet predict -o` writes them; `-` is standard input.",
+        show_default=False,
+        metavar="PREDICTIONS.jsonl",
+    ),
+]
+Format = Annotated[
+    FormatName | None,
+    typer.Option(
+        "--format",
+        "-f",
+        envvar="TNET_FORMAT",
+        help="What to write.",
+        show_default="as the name of the output says, or geojson",
+    ),
+]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        envvar="TNET_OUTPUT",
+        metavar="FILE|FOLDER/|-",
+        help="One file, or a folder for a file an image; `-` is standard output.",
+        show_default="beside the predictions",
+    ),
+]
+Ids = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--id",
+        envvar="TNET_ID",
+        help="Only this image, or those that match a pattern; may be repeated.",
+        show_default=False,
+    ),
+]
+OfLevels = Annotated[
+    str | None,
+    typer.Option("--level", envvar="TNET_LEVEL", help="Only windows of these levels: `2,3`."),
+]
+MinAttention = Annotated[
+    float,
+    typer.Option(
+        envvar="TNET_MIN_ATTENTION", min=0, max=1, help="Only windows with as much attention."
+    ),
+]
+Frame = Annotated[
+    FrameName,
+    typer.Option(
+        envvar="TNET_FRAME",
+        help="Pixels of slides: as QuPath counts them, within the bounds, or of the whole.",
+    ),
+]
+Sequence = Annotated[
+    bool,
+    typer.Option(
+        "--sequence", envvar="TNET_SEQUENCE", help="A feature a line, any images, for pipes."
+    ),
+]
+RecordSeparator = Annotated[
+    bool,
+    typer.Option("--rs", envvar="TNET_RS", help="Begin the lines of a sequence as RFC 8142 asks."),
+]
+Value = Annotated[
+    ValueName,
+    typer.Option(
+        envvar="TNET_VALUE", help="Attention within the parent, or the product from the root."
+    ),
+]
+Size = Annotated[
+    int, typer.Option(envvar="TNET_SIZE", min=600, max=5000, help="Pixels across a picture.")
+]
+NoSheet = Annotated[
+    bool,
+    typer.Option(
+        "--no-sheet", envvar="TNET_NO_SHEET", help="A picture without its windows one by one."
+    ),
+]
+NoPixels = Annotated[
+    bool,
+    typer.Option("--no-pixels", envvar="TNET_NO_PIXELS", help="Do not open the images themselves."),
+]
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="TNET_ROOT",
+        help="The folder that images named by relative paths lie in.",
+        show_default="this one",
+    ),
+]
+Explain = Annotated[
+    ExplainName | None,
+    typer.Option(
+        envvar="TNET_EXPLAIN",
+        help="Show in each window where a step of a two_stream model found the answer (Grad-CAM).",
+    ),
+]
+Step = Annotated[
+    int | None,
+    typer.Option(
+        envvar="TNET_STEP",
+        min=1,
+        help="The step to explain.",
+        show_default="the one that counted most",
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TNET_MODEL",
+        metavar="NAME|FILE",
+        help="The model to explain, which made the predictions.",
+        show_default="as they name it, if it is bundled",
+    ),
+]
+Title = Annotated[str, typer.Option(envvar="TNET_TITLE", help="Of the page.")]
+PerImage = Annotated[
+    bool,
+    typer.Option("--per-image", envvar="TNET_PER_IMAGE", help="A row an image, not one a window."),
+]
+Check = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="TNET_CHECK",
+        help="Do not export: say whether this GeoJSON is one that QGIS and QuPath open.",
+        show_default=False,
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", envvar="TNET_RESUME", help="Keep files that are there, make the others."
+    ),
+]
+
+
+def refuse_others(context: typer.Context, form: str) -> None:
+    """Refuse an option on the command line that has no meaning for this format."""
+    for name, formats in BELONGS_TO.items():
+        if is_typed(context, name) and form not in formats:
+            flag = FLAGS.get(name, name).replace("_", "-")
+            raise UsageError(
+                f"--{flag} has no meaning for a {form}", hint=f"it is for {either(formats)}"
+            )
+
+
+def parse_levels(text: str | None) -> frozenset[int] | None:
+    """Read `2,3`."""
+    if text is None:
+        return None
+    try:
+        levels = frozenset(int(part) for part in text.split(","))
+    except ValueError:
+        levels = frozenset({0})
+    if min(levels) < 1:
+        raise UsageError(f"--level is not a list of levels: `{text}`", hint="for example 2,3")
+    return levels
+
+
+def either(names: tuple[str, ...]) -> str:
+    """Return names to choose one of, in words."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
