@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "wording": set(),
     "visits": {"geometry"},
     "validation": {"errors", "wording"},
-    "readers": GROUND,
+    "readers": GROUND | {"output_file"},
     "traversal": GROUND,
     "prediction": {"errors"},
     "prediction_file": {"errors", "output_file", "prediction", "wording"},

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tnetcli.errors import OutputError
+
+UNWRITABLE = "does the folder exist, may you write there, is there space left?"
 
 
 def check_free(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -72,8 +75,31 @@ def whole_file(path: str | os.PathLike[str], what: str = "the file") -> Iterator
     except OSError as error:
         raise OutputError(
             f"cannot write {what}, {error.strerror or error}: `{path}`",
-            hint="does the folder exist, may you write there, is there space left?",
+            hint=UNWRITABLE,
         ) from error
+
+
+@contextmanager
+def folder_beside(
+    path: str | os.PathLike[str], what: str = "the file", hint: str = UNWRITABLE
+) -> Iterator[Path]:
+    """Lend a folder beside `path`, on the same disk, that is gone afterwards however it ends."""
+    parent = Path(os.path.abspath(path)).parent
+    folder = parent / f".tnet-{secrets.token_hex(8)}"  # a signal may come as soon as it is made
+    try:
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write {what}, {error.strerror or error}: `{path}`", hint=hint
+            ) from error
+        yield folder
+    finally:
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        except BaseException:  # a signal came meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes, what: str = "the file") -> None:

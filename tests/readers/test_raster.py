@@ -732,24 +732,24 @@ def test_a_healthy_file_passes_the_check_of_directories(path):
         check_directories(str(path))
 
 
-def test_directories_in_a_circle_are_noticed(path):
+def write_circle(path):
+    """A TIFF whose only directory says that it follows itself."""
     write_geotiff(path, scene())
     with tifffile.TiffFile(path) as file:
         first, entries = file.pages[0].offset, len(file.pages[0].tags)
     with open(path, "r+b") as file:
         file.seek(first + 2 + 12 * entries)
         file.write(struct.pack("<I", first))
+
+
+def test_directories_in_a_circle_are_noticed(path):
+    write_circle(path)
     with pytest.raises(ImageError, match="circle"):
         check_directories(str(path))
 
 
 def test_directories_in_a_circle_do_not_catch_the_reader(path):
-    write_geotiff(path, scene())
-    with tifffile.TiffFile(path) as file:
-        first, entries = file.pages[0].offset, len(file.pages[0].tags)
-    with open(path, "r+b") as file:
-        file.seek(first + 2 + 12 * entries)
-        file.write(struct.pack("<I", first))
+    write_circle(path)
     # In a process of its own, since it would never end.
     code = (
         "from tnetcli.errors import ImageError\n"

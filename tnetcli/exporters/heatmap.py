@@ -3,7 +3,6 @@
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +16,18 @@ from tnetcli.exporters.heat_file import write_cog
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.overlay import HALF_CHARACTERS, checked_transform
 from tnetcli.geometry import Size
-from tnetcli.output_file import check_free, refuse_special, whole_file
+from tnetcli.output_file import (
+    UNWRITABLE,
+    check_free,
+    folder_beside,
+    refuse_special,
+    whole_file,
+)
 from tnetcli.prediction import Prediction
 from tnetcli.wording import first_line, printable, shorten
 
 MOST_TEXT = 800  # characters of a name: GDAL keeps no more than 32,000 bytes of metadata in a file
 IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-HINT = "does the folder exist, may you write there, is there space left?"
 
 
 def write_heatmap(
@@ -51,7 +55,7 @@ def write_heatmap(
     refuse_special(path)
     place = _place(prediction)
     guard = partial(_failures_told, path)
-    with _folder_beside(path) as folder:
+    with folder_beside(os.path.realpath(path), "the heat map") as folder:
         windows = HeatWindows.gather(looked, value, folder / "windows", guard)
         image = Size(prediction.width, prediction.height)
         grid = HeatGrid.for_windows(image, windows.smallest)
@@ -67,22 +71,6 @@ def write_heatmap(
 
 
 @contextmanager
-def _folder_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Lend a folder that is gone afterwards, where there is space for the result as well."""
-    parent = os.path.dirname(os.path.realpath(path))
-    try:
-        folder = tempfile.mkdtemp(prefix=".tnet-", dir=parent)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the heat map, {error.strerror or error}: `{path}`", hint=HINT
-        ) from error
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
 def _failures_told(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn what the system or GDAL fails to write into OutputError."""
     from rasterio._err import CPLE_BaseError
@@ -93,7 +81,9 @@ def _failures_told(path: str | os.PathLike[str]) -> Iterator[None]:
     except (OSError, RasterioError, CPLE_BaseError, UnicodeEncodeError) as error:
         cause = error.__cause__ or error  # rasterio says only that there is one
         reason = getattr(cause, "strerror", None) or shorten(first_line(cause))
-        raise OutputError(f"cannot write the heat map, {reason}: `{path}`", hint=HINT) from error
+        raise OutputError(
+            f"cannot write the heat map, {reason}: `{path}`", hint=UNWRITABLE
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,10 @@ import hashlib
 import logging
 import math
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from rasterio.windows import Window as RasterioWindow
 from tnetcli.errors import ImageError, OutputError
 from tnetcli.geometry import Size, Window
 from tnetcli.machine import available_cores
+from tnetcli.output_file import folder_beside
 from tnetcli.readers.base import (
     Cost,
     DescribedByLayout,
@@ -183,25 +183,19 @@ class FlatReader(DescribedByLayout):
             "`tnet pyramid %s` makes that unnecessary",
             self.path, gigapixels, self.path,
         )  # fmt: skip
-        try:
+        elsewhere = "set TNET_CACHE to a folder that you may write to"
+        with suppress(OSError):  # the next one says why
             place.parent.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(dir=place.parent))
-        except OSError as error:
-            raise OutputError(
-                f"cannot write to the cache `{place.parent}`: {error.strerror}",
-                hint="set TNET_CACHE to a folder that you may write to",
-            ) from error
         try:
-            self._write(folder / "copy.tif")
-            if not place.exists():  # another process may have been faster, and may be reading it
-                os.replace(folder / "copy.tif", place)
+            with folder_beside(place, "to the cache", elsewhere) as folder:
+                self._write(folder / "copy.tif")
+                if not place.exists():  # another process may have been faster, and be reading it
+                    os.replace(folder / "copy.tif", place)
         except GDAL_FAILURES as error:
             raise OutputError(
                 f"cannot write to the cache `{place.parent}`: {one_line(error)}",
                 hint="free some space, or set TNET_CACHE to another folder",
             ) from error
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, path: Path) -> None:
         size = Size(

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,6 +13,7 @@ import rasterio.shutil
 from rasterio.enums import ColorInterp, MaskFlags, Resampling
 
 from tnetcli.errors import ImageError, OutputError, UsageError
+from tnetcli.output_file import folder_beside
 from tnetcli.readers.detect import detect, is_remote, refuse_hidden_network
 from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
 from tnetcli.readers.handles import check_unchanged, fingerprint
@@ -50,22 +50,20 @@ def build_pyramid(
     )
     _check(image, target, kind, overwrite)
     before = fingerprint(image)
-    folder = Path(_temporary_folder(target))
     try:
-        made = folder / os.path.basename(target if kind == "cog" else image)
-        _prepare(image, made, kind)
-        _run(image, str(made), kind, resampling, advance)
-        result = f"{made}.ovr" if kind == "ovr" else str(made)
-        if kind != "ovr":
-            _sync(result)
-        check_unchanged(image, before)
-        os.replace(result, target)
+        with folder_beside(target, hint="choose another place with -o") as folder:
+            made = folder / os.path.basename(target if kind == "cog" else image)
+            _prepare(image, made, kind)
+            _run(image, str(made), kind, resampling, advance)
+            result = f"{made}.ovr" if kind == "ovr" else str(made)
+            if kind != "ovr":
+                _sync(result)
+            check_unchanged(image, before)
+            os.replace(result, target)
     except OSError as error:
         raise OutputError(
             f"cannot write `{target}`: {error.strerror or error}", hint="is there space left?"
         ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     advance(1.0)
     return target
 
@@ -104,16 +102,6 @@ def _check(image: str, target: str, kind: str, overwrite: bool) -> None:
         raise UsageError(f"{driver} files cannot hold overviews", hint="use -o OUT.tif")
     if kind != "cog" and side <= SMALLEST:
         raise UsageError(f"`{image}` is too small to need overviews", hint="use it as it is")
-
-
-def _temporary_folder(target: str) -> str:
-    parent = os.path.dirname(os.path.abspath(target))
-    try:
-        return tempfile.mkdtemp(prefix=".tnet-", dir=parent)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write to `{parent}`: {error.strerror}", hint="choose another place with -o"
-        ) from error
 
 
 def _prepare(image: str, made: Path, kind: str) -> None:

@@ -5,13 +5,12 @@ import io
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tnetcli.errors import OutputError
-from tnetcli.output_file import write_whole
+from tnetcli.output_file import folder_beside, write_whole
 from tnetcli.readers.pyramid import one_line
 from tnetcli.scenes.base import Scene
 from tnetcli.workflows.scene_files import FORMATS, Advance, put
@@ -76,16 +75,15 @@ def write_image(
     from rasterio._err import CPLE_BaseError
     from rasterio.errors import RasterioError
 
-    folder = Path(tempfile.mkdtemp(prefix=".tnet-", dir=path.parent))
+    told = {"placed": placed} if kind == "cog" else {}
     try:
-        made = folder / path.name
-        FORMATS[kind].write(scene, made, advance, **({"placed": placed} if kind == "cog" else {}))
-        put(made, path)
+        with folder_beside(path, "the image") as folder:
+            made = folder / path.name
+            FORMATS[kind].write(scene, made, advance, **told)
+            put(made, path)
     except (RasterioError, CPLE_BaseError) as error:
         problem = f"cannot write `{path}`: {one_line(error)}"
         raise OutputError(problem, hint="is there space left?") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_manifest(path: Path, rows: Sequence[tuple[str, ...]]) -> None:

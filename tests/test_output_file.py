@@ -1,0 +1,128 @@
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tnetcli.errors import OutputError
+from tnetcli.output_file import (
+    check_free,
+    folder_beside,
+    refuse_inputs,
+    refuse_special,
+    whole_file,
+    write_whole,
+)
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "a.txt"
+    target.write_bytes(b"before")
+    with pytest.raises(TypeError), whole_file(target) as file:
+        file.writelines([b"half", "no bytes"])
+    assert target.read_bytes() == b"before"
+    assert os.listdir(tmp_path) == ["a.txt"]
+    write_whole(target, b"after")
+    assert target.read_bytes() == b"after"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_what_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path):
+    (tmp_path / "real").write_bytes(b"before")
+    (tmp_path / "link").symlink_to("real")
+    write_whole(tmp_path / "link", b"after")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"after"
+
+
+@pytest.mark.parametrize("write", [write_whole, lambda path, content: folder_beside(path)])
+def test_a_place_that_is_not_there_is_named(tmp_path, write):
+    path = tmp_path / "none" / "a.txt"
+    with pytest.raises(OutputError, match=r"none/a\.txt") as caught, write(path, b""):
+        pass
+    assert caught.value.exit_code == 7
+    assert "does the folder exist" in caught.value.hint
+
+
+def test_a_lent_folder_is_beside_the_file_and_gone_afterwards(tmp_path):
+    with folder_beside(tmp_path / "a.tif") as folder:
+        assert folder.parent == tmp_path
+        (folder / "deep").mkdir()
+        (folder / "deep" / "part").write_bytes(b"1")
+        with folder_beside(tmp_path / "a.tif") as other:
+            assert other != folder
+    assert not os.listdir(tmp_path)
+
+
+def test_a_lent_folder_is_gone_after_a_failure(tmp_path):
+    with pytest.raises(ZeroDivisionError), folder_beside(tmp_path / "a.tif"):
+        raise ZeroDivisionError
+    assert not os.listdir(tmp_path)
+
+
+STOPPED_AT = """
+    import os, shutil, signal, sys
+    from pathlib import Path
+    from tnetcli.cli.stopping import stop_when_told
+    from tnetcli.output_file import folder_beside
+
+    def then_stop(function):
+        told = []
+        def do(*arguments, **named):
+            result = function(*arguments, **named)
+            if not told:
+                told.append(True)
+                os.kill(os.getpid(), signal.SIGTERM)
+            return result
+        return do
+
+    stop_when_told()
+    if sys.argv[1] == "made":
+        Path.mkdir = then_stop(Path.mkdir)
+    with folder_beside("a.tif") as folder:
+        (folder / "part").write_bytes(b"1")
+        (folder / "rest").write_bytes(b"2")
+        os.unlink = then_stop(os.unlink)
+"""
+
+
+@pytest.mark.parametrize("when", ["made", "removed"])
+def test_a_signal_at_the_worst_moment_leaves_no_folder(tmp_path, when):
+    script = textwrap.dedent(STOPPED_AT)
+    done = subprocess.run([sys.executable, "-c", script, when], cwd=tmp_path, check=False)
+    assert done.returncode == 75
+    assert not os.listdir(tmp_path)
+
+
+def test_what_is_there_is_replaced_only_when_asked(tmp_path):
+    path = tmp_path / "a.txt"
+    check_free(path)
+    path.write_text("")
+    check_free(path, overwrite=True)
+    with pytest.raises(OutputError, match="exists"):
+        check_free(path)
+    with pytest.raises(OutputError, match="a folder is in the way"):
+        check_free(tmp_path, overwrite=True)
+    with pytest.raises(OutputError, match="there is no folder"):
+        check_free(tmp_path / "none" / "a.txt")
+    with pytest.raises(OutputError, match="not a name"):
+        check_free(tmp_path / ("x" * 5000))
+
+
+def test_what_is_read_from_is_not_overwritten(tmp_path):
+    path = tmp_path / "a.txt"
+    refuse_inputs(path, [path])  # there is nothing yet
+    path.write_text("")
+    (tmp_path / "link").symlink_to(path)
+    refuse_inputs(path, [tmp_path / "b.txt", "a\0b"])
+    with pytest.raises(OutputError, match="read from"):
+        refuse_inputs(tmp_path / "link", [path])
+
+
+def test_pipes_and_folders_are_no_files_to_write_to(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(OutputError, match="no ordinary file"):
+            refuse_special(path)
+    refuse_special(tmp_path / "new")
