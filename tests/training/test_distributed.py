@@ -227,7 +227,7 @@ def test_three_processes_agree(tmp_path):
     script.write_text(textwrap.dedent(CHECKS))
     done = torchrun(3, script, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["no", "cards"] * 3
+    assert done.stdout.count("no cards") == 3  # ends of lines may come later
 
 
 def slow(*values):
@@ -270,9 +270,8 @@ def test_only_a_run_that_this_torchrun_has_begun_is_gone_on_with(tmp_path, monke
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
-    note_start(tmp_path)
     assert not was_restarted(tmp_path)  # the first attempt
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    note_start(tmp_path)
     assert was_restarted(tmp_path)
     assert not was_restarted(tmp_path / "other")
     if run_id == "none":
