@@ -19,7 +19,8 @@ class BlockCache:
         self._most = most_bytes
         self._bytes = 0
         self._blocks: OrderedDict[Key, NDArray[Any]] = OrderedDict()
-        self._making: dict[Key, threading.Event] = {}
+        # Blocks that some thread makes just now; an event only where another one waits for it.
+        self._making: dict[Key, threading.Event | None] = {}
         self._lock = threading.Lock()
 
     def obtain(self, key: Key, make: Callable[[], NDArray[Any]]) -> tuple[NDArray[Any], bool]:
@@ -30,18 +31,23 @@ class BlockCache:
                 if block is not None:
                     self._blocks.move_to_end(key)
                     return block, False
-                other = self._making.get(key)
-                if other is None:
-                    mine = self._making[key] = threading.Event()
+                if key not in self._making:
+                    self._making[key] = None
                     break
+                other = self._making[key]
+                if other is None:
+                    other = self._making[key] = threading.Event()
             other.wait()  # it may still have failed, or be too large to be kept
+        block = None
         try:
             block = make()
-            self.put(key, block)
         finally:
             with self._lock:
-                del self._making[key]
-            mine.set()
+                if block is not None:
+                    self._keep(key, block)
+                waiting = self._making.pop(key)
+            if waiting is not None:
+                waiting.set()
         return block, True
 
     def get(self, key: Key) -> NDArray[Any] | None:
@@ -54,16 +60,19 @@ class BlockCache:
 
     def put(self, key: Key, block: NDArray[Any]) -> None:
         """Keep `block`, dropping those unused for longest; one larger than all is not kept."""
+        with self._lock:
+            self._keep(key, block)
+
+    def _keep(self, key: Key, block: NDArray[Any]) -> None:
         if block.nbytes > self._most:
             return
         block.flags.writeable = False
-        with self._lock:
-            before = self._blocks.pop(key, None)
-            self._bytes += block.nbytes - (0 if before is None else before.nbytes)
-            self._blocks[key] = block
-            while self._bytes > self._most:
-                _, dropped = self._blocks.popitem(last=False)
-                self._bytes -= dropped.nbytes
+        before = self._blocks.pop(key, None)
+        self._bytes += block.nbytes - (0 if before is None else before.nbytes)
+        self._blocks[key] = block
+        while self._bytes > self._most:
+            _, dropped = self._blocks.popitem(last=False)
+            self._bytes -= dropped.nbytes
 
     def forget(self, *paths: str) -> None:
         """Drop the blocks of files that are closed: the next ones need the memory."""

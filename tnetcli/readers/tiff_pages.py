@@ -8,6 +8,7 @@ import copy
 import math
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ SAME_PIXELS = {
 }
 # Several tiles may share bytes (blank ones do); a hundredfold is a trap for whoever reads all.
 MOST_SHARING = 100
+NOTHING = Cost()
 Page = tifffile.TiffPage | tifffile.TiffFrame
 
 
@@ -219,25 +221,26 @@ class PageTiles:
     def _tile(self, index: int, row: int, column: int) -> tuple[NDArray[Any] | None, Cost]:
         offset, count = int(self._offsets[index]), int(self._counts[index])
         if not offset or not count:
-            return None, Cost()
+            return None, NOTHING
         # Blocks at the right and at the bottom may be cut short.
         width = min(self.block.width, self.size.width - column * self.block.width)
         height = min(self.block.height, self.size.height - row * self.block.height)
-
-        def make() -> NDArray[Any]:
-            if count > MOST_BLOCK_BYTES:
-                raise tifffile.TiffFileError(f"block {index} claims {count} bytes")
-            data = os.pread(self._file.descriptor, count, offset)
-            if len(data) < count:
-                raise tifffile.TiffFileError(f"block {index} is cut off")
-            tile = self._decode(data, index)
-            samples = 1 if self._separate else self.samples
-            if tile.shape[0] < height or tile.shape[1] < width or tile.shape[2:] != (samples,):
-                raise tifffile.TiffFileError(f"block {index} holds too few pixels")
-            return tile
-
+        make = partial(self._make, index, offset, count, height, width)
         tile, made = BLOCKS.obtain((*self._token, index), make)
-        return tile, Cost(width * height, count) if made else Cost()
+        return tile, Cost(width * height, count) if made else NOTHING
+
+    def _make(self, index: int, offset: int, count: int, height: int, width: int) -> NDArray[Any]:
+        """Read and decode one block, of which so much belongs to the image."""
+        if count > MOST_BLOCK_BYTES:
+            raise tifffile.TiffFileError(f"block {index} claims {count} bytes")
+        data = os.pread(self._file.descriptor, count, offset)
+        if len(data) < count:
+            raise tifffile.TiffFileError(f"block {index} is cut off")
+        tile = self._decode(data, index)
+        samples = 1 if self._separate else self.samples
+        if tile.shape[0] < height or tile.shape[1] < width or tile.shape[2:] != (samples,):
+            raise tifffile.TiffFileError(f"block {index} holds too few pixels")
+        return tile
 
     def _decode(self, data: bytes, index: int) -> NDArray[Any]:
         """Decode one block to (height, width, samples)."""
