@@ -5,10 +5,12 @@ import sys
 import time
 
 import pytest
+from typer.main import get_command
 
 from tests.commands import tnet
 from tests.images import noise, write_geotiff
 from tnetcli import __version__
+from tnetcli.cli.main import app
 
 
 def test_the_version_is_told():
@@ -44,6 +46,22 @@ def test_wrong_usage_is_one_line_of_error_and_one_of_hint(arguments):
 
 def test_an_option_can_be_set_by_its_environment_variable(tmp_path):
     assert tnet("info", tmp_path / "a.tif", TNET_LEVELS="many").returncode == 2
+
+
+def test_every_option_has_an_environment_variable_of_its_own_name_and_says_what_it_is_for():
+    # With --windows a number of windows is asked for, but by `tnet predict` a file of them.
+    others = {("predict", "--windows"): "TNET_WINDOWS_FILE", ("info", "-0"): "TNET_0"}
+    others[("predict", "-0")] = "TNET_0"
+    commands = get_command(app).commands
+    commands |= commands.pop("recipes").commands
+    for name, command in commands.items():
+        for option in command.params:
+            if option.param_type_name != "option" or option.name == "help":
+                continue
+            flag = next((each for each in option.opts if each.startswith("--")), option.opts[0])
+            expected = f"TNET_{flag.removeprefix('--').replace('-', '_').upper()}"
+            assert option.envvar == others.get((name, flag), expected), f"{name} {flag}"
+            assert option.help.endswith((".", "?")), f"{name} {flag}"
 
 
 def test_a_reader_that_stops_listening_is_no_bug(tmp_path):

@@ -18,22 +18,38 @@ class ResamplingName(StrEnum):
 
 
 def pyramid(
-    image: Annotated[Path, typer.Argument(help="An image that GDAL reads.", show_default=False)],
+    image: Annotated[
+        Path,
+        typer.Argument(help="An image that GDAL reads.", show_default=False, metavar="IMAGE"),
+    ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write a Cloud Optimized GeoTIFF here instead."),
+        typer.Option(
+            "--output",
+            "-o",
+            envvar="TNET_OUTPUT",
+            help="Write a Cloud Optimized GeoTIFF here instead.",
+            show_default="IMAGE.ovr",
+        ),
     ] = None,
     in_place: Annotated[
-        bool, typer.Option("--in-place", help="Put the overviews into the TIFF itself.")
+        bool,
+        typer.Option(
+            "--in-place", envvar="TNET_IN_PLACE", help="Put the overviews into the TIFF itself."
+        ),
     ] = False,
     resampling: Annotated[
         ResamplingName | None,
-        typer.Option(help="Default: average, or nearest for an image with a palette."),
+        typer.Option(
+            envvar="TNET_RESAMPLING",
+            help="How coarser pixels are made of finer ones.",
+            show_default="average, or nearest for an image with a palette",
+        ),
     ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Build overviews for IMAGE with GDAL, in bounded memory: IMAGE.ovr unless told otherwise."""
+    """Build overviews for IMAGE with GDAL, in bounded memory."""
     from tnetcli.cli.progress import progress_bar
     from tnetcli.workflows.pyramid import build_pyramid
 

@@ -57,7 +57,10 @@ OF_PROTOCOLS = {
 def synth(
     context: typer.Context,
     out: Annotated[
-        Path, typer.Argument(help="A folder, for the images and manifest.csv.", show_default=False)
+        Path,
+        typer.Argument(
+            help="A folder, for the images and manifest.csv.", show_default=False, metavar="OUT"
+        ),
     ],
     kind: Annotated[
         Kind,

@@ -20,7 +20,10 @@ def train(
     recipe: Annotated[
         Path,
         typer.Argument(
-            help="A YAML file; `tnet recipes copy` writes one.", show_default=False, readable=False
+            help="A YAML file; `tnet recipes copy` writes one.",
+            show_default=False,
+            metavar="RECIPE",
+            readable=False,
         ),
     ],
     output: Annotated[
