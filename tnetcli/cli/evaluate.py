@@ -18,9 +18,10 @@ from tnetcli.cli.options import (
     Overwrite,
     Quiet,
     Seed,
+    parse_keep,
+    parse_windows,
     read_options,
 )
-from tnetcli.cli.profile import parse_windows
 from tnetcli.errors import SomeFailedError
 
 
@@ -99,7 +100,6 @@ def evaluate(
     from tnetcli.cli.progress import progress_bar
     from tnetcli.workflows import evaluate_text as telling
     from tnetcli.workflows.evaluate import evaluate as run
-    from tnetcli.workflows.images import parse_counts
 
     telling.check_outputs(output, confusion, overwrite=overwrite)
     options = read_options(bands, None, None, None, None, None, FlatChoice.stream)
@@ -109,7 +109,7 @@ def evaluate(
             data,
             split=split.value,
             levels=levels,
-            keep=None if keep is None else parse_counts(keep, "--keep"),
+            keep=None if keep is None else parse_keep(keep),
             counts=None if windows is None else parse_windows(windows),
             random=not no_random,
             oracle=not no_oracle,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tnetcli.cli import export_options as options
-from tnetcli.cli.options import Overwrite, Quiet, is_typed
+from tnetcli.cli.options import Overwrite, Quiet, is_typed, parse_counts
 from tnetcli.errors import ImageError, SomeFailedError, UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def export(
         raise UsageError("--step and --model say what to explain", hint="give --explain step too")
     if explain is not None and no_pixels:
         raise UsageError("--explain needs the pixels of the images", hint="without --no-pixels")
-    wanted = Wanted(tuple(ids or ()), Choice(options.parse_levels(levels), min_attention))
+    chosen = None if levels is None else frozenset(parse_counts(levels, "--level", example="2,3"))
+    wanted = Wanted(tuple(ids or ()), Choice(chosen, min_attention))
     how = How(
         frame=frame.value,
         sequence=sequence or record_separator,

@@ -207,19 +207,6 @@ def refuse_others(context: typer.Context, form: str) -> None:
             )
 
 
-def parse_levels(text: str | None) -> frozenset[int] | None:
-    """Read `2,3`."""
-    if text is None:
-        return None
-    try:
-        levels = frozenset(int(part) for part in text.split(","))
-    except ValueError:
-        levels = frozenset({0})
-    if min(levels) < 1:
-        raise UsageError(f"--level is not a list of levels: `{text}`", hint="for example 2,3")
-    return levels
-
-
 def either(names: tuple[str, ...]) -> str:
     """Return names to choose one of, in words."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"

@@ -20,6 +20,7 @@ from tnetcli.cli.options import (
     PlaneZ,
     Reader,
     Recursive,
+    parse_keep,
     read_options,
 )
 
@@ -54,11 +55,11 @@ def info(
     Exits with 0 when all images can be read, 8 when some cannot, 3 when none can.
     """
     from tnetcli.traversal import Plan
-    from tnetcli.workflows.images import find_images, parse_counts
+    from tnetcli.workflows.images import find_images
     from tnetcli.workflows.info import as_json, as_text, failure, inspect, outcome
 
     options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
-    plan = Plan(levels, parse_counts(keep, "--keep"))
+    plan = Plan(levels, parse_keep(keep))
     found = find_images(images or [], manifest=manifest, recursive=recursive, null=null)
     failures = []
     for image in found:

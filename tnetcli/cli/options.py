@@ -178,6 +178,30 @@ def is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def parse_counts(text: str, flag: str, *, example: str, least: int = 1) -> tuple[int, ...]:
+    """Turn `4,2` into whole numbers, none of them below `least`."""
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < least:
+        raise UsageError(
+            f"{flag} is not a list of numbers from {least} on: `{text}`",
+            hint=f"for example {flag} {example}",
+        )
+    return counts
+
+
+def parse_keep(text: str) -> tuple[int, ...]:
+    """Turn `4,1` into how many cells are followed when leaving each level."""
+    return parse_counts(text, "--keep", example="4,1")
+
+
+def parse_windows(text: str) -> tuple[int, ...]:
+    """Turn `0,1,2` into numbers of windows beside the whole image."""
+    return parse_counts(text, "--windows", example="0,1,2,5", least=0)
+
+
 def read_options(
     bands: str | None,
     nodata: float | None,

@@ -36,6 +36,7 @@ from tnetcli.cli.options import (
     Seed,
     Shard,
     Verbose,
+    parse_keep,
     read_options,
 )
 from tnetcli.cli.stopping import Stopped, exit_code, stopping_gently
@@ -223,13 +224,13 @@ def predict(
     show_log(level, as_json=as_json)
 
     from tnetcli.cli.batch_progress import BatchProgress
-    from tnetcli.workflows.images import name_images, parse_counts
+    from tnetcli.workflows.images import name_images
     from tnetcli.workflows.predict_text import Batch, as_text
     from tnetcli.workflows.shards import parse_shard, shard_of_job
 
     options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
     values = None if rescale is None else _parse_rescale(rescale)
-    counts = None if keep is None else parse_counts(keep, "--keep")
+    counts = None if keep is None else parse_keep(keep)
     named = name_images(
         images or [],
         options=options,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tnetcli.cli.options import Json, Settings, is_typed
+from tnetcli.cli.options import Json, Settings, is_typed, parse_windows
 from tnetcli.errors import UsageError
 
 
@@ -116,16 +116,3 @@ def _source(context: typer.Context) -> str:
             hint="give --model FILE, --recipe FILE or --paper",
         )
     return found[0]
-
-
-def parse_windows(text: str) -> list[int]:
-    """Turn `0,1,2` into numbers of at least zero."""
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 0:
-        raise UsageError(
-            f"--windows is not a list of counts: `{text}`", hint="for example --windows 0,1,2,5"
-        )
-    return counts

@@ -166,16 +166,3 @@ def read_manifest(path: Path) -> Iterator[str]:
             problems.add("no path", line=row.line, hint="fill it in")
     problems.check()
     yield from (locate(path, row["path"]) for row in rows)
-
-
-def parse_counts(text: str, flag: str) -> tuple[int, ...]:
-    """Turn `4,2` into numbers of at least one."""
-    try:
-        counts = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        counts = ()
-    if not counts or min(counts) < 1:
-        raise UsageError(
-            f"{flag} is not a list of counts: `{text}`", hint=f"for example {flag} 4,2"
-        )
-    return counts
