@@ -6,13 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from tnetcli.cli.messages import LONGEST
-from tnetcli.cli.progress import is_terminal
+from tnetcli.cli.progress import SECONDS_BETWEEN_LINES, duration, is_terminal
 from tnetcli.wording import counted, printable
 
 if TYPE_CHECKING:
     from tnetcli.workflows.predict_text import Batch
-
-SECONDS_BETWEEN_LINES = 30.0
 
 
 class BatchProgress:
@@ -61,9 +59,8 @@ class BatchProgress:
             and time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES
         ):
             self._spoke = time.monotonic()
-            left = self._time_left()
             images = f"{finished} of {counted(batch.images, 'image')}"
-            self.say(f"{images}, {self._figures()}, {left:.0f} s left")
+            self.say(f"{images}, {self._figures()}, {duration(self._time_left())} left")
 
     def _figures(self) -> str:
         batch = self._batch

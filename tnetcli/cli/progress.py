@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-SECONDS_BETWEEN_LINES = 30.0
+SECONDS_BETWEEN_LINES = 30.0  # where nobody looks at a terminal
 Advance = Callable[[float], None]
 
 
@@ -18,6 +18,13 @@ def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Advance]:
         yield from _bar(title)
     else:
         yield _lines(title)
+
+
+def duration(seconds: float) -> str:
+    """Return minutes and seconds, and hours where there are any."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def is_terminal() -> bool:

@@ -5,13 +5,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from tnetcli.cli.progress import is_terminal
+from tnetcli.cli.progress import SECONDS_BETWEEN_LINES, duration, is_terminal
 from tnetcli.wording import counted
 
 if TYPE_CHECKING:
     from tnetcli.sections import Stage
-
-SECONDS_BETWEEN_LINES = 30.0
 
 
 class TrainingProgress:
@@ -76,7 +74,7 @@ class TrainingProgress:
             time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES or done == steps
         ):
             self._spoke = time.monotonic()
-            time_left = "" if left is None else f", {_duration(left)} left"
+            time_left = "" if left is None else f", {duration(left)} left"
             self.say(f"{self._stage} {done}/{steps}: {_figures(row)}{time_left}")
 
     def _time_left(self, done: int, steps: int) -> float | None:
@@ -141,15 +139,9 @@ def _table(
             table.add_row(key.replace("_", " "), text.format(row[key]), "")
     for level, value in enumerate(validation.get("hit", []), start=2):
         table.add_row(f"hits, level {level}", "", f"{value:.1%}")
-    table.add_row("time left", "" if left is None else _duration(left), "")
+    table.add_row("time left", "" if left is None else duration(left), "")
     return Group(table, ProgressBar(total=steps, completed=done, width=60))
 
 
 def _number(value: float | None, text: str) -> str:
     return "" if value is None else text.format(value)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
