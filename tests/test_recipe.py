@@ -96,7 +96,7 @@ def test_a_walk_that_cannot_be_walked_is_refused(section, part):
         ({**MODEL, "traversal": {"level": 2}}, "`traversal.level`", "did you mean `levels`?"),
         ({"model": {"classes": 3, "veiw_size": 64}}, "`model.veiw_size`", "`view_size`?"),
         ({"model": {"clases": 3}}, "`model.clases`", "did you mean `classes`?"),
-        ({"model": {"classes": 3, "zzz": 3}}, "`model.zzz`", "known: family, classes, bands"),
+        ({"model": {"classes": 3, "zzz": 3}}, "`model.zzz`", "known keys: family, classes, bands"),
         ({"model": {"classes": 3, "arguments": {}}}, "`model.arguments`", ""),
         ({"model": {"classes": 3, "grid": {"rwos": 3}}}, "`grid.rwos`", "did you mean `rows`?"),
         ({"model": {"classes": 3, "family": "tent"}}, "`tent`", "did you mean `tnet`?"),

@@ -167,7 +167,7 @@ class TestTable:
 
 
 def test_a_file_that_is_missing_is_told(tmp_path):
-    with pytest.raises(ManifestError, match=r"cannot read the windows .*no such file") as caught:
+    with pytest.raises(ManifestError, match=r"cannot read the windows .*No such file") as caught:
         ToldWindows(tmp_path / "none.jsonl")
     assert "CSV" in caught.value.hint
 

@@ -1,6 +1,5 @@
 """A trained model on disk: one .safetensors file with its description inside."""
 
-import difflib
 import hashlib
 import json
 import os
@@ -19,9 +18,16 @@ from tnetcli import __version__
 from tnetcli.description import SCHEMA, Description
 from tnetcli.errors import ModelError
 from tnetcli.models.registry import build_model
-from tnetcli.tensor_file import NUMPY, SUFFIX, TensorFile, open_tensor_file, write_tensor_file
+from tnetcli.tensor_file import (
+    NUMPY,
+    SUFFIX,
+    TensorFile,
+    open_tensor_file,
+    unreadable,
+    write_tensor_file,
+)
 from tnetcli.validation import validate
-from tnetcli.wording import first_line
+from tnetcli.wording import did_you_mean, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -246,9 +252,7 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ModelError(
-            f"cannot read the model, {error.strerror}: `{path}`", hint="check path and rights"
-        ) from error
+        raise unreadable(path, error) from error
 
 
 def bundled_models() -> dict[str, Path]:
@@ -275,7 +279,6 @@ def find_model_file(name_or_path: str | os.PathLike[str]) -> Path:
         raise ModelError(f"a model is a local file: `{text}`", hint="download it first")
     if text and (path.name != text or path.suffix or os.path.exists(text)):
         return path
-    close = difflib.get_close_matches(text, bundled, n=1)
     names = f"bundled: {', '.join(bundled)}" if bundled else "no model is bundled with this version"
-    hint = f"did you mean `{close[0]}`?" if close else f"{names}; or give a {SUFFIX} file"
+    hint = did_you_mean(text, bundled, f"{names}; or give a {SUFFIX} file")
     raise ModelError(f"unknown model: `{text}`", hint=hint)

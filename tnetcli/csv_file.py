@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tnetcli.errors import ManifestError
-from tnetcli.wording import first_line, shorten
+from tnetcli.wording import reason, shorten, some_of
 
 MOST_TOLD = 8  # more problems than that are only counted
 MOST_HINTS = 3
@@ -47,14 +47,10 @@ class Problems:
         if not self._found:
             return
         found = sorted(self._found, key=lambda each: each[0])
-        told = [problem for _, problem, _ in found[:MOST_TOLD]]
-        if len(found) > MOST_TOLD:
-            told.append(f"and {len(found) - MOST_TOLD} more")
+        told = some_of([problem for _, problem, _ in found], MOST_TOLD, "; ")
         count = f"{len(found)} problems in " if len(found) > 1 else ""
         hints = list(dict.fromkeys(hint for *_, hint in found[:MOST_TOLD] if hint))
-        raise ManifestError(
-            f"{count}`{self.where}`: {'; '.join(told)}", hint="; ".join(hints[:MOST_HINTS])
-        )
+        raise ManifestError(f"{count}`{self.where}`: {told}", hint="; ".join(hints[:MOST_HINTS]))
 
 
 def read_rows(path: Path, required: Sequence[str] = ("path",)) -> list[Row]:
@@ -116,11 +112,10 @@ def _read_text(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        reason = getattr(error, "strerror", None) or first_line(error)
         if isinstance(error, FileNotFoundError):
             hint = "is the path right? in a recipe it starts at the recipe's own folder"
         raise ManifestError(
-            f"cannot read the manifest `{path}`: {reason[:1].lower()}{reason[1:]}", hint=hint
+            f"cannot read the manifest `{path}`: {reason(error)}", hint=hint
         ) from error
     if len(content) > MOST_BYTES:
         raise ManifestError(f"`{path}` has more than {MOST_BYTES >> 20} MiB", hint=hint)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tnetcli.errors import OutputError
+from tnetcli.wording import reason
 
 UNWRITABLE = "does the folder exist, may you write there, is there space left?"
 
@@ -74,7 +75,7 @@ def whole_file(path: str | os.PathLike[str], what: str = "the file") -> Iterator
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(
-            f"cannot write {what}, {error.strerror or error}: `{path}`",
+            f"cannot write {what}, {reason(error)}: `{path}`",
             hint=UNWRITABLE,
         ) from error
 
@@ -91,7 +92,7 @@ def folder_beside(
             folder.mkdir(mode=0o700)
         except OSError as error:
             raise OutputError(
-                f"cannot write {what}, {error.strerror or error}: `{path}`", hint=hint
+                f"cannot write {what}, {reason(error)}: `{path}`", hint=hint
             ) from error
         yield folder
     finally:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.output_file import refuse_special, whole_file
 from tnetcli.prediction import SCHEMA, Prediction
-from tnetcli.wording import shorten
+from tnetcli.wording import reason, shorten
 
 SECONDS_BETWEEN_SYNCS = 10.0  # what a power failure may cost; a killed process loses nothing
 UNSPOKEN = "nothing"
@@ -93,7 +93,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 def unreadable(path: str | os.PathLike[str], error: OSError) -> OutputError:
     """Say why predictions cannot be read."""
-    return OutputError(f"cannot read `{path}`: {error.strerror}", hint="check path and rights")
+    return OutputError(f"cannot read `{path}`: {reason(error)}", hint="check path and rights")
 
 
 class PredictionFile:
@@ -246,9 +246,8 @@ class PredictionFile:
         )
 
     def _unwritable(self, error: Exception) -> OutputError:
-        reason = getattr(error, "strerror", None) or error
         return OutputError(
-            f"cannot write `{self.path}`: {reason}",
+            f"cannot write `{self.path}`: {reason(error)}",
             hint="may you write there, is there space left? records so far are kept",
         )
 

@@ -1,6 +1,5 @@
 """An experiment, described completely: read from YAML, checked, and written back."""
 
-import difflib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ from tnetcli.sections import (
 )
 from tnetcli.validation import Strict, validate
 from tnetcli.walks import Traversal
-from tnetcli.wording import shorten
+from tnetcli.wording import did_you_mean, shorten
 from tnetcli.yaml_file import change, read_yaml
 
 # Files that a recipe names; relative paths start at the recipe's own folder.
@@ -113,10 +112,9 @@ class ModelSection(Strict):
         known = [*own, *find_family(family).arguments.model_fields]
         for key in rest:
             if key not in known:
-                close = difflib.get_close_matches(str(key), known, n=1)
                 raise ModelError(
                     f"unknown key `model.{shorten(key)}`",
-                    hint=f"did you mean `{close[0]}`?" if close else f"known: {', '.join(known)}",
+                    hint=did_you_mean(str(key), known, f"known keys: {', '.join(known)}"),
                 )
         given = {key: data[key] for key in own if key in data}
         return given | {"arguments": read_arguments(family, rest)}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tnetcli.errors import ModelError, OutputError
 from tnetcli.output_file import write_whole
-from tnetcli.wording import first_line
+from tnetcli.wording import first_line, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +79,7 @@ class TensorFile:
         try:
             content = self._file.read(count)
         except OSError as error:
-            raise _unreadable(self.path, error) from error
+            raise unreadable(self.path, error) from error
         if len(content) < count:
             raise self._cut_off("it became shorter while it was read")
         self._digest.update(content)
@@ -141,7 +141,7 @@ def open_tensor_file(path: str | os.PathLike[str]) -> Iterator[TensorFile]:
             f"no such model file: `{path}`", hint="check the path; `tnet models` lists names"
         ) from error
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     with file:
         yield TensorFile(path, file)
 
@@ -151,9 +151,11 @@ def _inside(folder: Path) -> str:
     return f"did you mean `{found[0]}`?" if found else f"give a {SUFFIX} file"
 
 
-def _unreadable(path: Path, error: Exception) -> ModelError:
-    reason = getattr(error, "strerror", None) or first_line(error)
-    return ModelError(f"cannot read the model, {reason}: `{path}`", hint="check path and rights")
+def unreadable(path: str | os.PathLike[str], error: Exception) -> ModelError:
+    """Say why a model cannot be read."""
+    return ModelError(
+        f"cannot read the model, {reason(error)}: `{path}`", hint="check path and rights"
+    )
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.large_records import read_apart
 from tnetcli.prediction import Prediction, SeenWindow
 from tnetcli.visits import Told
-from tnetcli.wording import shorten
+from tnetcli.wording import reason, shorten
 
 EDGES = ("left", "top", "right", "bottom")
 LEVEL = 2  # whose windows are taken from the records of another model
@@ -160,9 +160,8 @@ def _digest(path: Path) -> tuple[str, bytes]:
                 start = start or piece[:64]
                 digest.update(piece)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise ManifestError(
-            f"cannot read the windows `{path}`: {reason}",
+            f"cannot read the windows `{path}`: {reason(error)}",
             hint="give predictions (FILE.jsonl), or a CSV with path, left, top, right, bottom",
         ) from error
     return digest.hexdigest(), start

@@ -1,7 +1,6 @@
 """Turn what pydantic finds wrong into one line that says where, what, and what was meant."""
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import (
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from tnetcli.errors import TnetError
-from tnetcli.wording import shorten
+from tnetcli.wording import did_you_mean, shorten, some_of
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 NO_TABLE = ("model_type", "model_attributes_type", "dataclass_type", "dict_type", "mapping_type")
@@ -50,15 +49,11 @@ def validate(kind: type[Kind], data: Any, where: str, problem: type[TnetError]) 
         hints = {each.key: each.meant for each in found if each.meant}
         hints = hints or {each.key: each.purpose for each in found}
         one = len(hints) == 1
+        told = [hint if one else f"`{key}`: {hint}" for key, hint in hints.items()]
         raise problem(
-            f"{where}: {_first('; ', _sentences(found))}",
-            hint=_first("; ", [hint if one else f"`{key}`: {hint}" for key, hint in hints.items()]),
+            f"{where}: {some_of(_sentences(found), MOST_TOLD, '; ')}",
+            hint=some_of(told, MOST_TOLD, "; "),
         ) from error
-
-
-def _first(separator: str, parts: list[str]) -> str:
-    more = [f"and {len(parts) - MOST_TOLD} more"] if len(parts) > MOST_TOLD else []
-    return separator.join([*parts[:MOST_TOLD], *more])
 
 
 class _Wrong(NamedTuple):
@@ -78,14 +73,15 @@ class _Wrong(NamedTuple):
         place, wanted, field = _follow(kind, found["loc"])
         key, given = shorten(".".join(place)), shorten(found["input"])
         if found["type"] in UNKNOWN:
-            return cls(key, given, "unknown", _nearest(place[-1], list(_fields(wanted))))
+            known = _fields(wanted)
+            meant = did_you_mean(place[-1], known, f"known keys: {', '.join(known)}")
+            return cls(key, given, "unknown", meant)
         meant, purpose = "", _describe(wanted, field)
         if found["type"] == "missing":
             return cls(key, given, "missing", meant, purpose)
         if found["type"] == "literal_error":
             choices = [str(each) for each in get_args(wanted)]
-            close = difflib.get_close_matches(given, choices, n=1)
-            meant = f"did you mean `{close[0]}`?" if close else f"one of: {', '.join(choices)}"
+            meant = did_you_mean(given, choices, f"one of: {', '.join(choices)}")
         message = found["msg"].removeprefix("Value error, ")
         if found["type"] in NO_TABLE:
             message = "not a table of keys and values"
@@ -117,11 +113,6 @@ def _sentences(found: list[_Wrong]) -> list[str]:
             reason = ", or ".join(why)
             sentences.append(f"`{key}` is `{given}`: {reason}" if key else reason)
     return sentences
-
-
-def _nearest(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(known)}"
 
 
 def _follow(kind: Any, loc: tuple[int | str, ...]) -> tuple[list[str], Any, FieldInfo | None]:

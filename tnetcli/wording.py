@@ -1,7 +1,9 @@
 """How values, names and the errors of libraries become part of one line that is safe to read."""
 
+import difflib
 import itertools
 import reprlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 MOST_SHOWN = 60  # characters of a value
@@ -43,9 +45,38 @@ def counted(number: int, noun: str, several: str = "") -> str:
     return f"{number} {noun if number == 1 else several or noun + 's'}"
 
 
+def some_of(parts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Return the first parts one after another, and how many more there are."""
+    more = [f"and {len(parts) - most} more"] if len(parts) > most else []
+    return separator.join([*parts[:most], *more])
+
+
+def in_bytes(count: float) -> str:
+    """Return a number of bytes as people read it: `12.3 MB`, or `4.5 GB` where it is that many."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def did_you_mean(given: str, known: Iterable[str], otherwise: str) -> str:
+    """Return the hint that names what was meant; `otherwise` where nothing is close to it."""
+    close = difflib.get_close_matches(given, list(known), n=1)
+    return f"did you mean `{close[0]}`?" if close else otherwise
+
+
 def first_line(error: BaseException) -> str:
     """Return what a library's error says, short enough to be part of ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def one_line(error: BaseException) -> str:
+    """Return the innermost message of `error`, all of it, without line breaks."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def reason(error: BaseException) -> str:
+    """Return why the system refuses something, without the number and the path that it adds."""
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 def printable(text: str, most: int) -> str:

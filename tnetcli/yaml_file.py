@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from tnetcli.errors import RecipeError
-from tnetcli.wording import shorten
+from tnetcli.wording import first_line, reason, shorten
 
 MOST_BYTES = 2**20
 MOST_DEPTH = 32  # tables and lists inside each other
@@ -104,8 +104,8 @@ def read_yaml(path: Path) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    reason = getattr(error, "problem", None) or (str(error).splitlines() or ["no reason"])[0]
-    return reason if isinstance(error, _Refused) else f"not YAML, {reason}"
+    problem = getattr(error, "problem", None) or first_line(error)
+    return problem if isinstance(error, _Refused) else f"not YAML, {problem}"
 
 
 def _read_text(path: Path) -> str:
@@ -134,7 +134,7 @@ def _read_text(path: Path) -> str:
         ) from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise RecipeError(
-            f"cannot read the recipe, {error}: `{path}`", hint="check path and rights"
+            f"cannot read the recipe, {reason(error)}: `{path}`", hint="check path and rights"
         ) from error
 
 

@@ -302,7 +302,7 @@ def test_a_file_too_large_for_a_tile_is_refused_before_it_is_read(tmp_path, monk
         archive.writestr("a/0.png", encode(random_tile()))
         archive.writestr("a/bomb.png", bytes(2**25))
     monkeypatch.setattr(tile_files.Zip, "read", None)
-    assert "`a/bomb.png` has 34 MB, too much for a tile" in problem(path)
+    assert "`a/bomb.png` has 33.6 MB, too much for a tile" in problem(path)
 
 
 def test_a_damaged_or_locked_member_of_a_zip_is_named(tmp_path):

@@ -272,7 +272,7 @@ def test_a_list_that_is_not_utf_8_is_told_with_its_line(listed):
 
 def test_a_list_that_is_not_there_is_told(tmp_path):
     error = refused(lambda: read_examples(Data(path=tmp_path / "no.csv"), 2))
-    assert "no such file" in str(error)
+    assert "No such file" in str(error)
 
 
 def test_an_unknown_label_is_told_once_with_the_nearest_class(listed):

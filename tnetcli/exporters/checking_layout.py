@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal, NoReturn, TypeAlias, cast
 
 from tnetcli.errors import OutputError
 from tnetcli.exporters.geojson import RECORD_SEPARATOR, SEQUENCES
-from tnetcli.wording import printable, shorten
+from tnetcli.wording import printable, reason, shorten
 
 MOST_AT_ONCE = 32 << 20  # bytes of a line, or of a file that is not one feature a line
 GZIP = b"\x1f\x8b"
@@ -170,8 +170,7 @@ class OverlayFile:
         except (EOFError, zlib.error, gzip.BadGzipFile):
             self.refuse("is damaged, or was cut off: it cannot be decompressed", hint="copy again")
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            self.refuse(f"cannot be read: {reason}", hint="check path and rights")
+            self.refuse(f"cannot be read: {reason(error)}", hint="check path and rights")
 
 
 def parse(text: bytes) -> Any:

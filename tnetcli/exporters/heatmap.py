@@ -24,7 +24,7 @@ from tnetcli.output_file import (
     whole_file,
 )
 from tnetcli.prediction import Prediction
-from tnetcli.wording import first_line, printable, shorten
+from tnetcli.wording import printable, reason, shorten
 
 MOST_TEXT = 800  # characters of a name: GDAL keeps no more than 32,000 bytes of metadata in a file
 IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
@@ -80,9 +80,8 @@ def _failures_told(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except (OSError, RasterioError, CPLE_BaseError, UnicodeEncodeError) as error:
         cause = error.__cause__ or error  # rasterio says only that there is one
-        reason = getattr(cause, "strerror", None) or shorten(first_line(cause))
         raise OutputError(
-            f"cannot write the heat map, {reason}: `{path}`", hint=UNWRITABLE
+            f"cannot write the heat map, {shorten(reason(cause))}: `{path}`", hint=UNWRITABLE
         ) from error
 
 

@@ -18,7 +18,7 @@ from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
 from tnetcli.models.pooling import MapSize, pool_map
 from tnetcli.models.receptive_field import Pair, UntraceableError, trace
 from tnetcli.models.weights import fetch_weights, load_weights
-from tnetcli.wording import first_line
+from tnetcli.wording import did_you_mean, first_line
 
 BAGNET = "bagnet77"
 COMPACT = "compact"
@@ -237,10 +237,9 @@ class _TapByName(nn.Module):
         self._seen: dict[int, Any] = {}  # by thread, as several may share a model
         named = dict(net.named_modules())
         if name not in named:
-            close = difflib.get_close_matches(name, named, n=1)
             raise ModelError(
                 f"the backbone has no module `{name}`",
-                hint=f"did you mean `{close[0]}`?" if close else "or give the number of a stage",
+                hint=did_you_mean(name, named, "give the number of a stage instead"),
             )
         named[name].register_forward_hook(self._keep)
 
@@ -296,10 +295,9 @@ def _check_name(name: str, needs_weights: bool) -> None:
     known = [*timm.list_models(), BAGNET, COMPACT]
     network, _, tag = name.partition(".")
     if network not in known:
-        close = difflib.get_close_matches(network, known, n=1)
         raise ModelError(
             f"unknown backbone: `{name}`",
-            hint=f"did you mean `{close[0]}`?" if close else "see `tnet models --backbones '*'`",
+            hint=did_you_mean(network, known, "see `tnet models --backbones '*'`"),
         )
     tags = [each.partition(".")[2] for each in timm.list_pretrained(f"{network}.*")]
     if tag and tag not in tags:

@@ -1,6 +1,5 @@
 """The families of models by name; nothing here loads torch."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,6 +13,7 @@ from tnetcli.models.dram_arguments import DramArguments
 from tnetcli.models.saccader_arguments import SaccaderArguments
 from tnetcli.models.two_stream_arguments import TwoStreamArguments
 from tnetcli.validation import validate
+from tnetcli.wording import did_you_mean
 
 if TYPE_CHECKING:
     from tnetcli.models.base import Model
@@ -81,8 +81,7 @@ def find_family(name: str) -> Family:
     """Return the family, or say which names are close."""
     if name in FAMILIES:
         return FAMILIES[name]
-    close = difflib.get_close_matches(name, FAMILIES, n=1)
-    hint = f"did you mean `{close[0]}`?" if close else f"choose one of: {', '.join(FAMILIES)}"
+    hint = did_you_mean(name, FAMILIES, f"choose one of: {', '.join(FAMILIES)}")
     raise ModelError(f"unknown family: `{name}`", hint=hint)
 
 

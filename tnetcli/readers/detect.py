@@ -9,6 +9,7 @@ import zlib
 
 from tnetcli.errors import ImageError
 from tnetcli.readers.dicom import series_of
+from tnetcli.wording import reason
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -73,7 +74,7 @@ def _head(path: str) -> bytes | None:
     except PermissionError as error:
         raise ImageError(f"no permission to read `{path}`", hint="check with `ls -l`") from error
     except (OSError, ValueError) as error:
-        raise ImageError(f"cannot read `{path}`: {error}", hint="check the path") from error
+        raise ImageError(f"cannot read `{path}`: {reason(error)}", hint="check the path") from error
     if not head:
         raise ImageError(f"`{path}` is empty", hint="copy or download it again")
     return head

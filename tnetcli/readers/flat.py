@@ -38,10 +38,10 @@ from tnetcli.readers.handles import (
     fingerprint,
 )
 from tnetcli.readers.placement import SCALE_TOLERANCE
-from tnetcli.readers.pyramid import one_line
 from tnetcli.readers.raster import RasterReader
+from tnetcli.wording import one_line
 
-LOG = logging.getLogger("tnetcli")
+log = logging.getLogger(__name__)
 # What a whole-image view may decode without anybody noticing.
 MOST_COARSE_PIXELS = 2**24
 # Finer views come straight from the file: a 224 px view then decodes 3 million pixels at most.
@@ -178,7 +178,7 @@ class FlatReader(DescribedByLayout):
 
     def _make(self, place: Path) -> None:
         gigapixels = self.layout.levels[-1].size.pixels / 1e9
-        LOG.warning(
+        log.warning(
             "%s has no overviews: decoding all %.2f gigapixels once to see it whole; "
             "`tnet pyramid %s` makes that unnecessary",
             self.path, gigapixels, self.path,
@@ -234,7 +234,7 @@ class FlatReader(DescribedByLayout):
                 done += len(batch)
                 if time.monotonic() - spoke > SECONDS_BETWEEN_LINES:
                     spoke = time.monotonic()
-                    LOG.info("%s: %.0f %% decoded", self.path, 100 * done / len(parts))
+                    log.info("%s: %.0f %% decoded", self.path, 100 * done / len(parts))
 
     def _read_part(self, part: RasterioWindow) -> Pixels:
         scale = self._scale

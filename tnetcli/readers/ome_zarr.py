@@ -28,7 +28,7 @@ from tnetcli.readers.resolution import resolve
 from tnetcli.readers.validity import Nodata, are_numbers, both_valid, holds_data, nodata_values
 from tnetcli.readers.zarr_store import STORE_FAILURES, ZarrFormat, join, open_store
 
-LOG = logging.getLogger("tnetcli")
+log = logging.getLogger(__name__)
 # What the codecs raise over damaged chunks; a false length asks for all memory, or less than none.
 CODEC_FAILURES = (EOFError, MemoryError, OverflowError, SystemError, lzma.LZMAError)
 
@@ -217,7 +217,7 @@ class _ZarrSource:
             path = self._untold.pop()
         except IndexError:
             return  # once is enough, however many threads and windows meet gaps
-        LOG.warning(
+        log.warning(
             "at least %d chunks of `%s` are not stored; their pixels are not valid", count, path
         )
 

@@ -1,12 +1,12 @@
 """Open any image with the reader that suits it."""
 
-import difflib
 import os
 from importlib import import_module
 
 from tnetcli.errors import ImageError, MissingExtraError, UsageError
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import detect, first_dicom, is_remote, refuse_hidden_network
+from tnetcli.wording import did_you_mean
 
 READERS = {
     "raster": "tnetcli.readers.raster:RasterReader",
@@ -25,8 +25,7 @@ def open_image(
     name = os.fspath(path)
     options = options or ReadOptions()
     if reader is not None and reader not in READERS:
-        close = difflib.get_close_matches(reader, READERS, n=1)
-        hint = f"did you mean `{close[0]}`?" if close else f"choose one of: {', '.join(READERS)}"
+        hint = did_you_mean(reader, READERS, f"choose one of: {', '.join(READERS)}")
         raise UsageError(f"unknown reader: `{reader}`", hint=hint)
     # Looking at the content first also finds what is missing, empty, unreadable or cut off.
     detected = detect(name)

@@ -18,9 +18,10 @@ from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.jpeg import decode_photo
 from tnetcli.readers.png import check_png
-from tnetcli.readers.pyramid import PyramidReader, one_line
+from tnetcli.readers.pyramid import PyramidReader
 from tnetcli.readers.resolution import resolve
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data, user_nodata
+from tnetcli.wording import one_line
 
 # Three bands of this many pixels stay under 200 MB; what is larger goes to the raster reader.
 MOST_PIXELS = 2**26

@@ -11,6 +11,7 @@ from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.handles import Handles, check_unchanged, fingerprint
 from tnetcli.readers.levels import LevelReader
 from tnetcli.readers.planes import choose_plane
+from tnetcli.wording import in_bytes, one_line
 
 # One block is the least that can be decoded; larger ones are refused before they fill memory.
 MOST_BLOCK_BYTES = 2**28
@@ -86,13 +87,6 @@ class PyramidReader(LevelReader):
             return source.read(level, box)
 
 
-def one_line(error: BaseException) -> str:
-    """Return the innermost message of `error` without line breaks."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _refuse_absurd_levels(path: str, levels: Sequence[Level]) -> None:
     """Refuse sizes that no image has, before anybody waits for all these pixels."""
     size, hint = levels[0].size, "its metadata are damaged: make or copy it again"
@@ -109,7 +103,7 @@ def refuse_huge_blocks(path: str, block: Size, sample_bytes: int) -> None:
     """Refuse an image whose single block would not fit the memory we promise to stay in."""
     if block.pixels * sample_bytes > MOST_BLOCK_BYTES:
         raise ImageError(
-            f"one block of `{path}` is {block} pixels, {block.pixels * sample_bytes / 1e9:.1f} GB "
+            f"one block of `{path}` is {block} pixels, {in_bytes(block.pixels * sample_bytes)} "
             "once decoded",
             hint="rewrite it in tiles: gdal_translate -of COG IN OUT, or vips tiffsave --tile",
         )

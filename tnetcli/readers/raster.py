@@ -17,12 +17,13 @@ from tnetcli.readers.base import Block, Box, Cost, Layout, ReadOptions, Source
 from tnetcli.readers.gdal import GDAL_FAILURES, damage_is_an_error, open_dataset
 from tnetcli.readers.placement import touched_pixels
 from tnetcli.readers.png import check_png
-from tnetcli.readers.pyramid import PyramidReader, one_line
+from tnetcli.readers.pyramid import PyramidReader
 from tnetcli.readers.raster_layout import RasterPlan, describe
 from tnetcli.readers.raster_pages import DirectPage
 from tnetcli.readers.tiff_files import TIFF_FAILURES, check_directories, truncated
 from tnetcli.readers.tiff_pages import OpenFile, PageTiles, TiffPages
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data
+from tnetcli.wording import one_line
 
 RAW_DRIVERS = ("ENVI", "EHdr", "PNM", "ROI_PAC")
 

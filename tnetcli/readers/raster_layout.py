@@ -16,12 +16,13 @@ from tnetcli.readers.bands import choose_bands, unique_names
 from tnetcli.readers.base import Layout, Level, ReadOptions, Resolution
 from tnetcli.readers.detect import TIFF_MAGIC, is_remote
 from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
-from tnetcli.readers.pyramid import one_line, refuse_huge_blocks
+from tnetcli.readers.pyramid import refuse_huge_blocks
 from tnetcli.readers.raster_pages import DirectPage, direct_pages, stored_overviews
 from tnetcli.readers.resolution import from_density, resolve
 from tnetcli.readers.tiff_files import check_directories
 from tnetcli.readers.tiff_pages import TiffPages
 from tnetcli.readers.validity import Nodata, nodata_values, user_nodata
+from tnetcli.wording import one_line
 
 HIDING = "GDAL_DISABLE_READDIR_ON_OPEN"
 

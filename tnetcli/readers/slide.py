@@ -18,10 +18,11 @@ from tnetcli.readers.bands import choose_bands
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
 from tnetcli.readers.detect import TIFF_MAGIC
 from tnetcli.readers.placement import touched_pixels, whole_scale
-from tnetcli.readers.pyramid import PyramidReader, one_line, refuse_huge_blocks
+from tnetcli.readers.pyramid import PyramidReader, refuse_huge_blocks
 from tnetcli.readers.resolution import TIFF_TAGS, resolve
 from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES
 from tnetcli.readers.tiff_pages import SAME_PIXELS, PageTiles, TiffPages
+from tnetcli.wording import one_line
 
 # One cache for all slides: a cache per handle grows with every slide a batch touches.
 TILE_CACHE = openslide.OpenSlideCache(2**26)

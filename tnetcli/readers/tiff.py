@@ -18,11 +18,12 @@ from tnetcli.readers.bands import choose_bands, unique_names
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
 from tnetcli.readers.placement import whole_scale
 from tnetcli.readers.planes import choose_plane, planes_to_choose
-from tnetcli.readers.pyramid import PyramidReader, one_line
+from tnetcli.readers.pyramid import PyramidReader
 from tnetcli.readers.resolution import from_density, from_length, resolve
 from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES
 from tnetcli.readers.tiff_pages import PageTiles, TiffPages
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data, user_nodata
+from tnetcli.wording import one_line
 
 
 @dataclass(frozen=True, slots=True)

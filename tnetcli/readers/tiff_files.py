@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tifffile
 
 from tnetcli.errors import ImageError
-from tnetcli.readers.pyramid import one_line
+from tnetcli.wording import one_line
 
 # What matters of its log we check ourselves; the rest would fill the user's terminal.
 logging.getLogger("tifffile").propagate = False

@@ -12,7 +12,7 @@ from zarr.storage import FsspecStore, LocalStore, WrapperStore, ZipStore
 
 from tnetcli.errors import ImageError
 from tnetcli.readers.detect import ZIP_FAILURES
-from tnetcli.readers.pyramid import one_line
+from tnetcli.wording import one_line
 
 ZarrFormat = Literal[2, 3]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tnetcli.errors import ManifestError
-from tnetcli.wording import first_line, shorten
+from tnetcli.wording import first_line, in_bytes, shorten, some_of
 
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = {each: each for each in SPLITS} | {"val": "validation"}
@@ -93,11 +93,10 @@ def refuse(path: Path, problems: Mapping[str, str], total: int) -> None:
     """Name all tiles that are wrong at once, as far as anybody would read."""
     if not problems:
         return
-    some = [f"`{shorten(name)}` {problems[name]}" for name in sorted(problems)[:MOST_NAMED]]
-    more = len(problems) - len(some)
+    told = [f"`{shorten(name)}` {problems[name]}" for name in sorted(problems)]
     raise ManifestError(
-        f"{len(problems)} of {total} tiles of `{path}` cannot be used: {'; '.join(some)}"
-        + f"; and {more} more" * (more > 0),
+        f"{len(problems)} of {total} tiles of `{path}` cannot be used: "
+        + some_of(told, MOST_NAMED, "; "),
         hint="mend or remove them; tiles are 8-bit images of one size, as many pixels a side as a "
         "power of two",
     )
@@ -117,7 +116,7 @@ def find_tiles(path: Path, files: Files) -> dict[str, str]:
         if not name.count("/") or _around(name) != usual:
             problems[name] = f"is not in `{usual}CLASS/` as most are"
         elif files.bytes_of[name] > MOST_BYTES:
-            problems[name] = f"has {files.bytes_of[name] / 1e6:.0f} MB, too much for a tile"
+            problems[name] = f"has {in_bytes(files.bytes_of[name])}, too much for a tile"
     refuse(path, problems, len(images))
     return {name: name.split("/")[-2] for name in images}
 

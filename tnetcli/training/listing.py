@@ -1,6 +1,5 @@
 """Images as somebody listed them: rows of a CSV, or files in a folder for each class."""
 
-import difflib
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from tnetcli.readers.cropped import LEAST_SIDE, Crop
 from tnetcli.readers.finding import images_inside, is_image_folder
 from tnetcli.readers.resolution import COARSEST, FINEST
 from tnetcli.sections import Data
-from tnetcli.wording import shorten
+from tnetcli.wording import did_you_mean, reason, shorten
 
 COLUMNS = ("path", "label", "split", "id", "group", "box", "mpp", "bands")
 SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
@@ -45,9 +44,8 @@ def list_manifest(data: Data, problems: Problems) -> Iterator[Listed]:
     rows = read_rows(data.path, ("path", "label"))
     for name in rows[0].values:
         if name not in COLUMNS:
-            close = difflib.get_close_matches(name, COLUMNS, n=1)
-            meant = f"; did you mean `{close[0]}`?" if close else ""
-            log.warning("column `%s` of %s is not used%s", shorten(name), data.path, meant)
+            meant = did_you_mean(name, COLUMNS, f"used are: {', '.join(COLUMNS)}")
+            log.warning("column `%s` of `%s` is not used; %s", shorten(name), data.path, meant)
     for row in rows:
         if not row["path"]:
             problems.add("no path", line=row.line, hint="fill it in")
@@ -188,7 +186,7 @@ def _folders(root: Path, problems: Problems) -> dict[str, str]:
         entries = sorted(os.scandir(root), key=lambda entry: entry.name)
     except OSError as error:
         raise ManifestError(
-            f"cannot list the folder `{root}`: {(error.strerror or str(error)).lower()}",
+            f"cannot list the folder `{root}`: {reason(error)}",
             hint="`data.path` is a folder with one folder for each class; a CSV is of "
             "`kind: manifest`",
         ) from error
@@ -209,5 +207,4 @@ def _folders(root: Path, problems: Problems) -> dict[str, str]:
 
 def nearest(given: str, known: Sequence[str]) -> str:
     """Return the hint that names what was meant, or all there is."""
-    close = difflib.get_close_matches(given, known, n=1)
-    return f"did you mean `{close[0]}`?" if close else f"one of: {shorten(', '.join(known))}"
+    return did_you_mean(given, known, f"one of: {shorten(', '.join(known))}")

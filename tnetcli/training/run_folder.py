@@ -16,6 +16,7 @@ from tnetcli.errors import ModelError, OutputError
 from tnetcli.output_file import write_whole
 from tnetcli.recipe import Recipe
 from tnetcli.tensor_file import open_tensor_file, write_tensor_file
+from tnetcli.wording import reason
 
 
 def _first_difference(one: str, other: str) -> str:
@@ -113,9 +114,10 @@ class RunFolder:
         events = self.events.glob("events.out.tfevents.*")
         return [*own, *self.path.glob("stage-*.safetensors"), *events]
 
-    def _unusable(self, error: object) -> OutputError:
+    def _unusable(self, error: Exception | str) -> OutputError:
+        why = reason(error) if isinstance(error, Exception) else error
         return OutputError(
-            f"cannot use the folder `{self.path}`: {error}", hint="name another with -o"
+            f"cannot use the folder `{self.path}`: {why}", hint="name another with -o"
         )
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -125,7 +127,7 @@ class RunFolder:
                 file.write(json.dumps(row, allow_nan=False) + "\n")
         except OSError as error:
             raise OutputError(
-                f"cannot write `{self.metrics}`: {error.strerror}", hint="is there space left?"
+                f"cannot write `{self.metrics}`: {reason(error)}", hint="is there space left?"
             ) from error
 
     def rows(self) -> list[dict[str, Any]]:

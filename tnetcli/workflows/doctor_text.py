@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tnetcli.wording import counted, printable
+from tnetcli.wording import counted, in_bytes, printable
 from tnetcli.workflows.doctor import Finding, Report
 from tnetcli.workflows.libraries import BROKEN, OK, Found
 
 LONGEST = 300  # characters of a line's text
-MEGA, GIGA = 1e6, 1e9
 
 
 def as_text(report: Report) -> str:
@@ -49,15 +48,16 @@ def _machine(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _memory(told: dict[str, int | None]) -> str:
-    words = (("total", "{} GB"), ("available", "{} GB free"), ("limit", "at most {} GB for a job"))
-    parts = [text.format(f"{(told[key] or 0) / GIGA:.1f}") for key, text in words if told[key]]
+    words = (("total", "{}"), ("available", "{} free"), ("limit", "at most {} for a job"))
+    parts = [text.format(in_bytes(told[key] or 0)) for key, text in words if told[key]]
     return ", ".join(parts) or "not told"
 
 
 def _cache(told: dict[str, Any]) -> str:
     if told["folder"] is None:
         return str(told["problem"])
-    size = f"{counted(told['files'], 'small copy', 'small copies')}, {told['bytes'] / MEGA:.1f} MB"
+    copies = counted(told["files"], "small copy", "small copies")
+    size = f"{copies}, {in_bytes(told['bytes'])}"
     return f"{told['folder']}: {size}{'' if told['writable'] else ', cannot be written to'}"
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from tnetcli.errors import OutputError
+from tnetcli.wording import reason
 
 ROOT = "_"
 LONGEST = 200  # bytes of a name; file systems take 255
@@ -50,7 +51,7 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
-            f"cannot make the folder `{folder}`: {error.strerror}", hint="name another"
+            f"cannot make the folder `{folder}`: {reason(error)}", hint="name another"
         ) from error
 
 

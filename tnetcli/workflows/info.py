@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError, SomeFailedError, TnetError, UsageError
 from tnetcli.geometry import Grid, Size, Window
+from tnetcli.prediction import Problem
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.flat import FlatReader
 from tnetcli.readers.open import open_image
 from tnetcli.traversal import Plan, traverse
 from tnetcli.visits import Place, Seen
-from tnetcli.wording import counted
+from tnetcli.wording import counted, in_bytes
 
 # The grid that the papers use on large images.
 GRID = Grid(3, 3, 0.5)
@@ -154,11 +155,7 @@ def as_json(result: Inspection) -> str:
     if result.error is None:
         record |= {"status": "ok", **result.facts, "warnings": list(result.warnings)}
     else:
-        kind, error = type(result.error).__name__, result.error
-        record |= {
-            "status": "failed",
-            "error": {"type": kind, "message": str(error), "hint": error.hint},
-        }
+        record |= {"status": "failed", "error": asdict(Problem.of(result.error))}
     return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
 
@@ -168,7 +165,7 @@ def as_text(result: Inspection) -> str:
     lines = [
         ("reader", _reader_line(facts)),
         ("size", f"{facts['width']} x {facts['height']} ({facts['gigapixels']:.3g} gigapixels)"),
-        ("file", f"{facts['file_bytes'] / MEGA:.1f} MB, {facts['compression']}"),
+        ("file", f"{in_bytes(facts['file_bytes'])}, {facts['compression']}"),
         ("bands", f"{len(facts['bands'])} of {facts['dtype']}: {', '.join(facts['bands'])}"),
         ("blocks", f"{facts['block'][0]} x {facts['block'][1]} "
                    f"{'tiles' if facts['tiled'] else 'strips'}"),

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from tnetcli.errors import OutputError
 from tnetcli.output_file import check_free, refuse_inputs, whole_file
 from tnetcli.prediction_file import differences, read_lines, refuse_compressed
-from tnetcli.wording import counted, printable
+from tnetcli.wording import counted, printable, some_of
 from tnetcli.workflows.images import Image
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def merge(
         log.warning(
             "of no image that was asked for: %s: %s",
             counted(len(strangers), "record"),
-            _some(strangers),
+            some_of(strangers, MOST_NAMED),
         )
     present = [chosen[id] for id in [*order, *strangers] if id in chosen]
     _write(files, present, output)
@@ -130,8 +130,3 @@ def as_text(merged: Merged) -> str:
     if merged.missing:
         parts.append(f"{len(merged.missing)} missing:")
     return "\n".join([", ".join(parts), *(f"  {printable(id, LONGEST)}" for id in merged.missing)])
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more

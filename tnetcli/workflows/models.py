@@ -20,9 +20,8 @@ from tnetcli.description import SCHEMA, CropKind
 from tnetcli.errors import ModelError
 from tnetcli.models.registry import BACKBONES, FAMILIES
 from tnetcli.tensor_file import open_tensor_file
-from tnetcli.wording import printable
+from tnetcli.wording import in_bytes, printable
 
-MEGA = 1e6
 MOST_SHOWN = 20
 LONGEST = 500  # characters of a line in a card
 # Batch norm counts its steps; that is no number of the model.
@@ -206,7 +205,7 @@ def _card_text(card: Card) -> str:
         or "none",
         "data licence": facts["data_licence"] or "not stated",
         "made with": f"tnet {facts['tnet']}",
-        "file": f"{facts['file_bytes'] / MEGA:.1f} MB of {facts['weights']}",
+        "file": f"{in_bytes(facts['file_bytes'])} of {facts['weights']}",
         "sha256": facts["sha256"],
         "tensors": "not checked: `tnet profile --model FILE` loads them",
     }

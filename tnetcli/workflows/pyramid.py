@@ -17,8 +17,8 @@ from tnetcli.output_file import folder_beside
 from tnetcli.readers.detect import detect, is_remote, refuse_hidden_network
 from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
 from tnetcli.readers.handles import check_unchanged, fingerprint
-from tnetcli.readers.pyramid import one_line
 from tnetcli.readers.tiff_pages import has_unwritten_blocks
+from tnetcli.wording import in_bytes, one_line, reason
 
 SMALLEST = 256
 POLL_SECONDS = 0.2
@@ -62,7 +62,7 @@ def build_pyramid(
             os.replace(result, target)
     except OSError as error:
         raise OutputError(
-            f"cannot write `{target}`: {error.strerror or error}", hint="is there space left?"
+            f"cannot write `{target}`: {reason(error)}", hint="is there space left?"
         ) from error
     advance(1.0)
     return target
@@ -111,8 +111,7 @@ def _prepare(image: str, made: Path, kind: str) -> None:
         needed, free = os.path.getsize(source), shutil.disk_usage(made.parent).free
         if needed > free:
             raise OutputError(
-                f"--in-place needs {needed / 1e9:.1f} GB beside the image, "
-                f"{free / 1e9:.1f} GB are free",
+                f"--in-place needs {in_bytes(needed)} beside the image, {in_bytes(free)} are free",
                 hint="free some space, or leave --in-place away",
             )
         shutil.copy2(source, made)

@@ -1,6 +1,5 @@
 """The recipes that come with tnet: which there are, what each is for, and copies to change."""
 
-import difflib
 import json
 import logging
 import os
@@ -11,9 +10,9 @@ from pathlib import Path
 
 from tnetcli.errors import RecipeError, UsageError
 from tnetcli.output_file import check_free, write_whole
-from tnetcli.wording import printable
+from tnetcli.wording import did_you_mean, printable, reason
 
-LOG = logging.getLogger("tnetcli")
+log = logging.getLogger(__name__)
 SUFFIX = ".yaml"
 LONGEST = 100  # characters of a purpose: one line beside name and family
 BROKEN = "install tnet again; in a checkout they are in its folder `recipes`"
@@ -46,7 +45,7 @@ def survey() -> list[Entry]:
         try:
             entries.append(_entry(name, path))
         except RecipeError as error:
-            LOG.warning("%s", error)
+            log.warning("%s", error)
     return entries
 
 
@@ -77,8 +76,7 @@ def find_recipe(name: str) -> Path:
     short = name.removesuffix(SUFFIX)
     if short in known:
         return known[short]
-    close = difflib.get_close_matches(short, known, n=1)
-    hint = f"did you mean `{close[0]}`?" if close else "`tnet recipes list` names all"
+    hint = did_you_mean(short, known, "`tnet recipes list` names all")
     raise RecipeError(f"no recipe of this name comes with tnet: `{name}`", hint=hint)
 
 
@@ -132,5 +130,5 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise RecipeError(
-            f"cannot read the recipe, {error.strerror}: `{path}`", hint=BROKEN
+            f"cannot read the recipe, {reason(error)}: `{path}`", hint=BROKEN
         ) from error

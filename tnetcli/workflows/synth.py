@@ -21,7 +21,7 @@ from tnetcli.scenes.glyphs import SPLITS, Split, load_glyphs
 from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import TileSet, read_tiles
 from tnetcli.sections import Landscape
-from tnetcli.wording import first_line, shorten
+from tnetcli.wording import counted, reason, shorten
 from tnetcli.workflows.scene_files import FORMATS, Advance
 from tnetcli.workflows.synth_folder import (
     IMAGES,
@@ -117,8 +117,8 @@ class Made:
         splits = ", ".join(f"{count} {split}" for split, count in self.splits.items())
         images = self.made + self.kept
         return (
-            f"{images} image{'s' * (images > 1)}{kept}; {splits}; "
-            f"{len(self.labels)} class{'es' * (len(self.labels) > 1)}: {labels}; {self.manifest}"
+            f"{counted(images, 'image')}{kept}; {splits}; "
+            f"{counted(len(self.labels), 'class', 'classes')}: {labels}; {self.manifest}"
         )
 
 
@@ -166,7 +166,7 @@ def synthesise(
             report(1.0)
         write_manifest(out / MANIFEST, rows)
     except OSError as error:
-        problem = f"cannot write to `{out}`: {error.strerror or first_line(error)}"
+        problem = f"cannot write to `{out}`: {reason(error)}"
         raise OutputError(problem, hint="is there space left, and may you write there?") from error
     labels, splits = Counter(row[1] for row in rows), Counter(row[2] for row in rows)
     return Made(out / MANIFEST, made, order.images - made, labels, splits)

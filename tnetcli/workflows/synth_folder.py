@@ -11,8 +11,8 @@ from typing import Any
 
 from tnetcli.errors import OutputError
 from tnetcli.output_file import folder_beside, write_whole
-from tnetcli.readers.pyramid import one_line
 from tnetcli.scenes.base import Scene
+from tnetcli.wording import one_line
 from tnetcli.workflows.scene_files import FORMATS, Advance, put
 
 SETTINGS, MANIFEST, IMAGES = "synth.json", "manifest.csv", "images"
