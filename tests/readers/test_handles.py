@@ -12,7 +12,7 @@ from tnetcli.readers.handles import (
     ForkSafeLock,
     Handles,
     check_unchanged,
-    fingerprint,
+    file_stamp,
 )
 
 
@@ -160,21 +160,21 @@ def test_closing_in_a_fork_leaves_the_parents_handles_open(handles, monkeypatch)
     assert parents.closed == 0
 
 
-def test_the_fingerprint_stays_while_the_file_does(tmp_path):
+def test_the_stamp_of_a_file_stays_while_the_file_does(tmp_path):
     path = tmp_path / "a"
     path.write_text("one")
-    assert fingerprint(str(path)) == fingerprint(str(path)) is not None
+    assert file_stamp(str(path)) == file_stamp(str(path)) is not None
 
 
 @pytest.mark.parametrize("path", ["/no/such/file", "https://host/a.tif", "/vsicurl/https://host/a"])
-def test_what_is_no_local_file_has_no_fingerprint(path):
-    assert fingerprint(path) is None
+def test_what_is_no_local_file_has_no_stamp(path):
+    assert file_stamp(path) is None
 
 
 def test_an_unchanged_file_passes(tmp_path):
     path = tmp_path / "a"
     path.write_text("one")
-    check_unchanged(str(path), fingerprint(str(path)))
+    check_unchanged(str(path), file_stamp(str(path)))
 
 
 def test_a_url_always_passes():
@@ -184,7 +184,7 @@ def test_a_url_always_passes():
 def test_a_file_of_equal_length_put_in_its_place_is_noticed(tmp_path):
     path, other = tmp_path / "a", tmp_path / "b"
     path.write_text("one")
-    before = fingerprint(str(path))
+    before = file_stamp(str(path))
     other.write_text("two")
     os.utime(other, ns=(before[1], before[1]))
     os.replace(other, path)
@@ -196,7 +196,7 @@ def test_a_file_of_equal_length_put_in_its_place_is_noticed(tmp_path):
 def test_a_file_that_went_away_is_noticed(tmp_path):
     path = tmp_path / "a"
     path.write_text("one")
-    before = fingerprint(str(path))
+    before = file_stamp(str(path))
     path.unlink()
     with pytest.raises(ImageError, match="was removed"):
         check_unchanged(str(path), before)

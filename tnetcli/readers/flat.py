@@ -35,7 +35,7 @@ from tnetcli.readers.handles import (
     ForkSafeLock,
     check_unchanged,
     content_stamp,
-    fingerprint,
+    file_stamp,
 )
 from tnetcli.readers.placement import SCALE_TOLERANCE
 from tnetcli.readers.raster import RasterReader
@@ -85,7 +85,7 @@ class FlatReader(DescribedByLayout):
     def __init__(self, reader: Reader, options: ReadOptions) -> None:
         self._reader = reader
         self._options = options
-        self._before = fingerprint(reader.path)
+        self._before = file_stamp(reader.path)
         self._scale = STEP * reader.layout.levels[-1].scale_x
         self._copy: RasterReader | None = None
         self._closed = False

@@ -121,10 +121,10 @@ def _oldest() -> Closeable | None:
     return None if place is None else free.pop(place)
 
 
-Fingerprint = tuple[int, int, int]
+FileStamp = tuple[int, int, int]
 
 
-def fingerprint(path: str) -> Fingerprint | None:
+def file_stamp(path: str) -> FileStamp | None:
     """Return what identifies the present content of a local file; None for anything else.
 
     A folder is known by its identity alone: a file laid beside its chunks is no change.
@@ -138,9 +138,9 @@ def fingerprint(path: str) -> Fingerprint | None:
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def check_unchanged(path: str, before: Fingerprint | None) -> None:
+def check_unchanged(path: str, before: FileStamp | None) -> None:
     """Refuse to mix the pixels of two files that were at `path` one after the other."""
-    if before is not None and fingerprint(path) != before:
+    if before is not None and file_stamp(path) != before:
         state = "changed" if os.path.exists(path) else "was removed"
         raise ImageError(
             f"`{path}` {state} while it was open",

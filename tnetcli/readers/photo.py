@@ -15,7 +15,7 @@ from tnetcli.geometry import Size
 from tnetcli.readers.bands import choose_bands
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Source
 from tnetcli.readers.blocks import BLOCKS
-from tnetcli.readers.handles import fingerprint
+from tnetcli.readers.handles import file_stamp
 from tnetcli.readers.jpeg import decode_photo
 from tnetcli.readers.png import check_png
 from tnetcli.readers.pyramid import PyramidReader
@@ -157,7 +157,7 @@ class _PhotoSource:
 
     def _pixels(self) -> tuple[NDArray[Any], Cost]:
         reader = self._reader
-        key = (reader.path, fingerprint(reader.path), "photo")
+        key = (reader.path, file_stamp(reader.path), "photo")
         found = self._own if self._own is not None else BLOCKS.get(key)
         if found is not None:
             return found, Cost()

@@ -8,7 +8,7 @@ from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
 from tnetcli.readers.base import Block, Box, Layout, Level, ReadOptions, Source
 from tnetcli.readers.blocks import BLOCKS
-from tnetcli.readers.handles import Handles, check_unchanged, fingerprint
+from tnetcli.readers.handles import Handles, check_unchanged, file_stamp
 from tnetcli.readers.levels import LevelReader
 from tnetcli.readers.planes import choose_plane
 from tnetcli.wording import in_bytes, one_line
@@ -33,7 +33,7 @@ class PyramidReader(LevelReader):
     def __init__(self, path: str, options: ReadOptions | None = None) -> None:
         self.path = path
         self.options = options or ReadOptions()
-        self._before = fingerprint(path)
+        self._before = file_stamp(path)
         if not self.has_planes:
             choose_plane(path, "z", 1, self.options.z)
             choose_plane(path, "t", 1, self.options.t)

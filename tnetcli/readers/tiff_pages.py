@@ -19,7 +19,7 @@ from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
 from tnetcli.readers.base import Block, Box, Cost
 from tnetcli.readers.blocks import BLOCKS
-from tnetcli.readers.handles import fingerprint
+from tnetcli.readers.handles import file_stamp
 from tnetcli.readers.jpeg import check_jpeg, decode_jpeg
 from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, refuse_huge_blocks
 from tnetcli.readers.tiff_files import check_directories, truncated
@@ -55,7 +55,7 @@ class OpenFile:
 
     def __init__(self, path: str) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        self.fingerprint = fingerprint(path)
+        self.stamp = file_stamp(path)
 
     def close(self) -> None:
         """Close the file."""
@@ -104,7 +104,7 @@ class PageTiles:
         if key.dtype is None or key.dtype.kind not in "iuf" or key.bitspersample % 8:
             raise ValueError(f"values of {key.bitspersample} bits")
         self._path, self._file = path, file
-        self._token = (path, file.fingerprint, page.offset)
+        self._token = (path, file.stamp, page.offset)
         self.compression = key.compression
         self.is_tiled = key.is_tiled
         self.samples = key.samplesperpixel
@@ -132,7 +132,7 @@ class PageTiles:
 
     def of(self, file: OpenFile) -> "PageTiles":
         """Return the same, read from another opening of the file: its tables are known already."""
-        if file.fingerprint != self._file.fingerprint:
+        if file.stamp != self._file.stamp:
             raise tifffile.TiffFileError("it changed since its tables were read")
         other = copy.copy(self)
         other._file = file

@@ -16,7 +16,7 @@ from tnetcli.errors import ImageError, OutputError, UsageError
 from tnetcli.output_file import folder_beside
 from tnetcli.readers.detect import detect, is_remote, refuse_hidden_network
 from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
-from tnetcli.readers.handles import check_unchanged, fingerprint
+from tnetcli.readers.handles import check_unchanged, file_stamp
 from tnetcli.readers.tiff_pages import has_unwritten_blocks
 from tnetcli.wording import in_bytes, one_line, reason
 
@@ -49,7 +49,7 @@ def build_pyramid(
         output if output is not None else os.path.realpath(image) if in_place else f"{image}.ovr"
     )
     _check(image, target, kind, overwrite)
-    before = fingerprint(image)
+    before = file_stamp(image)
     try:
         with folder_beside(target, hint="choose another place with -o") as folder:
             made = folder / os.path.basename(target if kind == "cog" else image)
