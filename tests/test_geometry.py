@@ -158,7 +158,9 @@ def test_following_a_path_is_nesting_cells(data, window, grid):
     nested = window
     for row, column in steps:
         nested = nested.cell(grid, row, column)
-    region = Region(window).descend(grid, path)
+    region = Region(window)
+    for row, column in steps:
+        region = region.child(grid, row, column)
     assert (region.window, region.path) == (nested, path)
 
 
@@ -170,36 +172,14 @@ def test_the_level_of_a_region_is_its_depth(data, grid):
     assert region.level == depth
 
 
-@given(st.data(), grids())
-def test_descending_in_two_steps_is_descending_at_once(data, grid):
-    steps = [f"{row}-{column}" for row, column in data.draw(paths(grid))]
-    middle = data.draw(st.integers(0, len(steps)))
-    root = Region(Window(0, 0, 1000, 1000))
-    path, halfway = "/".join(["root", *steps]), "/".join(["root", *steps[:middle]])
-    assert root.descend(grid, halfway).descend(grid, path) == root.descend(grid, path)
-
-
 def test_a_child_knows_its_parent():
     root = Region(Window(0, 0, 10, 10))
     assert root.child(Grid(2, 2, 0.5), 1, 0).parent is root
 
 
-@pytest.mark.parametrize("path", ["root2/0-0", "elsewhere", "root/1-1"])
-def test_a_path_that_lies_elsewhere_is_refused(path):
-    region = Region(Window(0, 0, 10, 10)).child(Grid(2, 2, 0.5), 0, 0)
-    with pytest.raises(ValueError, match="does not lie below"):
-        region.descend(Grid(2, 2, 0.5), path)
-
-
-@pytest.mark.parametrize("path", ["root/", "root/1", "root/a-b", "root/0-0-0", "root//0-0"])
-def test_a_malformed_step_is_refused(path):
-    with pytest.raises(ValueError, match="not a step"):
-        Region(Window(0, 0, 10, 10)).descend(Grid(2, 2, 0.5), path)
-
-
 def test_a_step_outside_of_the_grid_is_refused():
     with pytest.raises(ValueError, match="no cell"):
-        Region(Window(0, 0, 10, 10)).descend(Grid(2, 2, 0.5), "root/2-0")
+        Region(Window(0, 0, 10, 10)).child(Grid(2, 2, 0.5), 2, 0)
 
 
 @given(georeferences(), numbers(-1e5, 1e5), numbers(-1e5, 1e5))

@@ -219,21 +219,6 @@ class Region:
         row, column = (int(part) for part in step.split("-"))
         return row, column
 
-    def descend(self, grid: Grid, path: str) -> "Region":
-        """Follow `path`, which must start with this region's own path."""
-        if path == self.path:
-            return self
-        if not path.startswith(f"{self.path}/"):
-            raise ValueError(f"`{path}` does not lie below `{self.path}`")
-        region = self
-        for step in path.removeprefix(f"{self.path}/").split("/"):
-            try:
-                row, column = (int(part) for part in step.split("-"))
-            except ValueError as error:
-                raise ValueError(f"not a step `row-column`: `{step}` in `{path}`") from error
-            region = region.child(grid, row, column)
-        return region
-
 
 @dataclass(frozen=True, slots=True)
 class Georeference:

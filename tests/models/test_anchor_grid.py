@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.models.places import branch_of, patch_at, patch_cell
 from tests.strategies import windows
 from tnetcli.geometry import Grid, Region, Window
 from tnetcli.models.anchor_grid import AnchorGrid
-from tnetcli.models.lsp import FIELDS, patch_at
+from tnetcli.models.lsp import FIELDS
 from tnetcli.traversal import Plan, traverse
 from tnetcli.visits import Seen
 
@@ -20,24 +21,24 @@ def test_the_cells_of_a_view_are_the_patches_of_its_branches():
     assert (GRID.counts, GRID.rows, GRID.columns) == ((21, 17, 15), 53, 53)
     for branch, count in enumerate(GRID.counts):
         for row, column in product(range(count), repeat=2):
-            cell = GRID.cell_of(branch, row, column)
+            cell = patch_cell(GRID, branch, row, column)
             assert VIEW.cell(GRID, *cell) == patch_at(row, column, FIELDS[branch])
-            assert GRID.branch_of(*cell) == branch
+            assert branch_of(GRID, *cell) == branch
 
 
 def test_every_patch_has_a_cell_of_its_own_and_other_cells_belong_to_no_branch():
     own = {
-        GRID.cell_of(branch, row, column)
+        patch_cell(GRID, branch, row, column)
         for branch, count in enumerate(GRID.counts)
         for row, column in product(range(count), repeat=2)
     }
     assert len(own) == 441 + 289 + 225
-    assert {cell for cell in GRID.cells() if GRID.branch_of(*cell) is not None} == own
+    assert {cell for cell in GRID.cells() if branch_of(GRID, *cell) is not None} == own
 
 
 def test_only_patches_are_there_to_choose_from():
     chosen = {tuple(map(int, cell)) for cell in np.argwhere(GRID.choices())}
-    assert chosen == {cell for cell in GRID.cells() if GRID.branch_of(*cell) is not None}
+    assert chosen == {cell for cell in GRID.cells() if branch_of(GRID, *cell) is not None}
 
 
 def test_the_block_of_a_branch_holds_its_cells():
@@ -93,22 +94,16 @@ def test_shared_is_the_part_of_the_pixels_of_each_cell(cell):
 
 
 def test_a_path_leads_back_to_its_patch():
-    region = Region(Window(5, 7, 448, 448)).child(GRID, *GRID.cell_of(1, 2, 3))
+    region = Region(Window(5, 7, 448, 448)).child(GRID, *patch_cell(GRID, 1, 2, 3))
     assert region.path == "root/23-24"
     assert region.window == Window(5 + 48, 7 + 32, 190, 190)
-    assert Region(Window(5, 7, 448, 448)).descend(GRID, region.path).window == region.window
+    assert region.cell(GRID) == (23, 24)
 
 
 @pytest.mark.parametrize("cell", [(-1, 0), (0, 53), (53, 0)])
 def test_there_are_no_cells_beyond(cell):
     with pytest.raises(ValueError, match="no cell"):
         VIEW.cell(GRID, *cell)
-
-
-@pytest.mark.parametrize("position", [(-1, 0), (0, 17), (17, 0)])
-def test_there_are_no_positions_beyond(position):
-    with pytest.raises(ValueError, match="no position"):
-        GRID.cell_of(1, *position)
 
 
 @pytest.mark.parametrize("index", [-1, 53])
@@ -142,7 +137,7 @@ def seeing(cells, valid=None):
 @pytest.mark.parametrize("policy", ["topk", "sample", "best_first"])
 def test_a_cell_without_attention_is_never_followed(policy):
     plan = Plan(2, (24,), policy, budget=30)
-    chosen = [GRID.cell_of(0, 3, 4), GRID.cell_of(0, 0, 9), GRID.cell_of(0, 20, 20)]
+    chosen = [patch_cell(GRID, 0, 3, 4), patch_cell(GRID, 0, 0, 9), patch_cell(GRID, 0, 20, 20)]
     walk = traverse([VIEW, VIEW], seeing(chosen), GRID, plan, seeds=[1, 2])
     for image in range(2):
         windows_seen = [walk.visits[i].place.region.window for i in walk.of(image)]
@@ -159,7 +154,7 @@ def test_a_walk_ends_where_nothing_has_attention(policy):
 
 
 def test_a_patch_without_data_is_not_followed():
-    chosen, valid = [GRID.cell_of(2, 0, 0), GRID.cell_of(2, 14, 14)], np.ones((53, 53))
+    chosen, valid = [patch_cell(GRID, 2, 0, 0), patch_cell(GRID, 2, 14, 14)], np.ones((53, 53))
     valid[chosen[0]] = 0
     walk = traverse([VIEW], seeing(chosen, valid), GRID, Plan(2, (8,)))
     assert [visit.place.region.window for visit in walk.visits[1:]] == [patch_at(14, 14, 111)]

@@ -5,10 +5,11 @@ from torch import nn
 from torchvision.models.mobilenetv3 import InvertedResidual, InvertedResidualConfig
 
 from tests.models.contract import noise
+from tests.models.places import patch_at
 from tnetcli.models.anchor_arguments import AnchorArguments
 from tnetcli.models.anchor_parts import Anchors, Attention, Bottleneck, Branch, SqueezeExcite
 from tnetcli.models.counting import count_multiplications, count_parameters
-from tnetcli.models.lsp import FIELDS, patch_at
+from tnetcli.models.lsp import FIELDS
 
 SIDES = (21, 17, 15)
 # SPEC 4.5: squeeze, ratio, parameters with auxiliary classifiers and without.

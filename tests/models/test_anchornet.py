@@ -9,6 +9,7 @@ from torch.nn import functional
 from tests.images import noise as noisy_image
 from tests.images import write_geotiff
 from tests.models.contract import Case, ModelContract, everywhere, noise, root_and_cells
+from tests.models.places import branch_of, patch_at
 from tests.readers.contract import area_mean
 from tnetcli.checkpoint import load_checkpoint, save_checkpoint
 from tnetcli.description import Description
@@ -17,7 +18,7 @@ from tnetcli.geometry import Region, Size, Window
 from tnetcli.looking import Looker, Sight
 from tnetcli.models.anchor_grid import AnchorGrid
 from tnetcli.models.counting import count_multiplications, count_parameters
-from tnetcli.models.lsp import FIELDS, patch_at
+from tnetcli.models.lsp import FIELDS
 from tnetcli.models.registry import build_model, read_arguments
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
@@ -256,7 +257,7 @@ def test_anchornet_alone_goes_as_deep_as_asked(scene):
     assert {visit.place.region.level for visit in sight.visits} == {1, 2, 3}
     for visit in sight.visits[1:]:
         row, column = map(int, visit.place.region.path.split("/")[-1].split("-"))
-        assert model.grid.branch_of(row, column) is not None
+        assert branch_of(model.grid, row, column) is not None
 
 
 def test_an_image_too_small_for_a_closer_look_gets_the_answer_of_anchornet(tmp_path):
@@ -316,7 +317,7 @@ def test_attention_marks_patches_of_one_branch_in_their_order():
     attention = model.look(noise(2, 3, 224, 224), [ROOT, ROOT]).attention
     for each in attention:
         cells = each.nonzero().tolist()
-        (branch,) = {model.grid.branch_of(*cell) for cell in cells}
+        (branch,) = {branch_of(model.grid, *cell) for cell in cells}
         assert 1 <= len(cells) <= (24, 10, 8)[branch]
         ordered = sorted((each[tuple(cell)].item() for cell in cells), reverse=True)
         assert all(a > b for a, b in pairwise(ordered))

@@ -4,12 +4,12 @@ from torch import nn
 from torch.nn import functional
 
 from tests.models.contract import ROOT, Case, ModelContract, noise
+from tests.models.places import glimpse_windows
 from tests.models.test_counting import billions, outline, walk
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Window
 from tnetcli.models.counting import count_multiplications, count_parameters
 from tnetcli.models.dram import Emission, Recurrent, State
-from tnetcli.models.glimpses import glimpse_windows
 from tnetcli.models.registry import build_model, read_arguments
 
 SMALL = {

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models.contract import noise
+from tests.models.places import glimpse_windows
 from tnetcli.geometry import Grid, Window
-from tnetcli.models.glimpses import Glimpses, cell_places, fields_of_view, glimpse_windows
+from tnetcli.models.glimpses import Glimpses, cell_places, fields_of_view
 
 
 def brute_force(view, place, field, size):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.models.places import patch_at
 from tests.strategies import numbers
 from tnetcli.geometry import Window
 from tnetcli.models.lsp import (
@@ -17,7 +18,6 @@ from tnetcli.models.lsp import (
     count_positions,
     localise,
     overlap_of,
-    patch_at,
 )
 
 

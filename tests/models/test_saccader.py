@@ -11,11 +11,11 @@ from torch.nn import functional
 from tests.images import noise as image_noise
 from tests.images import write_geotiff
 from tests.models.contract import ROOT, Case, ModelContract, noise
+from tests.models.places import glimpse_windows
 from tests.models.test_counting import billions, outline, walk
 from tnetcli.errors import ModelError
 from tnetcli.looking import Looker
 from tnetcli.models.counting import count_parameters
-from tnetcli.models.glimpses import glimpse_windows
 from tnetcli.models.receptive_field import trace
 from tnetcli.models.registry import build_model, read_arguments
 from tnetcli.models.saccader import PatchNet

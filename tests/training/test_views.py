@@ -385,7 +385,7 @@ def test_boxes_are_where_their_pixels_went(pose, data):
     marked = np.zeros((60, 90))
     marked[top : top + height, left : left + width] = 1
     rows, columns = np.nonzero(brute_force(marked, pose))
-    boxes = Augmented(ArrayReader(IMAGE), pose).boxes([Window(left, top, width, height)])
+    boxes = move_boxes(Augmented(ArrayReader(IMAGE), pose), [Window(left, top, width, height)])
     if not len(rows):
         assert boxes == ()
     else:

@@ -48,13 +48,6 @@ class AnchorGrid(Grid):
         *sizes, largest = FIELDS
         return f"{patches} patches of {', '.join(map(str, sizes))} and {largest} pixels"
 
-    def cell_of(self, branch: int, row: int, column: int) -> tuple[int, int]:
-        """Return the cell of one position of a branch's map."""
-        first, count = sum(self.counts[:branch]), self.counts[branch]
-        if not (0 <= row < count and 0 <= column < count):
-            raise ValueError(f"no position `{row}-{column}` in a map of {count} x {count}")
-        return first + row, first + column
-
     def block_of(self, branch: int) -> slice:
         """Return the rows, or the columns, of a branch."""
         first = sum(self.counts[:branch])
@@ -66,11 +59,6 @@ class AnchorGrid(Grid):
         for branch in range(len(FIELDS)):
             found[self.block_of(branch), self.block_of(branch)] = True
         return found
-
-    def branch_of(self, row: int, column: int) -> int | None:
-        """Return the branch whose patch a cell is, None where it is no branch's."""
-        (branch, _), (other, _) = self._place(row), self._place(column)
-        return branch if branch == other else None
 
     def row_span(self, start: float, length: float, row: int) -> tuple[float, float]:
         """Return where a grid row starts and how long it is, in `length` that begins at `start`."""

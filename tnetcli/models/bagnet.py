@@ -8,7 +8,6 @@ from torch.nn import functional
 
 Padding = Literal["same", "valid"]
 SLOPE = 0.2  # of every leaky ReLU, TensorFlow's default
-VIEW_SIZE = 77
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tnetcli.geometry import Grid, Window
+from tnetcli.geometry import Grid
 
 # Places at the far edge must not lose a pixel to rounding.
 HAIR = 1e-3
@@ -36,20 +36,6 @@ def cell_places(grid: Grid) -> Tensor:
         reach = 1 - grid.cell_fraction if count > 1 else 0.0
         axes.append(torch.linspace(-reach, reach, count))
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
-
-
-def glimpse_windows(places: Tensor, window: Window, fraction: float) -> list[Window]:
-    """Return what glimpses (glimpses, 2), each `fraction` of a view, show of its window."""
-    width, height = fraction * window.width, fraction * window.height
-    return [
-        Window(
-            window.left + window.width * (x + 1) / 2 - width / 2,
-            window.top + window.height * (y + 1) / 2 - height / 2,
-            width,
-            height,
-        )
-        for y, x in places.tolist()
-    ]
 
 
 def fields_of_view(view_size: int, glimpse_size: int, scales: int) -> tuple[int, ...]:

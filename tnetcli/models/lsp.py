@@ -8,8 +8,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.geometry import Window
-
 FIELDS = (63, 95, 111)  # pixels a side of what one position of each branch's map sees
 STRIDE = 8  # pixels from one position of a map to the next
 SAME = 1e-9  # a share of a whole number of positions may come out a hair below one
@@ -60,11 +58,6 @@ def count_positions(view_size: int, field: int) -> int:
 def count_candidates(positions: int, share: float) -> int:
     """Return how many of the highest positions are tried, one at least."""
     return max(math.floor(positions * share + SAME), 1)
-
-
-def patch_at(row: int, column: int, field: int) -> Window:
-    """Return the pixels of the view that one position of a map sees."""
-    return Window(float(STRIDE * column), float(STRIDE * row), float(field), float(field))
 
 
 def overlap_of(

@@ -97,10 +97,6 @@ class Augmented(DescribedByLayout):
         """Release every handle; reading afterwards is an error."""
         self._image.close()
 
-    def boxes(self, boxes: Sequence[Window]) -> tuple[Window, ...]:
-        """Return where boxes of the image are in this one, and what is left of them."""
-        return self.pose.boxes(boxes)
-
     def read(self, window: Window, out_size: Size) -> Pixels:
         """Resample `window` to exactly `out_size`; see `Reader.read`."""
         pixels = self._read_in_pose(*self._grown(window, out_size))
