@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from tnetcli.checkpoint import Checkpoint, load_model
 from tnetcli.geometry import Region, Window
+from tnetcli.sections.fields import Split
 from tnetcli.views import View, Views
 from tnetcli.visits import Place
-from tnetcli.workflows.labelled import Split, read_labelled
+from tnetcli.workflows.labelled import read_labelled
 
 STEP = 2  # every second cell touches the next: all are covered once, at each of two levels
 BATCH = 64

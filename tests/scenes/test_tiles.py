@@ -14,7 +14,8 @@ from PIL import Image
 from tests.images import area_average
 from tnetcli.errors import ManifestError
 from tnetcli.scenes import tile_files
-from tnetcli.scenes.tiles import SPLITS, read_tiles
+from tnetcli.scenes.tiles import read_tiles
+from tnetcli.sections.fields import SPLITS
 
 # The real tiles lie beside the project where they were fetched; nothing else needs them.
 EUROSAT = Path(__file__).parents[3] / "shared" / "data" / "labelled" / "EuroSAT_RGB.zip"

@@ -6,10 +6,9 @@ from tests.scenes.test_landscape import BACKGROUND, RULES, SITES, tile_files
 from tests.scenes.test_tiles import write_zip
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Size, Window
+from tnetcli.sections.fields import SPLITS
 from tnetcli.training import sources
 from tnetcli.training.sources import Files, Landscapes, derive, open_source
-
-SPLITS = ("train", "validation", "test")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from tnetcli.readers.base import Box, Cost, DescribedByLayout, Layout, Level, Pi
 from tnetcli.readers.placement import LEAST_SHARE
 from tnetcli.wording import shorten
 
+CropKind = Literal["none", "box", "context"]  # what of an image is seen
 LEAST_SIDE = 2.0  # pixels; a box that has no more on a side is no box
 # By how much a box grows along an axis, both ends together, where it covers at least such a part of
 # the image; SPEC 2.5, for fMoW.

@@ -36,6 +36,11 @@ def is_remote(path: str) -> bool:
     return "://" in path or path.startswith("/vsi")
 
 
+def absolute(path: str) -> str:
+    """Return the same image by a name that holds in any folder."""
+    return path if is_remote(path) else os.path.abspath(path)
+
+
 def detect(path: str) -> str:
     """Return the name of the reader for `path`; ImageError where there is none."""
     if is_remote(path):

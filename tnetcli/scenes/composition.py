@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.readers.base import Box
-from tnetcli.scenes.tile_files import SPLITS
 from tnetcli.scenes.tiles import TileSet
 from tnetcli.sections import Landscape, Tiles
+from tnetcli.sections.fields import SPLITS
 
 WHITE = 255
 CONTRAST_SIDE = 8  # pixels a side of the small tile that contrast is measured on

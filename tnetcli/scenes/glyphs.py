@@ -9,16 +9,15 @@ import tarfile
 import zlib
 from dataclasses import dataclass
 from functools import cache
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
+from tnetcli.sections.fields import SPLITS, Split
 from tnetcli.wording import first_line
 
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 SIDE = 28
 DIGITS = 10
 # Of MNIST's training file; the other sixth is for validation.

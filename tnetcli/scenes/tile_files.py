@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tnetcli.errors import ManifestError
+from tnetcli.sections.fields import SPLIT_NAMES, SPLITS, Split
 from tnetcli.wording import first_line, in_bytes, shorten, some_of
 
-SPLITS = ("train", "validation", "test")
-SPLIT_NAMES = {each: each for each in SPLITS} | {"val": "validation"}
 TRAIN_BELOW, VALIDATION_BELOW = 0.7, 0.85  # of all tiles, where no index says more
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 INDEX = "index.csv"
@@ -131,7 +130,7 @@ def _around(name: str) -> str:
     return name.removesuffix(short_name(name))
 
 
-def choose_splits(path: Path, files: Files, names: Mapping[str, str]) -> dict[str, str]:
+def choose_splits(path: Path, files: Files, names: Mapping[str, str]) -> dict[str, Split]:
     """Return the split of every tile: as an index says, or by a hash of its name."""
     index = _find_index(path, files, names)
     if index is None:
@@ -158,7 +157,7 @@ def _look_up(index: Mapping[str, str], name: str) -> str | None:
     return next((index[key] for key in keys if key in index), None)
 
 
-def _split_by_name(name: str) -> str:
+def _split_by_name(name: str) -> Split:
     chance = _chance(name)
     return SPLITS[(chance >= TRAIN_BELOW) + (chance >= VALIDATION_BELOW)]
 

@@ -24,7 +24,6 @@ from tnetcli.readers.jpeg import decode_photo
 # The reader of photos turns off Pillow's own limit of pixels; ours is below.
 from tnetcli.readers.photo import PHOTO_FAILURES, WITH_ALPHA
 from tnetcli.scenes.tile_files import (
-    SPLITS,
     Files,
     choose_splits,
     find_tiles,
@@ -32,6 +31,7 @@ from tnetcli.scenes.tile_files import (
     refuse,
     short_name,
 )
+from tnetcli.sections.fields import SPLITS
 from tnetcli.wording import first_line, shorten
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")

@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from tnetcli.readers.cropped import CropKind
 from tnetcli.sections.fields import File, Range, Share, Weight, in_order
 from tnetcli.validation import Strict
 
@@ -76,7 +77,7 @@ class Data(Strict):
     class_weights: Literal["none", "balanced"] | dict[str, Weight] = Field(
         default="none", description="how much an image counts by its class"
     )
-    crop: Literal["none", "box", "context"] = Field(
+    crop: CropKind = Field(
         default="none",
         description="show the images' boxes only, or with some of what lies around them, as large "
         "boxes need less of that than small ones",

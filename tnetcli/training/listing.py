@@ -10,14 +10,14 @@ from tnetcli.csv_file import Problems, Row, locate, read_rows
 from tnetcli.errors import ManifestError
 from tnetcli.geometry import Window
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.cropped import LEAST_SIDE, Crop
+from tnetcli.readers.cropped import LEAST_SIDE, Crop, CropKind
 from tnetcli.readers.finding import images_inside, is_image_folder
 from tnetcli.readers.resolution import COARSEST, FINEST
 from tnetcli.sections import Data
+from tnetcli.sections.fields import SPLIT_NAMES
 from tnetcli.wording import did_you_mean, reason, shorten
 
 COLUMNS = ("path", "label", "split", "id", "group", "box", "mpp", "bands")
-SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 log = logging.getLogger(__name__)
 
 
@@ -66,11 +66,13 @@ def list_manifest(data: Data, problems: Problems) -> Iterator[Listed]:
 
 def _split(row: Row, problems: Problems) -> str:
     given = row["split"]
-    if given and given not in SPLITS:
+    if given and given not in SPLIT_NAMES:
         problems.add(
-            f"unknown split `{shorten(given)}`", line=row.line, hint=nearest(given, list(SPLITS))
+            f"unknown split `{shorten(given)}`",
+            line=row.line,
+            hint=nearest(given, list(SPLIT_NAMES)),
         )
-    return SPLITS.get(given, "")
+    return SPLIT_NAMES.get(given, "")
 
 
 def _boxes(row: Row, problems: Problems) -> Iterator[Window]:
@@ -96,7 +98,7 @@ def _boxes(row: Row, problems: Problems) -> Iterator[Window]:
             )
 
 
-def read_crop(row: Row, kind: str, where: str, problems: Problems) -> Crop | None:
+def read_crop(row: Row, kind: CropKind, where: str, problems: Problems) -> Crop | None:
     """Return the part of an image that its row wants to be seen: of `kind` none, box or context."""
     if kind == "none":
         return None
@@ -104,7 +106,7 @@ def read_crop(row: Row, kind: str, where: str, problems: Problems) -> Crop | Non
 
 
 def _crop(
-    row: Row, boxes: tuple[Window, ...], kind: str, where: str, problems: Problems
+    row: Row, boxes: tuple[Window, ...], kind: CropKind, where: str, problems: Problems
 ) -> Crop | None:
     if kind == "none":
         return None
@@ -167,9 +169,9 @@ def list_folder(data: Data, problems: Problems) -> Iterator[Listed]:
     """Yield the images of a folder for each class, or of such folders for each split."""
     folders = _folders(data.path, problems)
     parts = [("", label, path) for label, path in folders.items()]
-    if all(name in SPLITS for name in folders):
+    if all(name in SPLIT_NAMES for name in folders):
         parts = [
-            (SPLITS[split], label, path)
+            (SPLIT_NAMES[split], label, path)
             for split, of_split in folders.items()
             for label, path in _folders(Path(of_split), problems).items()
         ]

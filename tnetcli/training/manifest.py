@@ -14,6 +14,7 @@ from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.cropped import Crop
 from tnetcli.readers.open import open_image
 from tnetcli.sections import Data
+from tnetcli.sections.fields import SPLITS
 from tnetcli.training.inspection import check_files
 from tnetcli.training.listing import Listed, list_folder, list_manifest, nearest
 from tnetcli.training.splits import assign_splits, check_splits
@@ -91,10 +92,7 @@ def read_examples(
         )
         for each in listed
     ]
-    of_split = {
-        split: tuple(each for each in examples if each.split == split)
-        for split in ("train", "validation", "test")
-    }
+    of_split = {split: tuple(each for each in examples if each.split == split) for split in SPLITS}
     return Examples(names, **of_split)
 
 

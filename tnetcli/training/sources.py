@@ -12,6 +12,7 @@ from tnetcli.recipe import Recipe
 from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import read_tiles
 from tnetcli.sections import Data
+from tnetcli.sections.fields import SPLITS
 from tnetcli.told_windows import ToldWindows
 from tnetcli.training.manifest import Example, Examples, read_examples
 from tnetcli.visits import Told
@@ -142,9 +143,8 @@ def open_source(recipe: Recipe, data: Data, advance: Advance | None = None) -> S
         windows = None if data.windows is None else ToldWindows(data.windows)
         return Files(read_examples(data, recipe.model.classes), wanted, windows)
     tiles = read_tiles(data.path, advance)
-    makers = {
-        split: LandscapeMaker(tiles, split, data.landscape)
-        for split in ("train", "validation", "test")
+    makers: dict[str, LandscapeMaker] = {
+        split: LandscapeMaker(tiles, split, data.landscape) for split in SPLITS
     }
     return Landscapes(makers, recipe.seed)
 

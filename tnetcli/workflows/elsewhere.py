@@ -1,7 +1,6 @@
 """Predict in other processes, here or on a cluster: names go there, records come back as text."""
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from tnetcli.errors import ModelError, UsageError
 from tnetcli.looking import Looker
 from tnetcli.machine import available_cores
 from tnetcli.prediction import Prediction, Problem
+from tnetcli.readers.detect import absolute
 from tnetcli.recording import record_failure
 from tnetcli.workflows.images import Image
 from tnetcli.workflows.predicting import Predictor, Settings
@@ -98,10 +98,10 @@ def predict_elsewhere(
         return Answer([each.to_json() for each in failures], [])
 
     order = replace(order, level=logging.getLogger("tnetcli").getEffectiveLevel())
-    sent = ([replace(image, path=_absolute(image.path)) for image in batch] for batch in batches)
+    sent = ([replace(image, path=absolute(image.path)) for image in batch] for batch in batches)
     if where.cluster is not None:
         told = [] if order.settings.windows is None else [str(order.settings.windows)]
-        paths = [order.model, *told, *(_absolute(image.path) for image in given.values())]
+        paths = [order.model, *told, *(absolute(image.path) for image in given.values())]
         answers = in_dask(
             # How many cores a worker has is known there.
             partial(predict_here, replace(order, threads=None)),
@@ -131,7 +131,7 @@ def _as_given(record: Prediction, path: str) -> Prediction:
     """Return a record of an image by the name that the user knows."""
     error = record.error
     if error is not None:
-        error = replace(error, message=error.message.replace(_absolute(path), path))
+        error = replace(error, message=error.message.replace(absolute(path), path))
     return replace(record, image=path, error=error)
 
 
@@ -184,7 +184,3 @@ def _predictor(order: Order) -> Predictor:
         threads=threads,
     )
     return Predictor(checkpoint, looker, order.settings)
-
-
-def _absolute(path: str) -> str:
-    return path if "://" in path else os.path.abspath(path)

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.checkpoint import load_model
-from tnetcli.description import CropKind
 from tnetcli.errors import UsageError
 from tnetcli.looking import Looker
+from tnetcli.readers.cropped import CropKind
 from tnetcli.sections import Data
+from tnetcli.sections.fields import Split
 from tnetcli.training.metrics import (
     Interval,
     Scores,
@@ -23,7 +24,7 @@ from tnetcli.training.metrics import (
     summarise,
 )
 from tnetcli.traversal import Plan
-from tnetcli.workflows.labelled import Split, read_labelled, read_told
+from tnetcli.workflows.labelled import read_labelled, read_told
 from tnetcli.workflows.steps import steps_of_plan
 from tnetcli.workflows.tally import AttentionSummary, Choice, Failure, MeanCost, Row, Tally
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from tnetcli.csv_file import Problems, locate, read_rows
 from tnetcli.errors import UsageError
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.cropped import Crop
+from tnetcli.readers.cropped import Crop, CropKind
+from tnetcli.readers.detect import is_remote
 from tnetcli.readers.finding import images_inside, is_image_folder
 from tnetcli.training.listing import read_crop, read_options
 from tnetcli.wording import shorten
@@ -42,7 +43,7 @@ def name_images(
     manifest: Path | None = None,
     recursive: bool = False,
     null: bool = False,
-    crop: str = "none",
+    crop: CropKind = "none",
 ) -> list[Image]:
     """Return every image named with its id, in order and once each, read as `options` say.
 
@@ -66,10 +67,10 @@ def name_images(
 
 def _tidy(path: str) -> str:
     """Return a path without what changes nothing; `..` after a link may lead anywhere."""
-    return path if "://" in path or ".." in path.split("/") else os.path.normpath(path)
+    return path if is_remote(path) or ".." in path.split("/") else os.path.normpath(path)
 
 
-def _listed(manifest: Path, options: ReadOptions, crop: str) -> Iterator[Image]:
+def _listed(manifest: Path, options: ReadOptions, crop: CropKind) -> Iterator[Image]:
     problems = Problems(str(manifest))
     known: dict[str, Image] = {}
     for row in read_rows(manifest):
@@ -135,7 +136,7 @@ def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
         _check_separator(content, null)
         lines = content.split(b"\0") if null else content.replace(b"\r\n", b"\n").split(b"\n")
         yield from (os.fsdecode(line) for line in lines if line.strip())
-    elif "://" in argument or argument.startswith("/vsi"):
+    elif is_remote(argument):
         yield argument
     elif not os.path.lexists(argument) and glob.has_magic(argument):
         # What matches nothing is kept, so that it is reported and not forgotten.

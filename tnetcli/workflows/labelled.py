@@ -4,21 +4,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from tnetcli.description import CropKind
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Window
 from tnetcli.readers.base import Reader
+from tnetcli.readers.cropped import CropKind
 from tnetcli.recipe import read_recipe
 from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import read_tiles
 from tnetcli.sections import Data
+from tnetcli.sections.fields import Split
 from tnetcli.told_windows import ToldWindows
 from tnetcli.training.manifest import read_examples
 from tnetcli.wording import shorten
 
-Split = Literal["train", "validation", "test"]
 RECIPES = (".yaml", ".yml")
 
 

@@ -16,9 +16,10 @@ from tnetcli.checkpoint import (
     find_model_file,
     read_description,
 )
-from tnetcli.description import SCHEMA, CropKind
+from tnetcli.description import SCHEMA
 from tnetcli.errors import ModelError
 from tnetcli.models.registry import BACKBONES, FAMILIES
+from tnetcli.readers.cropped import CropKind
 from tnetcli.tensor_file import open_tensor_file
 from tnetcli.wording import in_bytes, printable
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from tnetcli.checkpoint import Checkpoint, load_model
-from tnetcli.description import CropKind
 from tnetcli.devices import sharing_cores
 from tnetcli.engines.local import LANES, in_lanes
 from tnetcli.errors import UsageError, kind_of
@@ -19,6 +18,7 @@ from tnetcli.output_file import refuse_inputs
 from tnetcli.prediction import Prediction
 from tnetcli.prediction_file import PredictionFile, read_lines
 from tnetcli.readers.base import ReadOptions
+from tnetcli.readers.cropped import CropKind
 from tnetcli.traversal import Policy
 from tnetcli.wording import first_line
 from tnetcli.workflows.elsewhere import Elsewhere, Order, predict_elsewhere

@@ -17,10 +17,11 @@ from tnetcli.geometry import Window
 from tnetcli.readers.handles import content_stamp
 from tnetcli.scenes.base import Scene
 from tnetcli.scenes.digits import DigitMaker, Digits, check_size
-from tnetcli.scenes.glyphs import SPLITS, Split, load_glyphs
+from tnetcli.scenes.glyphs import load_glyphs
 from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import TileSet, read_tiles
 from tnetcli.sections import Landscape
+from tnetcli.sections.fields import SPLITS, Split
 from tnetcli.wording import counted, reason, shorten
 from tnetcli.workflows.scene_files import FORMATS, Advance
 from tnetcli.workflows.synth_folder import (
