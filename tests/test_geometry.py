@@ -66,6 +66,30 @@ def test_the_whole_window_covers_the_image():
     assert Window.whole(Size(30, 20)).box == (0, 0, 30, 20)
 
 
+@pytest.mark.parametrize(
+    ("box", "expected"),
+    [
+        ((0, 0, 30, 20), True),
+        ((1.5, 2, 3, 4), True),
+        ((-0.1, 0, 30, 20), False),
+        ((0, -0.1, 30, 20), False),
+        ((0, 0, 30.1, 20), False),
+        ((0, 0, 30, 20.1), False),
+    ],
+)
+def test_a_window_is_inside_of_an_image_if_no_part_of_it_is_not(box, expected):
+    assert Window(*box).is_inside(Size(30, 20)) is expected
+
+
+@given(st.integers(1, 100_000), st.integers(1, 100_000), st.integers(1, 1000))
+def test_a_size_within_a_side_keeps_its_shape_and_never_grows(width, height, side):
+    small = Size(width, height).within(side)
+    assert max(small.width, small.height) <= min(side, max(width, height))
+    scale = max(width, height) / max(small.width, small.height)
+    assert abs(small.width - width / scale) <= 1
+    assert abs(small.height - height / scale) <= 1
+
+
 @given(windows(), grids())
 def test_every_cell_lies_inside_its_parent(window, grid):
     slack = tolerance(window)
@@ -310,8 +334,9 @@ def test_a_window_that_was_told_is_named_by_its_number():
 
 @given(grids(), windows(reach=1e3), windows(reach=1e3))
 def test_the_nearest_cell_has_the_nearest_centre(grid, window, other):
-    row, column = window.nearest_cell(grid, other)
     x, y = other.left + other.width / 2, other.top + other.height / 2
+    assert other.centre == (x, y)
+    row, column = window.nearest_cell(grid, x, y)
 
     def away(cell):
         return abs(cell.left + cell.width / 2 - x), abs(cell.top + cell.height / 2 - y)

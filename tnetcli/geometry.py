@@ -28,6 +28,11 @@ class Size:
         """Return the area."""
         return self.width * self.height
 
+    def within(self, side: int) -> "Size":
+        """Return a size of the same shape, `side` pixels or fewer a side, and no larger."""
+        factor = max(self.width / side, self.height / side, 1.0)
+        return Size(max(round(self.width / factor), 1), max(round(self.height / factor), 1))
+
     def __str__(self) -> str:
         return f"{self.width} x {self.height}"
 
@@ -139,14 +144,21 @@ class Window:
         top, height = grid.row_span(self.top, self.height, row)
         return Window(left, top, width, height)
 
-    def nearest_cell(self, grid: Grid, other: "Window") -> tuple[int, int]:
-        """Return row and column of the cell whose centre is nearest to that of another window."""
+    @property
+    def centre(self) -> tuple[float, float]:
+        """Return x and y of its middle."""
+        return self.left + self.width / 2, self.top + self.height / 2
+
+    def is_inside(self, size: Size) -> bool:
+        """Say whether no part of it lies outside of an image of `size`."""
+        starts_inside = self.left >= 0 and self.top >= 0
+        return starts_inside and self.right <= size.width and self.bottom <= size.height
+
+    def nearest_cell(self, grid: Grid, x: float, y: float) -> tuple[int, int]:
+        """Return row and column of the cell whose centre is nearest to a point."""
         rows = [grid.row_span(self.top, self.height, row) for row in range(grid.rows)]
         columns = [grid.column_span(self.left, self.width, each) for each in range(grid.columns)]
-        return (
-            _nearest(rows, other.top + other.height / 2),
-            _nearest(columns, other.left + other.width / 2),
-        )
+        return _nearest(rows, y), _nearest(columns, x)
 
     def scaled(self, x: float, y: float) -> "Window":
         """Return the same place counted in pixels `x` by `y` times as large."""
@@ -215,7 +227,7 @@ class Region:
             raise ValueError(f"`{self.path}` is no cell of anything")
         step = self.path.rpartition("/")[2]
         if step.startswith("w"):
-            return self.parent.window.nearest_cell(grid, self.window)
+            return self.parent.window.nearest_cell(grid, *self.window.centre)
         row, column = (int(part) for part in step.split("-"))
         return row, column
 

@@ -94,8 +94,7 @@ class ToldWindows:
 
     def _check(self, window: Window, size: Size, id: str, *, within: bool) -> None:
         if within:
-            good = min(window.left, window.top) >= 0
-            good = good and window.right <= size.width and window.bottom <= size.height
+            good = window.is_inside(size)
         else:
             good = max(window.left - size.width, window.top - size.height) < 0
             good = good and min(window.right, window.bottom) > 0

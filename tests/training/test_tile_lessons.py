@@ -13,7 +13,7 @@ from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import read_tiles
 from tnetcli.sections import Tiles
 from tnetcli.training.sources import Landscapes
-from tnetcli.training.tile_lessons import TileLessons, _nearest_cell
+from tnetcli.training.tile_lessons import TileLessons
 from tnetcli.views import Views
 
 CPU = torch.device("cpu")
@@ -167,23 +167,6 @@ def test_a_look_in_doubt_leaves_no_trace(lessons, model):
 def test_levels_without_views_are_passed_over_in_doubt(lessons):
     lesson = lessons(Tiles(views=(2, 0, 5), doubt=1.0))._prepare(0)
     assert lesson.level.tolist() == [1] * 2 + [3] * 5
-
-
-@pytest.mark.parametrize("window", [Window(0, 0, 90, 60), Window(-7.5, 12.25, 10, 40)])
-@pytest.mark.parametrize("grid", [GRID, Grid(4, 2, 0.6), Grid(1, 5, 0.3)])
-def test_the_nearest_cell_is_the_one_whose_middle_is(window, grid):
-    random = np.random.default_rng(0)
-    for _ in range(30):
-        x = window.left + window.width * random.random()
-        y = window.top + window.height * random.random()
-        cells = {cell: window.cell(grid, *cell) for cell in grid.cells()}
-        nearest = min(
-            cells,
-            key=lambda c: math.hypot(
-                cells[c].left + cells[c].width / 2 - x, cells[c].top + cells[c].height / 2 - y
-            ),
-        )
-        assert _nearest_cell(window, grid, x, y) == nearest
 
 
 def test_the_loss_is_that_of_a_slow_sum_over_pixels_and_views(lessons, model):

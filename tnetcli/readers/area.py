@@ -58,21 +58,21 @@ class AreaMean:
         else:
             np.divide(mean, self._weight, out=mean, where=valid)
             mean[:, ~valid] = 0
-        _round(mean, self._dtype)
+        round_within(mean, self._dtype)
         return Pixels(mean.astype(self._dtype), valid)
 
     def _narrow(self, taps: Taps) -> Taps:
         return Taps(taps.index, taps.length.astype(self._float))
 
 
-def _round(mean: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Round to whole numbers within `dtype`, if it is one of integers."""
+def round_within(values: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Round floats in their place to whole numbers within `dtype`, if it is one of integers."""
     if dtype.kind in "iu":
-        np.rint(mean, out=mean)
+        np.rint(values, out=values)
         # The largest 64-bit integer has no float of its own: the next lower one does.
         limits = np.iinfo(dtype)
         most = limits.max if limits.bits < 64 else np.nextafter(float(limits.max), 0)
-        np.clip(mean, limits.min, most, out=mean)
+        np.clip(values, limits.min, most, out=values)
 
 
 def area_mean(

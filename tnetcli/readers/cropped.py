@@ -34,7 +34,7 @@ class Crop:
     def of(self, reader: Reader) -> "CroppedReader":
         """Return that part of an open image; ManifestError, and it is closed, if it has none."""
         pixels = (with_context if self.context else whole_pixels)(self.box, reader.size)
-        if pixels is None or reaches_past(self.box, reader.size):
+        if pixels is None or not self.box.is_inside(reader.size):
             reader.close()
             edges = " ".join(f"{edge:g}" for edge in self.box.box)
             raise ManifestError(
@@ -43,11 +43,6 @@ class Crop:
                 hint="`x0 y0 x1 y1` in full-resolution pixels",
             )
         return CroppedReader(reader, pixels)
-
-
-def reaches_past(box: Window, size: Size) -> bool:
-    """Say whether any of a box lies outside of an image."""
-    return box.left < 0 or box.top < 0 or box.right > size.width or box.bottom > size.height
 
 
 def whole_pixels(box: Window, size: Size) -> Box | None:

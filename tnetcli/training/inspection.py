@@ -61,7 +61,7 @@ def _open(asked: Asked) -> Found | TnetError:
 
 
 def _check_box(box: Window, size: Size, listed: Listed, problems: Problems) -> None:
-    if box.left < 0 or box.top < 0 or box.right > size.width or box.bottom > size.height:
+    if not box.is_inside(size):
         edges = " ".join(f"{edge:g}" for edge in box.box)
         problems.add(
             f"the box `{edges}` is outside of `{shorten(os.path.basename(listed.path))}`, "

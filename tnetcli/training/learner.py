@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tnetcli.errors import ManifestError, RecipeError
+from tnetcli.errors import ManifestError
 from tnetcli.models.tnet import TNet
 from tnetcli.models.two_stream import TwoStream
 from tnetcli.sections import Stage
@@ -43,12 +43,6 @@ class Learner:
         self.steps = steps_of(stage, run)
         self._ranks = run.ranks
         self._batch_size = batch_of(stage, run)
-        if self._ranks.count > min(self._batch_size, run.source.count("train")):
-            raise RecipeError(
-                f"{self._ranks.count} processes for {self._batch_size} images a step of "
-                f"{run.source.count('train')}",
-                hint="start fewer processes, or give a larger batch_size",
-            )
         self.is_validated = stage.learn == "scenes"
         self.plan = recipe.walk_of(stage).plan()
         prepare_parts(model, stage)
@@ -176,7 +170,7 @@ class Learner:
         told = [(row, images) for row, images in self._ranks.gather([row, images]) if images]
         if not told:
             raise ManifestError(
-                "no image of a step can be read by any process", hint="see the warnings above"
+                "no image of a step can be read by any process", hint="the warnings above say why"
             )
         return merge([row for row, _ in told], [images for _, images in told])
 

@@ -83,8 +83,8 @@ def learn(
     gain = rewards.sequence[rewards.image] - expected_sequence  # (cells,)
     reinforce_sequence = (gain * unlikely).sum() / images
     advantage = rewards.cells - expected_alone  # (cells,)
-    reinforce_windows = _mean_by_image(
-        advantage * unlikely, alone[below], rewards.image, images
+    reinforce_windows = mean_by_image(
+        advantage * unlikely, rewards.image, images, alone[below]
     ).mean()
 
     nothing = ce_sequence.new_zeros(())
@@ -133,7 +133,7 @@ def label_loss(
         each_image = _mixture_cross_entropy(walked, alone, loss)  # (images,)
     else:
         each = _cross_entropy(walked.window_scores, labels[image], loss)  # (windows,)
-        each_image = _mean_by_image(each, alone, image, images)  # (images,)
+        each_image = mean_by_image(each, image, images, alone)  # (images,)
     windows = (each_image * importance).mean()
     return loss.sequence * together + (1 - loss.sequence) * windows, together, windows
 
@@ -162,18 +162,17 @@ def _teach(
         found[name] = found[name] + value if name in found else value
 
     for lessons, image in ((each.lessons, each.image) for each in walked.taught):
-        even = torch.ones_like(image)
         if lessons.scores is not None:
             views, several, _ = lessons.scores.shape
             each = _cross_entropy(
                 lessons.scores.flatten(0, 1), labels[image].repeat_interleave(several), loss
             )
             each = each.view(views, several).sum(dim=1)
-            add("side", (_mean_by_image(each, even, image, images) * importance).mean())
+            add("side", (mean_by_image(each, image, images) * importance).mean())
         if lessons.log_p is not None:
             add("glimpses", -(surprise[image] * lessons.log_p).sum() / images)
         if lessons.own is not None:
-            add("imitation", _mean_by_image(lessons.own, even, image, images).mean())
+            add("imitation", mean_by_image(lessons.own, image, images).mean())
     return found
 
 
@@ -250,8 +249,11 @@ def _weights_alone(level: Tensor, loss: Loss) -> Tensor:
     return weights if loss.cap is None else weights * (level <= loss.cap)
 
 
-def _mean_by_image(values: Tensor, weights: Tensor, image: Tensor, images: int) -> Tensor:
-    """Return the weighted mean of each image's values (images,); 0 where it has none."""
-    total = values.new_zeros(images).index_add(0, image, values * weights.to(values.dtype))
-    weight = values.new_zeros(images).index_add(0, image, weights.to(values.dtype))
+def mean_by_image(
+    values: Tensor, image: Tensor, images: int, weights: Tensor | None = None
+) -> Tensor:
+    """Return the mean, or by weights, of each image's values (images,); 0 where it has none."""
+    shares = torch.ones_like(values) if weights is None else weights.to(values.dtype)
+    total = values.new_zeros(images).index_add(0, image, values * shares)
+    weight = values.new_zeros(images).index_add(0, image, shares)
     return total / torch.where(weight > 0, weight, 1)

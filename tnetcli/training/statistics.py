@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.errors import ManifestError
-from tnetcli.geometry import Size, Window
+from tnetcli.geometry import Window
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Pixels, Reader
 from tnetcli.wording import shorten
@@ -108,13 +108,7 @@ def _measure(reader: Reader) -> _Moments | None:
 
 def read_small(reader: Reader, side: int) -> Pixels:
     """Read a whole image in its own shape, `side` pixels or fewer a side."""
-    return reader.read(Window.whole(reader.size), small_size(reader.size, side))
-
-
-def small_size(size: Size, side: int) -> Size:
-    """Return a size of the same shape, `side` pixels or fewer a side, and no larger."""
-    factor = max(size.width / side, size.height / side, 1.0)
-    return Size(max(round(size.width / factor), 1), max(round(size.height / factor), 1))
+    return reader.read(Window.whole(reader.size), reader.size.within(side))
 
 
 def finite(pixels: Pixels) -> NDArray[np.bool_]:

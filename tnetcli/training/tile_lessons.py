@@ -163,7 +163,7 @@ class TileLessons(nn.Module):
         y = target.top + target.height * random.random()
         region = Region(Window.whole(scene.size))
         for _ in range(level - 1):
-            region = region.child(grid, *_nearest_cell(region.window, grid, x, y))
+            region = region.child(grid, *region.window.nearest_cell(grid, x, y))
         return region
 
 
@@ -172,18 +172,3 @@ def _read(views: Views, places: Sequence[Place], scenes: Sequence[LandscapeScene
     chunks = views.read(places, scenes, max(len(places), 1))
     seen = [view.values for chunk in chunks for _, view in chunk if isinstance(view, View)]
     return torch.from_numpy(np.stack(seen)) if seen else torch.empty(0)
-
-
-def _nearest_cell(window: Window, grid: Grid, x: float, y: float) -> tuple[int, int]:
-    """Return the cell whose middle is nearest to a point."""
-    rows = [window.cell(grid, row, 0) for row in range(grid.rows)]
-    columns = [window.cell(grid, 0, column) for column in range(grid.columns)]
-    return (
-        _nearest([cell.top + cell.height / 2 for cell in rows], y),
-        _nearest([cell.left + cell.width / 2 for cell in columns], x),
-    )
-
-
-def _nearest(middles: Sequence[float], point: float) -> int:
-    distance: NDArray[np.float64] = np.abs(np.array(middles) - point)
-    return int(distance.argmin())

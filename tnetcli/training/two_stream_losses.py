@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from tnetcli.sections import Streams
 from tnetcli.training.draws import at_least_single
-from tnetcli.training.losses import Losses, Walked, importance_of
+from tnetcli.training.losses import Losses, Walked, importance_of, mean_by_image
 
 
 def ranking_loss(
@@ -73,8 +73,8 @@ def learn_two_streams(
 
     importance = importance_of(labels, class_weights)  # (images,)
     ce_global = (cross_entropy(overall, labels) * importance).mean()
-    ce_local = (_mean_by_image(each, image, images) * importance).mean()
-    ranking = (_mean_by_image(behind, image, images) * importance).mean()
+    ce_local = (mean_by_image(each, image, images) * importance).mean()
+    ranking = (mean_by_image(behind, image, images) * importance).mean()
     total = ce_global + streams.local * ce_local + streams.ranking * ranking
     parts = {
         "ce_global": ce_global,
@@ -85,9 +85,3 @@ def learn_two_streams(
     }
     numbers = torch.stack([part.detach().float() for part in parts.values()]).tolist()
     return Losses(total, dict(zip(parts, numbers, strict=True)))
-
-
-def _mean_by_image(values: Tensor, image: Tensor, images: int) -> Tensor:
-    """Return the mean of each image's values (images,); 0 where it has none."""
-    total = values.new_zeros(images).index_add(0, image, values)
-    return total / torch.bincount(image, minlength=images).clamp(min=1)

@@ -16,7 +16,7 @@ from tnetcli.readers.base import Reader
 from tnetcli.training.batches import take
 from tnetcli.training.choices import by_chance
 from tnetcli.training.distributed import ALONE, Ranks
-from tnetcli.training.metrics import hit_levels, hit_rate
+from tnetcli.training.metrics import Outcomes, hit_levels, hit_rate
 from tnetcli.training.pictures import Sample
 from tnetcli.training.sources import Item, Source
 from tnetcli.training.statistics import read_small
@@ -118,7 +118,7 @@ def _check(item: Item, sight: Sight) -> dict[str, Any]:
     """Return what is to be known of one image, as plain values."""
     return {
         "name": item.name,
-        "loss": _loss(item, sight),
+        "loss": float(_outcome(item, sight).log_loss[0]),
         "right": [bool(scores.argmax() == item.label) for scores in sight.level_scores],
         "windows": len(sight.visits) - 1,
         "hits": [*hit_levels(_windows(sight), item.boxes).items()],
@@ -144,10 +144,8 @@ def _accuracy(seen: list[dict[str, Any]], level: int) -> float:
     return float(np.mean([each["right"][min(level, len(each["right"]) - 1)] for each in seen]))
 
 
-def _loss(item: Item, sight: Sight) -> float:
-    scores = sight.scores.astype(np.float64)
-    scores = scores - scores.max()
-    return float(np.log(np.exp(scores).sum()) - scores[item.label])
+def _outcome(item: Item, sight: Sight) -> Outcomes:
+    return Outcomes.of(sight.scores[None], np.array([item.label]))
 
 
 def _windows(sight: Sight) -> list[tuple[int, Any]]:
@@ -155,9 +153,7 @@ def _windows(sight: Sight) -> list[tuple[int, Any]]:
 
 
 def _sample(item: Item, sight: Sight, classes: tuple[str, ...]) -> Sample:
-    scores = sight.scores.astype(np.float64)
-    chances = np.exp(scores - scores.max())
-    chances /= chances.sum()
+    outcome = _outcome(item, sight)
     return Sample(
         _thumbnail(item.reader),
         item.reader.size,
@@ -166,8 +162,8 @@ def _sample(item: Item, sight: Sight, classes: tuple[str, ...]) -> Sample:
             for visit in sight.visits[1:]
         ],
         classes[item.label],
-        classes[int(chances.argmax())],
-        float(chances.max()),
+        classes[int(outcome.predicted[0])],
+        float(outcome.confidence[0]),
         item.boxes,
     )
 

@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.geometry import Size, Window
+from tnetcli.readers.area import round_within
 from tnetcli.readers.base import Box, Cost, DescribedByLayout, Pixels, Reader
 from tnetcli.readers.handles import ForkSafeLock
 from tnetcli.readers.placement import LEAST_SHARE
 from tnetcli.sections import Augmentation
 from tnetcli.training.colours import Blur, Jitter, draw_jitter
 from tnetcli.training.poses import Pose, as_window, draw_pose, overlap
-from tnetcli.training.statistics import finite, read_small, small_size
+from tnetcli.training.statistics import finite, read_small
 
 SMALL_SIDE = 64  # pixels of the look that the mean of an image is taken from
 LEAST_SIGMA = 0.1  # a blur of less changes nothing
@@ -110,7 +111,7 @@ class Augmented(DescribedByLayout):
         measured = 0
         if self._before is not None and self._centre is None:
             bare = Augmented(self._image, self.pose)
-            measured = bare.decoded(Window.whole(self.size), small_size(self.size, SMALL_SIDE))
+            measured = bare.decoded(Window.whole(self.size), self.size.within(SMALL_SIDE))
         asked = self._asked(*self._grown(window, out_size))
         return measured + (0 if asked is None else self._image.decoded(*asked))
 
@@ -219,7 +220,8 @@ class Augmented(DescribedByLayout):
             values = self._blur.apply(values, valid)
             valid = np.ascontiguousarray(valid[reach:-reach, reach:-reach])
             values = np.where(valid, values, values.dtype.type(0))
-        return Pixels(_as_stored(values, self.dtype), valid)
+        round_within(values, self.dtype)
+        return Pixels(values.astype(self.dtype), valid)
 
     def _find_centre(self) -> NDArray[np.float64] | None:
         """Return the mean (bands,) of the whole image where contrast changes it, if it does."""
@@ -268,12 +270,3 @@ def _reached(start: float, length: float, count: int, low: float, high: float) -
     shared = np.minimum(edges[1:], high) - np.maximum(edges[:-1], low)
     reached: Mask = shared > LEAST_SHARE * min(length / count, 1.0)
     return reached
-
-
-def _as_stored(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        # The largest 64-bit integer has no float of its own: the next lower one does.
-        most = limits.max if limits.bits < 64 else np.nextafter(float(limits.max), 0)
-        values = np.clip(np.rint(values), limits.min, most)
-    return values.astype(dtype)

@@ -178,9 +178,7 @@ class _Screen:
     def _find_ranges(self) -> NDArray[np.float64]:
         """Return the darkest and the brightest value (2, 3) of each band that is shown."""
         size = self._reader.size
-        share = SMALL / max(size.width, size.height, SMALL)
-        small = Size(max(round(size.width * share), 1), max(round(size.height * share), 1))
-        values, known = self._read(Window.whole(size), small)
+        values, known = self._read(Window.whole(size), size.within(SMALL))
         if not known.any():
             return np.zeros((2, 3))
         return np.array([_range(band[known].astype(np.float64)) for band in values]).T
