@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from tnetcli.errors import ImageError
 from tnetcli.prediction import (
+    STOPS,
     AttentionCheck,
     Prediction,
     PredictionCost,
@@ -14,6 +16,7 @@ from tnetcli.prediction import (
     SeenLevel,
     SeenWindow,
 )
+from tnetcli.visits import Stop
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 words = st.text(max_size=12)
@@ -139,3 +142,11 @@ def test_steps_are_told_only_where_there_are_any():
 def test_one_sentence_says_whether_it_mattered_where_was_looked(check, sentence):
     record = Prediction("a", "a", "ok", label="a", probability=0.9, attention_check=check)
     assert record.attention_in_words() == sentence
+
+
+def test_why_it_stopped_is_told_in_words_for_every_reason_there_is():
+    reasons = set(get_args(Stop)) - {"failed"}
+    assert reasons == set(STOPS)
+    for reason in reasons:
+        assert Prediction("a", "a", "ok", stopped=reason).stopped_in_words() == STOPS[reason]
+    assert Prediction("a", "a", "failed", stopped="failed").stopped_in_words() == "failed"

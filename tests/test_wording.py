@@ -34,7 +34,7 @@ def test_a_number_too_long_to_be_written_is_told_by_its_length():
 def test_numbers_of_things_are_told_as_people_say_them():
     assert counted(1, "image") == "1 image"
     assert counted(0, "image") == "0 images"
-    assert counted(2, "class", "classes") == "2 classes"
+    assert counted(2000, "class", "classes") == "2,000 classes"
 
 
 def test_of_many_names_the_first_are_told_and_the_rest_counted():

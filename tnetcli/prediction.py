@@ -8,6 +8,14 @@ from tnetcli.errors import TnetError
 
 SCHEMA = "tnet.prediction/1"
 BoxEdges = tuple[float, float, float, float]
+STOPS = {
+    "levels": "all levels are done",
+    "budget": "the budget is spent",
+    "confidence": "sure enough",
+    "pixels": "closer views would be finer than its pixels",
+    "empty": "nothing valid is left to look at",
+    "repeats": "all else was seen already",
+}
 LISTS = {"box", "probabilities", "steps"}  # of a window; JSON knows no tuples
 
 
@@ -138,6 +146,10 @@ class Prediction:
     attention_check: AttentionCheck | None = None
     error: Problem | None = None
     schema: str = SCHEMA
+
+    def stopped_in_words(self) -> str:
+        """Say why it was not looked at any closer."""
+        return STOPS.get(self.stopped, self.stopped)
 
     def attention_in_words(self) -> str:
         """Say in one sentence whether it mattered where was looked; nothing if nobody checked."""

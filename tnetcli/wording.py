@@ -41,8 +41,8 @@ _SHORT.maxlevel = 3
 
 
 def counted(number: int, noun: str, several: str = "") -> str:
-    """Return `1 image` or `2 images`; `several` where more are not told by an s."""
-    return f"{number} {noun if number == 1 else several or noun + 's'}"
+    """Return `1 image` or `2,000 images`; `several` where more are not told by an s."""
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
 def some_of(parts: Sequence[str], most: int, separator: str = ", ") -> str:

@@ -316,7 +316,7 @@ def test_the_story_the_bars_and_the_cost_are_told(show):
         "river 91.0 %",
         "Level 3, 3 windows",
         "river 97.0 %",
-        "Then it stopped: all levels were done.",
+        "Then it stopped: all levels are done.",
     ]
     assert tab.locator("#answer").inner_text() == "river 97.0\u00a0%"
     assert "bands were guessed" in text

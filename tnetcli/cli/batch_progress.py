@@ -59,7 +59,7 @@ class BatchProgress:
             and time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES
         ):
             self._spoke = time.monotonic()
-            images = f"{finished} of {counted(batch.images, 'image')}"
+            images = f"{finished:,} of {counted(batch.images, 'image')}"
             self.say(f"{images}, {self._figures()}, {duration(self._time_left())} left")
 
     def _figures(self) -> str:

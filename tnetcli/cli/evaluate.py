@@ -23,6 +23,7 @@ from tnetcli.cli.options import (
     read_options,
 )
 from tnetcli.errors import SomeFailedError
+from tnetcli.wording import counted
 
 
 class SplitName(StrEnum):
@@ -130,6 +131,6 @@ def evaluate(
     if found.failures:
         total = found.images + len(found.failures)
         raise SomeFailedError(
-            f"{len(found.failures)} of {total} images could not be looked at",
+            f"{len(found.failures):,} of {counted(total, 'image')} could not be looked at",
             hint="the warnings above say why",
         )

@@ -13,6 +13,7 @@ import typer
 from tnetcli.cli import export_options as options
 from tnetcli.cli.options import Overwrite, Quiet, is_typed, parse_counts
 from tnetcli.errors import ImageError, SomeFailedError, UsageError
+from tnetcli.wording import counted
 
 if TYPE_CHECKING:
     from tnetcli.workflows.export import Export, Exported
@@ -112,7 +113,7 @@ def _write(
     from tnetcli.workflows.export import is_folder, output_of, write_each, write_one
 
     path = output_of(asked) if output is None else Path(output)
-    with progress_bar(f"exporting {asked.found.good} images", quiet=quiet) as advance:
+    with progress_bar(f"exporting {counted(asked.found.good, 'image')}", quiet=quiet) as advance:
         if is_folder(str(output or path), asked.form):
             return write_each(asked, path, overwrite=overwrite, resume=resume, advance=advance)
         return write_one(asked, path, overwrite=overwrite, advance=advance)
@@ -122,13 +123,13 @@ def _tell(done: "Exported", quiet: bool) -> None:
     for path in done.written:
         typer.echo(path)
     if not quiet and (done.failed or done.kept):
-        parts = [f"{done.images} images"]
-        parts += [f"{done.kept} were there already"] if done.kept else []
-        parts += [f"{done.failed} had failed when they were predicted"] if done.failed else []
+        parts = [counted(done.images, "image")]
+        parts += [f"{done.kept:,} were there already"] if done.kept else []
+        parts += [f"{done.failed:,} had failed when they were predicted"] if done.failed else []
         typer.echo(", ".join(parts), err=True)
     if done.problems:
         raise SomeFailedError(
-            f"{done.problems} of {done.total} images could not be shown as asked",
+            f"{done.problems:,} of {counted(done.total, 'image')} could not be shown as asked",
             hint="the lines above say why; --no-pixels does not open images, --root says where "
             "they are",
         )

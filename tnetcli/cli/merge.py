@@ -64,6 +64,6 @@ def merge(
         )
     if merged.missing or merged.failed:
         raise SomeFailedError(
-            f"missing: {counted(len(merged.missing), 'image')}; failed: {merged.failed}",
+            f"missing: {counted(len(merged.missing), 'image')}; failed: {merged.failed:,}",
             hint="run the same `tnet predict` again: it goes on with what is left",
         )

@@ -330,7 +330,7 @@ def _judge(batch: "Batch") -> None:
     """End with the error that fits what became of the images."""
     if not batch.failed:
         return
-    several = f"{batch.failed} of {counted(batch.images, 'image')} failed"
+    several = f"{batch.failed:,} of {counted(batch.images, 'image')} failed"
     problem = batch.first_problem if batch.images == 1 else several
     hint = next(iter(batch.hints)) if len(batch.hints) == 1 else "the lines above say why"
     if batch.done + batch.resumed:

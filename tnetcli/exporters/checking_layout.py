@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, NoReturn, TypeAlias, cast
 
 from tnetcli.errors import OutputError
-from tnetcli.exporters.geojson import RECORD_SEPARATOR, SEQUENCES
+from tnetcli.exporters.geojson import HEAD, RECORD_SEPARATOR, SEQUENCES
 from tnetcli.wording import printable, reason, shorten
 
 MOST_AT_ONCE = 32 << 20  # bytes of a line, or of a file that is not one feature a line
 GZIP = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-HEAD = b'{"type":"FeatureCollection","features":['  # of what our writer makes
 SEPARATOR = RECORD_SEPARATOR.encode()
 Layout: TypeAlias = Literal["collection", "sequence"]
 
@@ -55,7 +54,7 @@ class OverlayFile:
                     self.refuse("is empty", hint="only a text sequence (.geojsonl) may be empty")
                 self.layout = "sequence"
                 return
-            if first.strip() == HEAD and self._has_lines(file):
+            if first.strip() == HEAD.encode() and self._has_lines(file):
                 return
         if _is_feature(first):
             self.layout = "sequence"

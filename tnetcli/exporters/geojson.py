@@ -15,6 +15,7 @@ from tnetcli.geometry import Georeference, Size
 from tnetcli.prediction import Prediction
 
 RECORD_SEPARATOR = "\x1e"
+HEAD = '{"type":"FeatureCollection","features":['  # of a collection that we write
 SEQUENCES = (".geojsons", ".geojsonl", ".geojsons.gz", ".geojsonl.gz")  # how their names end
 BoundingBox: TypeAlias = tuple[float, float, float, float]
 
@@ -91,7 +92,7 @@ def _sequence(looked: Iterable[Looked], frame: Frame, before: str) -> Iterator[s
 def _collection(looked: Iterable[Looked], frame: Frame) -> Iterator[str]:
     summary = _Summary()
     separator = "\n"
-    yield '{"type":"FeatureCollection","features":['
+    yield HEAD
     for each in looked:
         if each.prediction.status != "ok":
             summary.failed += 1

@@ -10,6 +10,7 @@ from tnetcli.errors import MissingExtraError, OutputError
 from tnetcli.exporters.antimeridian import Outline
 from tnetcli.exporters.lonlat import Globe
 from tnetcli.exporters.looked import Looked
+from tnetcli.exporters.streaming import MakerError, made
 from tnetcli.exporters.table_rows import Kind, Rows, tabulated
 from tnetcli.output_file import check_free, whole_file
 from tnetcli.prediction import BoxEdges
@@ -50,30 +51,15 @@ def write(
             places = _Places()
             batches = (
                 _batch(some, schema, places, pyarrow)
-                for some in _several(_made(table.rows()), _most(BATCH, schema), _length)
+                for some in _several(made(table.rows()), _most(BATCH, schema), _length)
             )
             for group in _several(batches, _most(GROUP, schema), len):
                 writer.write_table(pyarrow.Table.from_batches(group, schema))
             # At the end, when it is known what the table holds.
             writer.add_key_value_metadata({"geo": json.dumps(places.told())})
             check_free(path, overwrite=overwrite)  # somebody may have been quicker
-    except _OfRowsError as error:
+    except MakerError as error:
         raise error.__cause__ or error from None
-
-
-class _OfRowsError(Exception):
-    """Whoever makes the rows met an OSError: it is not ours to explain."""
-
-
-def _made(rows: Iterator[Rows]) -> Iterator[Rows]:
-    while True:
-        try:
-            each = next(rows)
-        except StopIteration:
-            return
-        except OSError as error:
-            raise _OfRowsError from error
-        yield each
 
 
 def _most(values: int, schema: Any) -> int:

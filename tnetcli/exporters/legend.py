@@ -17,11 +17,12 @@ from tnetcli.exporters.drawing import (
     stacked,
     words,
 )
-from tnetcli.exporters.lettering import counted, heading, percent
+from tnetcli.exporters.lettering import heading, percent
 from tnetcli.exporters.looked import Choice, Looked
 from tnetcli.exporters.marks import Marks
 from tnetcli.exporters.shown import Shown, is_chosen
 from tnetcli.prediction import Prediction, SeenLevel
+from tnetcli.wording import counted
 
 MOST_STEPS = 12
 MOST_WARNINGS = 2

@@ -1,4 +1,4 @@
-"""Letters and words of pictures: their sizes, headings, numbers as people read them."""
+"""Letters and words of pictures: their sizes, headings, probabilities."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -61,11 +61,6 @@ def heading(text: str, sizes: Sizes) -> Block:
     """Return a heading with some air below."""
     height = line_height(sizes.heading) + sizes.px(6)
     return Block(height, lambda sheet, x, y: sheet.text(x, y, text, sizes.heading, INK))
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number of things in words."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def percent(probability: float) -> str:

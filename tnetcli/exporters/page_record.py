@@ -9,22 +9,16 @@ from typing import Any
 from tnetcli.exporters.colours import as_hex, attention_colour, class_colour
 from tnetcli.exporters.overlay import WithJoint, checked_transform, measured
 from tnetcli.exporters.page_pictures import Picture, Pictures
-from tnetcli.exporters.page_windows import MOST_LEVELS, Drawn
+from tnetcli.exporters.page_windows import Drawn
+from tnetcli.exporters.shown import MOST_LEVELS
 from tnetcli.geometry import Georeference
 from tnetcli.prediction import BoxEdges, Prediction, PredictionCost
+from tnetcli.wording import counted
 
 MOST_CLASSES = 20  # bars of the answer
 MOST_VOTES = 5  # bars of a window
 MOST_WARNINGS = 20
 LONGEST_FACT = 200  # characters
-STOPS = {
-    "levels": "all levels were done",
-    "budget": "the budget was spent",
-    "confidence": "it was sure enough",
-    "pixels": "closer views would have been finer than the pixels of the image",
-    "empty": "nothing valid was left to look at",
-    "repeats": "all else had been seen already",
-}
 Facts = dict[str, Any]
 
 
@@ -88,7 +82,7 @@ def image_facts(
         "notes": [*notes, *_left_out(drawn)],
         "warnings": list(prediction.warnings[:MOST_WARNINGS]),
         "mattered": prediction.attention_in_words(),
-        "stopped": STOPS.get(prediction.stopped, prediction.stopped),
+        "stopped": prediction.stopped_in_words(),
         "cost": None if prediction.cost is None else _cost(prediction.cost),
         "facts": _facts(prediction),
         "error": None if prediction.error is None else asdict(prediction.error),
@@ -219,8 +213,7 @@ def _size(prediction: Prediction) -> str:
     if not prediction.width:
         return ""
     size = f"{prediction.width:,} x {prediction.height:,} pixels"
-    bands = "1 band" if prediction.bands == 1 else f"{prediction.bands} bands"
-    return f"{size}, {bands}" if prediction.bands else size
+    return f"{size}, {counted(prediction.bands, 'band')}" if prediction.bands else size
 
 
 def _short(text: str) -> str:

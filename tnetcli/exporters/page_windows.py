@@ -1,6 +1,5 @@
 """Which windows of an image a page draws: so many of every level, those with most attention."""
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -8,9 +7,9 @@ from dataclasses import dataclass
 
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.overlay import WithJoint, checked_box
+from tnetcli.exporters.shown import MOST_LEVELS, keep_best
 
 MOST_OF_A_LEVEL = 250  # windows: more than these nobody tells apart on a screen
-MOST_LEVELS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +50,7 @@ def strongest(looked: Looked) -> Drawn:
         attention = window.attention if math.isfinite(window.attention) else -math.inf
         entry = (attention, -number, (window, joint))
         level = kept.setdefault(window.level, [])
-        if len(level) < MOST_OF_A_LEVEL:
-            heapq.heappush(level, entry)
-        else:
-            heapq.heappushpop(level, entry)
+        keep_best(level, entry, MOST_OF_A_LEVEL)
     return Drawn(tuple(_in_order(kept)), dict(sorted(counts.items())), deeper)
 
 

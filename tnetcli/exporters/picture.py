@@ -27,7 +27,7 @@ from tnetcli.exporters.drawing import (
 )
 from tnetcli.exporters.imagery import Imagery
 from tnetcli.exporters.legend import legend
-from tnetcli.exporters.lettering import Sizes, counted, percent
+from tnetcli.exporters.lettering import Sizes, percent
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.marks import Marks
 from tnetcli.exporters.overlay import checked_box
@@ -35,6 +35,7 @@ from tnetcli.exporters.scale_bar import pixel_size, scale_bar
 from tnetcli.exporters.shown import Shown, choose_shown, is_chosen, known_attention
 from tnetcli.output_file import check_free, whole_file
 from tnetcli.prediction import BoxEdges, Prediction
+from tnetcli.wording import counted
 
 WIDTH = 1600
 NARROWEST, WIDEST = 600, 5000

@@ -47,13 +47,13 @@ def choose_shown(
         if is_chosen(window):
             most = max(most, attention or 0.0)
         # The number keeps equal ones apart, in the order of the record.
-        _keep(first, (-window.level, -window.rank, -number, window), most_listed)
+        keep_best(first, (-window.level, -window.rank, -number, window), most_listed)
         if not 1 <= window.level <= MOST_LEVELS:
             others += 1
             continue
         counts[window.level] = counts.get(window.level, 0) + 1
         rated = -1.0 if attention is None else attention
-        _keep(best.setdefault(window.level, []), (rated, -number, window), most_drawn)
+        keep_best(best.setdefault(window.level, []), (rated, -number, window), most_drawn)
     return Shown(
         {level: [each[-1] for each in sorted(best[level])] for level in sorted(best)},
         dict(sorted(counts.items())),
@@ -64,7 +64,8 @@ def choose_shown(
     )
 
 
-def _keep(heap: list[Item], item: Item, most: int) -> None:
+def keep_best(heap: list[Item], item: Item, most: int) -> None:
+    """Put an item on a heap that holds the largest, and `most` of them."""
     if len(heap) < most:
         heapq.heappush(heap, item)
     else:

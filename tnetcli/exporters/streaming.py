@@ -4,11 +4,12 @@ import gzip
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from tnetcli.output_file import check_free, whole_file
 
 BATCH = 1 << 18  # characters handed to the file at once
+Piece = TypeVar("Piece")
 
 
 def write_text(
@@ -26,12 +27,12 @@ def write_text(
     check_free(path, overwrite=overwrite)
     try:
         _write(path, pieces, overwrite=overwrite, what=what)
-    except _OfPiecesError as error:
+    except MakerError as error:
         raise error.__cause__ or error from None
 
 
-class _OfPiecesError(Exception):
-    """Whoever makes the pieces met an OSError: it is not ours to explain."""
+class MakerError(Exception):
+    """Whoever makes what is written met an OSError: that is not the file's to explain."""
 
 
 def _write(
@@ -52,7 +53,7 @@ def _write(
 def _batches(pieces: Iterable[str]) -> Iterator[str]:
     kept: list[str] = []
     length = 0
-    for piece in _made(pieces):
+    for piece in made(pieces):
         kept.append(piece)
         length += len(piece)
         if length >= BATCH:
@@ -61,7 +62,8 @@ def _batches(pieces: Iterable[str]) -> Iterator[str]:
     yield "".join(kept)
 
 
-def _made(pieces: Iterable[str]) -> Iterator[str]:
+def made(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield pieces as they are made; MakerError has the OSError of whoever makes them."""
     left = iter(pieces)
     while True:
         try:
@@ -69,5 +71,5 @@ def _made(pieces: Iterable[str]) -> Iterator[str]:
         except StopIteration:
             return
         except OSError as error:
-            raise _OfPiecesError from error
+            raise MakerError from error
         yield piece

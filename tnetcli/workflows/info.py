@@ -232,7 +232,7 @@ def _prediction_line(prediction: dict[str, Any]) -> str:
 
 def failure(failed: int, total: int) -> str:
     """Return the closing line of a batch with failures."""
-    return f"{failed} of {total} images cannot be read"
+    return f"{failed:,} of {counted(total, 'image')} cannot be read"
 
 
 def outcome(failures: Sequence[TnetError], total: int) -> int:

@@ -124,9 +124,9 @@ def as_text(merged: Merged) -> str:
     """Return the totals in a line or two."""
     parts = [counted(merged.records, "record")]
     if merged.failed:
-        parts.append(f"{merged.failed} of them failed")
+        parts.append(f"{merged.failed:,} of them failed")
     if merged.repeated:
-        parts.append(f"{merged.repeated} repeated and left out")
+        parts.append(f"{merged.repeated:,} repeated and left out")
     if merged.missing:
-        parts.append(f"{len(merged.missing)} missing:")
+        parts.append(f"{len(merged.missing):,} missing:")
     return "\n".join([", ".join(parts), *(f"  {printable(id, LONGEST)}" for id in merged.missing)])

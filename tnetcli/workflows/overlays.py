@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tnetcli.errors import OutputError
-from tnetcli.exporters.geojson import write_geojson
+from tnetcli.exporters.geojson import HEAD, write_geojson
 from tnetcli.exporters.looked import Looked
 from tnetcli.prediction import Prediction
 from tnetcli.workflows.image_folder import ImageFolder
 from tnetcli.workflows.images import Image
 
 SUFFIX = ".geojson"
-BEGINNING = b'{"type":"FeatureCollection"'
+BEGINNING = HEAD.encode()
 LAST_FEATURE = b"\n],"  # what is told of all features stands behind it
 MOST_TOLD = 1 << 16  # bytes
 

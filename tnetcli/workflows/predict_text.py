@@ -9,14 +9,6 @@ from tnetcli.wording import counted, printable
 LONGEST = 300  # characters of a line
 MOST_REASONS = 5
 MOST_NAMED = 3  # images of a reason
-STOPS = {
-    "levels": "all levels are done",
-    "budget": "the budget is spent",
-    "confidence": "sure enough",
-    "pixels": "closer views would be finer than its pixels",
-    "empty": "nothing valid is left to look at",
-    "repeats": "all else was seen already",
-}
 
 
 def as_text(record: Prediction) -> str:
@@ -24,7 +16,7 @@ def as_text(record: Prediction) -> str:
     if record.cost is None:
         reason = record.error.message if record.error else "failed"
         return printable(f"{record.id}: failed: {reason}", LONGEST)
-    cost, stopped = record.cost, STOPS.get(record.stopped, record.stopped)
+    cost = record.cost
     lines = [
         f"{record.id}: {record.label} ({record.probability:.1%})",
         *(
@@ -32,7 +24,7 @@ def as_text(record: Prediction) -> str:
             f"{counted(level.windows, 'window')}"
             for level in record.levels
         ),
-        f"  looked at {counted(cost.windows, 'window')}: {stopped}",
+        f"  looked at {counted(cost.windows, 'window')}: {record.stopped_in_words()}",
         f"  decoded {_pixels(cost.pixels_decoded)} of {_pixels(cost.pixels_total)} pixels "
         f"({cost.fraction_decoded:.3%})",
         f"  took {cost.seconds:.2f} s: {cost.read_seconds:.2f} reading, "
@@ -84,14 +76,14 @@ class Batch:
 
     def as_lines(self, seconds: float) -> list[str]:
         """Return the totals: done, gone on with, decoded, and failures by their reasons."""
-        parts = [f"{self.done} of {counted(self.images, 'image')} done"]
+        parts = [f"{self.done:,} of {counted(self.images, 'image')} done"]
         if self.resumed:
-            parts.append(f"{self.resumed} kept from before")
+            parts.append(f"{self.resumed:,} kept from before")
         if self.failed:
-            parts.append(f"{self.failed} failed")
+            parts.append(f"{self.failed:,} failed")
         left = self.images - self.done - self.resumed - self.failed
         if left:
-            parts.append(f"{left} not begun")
+            parts.append(f"{left:,} not begun")
         lines = [", ".join(parts)]
         if self.done:
             share = self.pixels_decoded / self.pixels_total
