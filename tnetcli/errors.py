@@ -12,6 +12,7 @@ TnetError
 └── ClusterError      75   other processes of the work are gone; run again to go on
 """
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -33,6 +34,12 @@ def kind_of(name: str) -> type[TnetError]:
     """Return the kind of problem by its name; ImageError for what is no kind of ours."""
     kinds = {kind.__name__: kind for kind in TnetError.__subclasses__()}
     return kinds.get(name, ImageError)
+
+
+def kind_of_all(kinds: Iterable[type[TnetError]]) -> type[TnetError]:
+    """Return the kind that all problems of a batch are of; ImageError where they differ."""
+    found = set(kinds)
+    return found.pop() if len(found) == 1 else ImageError
 
 
 def _rebuild(kind: type[TnetError], problem: str, hint: str) -> TnetError:

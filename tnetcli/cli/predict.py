@@ -40,7 +40,7 @@ from tnetcli.cli.options import (
     read_options,
 )
 from tnetcli.cli.stopping import Stopped, exit_code, stopping_gently
-from tnetcli.errors import ImageError, SomeFailedError, UsageError, kind_of
+from tnetcli.errors import SomeFailedError, UsageError, kind_of, kind_of_all
 from tnetcli.wording import counted
 
 if TYPE_CHECKING:
@@ -335,8 +335,7 @@ def _judge(batch: "Batch") -> None:
     hint = next(iter(batch.hints)) if len(batch.hints) == 1 else "the lines above say why"
     if batch.done + batch.resumed:
         raise SomeFailedError(problem, hint=hint)
-    kinds = {kind_of(name) for name in batch.types}
-    raise (kinds.pop() if len(kinds) == 1 else ImageError)(problem, hint=hint)
+    raise kind_of_all(map(kind_of, batch.types))(problem, hint=hint)
 
 
 def _parse_rescale(text: str) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.errors import ImageError, SomeFailedError, TnetError, UsageError
+from tnetcli.errors import ImageError, SomeFailedError, TnetError, UsageError, kind_of_all
 from tnetcli.geometry import Grid, Size, Window
 from tnetcli.prediction import Problem
 from tnetcli.readers.base import Reader, ReadOptions
@@ -241,5 +241,4 @@ def outcome(failures: Sequence[TnetError], total: int) -> int:
         return 0
     if len(failures) < total:
         return SomeFailedError.exit_code
-    codes = {error.exit_code for error in failures}
-    return codes.pop() if len(codes) == 1 else ImageError.exit_code
+    return kind_of_all(map(type, failures)).exit_code

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.errors import ImageError, TnetError
+from tnetcli.errors import TnetError, kind_of_all
 from tnetcli.looking import Looker, Sight
 from tnetcli.prediction import AttentionCheck, Problem
 from tnetcli.readers.base import Reader
@@ -285,8 +285,7 @@ class Tally:
         if self.images:
             return
         first = self._errors[0]
-        kinds = {type(error) for error in self._errors}
-        raise (kinds.pop() if len(kinds) == 1 else ImageError)(
+        raise kind_of_all(map(type, self._errors))(
             f"none of {len(self._errors)} images could be looked at; the first: {first}",
             hint=first.hint,
         )
