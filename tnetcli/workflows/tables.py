@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from io import StringIO
 
-LEAST_WIDTH = 100
+WIDEST = 100_000  # characters: more than any table has
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -19,9 +19,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     for row in rows:
         drawn.add_row(*(Text(value) for value in row))  # a Text holds no markup: `[a]` stays
     page = StringIO()
-    console = Console(file=page, color_system=None, force_terminal=False)
-    # Nothing is cut off where nobody looks at a terminal, or at a narrow one.
-    console.width = max(LEAST_WIDTH, console.width)
+    # Nothing is cut off: a value without its last characters is another value, and lines that a
+    # narrow terminal folds can still be read.
+    console = Console(file=page, color_system=None, force_terminal=False, width=WIDEST)
     console.print(drawn)
     lines = [line.rstrip() for line in page.getvalue().splitlines() if line.strip()]
     return "\n".join([title, "", *lines])
