@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from tnetcli.errors import OutputError
+from tnetcli.errors import OutputError, UsageError
 from tnetcli.output_file import (
     check_free,
     folder_beside,
@@ -110,6 +110,13 @@ def test_what_is_there_is_replaced_only_when_asked(tmp_path):
         check_free(tmp_path / ("x" * 5000))
 
 
+def test_a_dash_is_not_taken_for_the_name_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="standard output"):
+        check_free("-", overwrite=True)
+    check_free(tmp_path / "-")
+
+
 def test_what_is_read_from_is_not_overwritten(tmp_path):
     path = tmp_path / "a.txt"
     refuse_inputs(path, [path])  # there is nothing yet
@@ -125,4 +132,7 @@ def test_pipes_and_folders_are_no_files_to_write_to(tmp_path):
     for path in (tmp_path / "pipe", tmp_path):
         with pytest.raises(OutputError, match="no ordinary file"):
             refuse_special(path)
+        with pytest.raises(OutputError) as caught, whole_file(path):
+            pass
+        assert "-o -" not in caught.value.hint  # not all can write to standard output
     refuse_special(tmp_path / "new")

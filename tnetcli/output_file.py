@@ -9,15 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from tnetcli.errors import OutputError
+from tnetcli.errors import OutputError, UsageError
 from tnetcli.wording import reason
 
+STANDARD = "-"
 UNWRITABLE = "does the folder exist, may you write there, is there space left?"
 
 
 def check_free(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Refuse, before the work begins, a place where its result could not be put."""
     target = Path(path)
+    if str(path) == STANDARD:  # who can write there asks before; a file `-` is meant by nobody
+        raise UsageError(
+            "standard output is not written to here: `-`", hint="name a file, and read that"
+        )
     try:
         if target.is_dir():
             raise OutputError(f"a folder is in the way: `{path}`", hint="give the name of a file")
@@ -45,16 +50,14 @@ def refuse_inputs(path: str | os.PathLike[str], inputs: Iterable[str | os.PathLi
             )
 
 
-def refuse_special(path: str | os.PathLike[str]) -> None:
+def refuse_special(path: str | os.PathLike[str], hint: str = "name an ordinary file") -> None:
     """Refuse a device, a pipe or a folder: what is written there could not be read back."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
         return  # there is nothing yet, or opening it will tell
     if not stat.S_ISREG(mode):
-        raise OutputError(
-            f"`{path}` is no ordinary file", hint="name a file; `-o -` is standard output"
-        )
+        raise OutputError(f"`{path}` is no ordinary file", hint=hint)
 
 
 @contextmanager

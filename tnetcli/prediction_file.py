@@ -111,7 +111,7 @@ class PredictionFile:
 
     def __enter__(self) -> Self:
         refuse_compressed(self.path)
-        refuse_special(self.path)
+        refuse_special(self.path, hint="name a file; `-o -` is standard output")
         problem = self._taken()
         for _ in range(ATTEMPTS):
             try:
