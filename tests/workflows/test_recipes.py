@@ -91,6 +91,15 @@ def test_into_a_folder_it_goes_by_its_own_name(tmp_path):
         copy_recipe("default", str(tmp_path))
 
 
+def test_a_name_that_ends_like_a_folder_is_never_a_file(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    for name in ("new/", "notes/"):
+        with pytest.raises(OutputError, match="there is no folder"):
+            copy_recipe("default", f"{tmp_path}/{name}", overwrite=True)
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("head", "purpose"),
     [

@@ -63,8 +63,8 @@ def copy_recipe(name: str, destination: str | None = None, *, overwrite: bool = 
             hint=f"`tnet recipes show {source.stem}` prints it",
         )
     target = Path(source.name if destination is None else destination)
-    if os.path.isdir(target):
-        target /= source.name
+    if os.path.isdir(target) or str(destination).endswith(("/", os.sep)):
+        target /= source.name  # a Path forgets the slash that says: into this folder
     check_free(target, overwrite=overwrite)
     write_whole(target, _read(source), "the recipe")
     return target
