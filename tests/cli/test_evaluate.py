@@ -8,6 +8,7 @@ from tests.checkpoints import write_tiny
 from tests.commands import tnet
 from tests.images import noise, write_geotiff
 from tnetcli.cli.main import app
+from tnetcli.errors import OutputError
 
 CLASSES = ["river", "forest"]
 
@@ -54,6 +55,16 @@ def test_everything_is_told_written_and_drawn(folder, tmp_path):
     assert [row["windows"] for row in record["rows"][:3]] == [0, 1, 2]
     with Image.open(picture) as drawn:
         assert drawn.format == "PNG"
+
+
+def test_what_was_found_is_told_even_if_it_cannot_be_written(folder, tmp_path, monkeypatch):
+    def is_full(*_):
+        raise OutputError("no space left")
+
+    monkeypatch.setattr("tnetcli.workflows.evaluate_text.write_json", is_full)
+    done = in_process(folder, "-o", tmp_path / "a.json", "--no-random", "--no-oracle")
+    assert done.exception.exit_code == 7
+    assert "accuracy" in done.stdout
 
 
 def test_json_is_one_line_of_what_the_file_holds(folder, tmp_path):

@@ -123,11 +123,12 @@ def evaluate(
             batch_size=batch_size,
             advance=advance,
         )
+    typer.echo(telling.as_json(found) if json else telling.as_text(found))
+    # Told first: hours of looking are not lost to a disk that is full.
     if output is not None:
         telling.write_json(found, output)
     if confusion is not None:
         telling.draw_picture(found, confusion)
-    typer.echo(telling.as_json(found) if json else telling.as_text(found))
     if found.failures:
         total = found.images + len(found.failures)
         raise SomeFailedError(
