@@ -21,7 +21,7 @@ from tests.exporters.pictures import listen
 from tests.exporters.records import UTM, record, window
 from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError
-from tnetcli.prediction import AttentionCheck, Prediction, Problem
+from tnetcli.prediction import AttentionCheck, Prediction, Problem, SeenLevel
 
 FAILED = Prediction("bad.tif", "bad.tif", "failed", error=Problem.of(ImageError("damaged")))
 WINDOWS = (
@@ -133,6 +133,15 @@ def test_windows_are_chosen_by_level_and_attention(folder, flags, found):
     for feature in features:
         if feature["properties"]["path"] == "root/0-0/1-1":
             assert feature["properties"]["joint"] == pytest.approx(0.3)
+
+
+def test_levels_that_no_image_was_looked_at_are_warned_of(folder):
+    seen = tuple(SeenLevel(level, 1, "river", 0.9) for level in (1, 2, 3))
+    put("seen.jsonl", replace(scene("s/a.tif"), levels=seen))
+    done = export("seen.jsonl", "-o", "-", "--level", "9,4")
+    assert done.exit_code == 0
+    assert "has a window of level 4, 9: the last that was looked at is 3" in done.stderr
+    assert "of level" not in export("seen.jsonl", "-o", "-", "--level", "3,4").stderr
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,13 @@ def survey(files: Sequence[Path], wanted: Wanted) -> Survey:
     """Read everything once, so that what is wrong with it is told before anything is written."""
     images = failed = 0
     met: set[str] = set()
+    levels: set[int] = set()
     digests: set[bytes] = set()
     for looked in read_looked(files, wanted):
         prediction = looked.prediction
         images += 1
         failed += prediction.status == "failed"
+        levels |= {each.level for each in prediction.levels}
         met |= {each for each in wanted.ids if _matches(prediction.id, each)}
         digest = hashlib.blake2b(prediction.id.encode(errors="surrogatepass"), digest_size=8)
         if digest.digest() in digests:
@@ -99,6 +101,14 @@ def survey(files: Sequence[Path], wanted: Wanted) -> Survey:
         )
     if not images:
         raise OutputError("there is no prediction in it", hint="did `tnet predict` run to its end?")
+    asked = wanted.choice.levels
+    if asked is not None and levels and not asked & levels:
+        # Not refused: of a batch that was sure early, closer windows may be none.
+        log.warning(
+            "no prediction has a window of level %s: the last that was looked at is %d",
+            ", ".join(map(str, sorted(asked))),
+            max(levels),
+        )
     return Survey(images, failed)
 
 
