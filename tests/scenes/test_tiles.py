@@ -332,6 +332,12 @@ def test_what_is_neither_a_folder_nor_a_zip_is_an_error(tmp_path, name, data, wo
     assert words in problem(tmp_path / name)
 
 
+def test_a_hint_for_tiles_names_no_key_of_a_recipe(tmp_path):
+    with pytest.raises(ManifestError) as caught:
+        read_tiles(tmp_path / "missing.zip")
+    assert caught.value.hint == "check the path"  # it may have come with `tnet synth --tiles`
+
+
 def test_no_images_in_folders_is_an_error(write):
     assert "has no images in folders" in problem(write({"a.png": encode(random_tile())}))
 

@@ -75,7 +75,7 @@ def open_files(path: Path) -> Files:
     try:
         return Folder(path) if path.is_dir() else Zip(path)
     except FileNotFoundError as error:
-        raise ManifestError(f"there are no tiles at `{path}`", hint="check data.path") from error
+        raise ManifestError(f"there are no tiles at `{path}`", hint="check the path") from error
     except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
         raise ManifestError(
             f"cannot read tiles from `{path}`: {first_line(error)}",
