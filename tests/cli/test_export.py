@@ -335,7 +335,7 @@ class TestPixels:
         (["p.jsonl", "--level", "two"], 2, "--level is not a list of numbers from 1 on"),
         (["p.jsonl", "--level", "0"], 2, "--level is not a list of numbers from 1 on"),
         (["p.jsonl", "--resume", "--overwrite"], 2, "--resume keeps"),
-        (["failed.jsonl"], 3, "all 1 predictions had failed"),
+        (["failed.jsonl"], 3, "1 prediction, all failed"),
         (["empty.jsonl"], 7, "no prediction in it"),
         (["text.jsonl"], 7, "not JSON"),
         (["crs.jsonl", "-o", "a.geojson"], 7, "EPSG:99999"),
