@@ -28,6 +28,7 @@ from tnetcli.cli.stopping import AGAIN, INTERRUPTED, Stopped, end_process, stop_
 from tnetcli.cli.synth import synth
 from tnetcli.cli.train import train
 from tnetcli.errors import OutputError, TnetError
+from tnetcli.training.speaking import is_speaker
 
 BROKEN_PIPE = 141
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -134,6 +135,8 @@ def _run_command() -> int:
 
 
 def _tell(stopped: Stopped) -> int:
+    if _command_name() == "train" and not is_speaker():  # torchrun stops all of them
+        return stopped.exit_code
     show_problem(stopped.problem, stopped.hint or HINTS.get(_command_name(), AGAIN))
     return stopped.exit_code
 

@@ -11,6 +11,7 @@ import typer
 from tnetcli.cli.options import Overwrite, Quiet, Settings
 from tnetcli.cli.stopping import Stopped, exit_code, stopping_gently
 from tnetcli.errors import TnetError, UsageError
+from tnetcli.training.speaking import OtherFailedError, is_speaker, wait_for_end
 
 if TYPE_CHECKING:
     from tnetcli.recipe import Recipe
@@ -85,9 +86,12 @@ def train(
     try:
         found = _read(recipe, changes, is_both=resume and overwrite)
     except TnetError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if is_speaker():
             raise
-        raise typer.Exit(error.exit_code) from error  # one of a machine says what all would say
+        with stopping_gently() as asked:
+            if not wait_for_end(lambda: bool(asked)):
+                raise
+        raise typer.Exit(error.exit_code) from error
     if print_recipe:
         typer.echo(found.as_yaml(), nl=False)
         return
@@ -95,7 +99,6 @@ def train(
     import logging
 
     from tnetcli.cli.training_progress import TrainingProgress
-    from tnetcli.training.distributed import OtherFailedError
     from tnetcli.training.run import StoppedError
     from tnetcli.workflows.train import run_recipe
 
@@ -114,6 +117,7 @@ def train(
                 advance=progress.reading,
             )
         except OtherFailedError as error:
+            wait_for_end(lambda: bool(asked))
             raise typer.Exit(error.exit_code) from error
         except StoppedError:
             code = exit_code(asked or [signal.SIGTERM])  # another process may have been asked

@@ -5,7 +5,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from tnetcli.devices import choose_device
 from tnetcli.errors import ClusterError, RecipeError, TnetError, UsageError, kind_of
 from tnetcli.output_file import write_whole
+from tnetcli.training.speaking import OtherFailedError, speaking_once
 from tnetcli.wording import first_line
 
 BUCKET = 16_000_000  # numbers that are exchanged at once
@@ -26,14 +27,6 @@ RUN_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 NOTE = ".torchrun"  # in the run folder: who has started it
 PATIENCE = 1800.0  # seconds for all processes to come, as torch has it
 LOOK = 0.05  # seconds between two looks at who is there
-
-
-class OtherFailedError(Exception):
-    """Another process says what went wrong; this one only ends, with the same exit code."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
-        self.exit_code = exit_code
 
 
 class Ranks:
@@ -185,17 +178,6 @@ def synchronise(module: nn.Module) -> None:
 
 
 @contextmanager
-def speaking_once() -> Iterator[None]:
-    """Let one process of a machine say what all of them come upon."""
-    try:
-        yield
-    except TnetError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            raise
-        raise OtherFailedError(error.exit_code) from error
-
-
-@contextmanager
 def _exchanging() -> Iterator[None]:
     """Say in one line that a process that is needed is gone; torchrun says which one."""
     try:
@@ -256,12 +238,14 @@ def _launch() -> str:
 
 
 @contextmanager
-def joined(device: str) -> Iterator[tuple[Ranks, str]]:
+def joined(
+    device: str, is_asked: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[Ranks, str]]:
     """Join the other processes, and lend the device that this one is to use."""
     if not is_run_by_torchrun():
         yield ALONE, device
         return
-    with speaking_once():
+    with speaking_once(is_asked):
         ranks, chosen = _join(device)
     try:
         yield ranks, str(chosen)

@@ -16,19 +16,14 @@ from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.recipe import Recipe
 from tnetcli.sections import Data
-from tnetcli.training.distributed import (
-    Ranks,
-    joined,
-    note_start,
-    speaking_once,
-    was_restarted,
-)
+from tnetcli.training.distributed import Ranks, joined, note_start, was_restarted
 from tnetcli.training.events import Events
 from tnetcli.training.loop import train
 from tnetcli.training.pictures import draw_curves, draw_samples
 from tnetcli.training.run import Keeper, Listener, Run, batch_of
 from tnetcli.training.run_folder import Onlooker, RunFolder
 from tnetcli.training.sources import Advance, Source, open_source
+from tnetcli.training.speaking import speaking_once
 from tnetcli.training.statistics import as_text, estimate
 from tnetcli.training.validating import Validation
 
@@ -45,9 +40,10 @@ def run_recipe(
     advance: Advance | None = None,
 ) -> RunFolder:
     """Train the model of a recipe into a folder; the best model is there from early on."""
-    with speaking_once():
+    is_asked = listener.should_stop
+    with speaking_once(is_asked):
         data = _data_of(recipe)
-    with joined(recipe.training.device) as (ranks, device), ExitStack() as closing:
+    with joined(recipe.training.device, is_asked) as (ranks, device), ExitStack() as closing:
         # The first one decides: others may see the folder as it was a moment ago.
         if ranks.gather(ranks.is_first and was_restarted(folder))[0]:
             resume, overwrite = True, False
@@ -64,7 +60,7 @@ def run_recipe(
             if ranks.is_first:
                 note_start(folder)
         wanted = recipe.training.tensorboard and ranks.is_first
-        with speaking_once(), _noted(listener, files.events, wanted) as heard:
+        with speaking_once(is_asked), _noted(listener, files.events, wanted) as heard:
             train(replace(run, listener=heard, device=device), resume=resume)
         if ranks.is_first:
             draw_curves(files.rows(), files.curves)
