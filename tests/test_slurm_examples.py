@@ -3,8 +3,10 @@
 import fcntl
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -177,6 +179,15 @@ def wait_until_read(pipe, job):
         time.sleep(0.05)
 
 
+def job_number():
+    """Return a job number whose port nobody has: other runs of these tests may be under way."""
+    for number in random.SystemRandom().sample(range(10_000), 10_000):
+        with socket.socket() as listening, suppress(OSError):
+            listening.bind(("127.0.0.1", 20_000 + number))
+            return 70_000 + number
+    raise AssertionError("no port is free")
+
+
 def node(cluster, steps):
     """Return the environment of a job that trains for so many steps, with its recipe in place."""
     rows = "".join(f"{n}.tif,{n % 2},{'validation' if n > 3 else 'train'}\n" for n in range(6))
@@ -188,7 +199,7 @@ def node(cluster, steps):
     )
     return environment(
         cluster,
-        SLURM_JOB_ID="9",
+        SLURM_JOB_ID=str(job_number()),
         SLURM_JOB_NODELIST="localhost",
         SLURM_JOB_NUM_NODES="1",
         SLURM_GPUS_ON_NODE="2",
@@ -225,7 +236,7 @@ def test_a_warned_training_stops_is_queued_again_and_goes_on(cluster):
         job.wait()
     assert job.returncode == 75
     assert "queued again" in told
-    assert "scontrol requeue 9" in calls(cluster)
+    assert f"scontrol requeue {env['SLURM_JOB_ID']}" in calls(cluster)
     metrics = cluster / "a run" / "metrics.jsonl"
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     more = ["--set", f"stages.0.steps={steps[-1] + 5}"]
