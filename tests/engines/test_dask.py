@@ -1,6 +1,7 @@
 import logging
 import os
 import sys
+import time
 from functools import partial
 
 import pytest
@@ -147,6 +148,31 @@ def test_who_waits_for_workers_can_be_stopped():
             return len(asked) > 1
 
         assert list(run(cluster, double, range(3), should_stop=stop_at_the_second_look)) == []
+
+
+def stuck():
+    """Return what workers say, but for one that gets stuck: its storage does not answer."""
+
+    def inspect(paths, dask_worker=None):
+        if dask_worker is not None and dask_worker.name == 1:
+            time.sleep(15)
+        return "0.1", ""
+
+    return inspect
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_answer_keeps_nobody_waiting(monkeypatch, caplog):
+    """It is the scheduler's matter to give its work to others."""
+    monkeypatch.setattr("tnetcli.engines.dask.TRANSFER", 0.5)
+    with start(2) as cluster, distributed.Client(cluster) as client:
+        client.wait_for_workers(2)
+        monkeypatch.setattr("tnetcli.engines.dask._inspect", stuck())
+        begin, found = time.monotonic(), []
+        for each in run(cluster, double, iter(range(100)), should_stop=lambda: bool(found)):
+            found.append((each, time.monotonic() - begin))
+        assert found[0][1] < 10
+    assert "does not answer" in caplog.text
 
 
 @pytest.mark.slow

@@ -3,12 +3,14 @@
 Nothing else knows about clusters. What is sent are names, what comes back are results: no pixels.
 """
 
+import asyncio
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from concurrent.futures import CancelledError, Future, wait
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from queue import Empty, SimpleQueue
@@ -56,10 +58,9 @@ def in_dask(
     again when all else is done, by itself, as Dask blames all that a worker held; then it is
     `lost`. Every worker has to see the same files: some of `paths` are looked for.
     """
-    with _connected(cluster) as client:
+    with _connected(cluster) as client, closing(_Crew(client, cluster, paths)) as crew:
         from distributed.scheduler import KilledWorker
 
-        crew = _Crew(client, cluster, paths)
         left, suspects = iter(pieces), list[Piece]()
         running: dict[Task, Piece] = {}
         done: SimpleQueue[Task] = SimpleQueue()
@@ -103,8 +104,6 @@ def in_dask(
 
 def _result(task: Task, cluster: Cluster) -> Any:
     """Return what came of it."""
-    from concurrent.futures import CancelledError
-
     try:
         return task.result(timeout=TRANSFER)
     except TimeoutError:
@@ -204,6 +203,7 @@ class _Crew:
         # What is not here either is no matter of the cluster: it will have a failed record.
         self._paths = [path for path in paths[::step][:SAMPLE] if os.path.exists(path)]
         self._known: set[str] = set()
+        self._answers: dict[str, Future[Any]] = {}  # that are awaited
         self._threads = 0
         self._asked = float("-inf")
         self._warned = False
@@ -216,7 +216,7 @@ class _Crew:
             found = self._client.sync(
                 self._client.scheduler.ncores, callback_timeout=PATIENCE
             )  # or it waits for ever
-            self._check(found.keys() - self._known)
+        self._check(found.keys())
         self._asked = time.monotonic()
         self._threads = sum(found.values())
         if not found and not self._warned:
@@ -227,29 +227,56 @@ class _Crew:
         self._warned = not found
         return self._threads
 
-    def _check(self, new: set[str]) -> None:
-        """Refuse workers that would see other files or run another version of this program."""
-        if not new:
+    def close(self) -> None:
+        """Wait for no more answers."""
+        for answer in self._answers.values():
+            answer.cancel()
+
+    def _check(self, there: Set[str]) -> None:
+        """Refuse workers that would see other files or run another version of this program.
+
+        One that does not answer, as its storage may not, is left to the scheduler: others work on.
+        """
+        new = there - self._known - self._answers.keys()
+        for worker in new:
+            asking = asyncio.run_coroutine_threadsafe(
+                self._ask(worker), self._client.loop.asyncio_loop
+            )
+            self._answers[worker] = asking
+        wait([self._answers[worker] for worker in new], TRANSFER)
+        for worker, answer in sorted(self._answers.items()):
+            if answer.done():
+                del self._answers[worker]
+                self._judge(worker, answer)
+            elif worker in new:
+                log.warning("worker `%s` does not answer: not waiting for it", worker)
+
+    async def _ask(self, worker: str) -> Any:
+        told = await self._client.run(_inspect, self._paths, workers=[worker], on_error="return")
+        return told[worker]
+
+    def _judge(self, worker: str, asked: "Future[Any]") -> None:
+        try:
+            answer = asked.result()
+        except (CancelledError, OSError, KeyError):  # it is gone again
             return
-        told = self._client.run(_inspect, self._paths, workers=sorted(new), on_error="return")
+        if isinstance(answer, OSError):
+            return
+        if isinstance(answer, Exception):
+            raise _unable(f"worker `{worker}`", answer) from answer
+        version, missing = answer
         own = _inspect([])[0]
-        for worker, answer in sorted(told.items()):
-            if isinstance(answer, OSError):  # it is gone again
-                continue
-            if isinstance(answer, Exception):
-                raise _unable(f"worker `{worker}`", answer) from answer
-            version, missing = answer
-            if version != own:
-                raise UsageError(
-                    f"worker `{worker}` runs tnet {version}, this is {own}",
-                    hint="start workers from the same environment",
-                )
-            if missing:
-                raise UsageError(
-                    f"worker `{worker}` does not see `{missing}`",
-                    hint="files have to be on storage that all machines share, under the same path",
-                )
-            self._known.add(worker)
+        if version != own:
+            raise UsageError(
+                f"worker `{worker}` runs tnet {version}, this is {own}",
+                hint="start workers from the same environment",
+            )
+        if missing:
+            raise UsageError(
+                f"worker `{worker}` does not see `{missing}`",
+                hint="files have to be on storage that all machines share, under the same path",
+            )
+        self._known.add(worker)
 
 
 def _inspect(paths: Sequence[str]) -> tuple[str, str]:
