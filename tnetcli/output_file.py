@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.wording import reason
@@ -58,6 +58,24 @@ def refuse_special(path: str | os.PathLike[str], hint: str = "name an ordinary f
         return  # there is nothing yet, or opening it will tell
     if not stat.S_ISREG(mode):
         raise OutputError(f"`{path}` is no ordinary file", hint=hint)
+
+
+def claim(file: IO[bytes]) -> bool:
+    """Say whether no other process has claimed this file; it is ours until it is closed.
+
+    Where a disk or a system cannot tell, it is taken for free.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tnetcli.errors import OutputError, UsageError
-from tnetcli.output_file import refuse_special, whole_file
+from tnetcli.output_file import claim, refuse_special, whole_file
 from tnetcli.prediction import SCHEMA, Prediction
 from tnetcli.wording import reason, shorten
 
@@ -228,16 +228,8 @@ class PredictionFile:
 
     def _claim(self, file: FileIO) -> None:
         """Refuse a file that another process is writing; not every disk can tell."""
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise self._taken() from error
-        except OSError:
-            return
+        if not claim(file):
+            raise self._taken()
 
     def _taken(self) -> OutputError:
         return OutputError(

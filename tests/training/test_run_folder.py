@@ -47,6 +47,34 @@ def test_the_recipe_in_the_folder_finds_its_files_from_anywhere(folder, tmp_path
     begin(folder, recipe_of("here/images.csv"), resume=True)
 
 
+def test_two_do_not_train_into_one_folder(folder):
+    other = RunFolder(folder.path)
+    with folder.claimed():
+        assert "another tnet is training" in refused(enter, other)
+        assert folder.claim.exists()
+    assert not folder.claim.exists()
+    with other.claimed():
+        pass
+
+
+def enter(folder):
+    with folder.claimed():
+        pass
+
+
+def test_what_a_killed_training_left_keeps_nobody_out(folder):
+    folder.path.mkdir(parents=True)
+    folder.claim.touch()
+    enter(folder)
+
+
+def test_a_claim_that_was_just_taken_away_is_none(folder, monkeypatch):
+    monkeypatch.setattr(
+        "tnetcli.training.run_folder.claim", lambda file: folder.claim.unlink() or True
+    )
+    assert "another tnet is training" in refused(enter, folder)
+
+
 def test_a_folder_with_a_run_is_refused(folder, recipe):
     begin(folder, recipe)
     assert "holds a run already" in refused(begin, folder, recipe)

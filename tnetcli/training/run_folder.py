@@ -2,10 +2,11 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import yaml
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tnetcli.checkpoint import STATE_KEY
 from tnetcli.errors import ModelError, OutputError
-from tnetcli.output_file import write_whole
+from tnetcli.output_file import claim, write_whole
 from tnetcli.recipe import Recipe
 from tnetcli.tensor_file import open_tensor_file, write_tensor_file
 from tnetcli.wording import reason
@@ -60,6 +61,7 @@ class RunFolder:
         self.samples = path / "samples.png"
         self.state = path / "state.safetensors"
         self.events = path / "events"
+        self.claim = path / ".training"  # while somebody does
 
     def of_stage(self, name: str) -> Path:
         """Return where the model is kept that a stage ended with."""
@@ -104,6 +106,33 @@ class RunFolder:
         except (OSError, UnicodeDecodeError) as error:
             raise self._unusable(error) from error
         write_whole(self.recipe, recipe.as_yaml(absolute=True).encode())
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep others from training into this folder, or refuse to while another one does."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = self.claim.open("ab")
+        except OSError as error:
+            raise self._unusable(error) from error
+        with file:
+            # Whoever was here a moment ago may have taken away what was just opened.
+            if not claim(file) or not self._is_there(file):
+                raise OutputError(
+                    f"another tnet is training into `{self.path}`",
+                    hint=f"wait for it, or -o names another; remove `{self.claim}` if its machine "
+                    "is gone",
+                )
+            try:
+                yield
+            finally:
+                self.claim.unlink(missing_ok=True)
+
+    def _is_there(self, file: IO[bytes]) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), self.claim.stat())
+        except FileNotFoundError:
+            return False
 
     def _known(self) -> str | None:
         return self.recipe.read_text(encoding="utf-8") if self.recipe.exists() else None
@@ -171,6 +200,11 @@ class RunFolder:
 
 class Onlooker(RunFolder):
     """The folder as processes see it that leave the writing to the first one."""
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Do nothing."""
+        yield
 
     def start(self, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
         """Do nothing."""

@@ -56,6 +56,7 @@ def run_recipe(
             closing.callback(source.close)
             run = _prepare(recipe, data, source, files, listener, ranks)
             _check_sharing(run)
+            closing.enter_context(files.claimed())
             files.start(recipe, resume=resume, overwrite=overwrite)
             if ranks.is_first:
                 note_start(folder)
