@@ -20,7 +20,7 @@ from tests.runs import (
 from tests.scenes.test_landscape import BACKGROUND, RULES, SITES, tile_files
 from tests.scenes.test_tiles import write_zip
 from tests.small_model import SmallModel
-from tnetcli.errors import ImageError, ModelError, RecipeError
+from tnetcli.errors import ImageError, ModelError, RecipeError, UsageError
 from tnetcli.geometry import Window
 from tnetcli.training import learner
 from tnetcli.training.learner import Learner
@@ -539,6 +539,24 @@ def test_an_epoch_is_as_many_steps_as_there_are_whole_batches(images, tmp_path):
     )
     run = finished(recipe, tmp_path)  # 8 images: 2 x 2 batches of 3, and 3 x 2 of 4
     assert [row["step"] for row in run.listener.rows] == [1, 2, 3, 4, 5]
+
+
+def test_epochs_are_not_gone_on_with_by_steps_of_other_sizes(images, tmp_path):
+    """As with another number of processes: figures would be of other steps than their numbers."""
+    stages = [{"epochs": 2}]
+    stopped(recipe_of(images, stages=stages), tmp_path, after=1)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(UsageError, match="a step had 4 images and would have 2 now") as caught:
+        go_on(recipe_of(images, stages=[{"epochs": 2, "batch_size": 2}]), tmp_path)
+    assert "as many processes as before" in caught.value.hint
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_steps_of_other_sizes_are_warned_of(images, tmp_path):
+    stopped(recipe_of(images, stages=[{"steps": 3}]), tmp_path, after=1)
+    run = go_on(recipe_of(images, stages=[{"steps": 3, "batch_size": 2}]), tmp_path)
+    assert run.listener.warnings[0].startswith("a step had 4 images and would have 2 now")
+    assert [row["step"] for row in run.folder.rows() if "validation" not in row] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

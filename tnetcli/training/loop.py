@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from tnetcli.devices import choose_device
-from tnetcli.errors import ModelError
+from tnetcli.errors import ModelError, UsageError
 from tnetcli.models.base import Model
 from tnetcli.recipe import Recipe
 from tnetcli.sections import Stage
 from tnetcli.training.attention import judge
 from tnetcli.training.gathering import Gathered
 from tnetcli.training.learner import Learner
-from tnetcli.training.run import Run, StoppedError, steps_of
+from tnetcli.training.run import Run, StoppedError, batch_of, steps_of
 from tnetcli.training.run_folder import Progress
 from tnetcli.training.sources import derive
 from tnetcli.training.validating import Validation
@@ -31,6 +31,8 @@ def train(run: Run, *, resume: bool = False) -> None:
     if recipe.training.sync_batchnorm:
         run.ranks.synchronise_norms(model)
     saved = run.folder.load_state() if resume else None
+    if saved is not None:
+        _check_images(run, saved[0])
     first = saved[0].stage if saved else 0
     steps_before = sum(steps_of(stage, run) for stage in recipe.stages[:first])
     run.folder.forget_after(steps_before + (saved[0].step if saved else 0))
@@ -85,7 +87,8 @@ def _run_stage(run: Run, learner: Learner, progress: Progress, steps_before: int
             if better:
                 run.keeper.keep(learner.average.model(model), found, best=True)
         if looking or stopping:
-            told = Progress(learner.number, done, best, since_best, gathered.rows)
+            images = batch_of(learner.stage, run)
+            told = Progress(learner.number, done, best, since_best, gathered.rows, images)
             run.folder.save_state(told, learner.tensors())
         if _is_out_of_patience(recipe, since_best):
             if run.ranks.is_first:
@@ -93,6 +96,21 @@ def _run_stage(run: Run, learner: Learner, progress: Progress, steps_before: int
             return
         if stopping and done < steps:
             raise StoppedError
+
+
+def _check_images(run: Run, progress: Progress) -> None:
+    """Refuse to count epochs by other steps than before; where steps are given, only warn."""
+    stages = run.recipe.stages[: progress.stage + 1]
+    now = batch_of(stages[-1], run)
+    if progress.images in (None, now):
+        return
+    problem = f"a step had {progress.images} images and would have {now} now"
+    if any(stage.steps is None for stage in stages):
+        raise UsageError(
+            f"{problem}: its epochs have other steps", hint="start as many processes as before"
+        )
+    if run.ranks.is_first:
+        run.listener.warn(f"{problem}: start as many processes as before to learn the same")
 
 
 def _worth(found: Validation, by: str) -> float:

@@ -46,6 +46,7 @@ class Progress:
     best: float | None = None  # of this stage
     since_best: int = 0  # validations
     untold: tuple[dict[str, Any], ...] = ()  # figures of the last steps, not yet among the metrics
+    images: int | None = None  # of a step, in all processes together
 
 
 class RunFolder:
