@@ -93,7 +93,7 @@ def export(
         asked = Export(files, wanted, form, how, survey(files, wanted))
         if not asked.found.good and form.name not in ("page", "csv", "parquet"):
             raise ImageError(
-                f"all {asked.found.images} predictions had failed: there is nothing to show",
+                f"{counted(asked.found.images, 'prediction')}, all failed: nothing can be shown",
                 hint="--format csv --per-image -o - lists the reasons",
             )
         if output == STANDARD:
