@@ -40,7 +40,10 @@ from tnetcli.workflows.images import Image
 from tnetcli.workflows.predict import Means, predict_images
 
 WORKERS = (1, 2, 4)
-COUNTS = {"reading": 160, "network": 32}  # images in a run
+# Images in a run, and in a batch: records come a batch at a time from every process, so that a rate
+# means something only over many rounds of all of them.
+COUNTS = {"reading": 320, "network": 64}
+BATCHES = {"reading": 8, "network": 2}
 TASKS = 400  # that do nothing, through the scheduler
 NODES, CORES = 100, 32
 HEADINGS = ("engine", "workers", "reading: images/s", "", "network: images/s", "")
@@ -78,7 +81,9 @@ def engine(name: str, workers: int) -> Iterator[Elsewhere]:
         yield Elsewhere(cluster=Cluster(cluster.scheduler_address))
 
 
-def images_per_second(paths: list[Path], model: str, where: Elsewhere, count: int) -> float:
+def images_per_second(
+    paths: list[Path], model: str, where: Elsewhere, count: int, batch: int
+) -> float:
     """Return how many records come in a second, once the first ones have come.
 
     Until then processes load torch and the model, which is over in seconds however long a run is.
@@ -88,7 +93,7 @@ def images_per_second(paths: list[Path], model: str, where: Elsewhere, count: in
         for number in range(count)
     ]
     workers = where.processes if where.cluster is None else 2
-    means = Means("cpu", max(available_cores() // workers, 1), 8, where)
+    means = Means("cpu", max(available_cores() // workers, 1), batch, where)
     arrived = [time.perf_counter() for _ in predict_images(images, model, means=means)]
     skipped = count // 4
     return (count - 1 - skipped) / (arrived[-1] - arrived[skipped])
@@ -165,7 +170,7 @@ def main() -> None:
         cells = [name, str(workers)]
         with engine(name, workers) as where:
             for kind, model in models.items():
-                rate = images_per_second(paths, model, where, COUNTS[kind])
+                rate = images_per_second(paths, model, where, COUNTS[kind], BATCHES[kind])
                 rates.setdefault(kind, []).append(rate)
                 cells += [f"{rate:.2f}", f"{rate / rates[kind][0]:.2f} x"]
         say(" | ".join(cells))
@@ -189,8 +194,10 @@ def main() -> None:
             f"`python benchmarks/scale.py --write`. {datetime.date.today()}; {os.cpu_count()} "
             f"cores; Python {platform.python_version()}; {libraries}. COGs of 4096 px, 8 windows "
             "an image with the bundled model (reading counts most), 7 with a TNet on "
-            "EfficientNet-B0 (the network does). Records a second once a quarter of them have "
-            "come; the second number is by how much that is more than this process alone.",
+            f"EfficientNet-B0 (the network does), in batches of {BATCHES['reading']} and "
+            f"{BATCHES['network']}, on Dask one by one. Records a second once a quarter of them "
+            "have come; the second number is by how much that is more than this process alone, "
+            "which uses all cores itself, while a worker of Dask has one.",
             "",
             "| " + " | ".join(HEADINGS) + " |",
             "|---" * len(HEADINGS) + "|",
