@@ -1,4 +1,7 @@
 import os
+import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -112,3 +115,34 @@ def test_a_system_that_does_not_tell_is_no_bug(tmp_path, monkeypatch, groups):
     monkeypatch.setattr(os, "sysconf", silent)
     monkeypatch.setattr(machine, "MEMORY", tmp_path / "none")
     assert memory() == machine.Memory(None, None, None)
+
+
+FAULTS = """
+import resource, sys
+import numpy as np
+from tnetcli.machine import reuse_freed_memory
+
+if sys.argv[1] == "reuse":
+    reuse_freed_memory()
+for _ in range(10):
+    np.ones(2**17)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(100):
+    np.ones(2**17)  # a megabyte
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what Dask sets is read by glibc")
+@pytest.mark.parametrize(
+    ("setting", "how", "fresh"),
+    [("65536", "reuse", False), ("65536", "", True), ("1", "reuse", True)],
+)
+def test_memory_that_dask_would_give_back_is_used_again(setting, how, fresh):
+    environment = {**os.environ, "MALLOC_TRIM_THRESHOLD_": setting}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, how],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    pages = 100 * 2**20 // os.sysconf("SC_PAGE_SIZE")
+    assert (int(done.stdout) > pages / 2) == fresh

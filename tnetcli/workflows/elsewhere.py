@@ -15,7 +15,7 @@ from tnetcli.engines.dask import Cluster, in_dask
 from tnetcli.engines.processes import in_processes
 from tnetcli.errors import ModelError, UsageError
 from tnetcli.looking import Looker
-from tnetcli.machine import available_cores
+from tnetcli.machine import available_cores, reuse_freed_memory
 from tnetcli.prediction import Prediction, Problem
 from tnetcli.readers.detect import absolute
 from tnetcli.recording import record_failure
@@ -171,6 +171,7 @@ def _predictor(order: Order) -> Predictor:
     # Dask gives its workers OMP_NUM_THREADS=1 unless told otherwise, and torch goes by that.
     threads = order.threads or min(torch.get_num_threads(), available_cores())
     limit_threads(threads)
+    reuse_freed_memory()
     checkpoint = load_model(order.model)
     if checkpoint.sha256 != order.sha256:
         raise ModelError(
