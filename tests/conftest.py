@@ -1,6 +1,7 @@
 """What all tests share: a flag for those that take minutes, a Ctrl-C that is heard, a log."""
 
 import logging
+import os
 import signal
 
 import pytest
@@ -34,3 +35,9 @@ def untouched_log():
     logger = logging.getLogger("tnetcli")
     logger.handlers, logger.propagate = [], True
     logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def unmeasured():
+    """Lend the environment of a command that `make cov` cannot follow: it would be disturbed."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}

@@ -394,6 +394,13 @@ def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path):
     assert read_recipe(path).model.class_count == 2
 
 
+def test_a_recipe_is_a_table_or_a_recipe():
+    recipe = check_recipe(MODEL)
+    assert Recipe.model_validate(recipe) == recipe
+    with pytest.raises(ValueError, match="valid dictionary"):
+        Recipe.model_validate([1, 2])
+
+
 def test_a_recipe_holds_plain_values_only():
     data = check_recipe(MODEL).as_data()
     assert yaml.safe_load(yaml.safe_dump(data)) == data

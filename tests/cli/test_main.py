@@ -74,10 +74,12 @@ def test_a_reader_that_stops_listening_is_no_bug(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of another kind")
-def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path):
+def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path, unmeasured):
     os.mkfifo(tmp_path / "list.csv")
     command = [sys.executable, "-m", "tnetcli", "info", "--manifest", "list.csv"]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    running = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=unmeasured
+    )
     pipe = joined(tmp_path / "list.csv", running)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=30)
