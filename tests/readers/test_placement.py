@@ -233,6 +233,14 @@ def test_an_exact_copy_does_not_share_memory_with_the_block():
     assert not np.shares_memory(copy_exact(placement, block, None).values, block)
 
 
+def test_a_block_of_our_own_is_the_view_without_a_copy():
+    block = np.arange(16, dtype=np.uint8).reshape(4, 4, 1)
+    placement = place(Window(0, 0, 4, 4), flat_level(Size(4, 4)), Size(4, 4))
+    view = copy_exact(placement, block, None, own=True)
+    assert np.shares_memory(view.values, block)
+    assert (view.values == copy_exact(placement, block, None).values).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_values_under_the_mask_never_leak(dtype):
     image = np.full((4, 4, 1), np.nan, dtype)

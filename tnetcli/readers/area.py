@@ -204,9 +204,16 @@ class _TapSums:
 
 
 def copy_exact(
-    placement: Placement, values: NDArray[Any], valid: NDArray[np.bool_] | None
+    placement: Placement,
+    values: NDArray[Any],
+    valid: NDArray[np.bool_] | None,
+    *,
+    own: bool = False,
 ) -> Pixels:
-    """Paste the decoded box into the view where output pixels are level pixels."""
+    """Paste the decoded box into the view where output pixels are level pixels.
+
+    Values of our `own`, which nobody else holds, are not copied where they are the whole view.
+    """
     box, out = placement.box, placement.out_size
     top, left = placement.corner(box)
     rows, columns = slice(top, top + box.height), slice(left, left + box.width)
@@ -216,7 +223,7 @@ def copy_exact(
     whole = (box.height, box.width) == (out.height, out.width)
     if whole and valid is None:
         # A copy in the order of the block, pixel by pixel, takes a quarter of the time.
-        return Pixels(np.array(values, order="C").transpose(2, 0, 1), mask)
+        return Pixels((values if own else np.array(values, order="C")).transpose(2, 0, 1), mask)
     pasted = np.zeros((inside.shape[0], out.height, out.width), values.dtype)
     pasted[:, rows, columns] = inside if valid is None else np.where(valid, inside, 0)
     return Pixels(pasted, mask)

@@ -132,6 +132,7 @@ class Block:
     values: NDArray[Any]  # (height, width, bands)
     valid: NDArray[np.bool_] | None
     cost: Cost
+    own: bool = False  # whether nobody else holds these values, so that no copy is needed
 
 
 class Source(Protocol):

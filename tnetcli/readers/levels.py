@@ -61,8 +61,9 @@ class LevelReader(DescribedByLayout, ABC):
         parts = list(chunks(placement.box, level.block, max(CHUNK_SAMPLES // bands, 1)))
         if len(parts) == 1:
             block = self._take(index, parts[0])
-            lay = copy_exact if placement.is_exact else area_mean
-            return lay(placement, block.values, block.valid)
+            if placement.is_exact:
+                return copy_exact(placement, block.values, block.valid, own=block.own)
+            return area_mean(placement, block.values, block.valid)
         if placement.is_exact:
             return self._paste(index, placement, parts)
         mean = AreaMean(placement, bands, self.dtype)

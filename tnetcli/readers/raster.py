@@ -113,7 +113,8 @@ class _RasterSource:
             coloured = plan.palette[values[..., 0]]  # (height, width, red green blue alpha)
             opaque = coloured[..., 3] > 0
             values, seen = coloured[..., :3], opaque if seen is None else seen & opaque
-        return Block(values, both_valid(valid, seen), block.cost)
+        own = block.own and values is block.values
+        return Block(values, both_valid(valid, seen), block.cost, own)
 
     def _page(self, level: int) -> PageTiles:
         if level not in self._tiles:

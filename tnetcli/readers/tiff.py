@@ -260,7 +260,7 @@ class _TiffSource:
         channels = (*self._reader._channels, *([] if alpha is None else [alpha]))
         shape = (box.height, box.width, len(channels))
         values: Any = None
-        valid = None
+        valid, own = None, True
         pixels = bytes_read = 0
         for number in sorted({channel.page for channel in channels}):
             slots = [i for i, channel in enumerate(channels) if channel.page == number]
@@ -270,7 +270,7 @@ class _TiffSource:
             pixels = max(pixels, block.cost.pixels_decoded)
             bytes_read += block.cost.bytes_read
             if len(slots) == len(channels):
-                values = block.values
+                values, own = block.values, block.own
             else:
                 values = np.empty(shape, block.values.dtype) if values is None else values
                 values[..., slots] = block.values
@@ -280,7 +280,7 @@ class _TiffSource:
         elif self._reader._nodata is not None:
             valid = both_valid(valid, holds_data(values, self._reader._nodata))
         valid = both_valid(valid, are_numbers(values))
-        return Block(values, valid, Cost(pixels, bytes_read))
+        return Block(values, valid, Cost(pixels, bytes_read), own and alpha is None)
 
     def _page(self, level: int, channel: _Channel) -> PageTiles:
         key = (level, channel.page)

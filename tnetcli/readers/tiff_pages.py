@@ -180,45 +180,46 @@ class PageTiles:
         """Decode `samples` of `box`; blocks that were never written are not valid."""
         if self._rows_at is not None:
             return self._read_rows(box, samples)
+        down = _overlaps(box.top, box.bottom, self.block.height)
+        across = _overlaps(box.left, box.right, self.block.width)
+        planes = samples if self._separate else (0,)
+        all_samples = self._separate or list(samples) == list(range(self.samples))
+        alone = len(down) * len(across) * len(planes) == 1
         values: NDArray[Any] | None = None
         valid: NDArray[np.bool_] | None = None
         pixels = bytes_read = 0
-        rows = range(box.top // self.block.height, (box.bottom - 1) // self.block.height + 1)
-        columns = range(box.left // self.block.width, (box.right - 1) // self.block.width + 1)
-        planes = samples if self._separate else (0,)
-        alone = len(rows) * len(columns) * len(planes) == 1
-        all_samples = self._separate or list(samples) == list(range(self.samples))
         for slot, plane in enumerate(planes):
-            for row in rows:
-                for column in columns:
-                    index = (plane * self._down + row) * self._across + column
-                    tile, cost = self._tile(index, row, column)
+            for row, to_rows, from_rows in down:
+                for column, to_columns, from_columns in across:
+                    tile, cost = self._tile(plane, row, column)
                     pixels += cost.pixels_decoded
                     bytes_read += cost.bytes_read
-                    into, out_of = self._overlap(box, row, column)
+                    if tile is not None:
+                        tile = tile[from_rows, from_columns]
+                        if not all_samples:
+                            tile = tile[..., list(samples)]
+                        if alone:
+                            return Block(tile, None, Cost(pixels, bytes_read))
+                    if values is None:
+                        values = np.empty((box.height, box.width, len(samples)), self.dtype)
+                    into = values[to_rows, to_columns]
+                    if self._separate:
+                        into = into[..., slot : slot + 1]
                     if tile is None:
                         if valid is None:
                             valid = np.ones((box.height, box.width), np.bool_)
-                        valid[into] = False
-                        continue
-                    part = tile[out_of] if all_samples else tile[out_of][..., list(samples)]
-                    if alone and part.shape[:2] == (box.height, box.width):
-                        return Block(part, None, Cost(pixels, bytes_read))
-                    if values is None:
-                        shape = (box.height, box.width, len(samples))
-                        values = np.zeros(shape, self.dtype)
-                    if self._separate:
-                        values[into][..., slot] = part[..., 0]
+                        valid[to_rows, to_columns] = False
+                        into[...] = 0
                     else:
-                        values[into] = part
-        if values is None:
-            values = np.zeros((box.height, box.width, len(samples)), self.dtype)
+                        into[...] = tile
+        assert values is not None  # a box has pixels
         if self._separate:
             # A block of one plane holds a share of its pixels, not all of them again.
             pixels = pixels // self.samples
-        return Block(values, valid, Cost(pixels, bytes_read))
+        return Block(values, valid, Cost(pixels, bytes_read), own=True)
 
-    def _tile(self, index: int, row: int, column: int) -> tuple[NDArray[Any] | None, Cost]:
+    def _tile(self, plane: int, row: int, column: int) -> tuple[NDArray[Any] | None, Cost]:
+        index = (plane * self._down + row) * self._across + column
         offset, count = int(self._offsets[index]), int(self._counts[index])
         if not offset or not count:
             return None, NOTHING
@@ -253,20 +254,6 @@ class PageTiles:
             raise tifffile.TiffFileError(f"block {index} is empty")
         return np.asarray(decoded[0], self.dtype)
 
-    def _overlap(
-        self, box: Box, row: int, column: int
-    ) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-        """Return the shared rectangle in the coordinates of the box and of the block."""
-        top, left = row * self.block.height, column * self.block.width
-        first_row, last_row = max(box.top, top), min(box.bottom, top + self.block.height)
-        first, last = max(box.left, left), min(box.right, left + self.block.width)
-        into = (
-            slice(first_row - box.top, last_row - box.top),
-            slice(first - box.left, last - box.left),
-        )
-        out_of = (slice(first_row - top, last_row - top), slice(first - left, last - left))
-        return into, out_of
-
     def _read_rows(self, box: Box, samples: Sequence[int]) -> Block:
         assert self._rows_at is not None
         together = 1 if self._separate else self.samples
@@ -281,6 +268,16 @@ class PageTiles:
         values = np.concatenate(parts, axis=2) if self._separate else _select(parts[0], samples)
         cost = Cost(box.height * self.size.width, len(parts) * box.height * per_row)
         return Block(values.astype(self.dtype, copy=False), None, cost)
+
+
+def _overlaps(first: int, last: int, block: int) -> list[tuple[int, slice, slice]]:
+    """Return the blocks under a range, with what they share counted from its start and theirs."""
+    found = []
+    for number in range(first // block, (last - 1) // block + 1):
+        start = number * block
+        low, high = max(first, start), min(last, start + block)
+        found.append((number, slice(low - first, high - first), slice(low - start, high - start)))
+    return found
 
 
 def _jpeg_colours(key: tifffile.TiffPage) -> tuple[str, int] | None:
