@@ -160,7 +160,6 @@ def test_a_warned_task_stops_and_is_queued_again(cluster):
     try:
         os.write(held, b"0.tif\n")
         wait_until_read(held, job)
-        time.sleep(1)  # Python hears of a signal just before it waits again only afterwards
         job.send_signal(signal.SIGUSR1)
         told, _ = job.communicate(timeout=60)
     finally:

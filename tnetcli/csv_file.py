@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tnetcli.errors import ManifestError
+from tnetcli.pipes import open_to_read, parts_of
 from tnetcli.wording import reason, shorten, some_of
 
 MOST_TOLD = 8  # more problems than that are only counted
@@ -109,8 +110,12 @@ def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) 
 def _read_text(path: Path) -> str:
     hint = "it must be a CSV file in UTF-8"
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        with open_to_read(path) as file:
+            content = bytearray()
+            for part in parts_of(file):
+                content += part
+                if len(content) > MOST_BYTES:
+                    break
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         if isinstance(error, FileNotFoundError):
             hint = "is the path right? in a recipe it starts at the recipe's own folder"
@@ -129,7 +134,7 @@ def _read_text(path: Path) -> str:
         ) from error
 
 
-def _coding(content: bytes) -> str:
+def _coding(content: bytes | bytearray) -> str:
     """Return what a text that is not UTF-8 most likely is."""
     marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return "utf-16" if marked else "latin1"

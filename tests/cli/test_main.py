@@ -3,8 +3,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -93,25 +91,13 @@ def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path, unmeasured):
 
 
 def joined(path, running):
-    """Open a pipe for writing, once somebody reads from it and waits for what comes.
-
-    Python hears of a signal that comes in the moment before it begins to wait only afterwards.
-    """
-    pipe, asleep = None, 0
-    while running.poll() is None and asleep < 5:
-        time.sleep(0.05)
-        if pipe is None:
-            with suppress(OSError):
-                pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        else:
-            asleep = asleep + 1 if is_asleep(running.pid) else 0
-    assert running.poll() is None, running.communicate()
-    return pipe
-
-
-def is_asleep(process):
-    status = Path(f"/proc/{process}/stat")
-    return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "S"
+    """Open a pipe for writing, once somebody reads from it."""
+    while running.poll() is None:
+        try:
+            return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            time.sleep(0.01)
+    raise AssertionError(running.communicate())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`tnet export`: show what was looked at, on a map, on a slide, in a browser or in a table."""
 
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import typer
 from tnetcli.cli import export_options as options
 from tnetcli.cli.options import Overwrite, Quiet, is_typed, parse_counts
 from tnetcli.errors import ImageError, SomeFailedError, UsageError
+from tnetcli.pipes import parts_of
 from tnetcli.wording import counted
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _files(names: list[str]) -> Iterator[list[Path]]:
         yield [Path(name) for name in names]
         return
     with NamedTemporaryFile(prefix="tnet-", suffix=".jsonl") as kept:
-        shutil.copyfileobj(sys.stdin.buffer, kept)
+        kept.writelines(parts_of(sys.stdin.buffer))
         kept.flush()
         yield [Path(kept.name) if name == STANDARD else Path(name) for name in names]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tnetcli.csv_file import Problems, locate, read_rows
 from tnetcli.errors import UsageError
+from tnetcli.pipes import parts_of
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cropped import Crop, CropKind
 from tnetcli.readers.detect import is_remote
@@ -132,8 +133,8 @@ def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
     if argument == "-":
         if sys.stdin is None:
             raise UsageError("standard input is closed", hint="give the list: `… | tnet … -`")
-        content = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8)  # names are bytes
-        _check_separator(content, null)
+        content = b"".join(parts_of(sys.stdin.buffer)).removeprefix(codecs.BOM_UTF8)
+        _check_separator(content, null)  # names are bytes
         lines = content.split(b"\0") if null else content.replace(b"\r\n", b"\n").split(b"\n")
         yield from (os.fsdecode(line) for line in lines if line.strip())
     elif is_remote(argument):

@@ -1,0 +1,74 @@
+import io
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tnetcli.pipes import open_to_read, parts_of
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes and signals of another kind")
+# A signal that another thread takes does not wake the one that reads: as one that comes in the
+# moment before reading begins, it is heard only if the reader is back from the system in time.
+UNHEARD = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from tnetcli.pipes import open_to_read, parts_of
+def stop(number, frame):
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+def late():
+    time.sleep(0.3)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=late).start()
+{read}
+"""
+WAYS = {
+    "stdin": "list(parts_of(sys.stdin.buffer))",
+    "a pipe nobody has opened": "list(parts_of(open_to_read(Path('pipe'))))",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_signal_that_wakes_nobody_is_heard(tmp_path, way):
+    if way != "stdin" and sys.platform != "linux":
+        pytest.skip("such a pipe cannot be opened without waiting")
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(
+        [sys.executable, "-c", UNHEARD.format(read=WAYS[way])], stdin=subprocess.PIPE, cwd=tmp_path
+    ) as running:
+        assert running.wait(timeout=30) == 75
+
+
+def test_all_that_comes_through_a_pipe_is_read_as_it_comes(tmp_path):
+    sent = [bytes([value]) * 10**5 for value in range(20)]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def write():
+        with pipe.open("wb") as file:
+            file.writelines(sent)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with open_to_read(pipe) as file:
+        assert b"".join(parts_of(file)) == b"".join(sent)
+    writer.join()
+
+
+def test_a_file_is_read_to_its_end(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(10**6))
+    with open_to_read(tmp_path / "file") as file:
+        assert b"".join(parts_of(file)) == bytes(10**6)
+
+
+def test_what_is_no_file_of_the_system_is_read_too():
+    assert b"".join(parts_of(io.BytesIO(b"a list"))) == b"a list"
+
+
+def test_what_has_ended_already_is_empty():
+    reading, writing = os.pipe()
+    os.close(writing)
+    with open(reading, "rb") as file:
+        assert list(parts_of(file)) == []
