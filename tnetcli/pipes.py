@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+STANDARD = "-"  # input or output, where a file is named
 INSTANT = 0.2  # seconds
 PART_BYTES = 2**16
 

@@ -69,6 +69,13 @@ def test_keep_says_how_many_cells_are_followed(tmp_path):
     assert record["prediction"]["windows"] == 1 + 4 + 8
 
 
+def test_numbers_of_cells_that_no_level_asks_for_are_refused(scene):
+    done = tnet("info", "--levels", 2, "--keep", "4,2,1", scene)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --keep 4,2,1 has 3 numbers for 2 levels")
+    assert tnet("info", "--levels", 1, scene).returncode == 0  # nobody asked for more
+
+
 def test_an_image_that_cannot_be_read_ends_with_3_and_a_hint(tmp_path):
     (tmp_path / "scene.tif").write_text("not an image")
     done = tnet("info", tmp_path / "scene.tif")

@@ -115,6 +115,20 @@ def test_a_list_that_is_separated_otherwise_is_said_to_be_so(tmp_path, options, 
     assert len(done.stderr.splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["info", "-0", "a.tif"],
+        ["info", "-0", "--manifest", "a.csv"],
+        ["merge", "a.jsonl", "-o", "b.jsonl", "--recursive"],
+    ],
+)
+def test_an_option_that_could_do_nothing_is_refused(tmp_path, command):
+    done = tnet(*command, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(("error: -0 is for", "error: --recursive is for"))
+
+
 def test_a_name_with_a_line_end_is_one_name(tmp_path):
     write_geotiff(tmp_path / "a\nb.tif", noise((64, 64)))
     for content in ("a\nb.tif", "a\nb.tif\0"):

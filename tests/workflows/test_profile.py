@@ -233,9 +233,10 @@ def test_every_row_is_measured(recipe):
     assert found.measuring.memory in ("VmHWM", "getrusage")
 
 
-def test_half_the_width_can_be_measured(recipe):
-    found = profile_recipe(recipe, windows=[1], stopwatch=Stopwatch("cpu", "bf16", 1))
-    assert json.loads(as_json(found))["measuring"]["precision"] == "bf16"
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_the_width_can_be_measured(recipe, precision):
+    found = profile_recipe(recipe, windows=[1], stopwatch=Stopwatch("cpu", precision, 1))
+    assert json.loads(as_json(found))["measuring"]["precision"] == precision
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux knows the peak")

@@ -12,14 +12,12 @@ import typer
 from tnetcli.cli import export_options as options
 from tnetcli.cli.options import Overwrite, Quiet, is_typed, parse_counts
 from tnetcli.errors import ImageError, SomeFailedError, UsageError
-from tnetcli.pipes import parts_of
+from tnetcli.pipes import STANDARD, parts_of
 from tnetcli.wording import counted
 
 if TYPE_CHECKING:
     from tnetcli.workflows.export import Export, Exported
     from tnetcli.workflows.export_formats import Format
-
-STANDARD = "-"  # input or output
 
 
 def export(

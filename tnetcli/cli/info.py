@@ -20,12 +20,16 @@ from tnetcli.cli.options import (
     PlaneZ,
     Reader,
     Recursive,
+    is_typed,
     parse_keep,
     read_options,
 )
+from tnetcli.errors import UsageError
+from tnetcli.wording import counted
 
 
 def info(
+    context: typer.Context,
     images: Images = None,
     manifest: Manifest = None,
     recursive: Recursive = False,
@@ -59,7 +63,13 @@ def info(
     from tnetcli.workflows.info import as_json, as_text, failure, inspect, outcome
 
     options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
-    plan = Plan(levels, parse_keep(keep))
+    counts = parse_keep(keep)
+    if is_typed(context, "keep") and len(counts) >= max(levels, 2):
+        raise UsageError(
+            f"--keep {keep} has {counted(len(counts), 'number')} for {counted(levels, 'level')}",
+            hint="one for each level but the last, or fewer: the last number repeats",
+        )
+    plan = Plan(levels, counts)
     found = find_images(images or [], manifest=manifest, recursive=recursive, null=null)
     failures = []
     for image in found:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tnetcli.cli.options import Manifest, Overwrite, Recursive
-from tnetcli.errors import SomeFailedError
+from tnetcli.errors import SomeFailedError, UsageError
 
 
 def merge(
@@ -48,6 +48,11 @@ def merge(
     from tnetcli.workflows.merge import merge as run
     from tnetcli.workflows.shards import missing_files
 
+    if recursive and not images:
+        raise UsageError(
+            "--recursive is for the folders that --image names",
+            hint="give --image FOLDER, or leave out --recursive",
+        )
     wanted = None
     if manifest is not None or images:
         wanted = name_images(

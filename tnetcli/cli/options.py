@@ -37,6 +37,14 @@ class CropName(StrEnum):
     context = "context"
 
 
+class PrecisionName(StrEnum):
+    """Of the computation."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
 class LogFormatName(StrEnum):
     """How lines on standard error look."""
 

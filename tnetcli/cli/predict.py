@@ -30,6 +30,7 @@ from tnetcli.cli.options import (
     Overwrite,
     PlaneT,
     PlaneZ,
+    PrecisionName,
     Quiet,
     Reader,
     Recursive,
@@ -64,14 +65,6 @@ POLICIES: dict[PolicyName, "Policy"] = {
     PolicyName.sample: "sample",
     PolicyName.best_first: "best_first",
 }
-
-
-class PrecisionName(StrEnum):
-    """Of the computation."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
 
 
 def predict(

@@ -1,21 +1,12 @@
 """`tnet profile`: what a model holds, computes and takes."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tnetcli.cli.options import Json, Settings, is_typed, parse_windows
+from tnetcli.cli.options import Json, PrecisionName, Settings, is_typed, parse_windows
 from tnetcli.errors import UsageError
-
-
-class Precision(StrEnum):
-    """How wide the numbers are that a model computes with."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-
 
 SOURCES = ("model", "recipe", "paper")
 
@@ -59,8 +50,9 @@ def profile(
         str, typer.Option(envvar="TNET_DEVICE", help="Measure on auto, cpu, cuda, cuda:1 or mps.")
     ] = "auto",
     precision: Annotated[
-        Precision, typer.Option(envvar="TNET_PRECISION", help="Measure with numbers this wide.")
-    ] = Precision.fp32,
+        PrecisionName,
+        typer.Option(envvar="TNET_PRECISION", help="Measure with numbers this wide."),
+    ] = PrecisionName.fp32,
     repeats: Annotated[
         int,
         typer.Option(envvar="TNET_REPEATS", min=1, max=10_000, help="The median of how many runs."),

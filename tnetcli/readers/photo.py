@@ -1,7 +1,6 @@
 """Small ordinary images (PNG, JPEG, WebP, BMP, GIF), decoded once as a whole."""
 
 import os
-import struct
 import zlib
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from tnetcli.geometry import Size
 from tnetcli.readers.bands import choose_bands
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Source
 from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.failures import PARSING_FAILURES
 from tnetcli.readers.handles import file_stamp
 from tnetcli.readers.jpeg import decode_photo
 from tnetcli.readers.png import check_png
@@ -30,19 +30,7 @@ Image.MAX_IMAGE_PIXELS = None
 EXIF_ORIENTATION = 274
 ROWS = 256
 # Pillow meets damaged headers with whatever its parsing runs into.
-PHOTO_FAILURES = (
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-)
+PHOTO_FAILURES = (*PARSING_FAILURES, EOFError, zlib.error)
 # Pillow's mode -> the mode we decode to, its bands, whether the last of them is transparency.
 MODES: dict[str, tuple[str, tuple[str, ...], bool]] = {
     "1": ("L", ("1",), False),

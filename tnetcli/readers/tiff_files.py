@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import tifffile
 
 from tnetcli.errors import ImageError
+from tnetcli.readers.failures import PARSING_FAILURES
 from tnetcli.wording import one_line
 
 # What matters of its log we check ourselves; the rest would fill the user's terminal.
@@ -15,18 +16,7 @@ logging.getLogger("tifffile").propagate = False
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 # tifffile meets damaged tags and foreign XML with whatever its parsing runs into.
-TIFF_FAILURES = (
-    tifffile.TiffFileError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
+TIFF_FAILURES = (*PARSING_FAILURES, tifffile.TiffFileError)
 COLOURED = (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)
 MOST_DIRECTORIES = 10_000
 # How long a value of each type is; those that a tag has no room for lie elsewhere.

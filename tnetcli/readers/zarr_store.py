@@ -12,13 +12,14 @@ from zarr.storage import FsspecStore, LocalStore, WrapperStore, ZipStore
 
 from tnetcli.errors import ImageError
 from tnetcli.readers.detect import ZIP_FAILURES
+from tnetcli.readers.failures import PARSING_FAILURES
 from tnetcli.wording import one_line
 
 ZarrFormat = Literal[2, 3]
 
 STORE_FAILURES = ZIP_FAILURES  # those of folders and URLs are among them
 # zarr meets damaged metadata with whatever its parsing runs into.
-METADATA_FAILURES = (*STORE_FAILURES, ArithmeticError, AttributeError, LookupError, TypeError)
+METADATA_FAILURES = (*STORE_FAILURES, *PARSING_FAILURES)
 FOLDER_HINT = "give the folder whose `zarr.json` or `.zattrs` lists `multiscales`"
 GROUP_FILES = ("zarr.json", ".zgroup")
 # Where a blosc chunk gives its own length, and how long its header is.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tnetcli.csv_file import Problems, locate, read_rows
 from tnetcli.errors import UsageError
-from tnetcli.pipes import parts_of
+from tnetcli.pipes import STANDARD, parts_of
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cropped import Crop, CropKind
 from tnetcli.readers.detect import is_remote
@@ -106,6 +106,10 @@ def find_images(
     """Return every image named, in order and once each; UsageError if there is none."""
     if manifest is not None and arguments:
         raise UsageError("both IMAGES and --manifest are given", hint="choose one of them")
+    if null and STANDARD not in arguments:
+        raise UsageError(
+            "-0 is for a list on stdin", hint="give `-` too: find … -print0 | tnet … -0 -"
+        )
     if manifest is not None:
         found = list(read_manifest(manifest))
     else:
@@ -130,7 +134,7 @@ def _inside(folder: str, recursive: bool) -> Iterator[str]:
 
 
 def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
-    if argument == "-":
+    if argument == STANDARD:
         if sys.stdin is None:
             raise UsageError("standard input is closed", hint="give the list: `… | tnet … -`")
         content = b"".join(parts_of(sys.stdin.buffer)).removeprefix(codecs.BOM_UTF8)

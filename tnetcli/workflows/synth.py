@@ -73,7 +73,8 @@ class Order:
         whole = len(self.split) == len(SPLITS) and abs(sum(self.split) - 1) < 1e-6
         if not whole or min(self.split) < 0:
             raise UsageError(
-                f"--split is not three parts of 1: `{shorten(list(self.split))}`",
+                "--split is not three parts of 1: "
+                f"`{shorten(','.join(f'{part:g}' for part in self.split))}`",
                 hint="for train, validation and test: --split 0.7,0.15,0.15",
             )
 
