@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "views": GROUND | {"readers", "normalisation", "traversal"},
     "running": {"devices", "errors", "geometry", "models", "readers"},
     "looking": MIDDLE | {"checkpoint", "devices", "running"},
-    "recording": {"__init__", "errors", "looking", "prediction", "readers"},
+    "recording": {"__init__", "errors", "geometry", "looking", "prediction", "readers"},
     "output_file": {"errors", "wording"},
     "exporters": {"errors", "geometry", "output_file", "prediction", "wording"},
     "tensor_file": {"errors", "output_file", "wording"},

@@ -13,6 +13,7 @@ from tnetcli.prediction import (
     Prediction,
     PredictionCost,
     Problem,
+    SeenGlimpse,
     SeenLevel,
     SeenWindow,
 )
@@ -21,9 +22,11 @@ from tnetcli.visits import Stop
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 words = st.text(max_size=12)
 counts = st.integers(0, 10**12)
+boxes = st.tuples(numbers, numbers, numbers, numbers)
 windows = st.builds(
-    SeenWindow, words, counts, st.tuples(numbers, numbers, numbers, numbers), numbers, counts,
+    SeenWindow, words, counts, boxes, numbers, counts,
     numbers, words, numbers, numbers, steps=st.lists(numbers, max_size=3).map(tuple),
+    glimpses=st.lists(st.builds(SeenGlimpse, boxes, words, numbers), max_size=2).map(tuple),
 )  # fmt: skip
 predictions = st.builds(
     Prediction,
@@ -106,6 +109,16 @@ def test_a_record_with_values_of_another_kind_is_refused(key, value):
     data = json.loads(Prediction("a", "a", "ok").to_json()) | {key: value}
     with pytest.raises(ValueError, match=f"`{key}` is no"):
         Prediction.from_json(json.dumps(data))
+
+
+def test_glimpses_are_told_only_where_there_are_any():
+    plain = SeenWindow("root", 1, (0.0, 0.0, 9.0, 9.0), 1.0, 1, 1.0, "a", 1.0, 1.0)
+    glimpse = SeenGlimpse((1.0, 2.0, 3.5, 4.5), "b", 0.75)
+    record = Prediction("a", "a", "ok", windows=(plain, replace(plain, glimpses=(glimpse,))))
+    told = json.loads(record.to_json())["windows"]
+    assert "glimpses" not in told[0]
+    assert told[1]["glimpses"] == [{"box": [1.0, 2.0, 3.5, 4.5], "label": "b", "probability": 0.75}]
+    assert Prediction.from_json(record.to_json()) == record
 
 
 def test_steps_are_told_only_where_there_are_any():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -104,3 +106,20 @@ def test_a_failure_keeps_what_the_user_would_read():
     assert Prediction.from_json(record.to_json()) == record
     assert (record.model_sha256, record.settings) == ("ab12", {"levels": 9})
     assert (record.status, record.error.message, record.error.hint) == ("failed", "torn", "again")
+
+
+def test_glimpses_are_recorded_in_pixels_of_the_image(seen):
+    sight, _ = seen
+    assert sight.glimpses.shape == (len(sight.visits), 0, 4)
+    boxes = np.tile(np.float32([[0.25, 0.5, 0.5, 1.0], [0, 0, 1, 1]]), (len(sight.visits), 1, 1))
+    scores = np.zeros((len(sight.visits), 2, len(CLASSES)), np.float32)
+    scores[:, 0, 1] = np.log(2)
+    found = _windows(replace(sight, glimpses=boxes, glimpse_scores=scores), CLASSES)
+    for window in found:
+        x0, y0, x1, y1 = window.box
+        width, height = x1 - x0, y1 - y0
+        first, second = window.glimpses
+        expected = (x0 + width / 4, y0 + height / 2, x0 + width / 2, y1)
+        assert first.box == pytest.approx(expected, abs=0.006)
+        assert second.box == pytest.approx(window.box, abs=0.006)
+        assert (first.label, first.probability) == ("forest", 0.5)

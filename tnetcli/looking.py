@@ -13,7 +13,7 @@ from torch import Tensor
 from tnetcli.checkpoint import Checkpoint
 from tnetcli.devices import Precision, choose_device
 from tnetcli.errors import ImageError, ModelError, TnetError
-from tnetcli.models.base import Model
+from tnetcli.models.base import Model, Within
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Cost, Reader
 from tnetcli.running import CHUNK, Runner
@@ -37,6 +37,8 @@ class Sight:
     weights: NDArray[np.float32]  # (windows,), their shares in the conclusion
     valid: NDArray[np.float32]  # (windows,), the part that holds data
     steps: NDArray[np.float32]  # (windows, steps), how much each counted; zeros where none was made
+    glimpses: NDArray[np.float32]  # (windows, glimpses, 4), edges within a view from 0 to 1
+    glimpse_scores: NDArray[np.float32]  # (windows, glimpses, classes), of each, or after it
     values: NDArray[np.float32]  # (bands,), the mean of the whole view as the model sees it
     cost: Cost
     read_seconds: float  # of the threads that read, together
@@ -51,6 +53,7 @@ class _Album:
     features: list[Tensor] = field(default_factory=list)
     levels: list[int] = field(default_factory=list)
     valid: list[float] = field(default_factory=list)
+    within: list[Within] = field(default_factory=list)  # of models that take glimpses
     values: NDArray[np.float32] | None = None
     error: TnetError | None = None
     read_seconds: float = 0.0
@@ -225,9 +228,11 @@ class Looker:
         regions = [place.region for place, _ in good]
         score = any(region.level < levels for region in regions)
         looked, seconds = self._runner.run(views, regions, score)
-        for (place, view), features in zip(good, looked.features, strict=True):
+        for number, (place, view) in enumerate(good):
             album = albums[place.image]
-            album.features.append(features)
+            album.features.append(looked.features[number])
+            if looked.within is not None:
+                album.within.append(Within(*(each[number] for each in looked.within)))
             album.levels.append(place.region.level)
             album.valid.append(view.valid)
             album.model_seconds += seconds / len(good)
@@ -263,6 +268,7 @@ class Looker:
             scores, weights, _ = self.model.conclude(each_level, present)
             window_scores = self.model.classify(features)
             steps = self.model.step_shares(features)
+            glimpses, glimpse_scores = self._glimpses(album.within, len(features))
         if not (scores.isfinite().all() and window_scores.isfinite().all()):
             raise _not_a_number("scores are")
         return Sight(
@@ -275,6 +281,8 @@ class Looker:
             weights=weights[-1].cpu().numpy(),
             valid=np.array(album.valid, np.float32),
             steps=_as_array(steps, len(features)),
+            glimpses=glimpses.cpu().numpy(),
+            glimpse_scores=glimpse_scores.cpu().numpy(),
             values=album.values if album.values is not None else np.zeros(0, np.float32),
             cost=Cost(
                 cost.pixels_decoded - album.start.pixels_decoded,
@@ -283,6 +291,13 @@ class Looker:
             read_seconds=album.read_seconds,
             model_seconds=album.model_seconds + time.perf_counter() - start,
         )
+
+    def _glimpses(self, within: list[Within], windows: int) -> tuple[Tensor, Tensor]:
+        """Return the boxes (windows, glimpses, 4) and scores (windows, glimpses, classes)."""
+        if not within:
+            return torch.zeros(windows, 0, 4), torch.zeros(windows, 0, self.model.classes)
+        boxes, features = (torch.stack(each) for each in zip(*within, strict=True))
+        return boxes, self.model.classify(features.to(self.device))
 
 
 def _as_array(steps: Tensor | None, windows: int) -> NDArray[np.float32]:

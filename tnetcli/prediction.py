@@ -17,6 +17,25 @@ STOPS = {
     "repeats": "all else was seen already",
 }
 LISTS = {"box", "probabilities", "steps"}  # of a window; JSON knows no tuples
+SELDOM = ("steps", "glimpses")  # of a window; no key in JSON where there are none
+
+
+@dataclass(frozen=True, slots=True)
+class SeenGlimpse:
+    """A look inside of a window, at the pixels that its view had; `box` is as that of a window.
+
+    `label` and `probability` are what it alone would say, or, of a model that remembers the
+    glimpses before, what was known after it.
+    """
+
+    box: BoxEdges
+    label: str
+    probability: float
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> "SeenGlimpse":
+        """Take plain values as JSON has them."""
+        return cls(**{**data, "box": tuple(data["box"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +47,8 @@ class SeenWindow:
     under which there is data: at most, as a pixel of the view counts where any of it holds data.
     `probabilities` are those of all classes, in the order of the record's own; none where the
     classes are too many to tell them of every window. `steps` are how much each step counted of a
-    model that thinks about a window in steps; none, and no key in JSON, where there are none.
+    model that thinks about a window in steps, `glimpses` where a model looked inside of it, one
+    after another; none where there are none.
     """
 
     path: str
@@ -42,11 +62,15 @@ class SeenWindow:
     valid: float
     probabilities: tuple[float, ...] = ()
     steps: tuple[float, ...] = ()
+    glimpses: tuple[SeenGlimpse, ...] = ()
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> "SeenWindow":
         """Take plain values as JSON has them."""
-        return cls(**{**data, **{key: tuple(data[key]) for key in LISTS & data.keys()}})
+        given = {**data, **{key: tuple(data[key]) for key in LISTS & data.keys()}}
+        if "glimpses" in data:
+            given["glimpses"] = tuple(map(SeenGlimpse.from_data, data["glimpses"]))
+        return cls(**given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +192,9 @@ class Prediction:
         """Return one line; a failed record holds only what is known."""
         everything = asdict(self)
         for window in everything["windows"]:
-            if not window["steps"]:
-                del window["steps"]
+            for key in SELDOM:
+                if not window[key]:
+                    del window[key]
         record = {"schema": everything.pop("schema"), **everything}
         if self.status == "failed":
             blank = Prediction(self.image, self.id, "failed")

@@ -12,7 +12,7 @@ from torch import Tensor
 from tnetcli.devices import Precision, autocast, is_out_of_memory
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Region
-from tnetcli.models.base import Looked, Model
+from tnetcli.models.base import Looked, Model, Within
 from tnetcli.readers.handles import ForkSafeLock
 
 CHUNK = 32  # views in one forward pass: about 600 MB of maps in EfficientNet-B0
@@ -73,15 +73,20 @@ class Runner:
             for start in range(0, len(regions), chunk)
         ]
         attention = [part.attention for part in parts if part.attention is not None]
+        within = [part.within for part in parts if part.within is not None]
         return Looked(
             torch.cat([part.features for part in parts]),
             torch.cat(attention) if attention else None,
+            within=Within(*map(torch.cat, zip(*within, strict=True))) if within else None,
         )
 
     def _at_once(self, views: Tensor, regions: Sequence[Region], score: bool) -> Looked:
         with torch.inference_mode(), autocast(self._device, self._precision):
             views = views.to(self._device, memory_format=torch.channels_last)
-            features, attention, _ = self._model.look(views, regions, score_cells=score)
+            looked = self._model.look(views, regions, score_cells=score)
+        attention, within = looked.attention, looked.within
         return Looked(
-            features.float().cpu(), None if attention is None else attention.float().cpu()
+            looked.features.float().cpu(),
+            None if attention is None else attention.float().cpu(),
+            within=None if within is None else Within(*(each.float().cpu() for each in within)),
         )

@@ -50,6 +50,11 @@ def learned_parts(model: nn.Module) -> set[str]:
     }
 
 
+def tensors_of(looked: Looked) -> list[Tensor]:
+    """Return all that was seen."""
+    return [part for part in (*looked[:3], *(looked.within or ())) if part is not None]
+
+
 @dataclass(frozen=True)
 class Case:
     """What to build; `never_learned` names the parameters that no loss can reach."""
@@ -125,11 +130,20 @@ class ModelContract:
 
     def test_all_that_is_seen_is_finite(self, model, looked):
         conclusion = model.conclude(looked.features.unsqueeze(0), everywhere(3))
-        assert all(part.isfinite().all() for part in (*looked, *conclusion))
+        assert all(part.isfinite().all() for part in (*tensors_of(looked), *conclusion))
 
     def test_a_blank_view_is_seen_without_nan(self, model, views):
         looked = model.look(torch.zeros_like(views[:1]), [ROOT])
-        assert all(part.isfinite().all() for part in looked)
+        assert all(part.isfinite().all() for part in tensors_of(looked))
+
+    def test_glimpses_lie_inside_of_their_view(self, model, looked):
+        if looked.within is None:
+            return  # it takes none
+        boxes, features = looked.within
+        assert boxes.shape == (3, model.arguments.glimpses, 4)
+        assert features.shape == (3, model.arguments.glimpses, model.feature_size)
+        assert ((boxes >= 0) & (boxes <= 1)).all()
+        assert (boxes[..., :2] < boxes[..., 2:]).all()
 
     def test_the_attention_of_a_region_is_positive_and_sums_to_1(self, looked):
         assert (looked.attention > 0).all()

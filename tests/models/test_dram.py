@@ -135,6 +135,19 @@ def test_glimpses_stay_inside_of_the_view(model):
             assert -1e-3 <= window.top <= window.bottom <= 64 + 1e-3
 
 
+def test_glimpses_are_told_by_the_pixels_that_they_show(model):
+    views = noise(8, 3, 64, 64)
+    glimpsed, within = model.glimpse(views), model.look(views, [ROOT] * 8).within
+    assert within.boxes.shape == (8, 3, 4)
+    for number in range(3):
+        shown = model.cut(views, glimpsed.places[:, number])[:, 3:5]  # where its pixels lie
+        pixel = ((shown + 1) * 63 / 2).round().int()
+        first, last = pixel.amin(dim=(2, 3)), pixel.amax(dim=(2, 3)) + 1  # (views, down across)
+        box = torch.cat([first.flip(1), last.flip(1)], dim=1)
+        assert torch.equal((within.boxes[:, number] * 64).round().int(), box)
+    assert torch.equal(within.features[:, -1], model.look(views, [ROOT] * 8).features)
+
+
 def test_attention_is_highest_where_the_glimpse_was():
     model = build(glimpses=1).requires_grad_(False)
     for row, column in ((0, 0), (3, 5), (6, 2)):

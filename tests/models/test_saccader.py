@@ -215,6 +215,26 @@ def test_glimpses_are_cells_of_the_grid(model):
     assert len({window.box for window in windows}) == 3
 
 
+def test_a_glimpse_sees_its_box_and_nothing_else():
+    model = build(view_size=117)
+    for part in model.backbone.modules():
+        if isinstance(part, torch.nn.BatchNorm2d):
+            torch.nn.init.ones_(part.weight)  # else blocks add nothing before they have learned
+    views = noise(16, 3, 117, 117).requires_grad_()
+    with torch.no_grad():
+        places = model.visit(*model.backbone(views)).places
+    _, narrow = model.backbone(views)
+    features = narrow.flatten(2).gather(2, places[:, None, :1].expand(-1, narrow.shape[1], -1))
+    (slope,) = torch.autograd.grad(features.sum(), views)  # (views, bands, height, width)
+    within = model.look(views.detach(), [ROOT] * 16).within
+    assert within.boxes.shape == (16, 3, 4)
+    for number, box in enumerate((within.boxes[:, 0] * 117).round().int().tolist()):
+        rows, columns = (slope[number] != 0).any(dim=0).nonzero().T
+        seen = [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1]
+        assert seen == box
+    torch.testing.assert_close(within.features.mean(dim=1), model.look(views, [ROOT] * 16).features)
+
+
 def test_before_it_learns_the_cells_of_most_attention_are_those_visited(model):
     views = noise(8, 3, 101, 101)
     glimpsed = model.glimpse(views)

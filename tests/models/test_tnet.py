@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.contract import ROOT, everywhere, noise
+from tests.models.contract import ROOT, everywhere, noise, tensors_of
 from tnetcli.errors import ModelError
 from tnetcli.models.registry import build_model
 from tnetcli.traversal import Plan, traverse
@@ -142,7 +142,7 @@ def test_double_precision_is_kept():
     model = build(weighting=True).double()
     looked = model.look(noise(2, 3, 32, 32).double(), [ROOT, ROOT])
     scores, _, _ = model.conclude(looked.features.unsqueeze(0), everywhere(2))
-    assert {part.dtype for part in (*looked, scores)} == {torch.float64}
+    assert {part.dtype for part in (*tensors_of(looked), scores)} == {torch.float64}
 
 
 def test_half_precision_is_kept_but_for_attention():

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tests.images import noise as image_noise
 from tests.images import write_geotiff
-from tests.models.contract import ROOT, everywhere, learned_parts, noise
+from tests.models.contract import ROOT, everywhere, learned_parts, noise, tensors_of
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid, Window
 from tnetcli.looking import Looker
@@ -170,7 +170,7 @@ class TestLooking:
         model = build(self_attention=True, basis_channels=4).double()
         looked = model.look(noise(2, 3, 64, 64).double(), [ROOT, CELL])
         conclusion = model.conclude(looked.features.unsqueeze(0), everywhere(2))
-        assert {part.dtype for part in (*looked, *conclusion)} == {torch.float64}
+        assert {part.dtype for part in (*tensors_of(looked), *conclusion)} == {torch.float64}
 
     def test_half_precision_is_kept_but_for_attention(self):
         model = build().bfloat16()

@@ -18,7 +18,7 @@ from tnetcli.exporters.drawing import (
     words,
 )
 from tnetcli.exporters.lettering import heading, percent
-from tnetcli.exporters.looked import Choice, Looked
+from tnetcli.exporters.looked import Choice, Looked, is_glimpse
 from tnetcli.exporters.marks import Marks
 from tnetcli.exporters.shown import Shown, is_chosen
 from tnetcli.prediction import Prediction, SeenLevel
@@ -101,7 +101,8 @@ def _levels(shown: Shown, marks: Marks, width: int) -> Block:
         if is_whole and count == 1:
             text = f"level {level}: the whole image"
         else:
-            text = f"level {level}: {counted(count, 'window')}"
+            what = "glimpse" if all(map(is_glimpse, windows)) else "window"
+            text = f"level {level}: {counted(count, what)}"
         if count > len(windows):
             text += f", the {len(windows):,} of most attention are drawn"
         blocks.append(

@@ -1,5 +1,6 @@
 """What exporters are given: a prediction, its windows in any number, and which are wanted."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -43,16 +44,46 @@ class Looked:
         return cls(prediction, prediction.windows, choice)
 
     def chosen(self) -> Iterator[SeenWindow]:
-        """Yield the windows that are wanted."""
-        return (window for window in self.windows if self.choice.takes(window))
+        """Yield the windows that are wanted, and glimpses as windows of the level below."""
+        return (window for window in self._with_glimpses() if self.choice.takes(window))
 
     def with_joint(self) -> Iterator[tuple[SeenWindow, float | None]]:
-        """Yield the wanted windows, each with the product of attention along its path.
+        """Yield the wanted windows and glimpses, each with the product of attention along its path.
 
         The product is None where a parent is not among the windows of the record.
         """
         with JointProbabilities() as joint:
-            for window in self.windows:
+            for window in self._with_glimpses():
                 product = joint.of(window)
                 if self.choice.takes(window):
                     yield window, product
+
+    def _with_glimpses(self) -> Iterator[SeenWindow]:
+        for window in self.windows:
+            yield window
+            yield from as_windows(window)
+
+
+def as_windows(window: SeenWindow) -> Iterator[SeenWindow]:
+    """Yield the glimpses of a window as windows `g1`, `g2`, … of the level below it.
+
+    Each has the same part of the attention: they are all that was looked at. What they weigh and
+    how much of them holds data nobody tells.
+    """
+    for number, glimpse in enumerate(window.glimpses, start=1):
+        yield SeenWindow(
+            path=f"{window.path}/g{number}",
+            level=window.level + 1,
+            box=glimpse.box,
+            attention=1 / len(window.glimpses),
+            rank=number,
+            weight=math.nan,
+            label=glimpse.label,
+            probability=glimpse.probability,
+            valid=math.nan,
+        )
+
+
+def is_glimpse(window: SeenWindow) -> bool:
+    """Say whether it is a glimpse that is shown as a window."""
+    return window.path.rpartition("/")[2].startswith("g")

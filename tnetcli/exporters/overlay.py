@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Protocol, TypeAlias
 
+from tnetcli.exporters.looked import is_glimpse
 from tnetcli.geometry import Window
-from tnetcli.prediction import BoxEdges, Prediction, SeenWindow
+from tnetcli.prediction import BoxEdges, Prediction, SeenGlimpse, SeenWindow
 from tnetcli.wording import printable, shorten
 
 Feature: TypeAlias = dict[str, Any]
@@ -51,7 +52,7 @@ def shared_facts(prediction: Prediction, frame: str) -> dict[str, Any]:
     return facts
 
 
-def checked_box(window: SeenWindow) -> BoxEdges:
+def checked_box(window: SeenWindow | SeenGlimpse) -> BoxEdges:
     """Return the edges of a window; ValueError if they are those of no rectangle."""
     x0, y0, x1, y1 = window.box
     Window(x0, y0, x1 - x0, y1 - y0)
@@ -87,7 +88,8 @@ def measured(
         "weight": _number(window.weight),
         "probability": _number(window.probability),
         "valid": _number(window.valid),
-        "downsample": _number(across / view_size) if view_size else None,
+        # A glimpse has the pixels of the view it is a part of, which is not told here.
+        "downsample": _number(across / view_size) if view_size and not is_glimpse(window) else None,
     }
 
 

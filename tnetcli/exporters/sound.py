@@ -16,7 +16,14 @@ from tnetcli.errors import OutputError
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.overlay import checked_box, checked_transform
 from tnetcli.exporters.record_kinds import is_of, misfit
-from tnetcli.prediction import AttentionCheck, BoxEdges, Prediction, PredictionCost, SeenWindow
+from tnetcli.prediction import (
+    AttentionCheck,
+    BoxEdges,
+    Prediction,
+    PredictionCost,
+    SeenGlimpse,
+    SeenWindow,
+)
 from tnetcli.wording import first_line, printable, shorten
 
 MOST = 1.000001  # of a share: sums of 32 bit numbers may be a little more than one
@@ -159,9 +166,14 @@ def _check_window(window: SeenWindow, classes: int) -> None:
     if not all(is_of(step, float) for step in window.steps):
         raise ValueError(f"`steps` are {printable(shorten(window.steps), 60)}, not numbers")
     _check_box(window)
+    for glimpse in window.glimpses:
+        if not is_of(glimpse.label, str):
+            raise ValueError(f"`label` is {printable(shorten(glimpse.label), 60)}, not text")
+        _check_share("probability", glimpse.probability)
+        _check_box(glimpse)
 
 
-def _check_box(window: SeenWindow) -> None:
+def _check_box(window: SeenWindow | SeenGlimpse) -> None:
     box: BoxEdges = window.box
     if len(box) != 4 or not all(is_of(edge, float) for edge in box):
         raise ValueError(f"`box` is {printable(shorten(box), 60)}, not four numbers")

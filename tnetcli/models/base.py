@@ -11,12 +11,20 @@ from tnetcli.geometry import Grid, Region
 from tnetcli.models.arguments import Arguments
 
 
+class Within(NamedTuple):
+    """Where a model looked inside of views, glimpse after glimpse."""
+
+    boxes: Tensor  # (regions, glimpses, 4), left, top, right, bottom; a view goes from 0 to 1
+    features: Tensor  # (regions, glimpses, features), of each glimpse, or after it
+
+
 class Looked(NamedTuple):
     """What a model saw in some views."""
 
     features: Tensor  # (regions, features)
     attention: Tensor | None  # (regions, rows, columns), each region's cells sum to 1
     bare: Tensor | None = None  # (regions, features), before their places were mixed in
+    within: Within | None = None  # of models that take glimpses
 
 
 class Conclusion(NamedTuple):

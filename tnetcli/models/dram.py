@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tnetcli.geometry import Region
 from tnetcli.models.backbone import build_backbone
-from tnetcli.models.base import Lessons, Looked
+from tnetcli.models.base import Lessons, Looked, Within
 from tnetcli.models.dram_arguments import DramArguments
 from tnetcli.models.glimpses import Glimpsed, Glimpses, cell_places
 from tnetcli.models.initial import start_as_bagnet
@@ -97,10 +97,10 @@ class Dram(Weighed):
         anywhere = self.training and not self.location.training
         return self.glimpse(views, sample=self.training, anywhere=anywhere)
 
-    @staticmethod
-    def _looked(glimpsed: Glimpsed, score_cells: bool) -> Looked:
+    def _looked(self, glimpsed: Glimpsed, score_cells: bool) -> Looked:
         features = glimpsed.features[:, -1]
-        return Looked(features, glimpsed.attention if score_cells else None, features)
+        within = Within(self.cut.sharpest(glimpsed.places), glimpsed.features)
+        return Looked(features, glimpsed.attention if score_cells else None, features, within)
 
     def glimpse(self, views: Tensor, *, sample: bool = False, anywhere: bool = False) -> Glimpsed:
         """Take glimpses of `views` (regions, bands, height, width), and tell each of them.

@@ -81,6 +81,12 @@ class Glimpses(nn.Module):
             glimpses.append(glimpse)
         return torch.cat(glimpses, dim=1).detach()
 
+    def sharpest(self, places: Tensor) -> Tensor:
+        """Return what glimpses show at the view's own pixels: (..., 2) -> (..., 4), parts of it."""
+        length = self.position.shape[-1]
+        start = _start(places, self.size, length).flip(-1)  # across, then down
+        return torch.cat([start, start + self.size], dim=-1) / length
+
 
 def _cut(images: Tensor, places: Tensor, field: int) -> Tensor:
     """Return `field` pixels a side around each place; past the edge its last pixel goes on."""
@@ -93,8 +99,12 @@ def _cut(images: Tensor, places: Tensor, field: int) -> Tensor:
 
 def _pixels(at: Tensor, field: int, length: int) -> Tensor:
     """Return the pixels (regions, field) of a span around places along one axis."""
-    start = (length * (at.float() + 1) / 2 - field / 2 + HAIR).floor().long()
+    start = _start(at, field, length)
     return (start[:, None] + torch.arange(field, device=at.device)).clamp(0, length - 1)
+
+
+def _start(at: Tensor, field: int, length: int) -> Tensor:
+    return (length * (at.float() + 1) / 2 - field / 2 + HAIR).floor().long()
 
 
 class _AreaMean(nn.Module):

@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Region
-from tnetcli.models.base import Lessons, Looked
+from tnetcli.models.base import Lessons, Looked, Within
 from tnetcli.models.glimpses import Glimpsed, cell_places
 from tnetcli.models.initial import start_as_bagnet
-from tnetcli.models.saccader_arguments import SaccaderArguments
+from tnetcli.models.saccader_arguments import GLIMPSE, STEP, SaccaderArguments
 from tnetcli.models.saccader_cell import SaccaderLocation, Visited, visit
 from tnetcli.models.weighting import Mean, Weighed
 from tnetcli.models.weights import load_weights
@@ -100,12 +100,20 @@ class Saccader(Weighed):
         return looked, Lessons(everywhere, log_p=log_p, own=own)
 
     def _looked(self, narrow: Tensor, visited: Visited, score_cells: bool) -> Looked:
+        within = None
         if self.training and not self.location.training:
             features = self.feature_dropout(narrow.mean(dim=(2, 3)))
         else:
-            features = self._at(narrow, visited.places).mean(dim=1)
+            each = self._at(narrow, visited.places)  # (regions, glimpses, features)
+            features, within = each.mean(dim=1), Within(self._boxes(visited.places), each)
         attention = self._on_grid(visited) if score_cells else None
-        return Looked(features, attention, features)
+        return Looked(features, attention, features, within)
+
+    def _boxes(self, places: Tensor) -> Tensor:
+        """Return what places (regions, glimpses) see of a view, as parts of it."""
+        corner = torch.stack([places % self.grid.columns, places // self.grid.columns], dim=2)
+        start = STEP * corner  # (regions, glimpses, 2), pixels across and down
+        return torch.cat([start, start + GLIMPSE], dim=2) / self.view_size
 
     def glimpse(self, views: Tensor, *, sample: bool = False) -> Glimpsed:
         """Visit places of `views` (regions, bands, height, width), and tell each of them."""

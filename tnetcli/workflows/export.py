@@ -86,6 +86,7 @@ def survey(files: Sequence[Path], wanted: Wanted) -> Survey:
         images += 1
         failed += prediction.status == "failed"
         levels |= {each.level for each in prediction.levels}
+        levels |= {each.level + 1 for each in prediction.windows if each.glimpses}
         met |= {each for each in wanted.ids if _matches(prediction.id, each)}
         digest = hashlib.blake2b(prediction.id.encode(errors="surrogatepass"), digest_size=8)
         if digest.digest() in digests:
