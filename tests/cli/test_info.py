@@ -69,6 +69,31 @@ def test_keep_says_how_many_cells_are_followed(tmp_path):
     assert record["prediction"]["windows"] == 1 + 4 + 8
 
 
+@pytest.mark.parametrize("keep", [None, "2,1"])
+def test_what_a_model_would_decode_is_at_least_what_it_does(tmp_path, keep):
+    image = write_geotiff(tmp_path / "a.tif", noise((3000, 2000)), overviews=[2, 4, 8])
+    asked = [] if keep is None else ["--keep", keep]
+    (record,) = facts(image, "--model", "default", *asked)
+    counted = record["prediction"]
+    done = tnet("predict", image, *asked, "-o", tmp_path / "a.jsonl")
+    assert done.returncode == 0, done.stderr
+    cost = json.loads((tmp_path / "a.jsonl").read_text())["cost"]
+    assert counted["view_size"] == 128
+    assert counted["windows"] == (9 if keep is None else 5)
+    assert 0.4 * counted["windows"] < cost["windows"] <= counted["windows"]
+    assert 0 < cost["pixels_decoded"] <= counted["pixels_decoded"]
+
+
+def test_a_view_size_beside_that_of_a_model_is_refused(scene):
+    done = tnet("info", "--model", "default", "--view-size", 64, scene)
+    assert done.returncode == 2
+    assert "--view-size" in done.stderr
+
+
+def test_an_unknown_model_ends_with_5(scene):
+    assert tnet("info", "--model", "none", scene).returncode == 5
+
+
 def test_numbers_of_cells_that_no_level_asks_for_are_refused(scene):
     done = tnet("info", "--levels", 2, "--keep", "4,2,1", scene)
     assert done.returncode == 2

@@ -20,10 +20,10 @@ from tnetcli.readers.base import ReadOptions
 from tnetcli.readers import raster
 from tnetcli.traversal import Plan
 from tnetcli.workflows.images import find_images
-from tnetcli.workflows.info import inspect
+from tnetcli.workflows.info import Walk, inspect
 os.setuid(65534)
 for image in find_images(sys.argv[1:], recursive=True):
-    result = inspect(image, reader=None, options=ReadOptions(), plan=Plan(1, (1,)), view_size=64)
+    result = inspect(image, reader=None, options=ReadOptions(), walk=Walk(Plan(1, (1,)), 64))
     print(os.path.basename(image), "failed" if result.error else "ok")
 """
 

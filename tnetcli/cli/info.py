@@ -1,6 +1,6 @@
 """`tnet info`: what a reader sees, before anything is decoded."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +27,9 @@ from tnetcli.cli.options import (
 from tnetcli.errors import UsageError
 from tnetcli.wording import counted
 
+if TYPE_CHECKING:
+    from tnetcli.workflows.info import Walk
+
 
 def info(
     context: typer.Context,
@@ -35,16 +38,42 @@ def info(
     recursive: Recursive = False,
     null: NullSeparated = False,
     json: Json = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TNET_MODEL",
+            metavar="NAME|FILE",
+            help="Count what this model would decode: with its levels, cells and views.",
+        ),
+    ] = None,
     levels: Annotated[
-        int, typer.Option(envvar="TNET_LEVELS", min=1, max=12, help="Levels to count with.")
-    ] = 3,
+        int | None,
+        typer.Option(
+            envvar="TNET_LEVELS",
+            min=1,
+            max=12,
+            help="Levels to count with.",
+            show_default="3, or the model's",
+        ),
+    ] = None,
     keep: Annotated[
-        str,
-        typer.Option(envvar="TNET_KEEP", help="Cells followed per window when leaving each level."),
-    ] = "2,1",
+        str | None,
+        typer.Option(
+            envvar="TNET_KEEP",
+            help="Cells followed per window when leaving each level.",
+            show_default="2,1, or the model's",
+        ),
+    ] = None,
     view_size: Annotated[
-        int, typer.Option(envvar="TNET_VIEW_SIZE", min=8, max=4096, help="Pixels a side of a view.")
-    ] = 224,
+        int | None,
+        typer.Option(
+            envvar="TNET_VIEW_SIZE",
+            min=8,
+            max=4096,
+            help="Pixels a side of a view.",
+            show_default="224, or the model's",
+        ),
+    ] = None,
     reader: Reader = None,
     bands: Bands = None,
     nodata: Nodata = None,
@@ -58,22 +87,15 @@ def info(
 
     Exits with 0 when all images can be read, 8 when some cannot, 3 when none can.
     """
-    from tnetcli.traversal import Plan
     from tnetcli.workflows.images import find_images
     from tnetcli.workflows.info import as_json, as_text, failure, inspect, outcome
 
     options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
-    counts = parse_keep(keep)
-    if is_typed(context, "keep") and len(counts) >= max(levels, 2):
-        raise UsageError(
-            f"--keep {keep} has {counted(len(counts), 'number')} for {counted(levels, 'level')}",
-            hint="one for each level but the last, or fewer: the last number repeats",
-        )
-    plan = Plan(levels, counts)
+    walk = _walk(context, model, levels, keep, view_size)
     found = find_images(images or [], manifest=manifest, recursive=recursive, null=null)
     failures = []
     for image in found:
-        result = inspect(image, reader=reader, options=options, plan=plan, view_size=view_size)
+        result = inspect(image, reader=reader, options=options, walk=walk)
         if result.error is not None:
             failures.append(result.error)
             show_error(result.error)
@@ -84,3 +106,32 @@ def info(
     if len(found) > 1 and failures:
         show_problem(failure(len(failures), len(found)), "the lines above say why")
     raise typer.Exit(outcome(failures, len(found)))
+
+
+def _walk(
+    context: typer.Context,
+    model: str | None,
+    levels: int | None,
+    keep: str | None,
+    view_size: int | None,
+) -> "Walk":
+    from tnetcli.traversal import Plan
+    from tnetcli.workflows.info import Walk
+
+    counts = None if keep is None else parse_keep(keep)
+    if model is not None:
+        if is_typed(context, "view_size"):
+            raise UsageError(
+                "--view-size is for counting without --model",
+                hint="a model has a view size of its own: leave one of them out",
+            )
+        return Walk.of_model(model, levels=levels, keep=counts)
+    usual = Walk()
+    depth = levels or usual.plan.levels
+    if counts is not None and is_typed(context, "keep") and len(counts) >= max(depth, 2):
+        raise UsageError(
+            f"--keep {keep} has {counted(len(counts), 'number')} for {counted(depth, 'level')}",
+            hint="one for each level but the last, or fewer: the last number repeats",
+        )
+    plan = Plan(depth, counts or usual.plan.keep)
+    return Walk(plan, view_size or usual.view_size)

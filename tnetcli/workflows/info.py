@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,41 @@ from tnetcli.traversal import Plan, traverse
 from tnetcli.visits import Place, Seen
 from tnetcli.wording import counted, in_bytes
 
-# The grid that the papers use on large images.
-GRID = Grid(3, 3, 0.5)
 # A larger block is decoded almost in vain for one 224 px window.
 LARGE_BLOCK = 2048 * 2048
 MOST_WINDOWS = 2000
 MEGA, GIGA = 1e6, 1e9
+
+
+# What the papers use on large images.
+USUAL_PLAN, USUAL_GRID = Plan(3, (2, 1)), Grid(3, 3, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How a prediction would look."""
+
+    plan: Plan = USUAL_PLAN
+    view_size: int = 224
+    grid: Grid = USUAL_GRID
+
+    @classmethod
+    def of_model(
+        cls, model: str, *, levels: int | None = None, keep: tuple[int, ...] | None = None
+    ) -> Self:
+        """Return how a trained model looks, or deeper, or at other numbers of cells."""
+        from tnetcli.checkpoint import find_model_file, read_description  # half of a second
+
+        told = read_description(find_model_file(model))
+        return cls(told.plan(levels=levels, keep=keep), told.view_size, told.grid)
+
+    def costliest(self) -> Plan:
+        """Return the same walk, to the most that it may cost."""
+        plan, least = self.plan, self.plan.least_side
+        policy = "topk" if plan.policy == "sample" else plan.policy
+        side = self.view_size if least is None else least
+        # Windows that coincide count each time.
+        return replace(plan, policy=policy, least_side=side, once=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +66,21 @@ class Inspection:
     error: TnetError | None = None
 
 
-def inspect(
-    image: str, *, reader: str | None, options: ReadOptions, plan: Plan, view_size: int
-) -> Inspection:
+def inspect(image: str, *, reader: str | None, options: ReadOptions, walk: Walk) -> Inspection:
     """Open `image` and describe it; a problem becomes part of the result."""
     try:
         opened = open_image(image, reader=reader, options=options)
     except TnetError as error:
         return Inspection(image, error=error)
     try:
-        return Inspection(image, _facts(opened, plan, view_size), tuple(_warnings(opened)))
+        return Inspection(image, _facts(opened, walk), tuple(_warnings(opened)))
     except ImageError as error:
         return Inspection(image, error=error)
     finally:
         opened.close()
 
 
-def _facts(reader: Reader, plan: Plan, view_size: int) -> dict[str, Any]:
+def _facts(reader: Reader, walk: Walk) -> dict[str, Any]:
     layout, first = reader.layout, reader.layout.levels[0]
     georeference, microns = reader.georeference, reader.microns_per_pixel
     ground = georeference.ground_size(reader.size) if georeference else None
@@ -82,7 +109,7 @@ def _facts(reader: Reader, plan: Plan, view_size: int) -> dict[str, Any]:
         "microns_source": microns.source if microns else None,
         "offset": list(layout.offset),
         "details": layout.details,
-        "prediction": _prediction(reader, plan, view_size),
+        "prediction": _prediction(reader, walk),
     }
 
 
@@ -93,9 +120,10 @@ def _plain(value: float) -> float | int | str:
     return int(value) if value == int(value) and abs(value) < 2**53 else value
 
 
-def _prediction(reader: Reader, plan: Plan, view_size: int) -> dict[str, Any]:
+def _prediction(reader: Reader, walk: Walk) -> dict[str, Any]:
     """Count what the costliest choice of cells would decode, level by level."""
-    view, ones = Size(view_size, view_size), np.ones((GRID.rows, GRID.columns))
+    grid, view = walk.grid, Size(walk.view_size, walk.view_size)
+    ones = np.ones((grid.rows, grid.columns))
     looked = 0
 
     def look(places: Sequence[Place]) -> list[Seen]:
@@ -106,29 +134,26 @@ def _prediction(reader: Reader, plan: Plan, view_size: int) -> dict[str, Any]:
                 f"more than {MOST_WINDOWS} windows would be looked at",
                 hint="lower --keep or --levels",
             )
-        return [Seen(_costs(reader, place.region.window, view), ones) for place in places]
+        return [Seen(_costs(reader, place.region.window, grid, view), ones) for place in places]
 
-    # Windows that coincide count each time: it must be the most that a prediction may cost.
-    costliest = replace(plan, least_side=view_size, once=False)
-    regions = [
-        visit.place.region
-        for visit in traverse([Window.whole(reader.size)], look, GRID, costliest).visits
-    ]
+    walked = traverse([Window.whole(reader.size)], look, grid, walk.costliest())
+    regions = [visit.place.region for visit in walked.visits]
     pixels = sum(reader.decoded(region.window, view) for region in regions)
     return {
         "levels": max(region.level for region in regions),
-        "view_size": view_size,
+        "view_size": walk.view_size,
         "windows": len(regions),
         "pixels_decoded": pixels,
         "fraction_decoded": pixels / reader.size.pixels,
     }
 
 
-def _costs(reader: Reader, window: Window, view: Size) -> NDArray[np.float64]:
-    """Return the share of each cell in what all cells would decode."""
-    decoded = [reader.decoded(window.cell(GRID, *cell), view) for cell in GRID.cells()]
-    costs = np.array(decoded, np.float64).reshape(GRID.rows, GRID.columns)
-    return costs / max(sum(decoded), 1)
+def _costs(reader: Reader, window: Window, grid: Grid, view: Size) -> NDArray[np.float64]:
+    """Return the share (rows, columns) of each cell in what all cells would decode."""
+    decoded = [reader.decoded(window.cell(grid, *cell), view) for cell in grid.cells()]
+    costs = np.array(decoded, np.float64).reshape(grid.rows, grid.columns) * grid.choices()
+    shares: NDArray[np.float64] = costs / max(costs.sum(), 1)
+    return shares
 
 
 def _warnings(reader: Reader) -> list[str]:
