@@ -1,8 +1,10 @@
 """Run `tnet` as a user does: in a process of its own."""
 
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -31,3 +33,23 @@ def peak_memory() -> float:
     """Return the most bytes this process has had; getrusage would count its parent's as well."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return float(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def run_in_shell(command):
+    """Run a command line of bash in which `tnet` is the one that is tested."""
+    return subprocess.run(
+        ["bash", "-c", re.sub(r"\btnet (?=[-\w])", f"{sys.executable} -m tnetcli ", command)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def joined(path, running):
+    """Open a pipe for writing, once somebody reads from it."""
+    while running.poll() is None:
+        try:
+            return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            time.sleep(0.01)
+    raise AssertionError(running.communicate())

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "errors": set(),
     "geometry": set(),
     "machine": set(),
-    "pipes": set(),
+    "pipes": {"errors"},
     "wording": set(),
     "visits": {"geometry"},
     "validation": {"errors", "wording"},

@@ -248,7 +248,7 @@ def test_no_walk_is_deeper_than_its_family_and_that_is_said(family, more, most, 
     description = Description(**fields(family, arguments=arguments, traversal=walk))
     assert description.plan(levels=5) == Plan(most, (2,))
     assert [record.message for record in caplog.records] == [
-        f"5 levels asked of a `{family}`, which has {most}"
+        f"5 levels asked for: the family `{family}` has {most}"
     ]
 
 

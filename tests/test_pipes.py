@@ -6,6 +6,9 @@ import threading
 
 import pytest
 
+from tests.commands import run_in_shell, tnet
+from tests.exporters.records import record, window
+from tests.images import noise, write_geotiff
 from tnetcli.pipes import open_to_read, parts_of
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes and signals of another kind")
@@ -72,3 +75,45 @@ def test_what_has_ended_already_is_empty():
     os.close(writing)
     with open(reading, "rb") as file:
         assert list(parts_of(file)) == []
+
+
+@pytest.fixture
+def predictions(tmp_path):
+    told = record(window(attention=1.0), image="a.tif", width=100, height=80)
+    (tmp_path / "a.jsonl").write_text(told.to_json() + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tnet export <(cat a.jsonl) -o b.geojson && tnet export --check b.geojson",
+        "cat a.jsonl | tnet export - -o b.geojson && tnet export --check b.geojson",
+        "tnet merge <(cat a.jsonl) -o b.jsonl && cmp a.jsonl b.jsonl",
+        "cat a.jsonl | tnet merge - -o b.jsonl && cmp a.jsonl b.jsonl",
+    ],
+)
+def test_predictions_may_come_through_a_pipe(predictions, command):
+    done = run_in_shell(f"cd {predictions} && {command}")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["export - -o b.geojson", "merge - -o b.jsonl", "info -"])
+def test_standard_input_that_is_closed_is_said_to_be(predictions, command):
+    done = run_in_shell(f"cd {predictions} && tnet {command} <&-")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: standard input is closed\nhint: ")
+
+
+def test_names_in_a_list_through_a_pipe_start_at_this_folder(tmp_path):
+    write_geotiff(tmp_path / "a.tif", noise((64, 64)))
+    done = run_in_shell(f"cd {tmp_path} && tnet info --manifest <(echo path; echo a.tif)")
+    assert done.returncode == 0, done.stderr
+
+
+def test_windows_do_not_come_through_a_pipe(tmp_path):
+    write_geotiff(tmp_path / "a.tif", noise((64, 64)))
+    os.mkfifo(tmp_path / "pipe")  # to which nobody ever writes
+    done = tnet("predict", "a.tif", "--windows", "pipe", cwd=tmp_path)
+    assert done.returncode == 4
+    assert "error: `pipe` is a pipe" in done.stderr

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tnetcli.errors import ManifestError
-from tnetcli.pipes import open_to_read, parts_of
+from tnetcli.pipes import is_pipe, open_to_read, parts_of
 from tnetcli.wording import reason, shorten, some_of
 
 MOST_TOLD = 8  # more problems than that are only counted
@@ -141,5 +141,8 @@ def _coding(content: bytes | bytearray) -> str:
 
 
 def locate(path: Path, name: str) -> str:
-    """Return where an image of the list `path` is: relative names start at the list's folder."""
-    return name if "://" in name else os.path.join(path.parent, name)
+    """Return where an image of the list `path` is.
+
+    Relative names start at the list's folder, and at this one if the list comes through a pipe.
+    """
+    return name if "://" in name or is_pipe(path) else os.path.join(path.parent, name)

@@ -16,7 +16,7 @@ from tnetcli.normalisation import Normalisation
 from tnetcli.readers.cropped import CropKind
 from tnetcli.traversal import Plan
 from tnetcli.validation import Strict
-from tnetcli.walks import Traversal
+from tnetcli.walks import Traversal, tell_unused
 
 log = logging.getLogger(__name__)
 SCHEMA = "tnet.model/1"
@@ -110,7 +110,7 @@ class Description(Strict):
         trained = self.traversal.plan()
         depth, most = levels or trained.levels, self.model_arguments.most_levels
         if most is not None and depth > most:
-            log.warning("%d levels asked of a `%s`, which has %d", depth, self.family, most)
+            log.warning("%d levels asked for: the family `%s` has %d", depth, self.family, most)
             depth = most
         if depth > trained.levels:
             log.warning(
@@ -119,13 +119,8 @@ class Description(Strict):
                 depth,
                 trained.levels,
             )
-        if keep is not None and len(keep) >= max(depth, 2):
-            log.warning(
-                "%d levels are left %d times: the last of keep %s are not used",
-                depth,
-                depth - 1,
-                ",".join(map(str, keep)),
-            )
+        if keep is not None:
+            tell_unused(depth, keep)
         return replace(trained, levels=depth, keep=keep or trained.keep or (1,))
 
     def as_json(self) -> str:

@@ -1,12 +1,15 @@
 """The record of one prediction: what was seen, scored and concluded, and what it cost."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+import math
+from collections.abc import Iterator
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, Literal, TypeVar, cast
 
 from tnetcli.errors import TnetError
 
 SCHEMA = "tnet.prediction/1"
+Part = TypeVar("Part")
 BoxEdges = tuple[float, float, float, float]
 STOPS = {
     "levels": "all levels are done",
@@ -18,6 +21,18 @@ STOPS = {
 }
 LISTS = {"box", "probabilities", "steps"}  # of a window; JSON knows no tuples
 SELDOM = ("steps", "glimpses")  # of a window; no key in JSON where there are none
+
+
+def _made(kind: type[Part], given: dict[str, Any]) -> Part:
+    """Return an object of plain values; TypeError names a key that is unknown or missing."""
+    try:
+        return kind(**given)
+    except TypeError as error:
+        known = fields(cast(Any, kind))
+        unknown = sorted(given.keys() - {each.name for each in known})
+        missing = [e.name for e in known if e.default is MISSING and e.name not in given]
+        what = f"unknown `{unknown[0]}`" if unknown else f"no `{missing[0]}`" if missing else ""
+        raise TypeError(what or str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +50,9 @@ class SeenGlimpse:
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> "SeenGlimpse":
         """Take plain values as JSON has them."""
-        return cls(**{**data, "box": tuple(data["box"])})
+        if not isinstance(data, dict):
+            raise TypeError("a glimpse is no object")
+        return _made(cls, {**data, "box": tuple(data.get("box", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +87,31 @@ class SeenWindow:
         given = {**data, **{key: tuple(data[key]) for key in LISTS & data.keys()}}
         if "glimpses" in data:
             given["glimpses"] = tuple(map(SeenGlimpse.from_data, data["glimpses"]))
-        return cls(**given)
+        return _made(cls, given)
+
+    def glimpsed(self) -> Iterator["SeenWindow"]:
+        """Yield the glimpses as windows `g1`, `g2`, … of the level below.
+
+        Each has the same part of the attention: they are all that was looked at. What they weigh
+        and how much of them holds data nobody tells.
+        """
+        for number, glimpse in enumerate(self.glimpses, start=1):
+            yield SeenWindow(
+                path=f"{self.path}/g{number}",
+                level=self.level + 1,
+                box=glimpse.box,
+                attention=1 / len(self.glimpses),
+                rank=number,
+                weight=math.nan,
+                label=glimpse.label,
+                probability=glimpse.probability,
+                valid=math.nan,
+            )
+
+    @property
+    def is_glimpse(self) -> bool:
+        """Say whether it is a glimpse that is shown as a window."""
+        return self.path.rpartition("/")[2].startswith("g")
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,9 +137,8 @@ def _glimpses(
     window: Window, boxes: NDArray[np.float32], scores: NDArray[np.float32], classes: Sequence[str]
 ) -> Iterator[SeenGlimpse]:
     """Yield what was seen inside of a window: edges (glimpses, 4), scores (glimpses, classes)."""
-    # 32 bits know a part of a view to a hundredth of a pixel, even of a hundred thousand.
-    across = np.round(window.left + boxes[:, ::2].astype(float) * window.width, 2).tolist()
-    down = np.round(window.top + boxes[:, 1::2].astype(float) * window.height, 2).tolist()
+    across = (window.left + boxes[:, ::2].astype(float) * window.width).tolist()
+    down = (window.top + boxes[:, 1::2].astype(float) * window.height).tolist()
     for (left, right), (top, bottom), each in zip(across, down, scores, strict=True):
         label, probability = _best(softmax(each), classes)
         yield SeenGlimpse((left, top, right, bottom), label, round(probability, DECIMALS))

@@ -5,12 +5,14 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from tnetcli.csv_file import Problems, Row, locate, read_rows
 from tnetcli.errors import ImageError, ManifestError, OutputError
 from tnetcli.geometry import Size, Window
 from tnetcli.large_records import read_apart
+from tnetcli.pipes import is_pipe
 from tnetcli.prediction import Prediction, SeenWindow
 from tnetcli.readers.detect import absolute
 from tnetcli.visits import Told
@@ -36,16 +38,22 @@ class _Entry:
 class ToldWindows:
     """The windows of a file by image: predictions as `tnet predict -o` writes them, or a CSV.
 
-    Of a prediction those of level 2 are taken, by their attention. A CSV has a row for each window,
-    with the columns left, top, right and bottom in full-resolution pixels, and a path or an id; all
-    windows of an image count alike, in the order of their rows, each once. `digest` is the file's.
+    Of a prediction those of level 2 are taken, glimpses among them, by their attention. A CSV has a
+    row for each window, with the columns left, top, right and bottom in full-resolution pixels, and
+    a path or an id; all windows of an image count alike, in the order of their rows, each once.
+    `digest` is the file's.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.digest, start = _digest(path)
         self._ids: dict[str, _Entry] = {}
         self._paths: dict[str, _Entry] = {}
+        if is_pipe(path):
+            raise ManifestError(
+                f"`{path}` is a pipe, and windows may be read by several processes",
+                hint="write them to a file, then give that",
+            )
+        self.digest, start = _digest(path)
         if start.lstrip().startswith(b"{"):
             self._read_records()
         else:
@@ -170,7 +178,7 @@ def _recorded(record: Prediction, windows: Iterable[SeenWindow]) -> _Entry:
     if record.status != "ok":
         return _Entry((), failed=True)
     told = []
-    for each in windows:
+    for each in chain.from_iterable((window, *window.glimpsed()) for window in windows):
         if each.level == LEVEL:
             x0, y0, x1, y1 = each.box
             # A share of 1 may have been rounded up.

@@ -1,5 +1,6 @@
 """How images are walked, as a recipe asks for it and a model remembers it."""
 
+import logging
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -16,6 +17,7 @@ def as_counts(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(ge=1)]
+log = logging.getLogger(__name__)
 
 
 class Traversal(Strict):
@@ -80,3 +82,12 @@ class Traversal(Strict):
             most_shared=self.most_shared,
             once=self.once,
         )
+
+
+def tell_unused(levels: int, keep: tuple[int, ...]) -> None:
+    """Say which numbers of cells count for nothing, as there are fewer levels to leave."""
+    given = ",".join(map(str, keep))
+    if levels == 1:
+        log.warning("one level looks at no cells: keep %s is not used", given)
+    elif len(keep) >= levels:
+        log.warning("%d levels use the first %d of keep %s", levels, levels - 1, given)

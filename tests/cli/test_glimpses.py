@@ -17,6 +17,7 @@ ARGUMENTS = {
         "state_size": 32,
     },
 }  # fmt: skip
+STREAMS = {"backbone": "compact", "view_size": 32, "state_size": 8, "step_count": 2}
 TOLD = {
     "bands": ["1", "2", "3"],
     "normalisation": {"dtype": "uint8", "mean": [120.0, 130.0, 90.0], "std": [60.0, 50.0, 70.0]},
@@ -58,6 +59,17 @@ def test_glimpses_alone_can_be_shown(folder):
     done = tnet("export", "out.jsonl", "--level", 2, "-o", "glimpses.geojson", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads((folder / "glimpses.geojson").read_text())["features"]) == GLIMPSES
+
+
+def test_glimpses_are_windows_that_another_model_can_be_told(folder):
+    write_tiny(folder / "two.safetensors", "two_stream", arguments=STREAMS, **TOLD)
+    told = ["--windows", "out.jsonl", "--levels", 2, "--keep", 9, "-o", "two.jsonl", "--overwrite"]
+    done = tnet("predict", "a.png", "--model", "two.safetensors", *told, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (whole,) = json.loads((folder / "out.jsonl").read_text())["windows"]
+    _, *seen = json.loads((folder / "two.jsonl").read_text())["windows"]
+    assert {tuple(each["box"]) for each in seen} <= {tuple(e["box"]) for e in whole["glimpses"]}
+    assert seen
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.html", "a.tif", "a.csv"])

@@ -2,12 +2,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.main import get_command
 
-from tests.commands import tnet
+from tests.commands import joined, run_in_shell, tnet
 from tests.images import noise, write_geotiff
 from tnetcli import __version__
 from tnetcli.cli.main import app
@@ -88,16 +87,6 @@ def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path, unmeasured):
     error, hint = said.splitlines()
     assert error == "error: interrupted"
     assert hint.startswith("hint: ")
-
-
-def joined(path, running):
-    """Open a pipe for writing, once somebody reads from it."""
-    while running.poll() is None:
-        try:
-            return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:
-            time.sleep(0.01)
-    raise AssertionError(running.communicate())
 
 
 @pytest.mark.parametrize(
@@ -194,15 +183,6 @@ def test_a_message_cannot_steer_the_terminal(tmp_path):
     assert "\x1b" not in result.stderr
     assert "\\x1b[2J b.tif" in result.stderr
     assert len(result.stderr.splitlines()) == 2
-
-
-def run_in_shell(command):
-    return subprocess.run(
-        ["bash", "-c", command.replace("tnet", f"{sys.executable} -m tnetcli", 1)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("arguments", ["models", "--help", "--version", "info a.tif"])

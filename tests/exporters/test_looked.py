@@ -38,6 +38,12 @@ def test_glimpses_are_chosen_by_level_and_attention_as_windows_are():
     assert [each.path for each in of_most.chosen()] == ["root"]
 
 
+def test_no_glimpse_is_shown_without_its_window():
+    lone = record(window(), window("root/1-1", attention=0.1, glimpses=(FIRST,)))
+    found = Looked.of(lone, Choice(least_attention=0.2))
+    assert [each.path for each in found.chosen()] == ["root"]
+
+
 @pytest.mark.parametrize("place", [{}, UTM])
 def test_an_overlay_with_glimpses_is_good(tmp_path, place):
     told = record(*RECORD.windows, **place)
@@ -62,5 +68,5 @@ def test_nothing_is_made_up_of_a_glimpse():
 )
 def test_a_glimpse_that_cannot_be_shown_is_refused(wrong, said):
     spoilt = record(window(glimpses=(wrong,)))
-    with pytest.raises(OutputError, match=said):
+    with pytest.raises(OutputError, match=f"glimpse 1: .*{said}"):
         list(sound(Looked.of(spoilt)).windows)

@@ -129,6 +129,12 @@ def test_an_option_that_could_do_nothing_is_refused(tmp_path, command):
     assert done.stderr.startswith(("error: -0 is for", "error: --recursive is for"))
 
 
+def test_an_option_that_the_environment_sets_for_all_commands_is_no_mistake(tmp_path):
+    write_geotiff(tmp_path / "a.tif", noise((64, 64)))
+    done = tnet("info", "a.tif", cwd=tmp_path, TNET_0="1")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_name_with_a_line_end_is_one_name(tmp_path):
     write_geotiff(tmp_path / "a\nb.tif", noise((64, 64)))
     for content in ("a\nb.tif", "a\nb.tif\0"):

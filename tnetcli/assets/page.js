@@ -107,15 +107,17 @@
 
   const className = (number) => shown.names[number][0];
   const classColour = (number) => shown.names[number][1];
+  const isGlimpse = (each) => /\/g[0-9]+$/.test(each.path);
+  const turn = (each) => `${isGlimpse(each) ? "glimpse" : "rank"} ${each.rank}`;
   const sentence = (each) =>
-    `Level ${each.level}, rank ${each.rank}: ${className(each.label)} ${percent(each.probability)}, ` +
+    `Level ${each.level}, ${turn(each)}: ${className(each.label)} ${percent(each.probability)}, ` +
     `attention ${percent(each.attention)}`;
   const facts = (each) => {
     const [x0, y0, x1, y1] = each.box;
     const pairs = [
       ["attention", percent(each.attention)],
       ["joint probability", percent(each.joint)],
-      ["rank", `${each.rank} at level ${each.level}`],
+      [isGlimpse(each) ? "glimpse" : "rank", `${each.rank} at level ${each.level}`],
       ["columns", `${span(x0, x1)} px`],
       ["rows", `${span(y0, y1)} px`],
     ];
@@ -258,7 +260,9 @@
       details.append(under);
       byId("windows").append(group);
       const number = drawn === all ? grouped(all) : `${grouped(drawn)} of ${grouped(all)}`;
-      return checkbox(`level ${level} (${number})`, (on) => {
+      const glimpses = members.filter(isGlimpse).length;
+      const some = glimpses ? `, ${counted(glimpses, "glimpse")}` : "";
+      return checkbox(`level ${level} (${number}${some})`, (on) => {
         group.toggleAttribute("hidden", !on);
         under.toggleAttribute("hidden", !on);
         hint.hidden = true;
@@ -326,6 +330,13 @@
         ...strip(each.level),
       );
     });
+    // Below the last level of the answer there may be glimpses, which have no answer of their own.
+    const told = new Set(shown.levels.map((each) => each.level));
+    for (const { level, all } of shown.drawn) {
+      if (told.has(level)) continue;
+      const words = `Level ${level}, ${counted(all, "glimpse")} inside of what is above`;
+      story.push(make("li", {}, make("p", { class: "step" }, words), ...strip(level)));
+    }
     byId("story").hidden = !story.length;
     byId("story").querySelector("ol").replaceChildren(...story);
     byId("stopped").textContent = shown.stopped ? `Then it stopped: ${shown.stopped}.` : "";

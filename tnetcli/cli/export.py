@@ -1,10 +1,8 @@
 """`tnet export`: show what was looked at, on a map, on a slide, in a browser or in a table."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,7 +10,7 @@ import typer
 from tnetcli.cli import export_options as options
 from tnetcli.cli.options import Overwrite, Quiet, is_typed, parse_counts
 from tnetcli.errors import ImageError, SomeFailedError, UsageError
-from tnetcli.pipes import STANDARD, parts_of
+from tnetcli.pipes import STANDARD, lasting
 from tnetcli.wording import counted
 
 if TYPE_CHECKING:
@@ -87,7 +85,8 @@ def export(
         title=title,
         explain=None if explain is None or form.name != "picture" else Explain(model, step),
     )
-    with _files(predictions) as files:
+    with ExitStack() as kept:
+        files = [kept.enter_context(lasting(name)) for name in predictions]
         asked = Export(files, wanted, form, how, survey(files, wanted))
         if not asked.found.good and form.name not in ("page", "csv", "parquet"):
             raise ImageError(
@@ -156,18 +155,6 @@ def _refuse_ending(output: str) -> None:
             f"no format ends like `{output}`",
             hint="for example .geojson, .tif, .png, .html, .csv or .parquet; or --format",
         )
-
-
-@contextmanager
-def _files(names: list[str]) -> Iterator[list[Path]]:
-    """Lend the files; what comes on standard input is kept for a while, as it is read twice."""
-    if STANDARD not in names:
-        yield [Path(name) for name in names]
-        return
-    with NamedTemporaryFile(prefix="tnet-", suffix=".jsonl") as kept:
-        kept.writelines(parts_of(sys.stdin.buffer))
-        kept.flush()
-        yield [Path(kept.name) if name == STANDARD else Path(name) for name in names]
 
 
 def _check(path: Path, predictions: list[str] | None) -> None:

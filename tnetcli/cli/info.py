@@ -23,9 +23,9 @@ from tnetcli.cli.options import (
     is_typed,
     parse_keep,
     read_options,
+    refuse_lone_null,
 )
 from tnetcli.errors import UsageError
-from tnetcli.wording import counted
 
 if TYPE_CHECKING:
     from tnetcli.workflows.info import Walk
@@ -92,6 +92,7 @@ def info(
 
     options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
     walk = _walk(context, model, levels, keep, view_size)
+    refuse_lone_null(context, images)
     found = find_images(images or [], manifest=manifest, recursive=recursive, null=null)
     failures = []
     for image in found:
@@ -115,7 +116,6 @@ def _walk(
     keep: str | None,
     view_size: int | None,
 ) -> "Walk":
-    from tnetcli.traversal import Plan
     from tnetcli.workflows.info import Walk
 
     counts = None if keep is None else parse_keep(keep)
@@ -126,12 +126,4 @@ def _walk(
                 hint="a model has a view size of its own: leave one of them out",
             )
         return Walk.of_model(model, levels=levels, keep=counts)
-    usual = Walk()
-    depth = levels or usual.plan.levels
-    if counts is not None and is_typed(context, "keep") and len(counts) >= max(depth, 2):
-        raise UsageError(
-            f"--keep {keep} has {counted(len(counts), 'number')} for {counted(depth, 'level')}",
-            hint="one for each level but the last, or fewer: the last number repeats",
-        )
-    plan = Plan(depth, counts or usual.plan.keep)
-    return Walk(plan, view_size or usual.view_size)
+    return Walk.usual(levels=levels, keep=counts, view_size=view_size)

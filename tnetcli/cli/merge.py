@@ -1,15 +1,18 @@
 """`tnet merge`: put the predictions of shards together."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tnetcli.cli.options import Manifest, Overwrite, Recursive
+from tnetcli.cli.options import Manifest, Overwrite, Recursive, is_typed
 from tnetcli.errors import SomeFailedError, UsageError
+from tnetcli.pipes import lasting
 
 
 def merge(
+    context: typer.Context,
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -48,7 +51,7 @@ def merge(
     from tnetcli.workflows.merge import merge as run
     from tnetcli.workflows.shards import missing_files
 
-    if recursive and not images:
+    if is_typed(context, "recursive") and not images:
         raise UsageError(
             "--recursive is for the folders that --image names",
             hint="give --image FOLDER, or leave out --recursive",
@@ -59,7 +62,9 @@ def merge(
             images or [], options=ReadOptions(), manifest=manifest, recursive=recursive
         )
     absent = missing_files(files)
-    merged = run(files, output, wanted=wanted, overwrite=overwrite)
+    with ExitStack() as kept:
+        lent = [kept.enter_context(lasting(file)) for file in files]
+        merged = run(lent, output, wanted=wanted, overwrite=overwrite)
     typer.echo(as_text(merged), err=True)
     typer.echo(output)
     if absent:

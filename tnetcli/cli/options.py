@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tnetcli.errors import UsageError
+from tnetcli.pipes import STANDARD
 
 if TYPE_CHECKING:
     from tnetcli.readers.base import ReadOptions
@@ -184,6 +185,14 @@ def is_typed(context: typer.Context, name: str) -> bool:
     """Say whether an option stands on the command line, and not only in the environment."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_lone_null(context: typer.Context, images: list[str] | None) -> None:
+    """Refuse -0 without a list on stdin: it could do nothing."""
+    if is_typed(context, "null") and STANDARD not in (images or []):
+        raise UsageError(
+            "-0 is for a list on stdin", hint="give `-` too: find … -print0 | tnet … -0 -"
+        )
 
 
 def parse_counts(text: str, flag: str, *, example: str, least: int = 1) -> tuple[int, ...]:

@@ -39,6 +39,7 @@ from tnetcli.cli.options import (
     Verbose,
     parse_keep,
     read_options,
+    refuse_lone_null,
 )
 from tnetcli.cli.stopping import Stopped, exit_code, stopping_gently
 from tnetcli.errors import SomeFailedError, UsageError, kind_of, kind_of_all
@@ -68,6 +69,7 @@ POLICIES: dict[PolicyName, "Policy"] = {
 
 
 def predict(
+    context: typer.Context,
     images: Images = None,
     manifest: Manifest = None,
     recursive: Recursive = False,
@@ -224,6 +226,7 @@ def predict(
     options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
     values = None if rescale is None else _parse_rescale(rescale)
     counts = None if keep is None else parse_keep(keep)
+    refuse_lone_null(context, images)
     named = name_images(
         images or [],
         options=options,

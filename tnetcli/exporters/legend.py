@@ -18,7 +18,7 @@ from tnetcli.exporters.drawing import (
     words,
 )
 from tnetcli.exporters.lettering import heading, percent
-from tnetcli.exporters.looked import Choice, Looked, is_glimpse
+from tnetcli.exporters.looked import Choice, Looked
 from tnetcli.exporters.marks import Marks
 from tnetcli.exporters.shown import Shown, is_chosen
 from tnetcli.prediction import Prediction, SeenLevel
@@ -101,8 +101,7 @@ def _levels(shown: Shown, marks: Marks, width: int) -> Block:
         if is_whole and count == 1:
             text = f"level {level}: the whole image"
         else:
-            what = "glimpse" if all(map(is_glimpse, windows)) else "window"
-            text = f"level {level}: {counted(count, what)}"
+            text = f"level {level}: {_counted(count, shown.glimpses.get(level, 0))}"
         if count > len(windows):
             text += f", the {len(windows):,} of most attention are drawn"
         blocks.append(
@@ -114,6 +113,11 @@ def _levels(shown: Shown, marks: Marks, width: int) -> Block:
     if not shown.total:
         blocks.append(words(["none"], marks.sizes.text, QUIET, width))
     return stacked(blocks)
+
+
+def _counted(count: int, glimpses: int) -> str:
+    parts = [(count - glimpses, "window"), (glimpses, "glimpse")]
+    return ", ".join(counted(number, what) for number, what in parts if number)
 
 
 def _with_sample(sample: Block, text: str, marks: Marks, width: int) -> Block:

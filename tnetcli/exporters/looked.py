@@ -1,6 +1,5 @@
 """What exporters are given: a prediction, its windows in any number, and which are wanted."""
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -61,29 +60,5 @@ class Looked:
     def _with_glimpses(self) -> Iterator[SeenWindow]:
         for window in self.windows:
             yield window
-            yield from as_windows(window)
-
-
-def as_windows(window: SeenWindow) -> Iterator[SeenWindow]:
-    """Yield the glimpses of a window as windows `g1`, `g2`, … of the level below it.
-
-    Each has the same part of the attention: they are all that was looked at. What they weigh and
-    how much of them holds data nobody tells.
-    """
-    for number, glimpse in enumerate(window.glimpses, start=1):
-        yield SeenWindow(
-            path=f"{window.path}/g{number}",
-            level=window.level + 1,
-            box=glimpse.box,
-            attention=1 / len(window.glimpses),
-            rank=number,
-            weight=math.nan,
-            label=glimpse.label,
-            probability=glimpse.probability,
-            valid=math.nan,
-        )
-
-
-def is_glimpse(window: SeenWindow) -> bool:
-    """Say whether it is a glimpse that is shown as a window."""
-    return window.path.rpartition("/")[2].startswith("g")
+            if window.attention >= self.choice.least_attention:  # else they would be left alone
+                yield from window.glimpsed()

@@ -145,4 +145,4 @@ def dashes_of(level: int) -> tuple[int, ...]:
 
 def number_of(window: SeenWindow) -> str:
     """Return level and rank, by which a window is found in a picture and in its sheet."""
-    return f"{window.level}.{window.rank}"
+    return f"{window.level}.{'g' if window.is_glimpse else ''}{window.rank}"

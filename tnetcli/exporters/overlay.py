@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Protocol, TypeAlias
 
-from tnetcli.exporters.looked import is_glimpse
 from tnetcli.geometry import Window
 from tnetcli.prediction import BoxEdges, Prediction, SeenGlimpse, SeenWindow
 from tnetcli.wording import printable, shorten
@@ -89,7 +88,7 @@ def measured(
         "probability": _number(window.probability),
         "valid": _number(window.valid),
         # A glimpse has the pixels of the view it is a part of, which is not told here.
-        "downsample": _number(across / view_size) if view_size and not is_glimpse(window) else None,
+        "downsample": _number(across / view_size) if view_size and not window.is_glimpse else None,
     }
 
 

@@ -24,6 +24,7 @@ class Shown:
 
     drawn: dict[int, list[SeenWindow]] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
+    glimpses: dict[int, int] = field(default_factory=dict)  # how many of these are some
     listed: list[SeenWindow] = field(default_factory=list)
     total: int = 0
     others: int = 0  # of levels beyond any that is drawn
@@ -40,6 +41,7 @@ def choose_shown(
     best: dict[int, list[tuple[float, int, SeenWindow]]] = {}
     first: list[tuple[int, int, int, SeenWindow]] = []
     counts: dict[int, int] = {}
+    glimpses: dict[int, int] = {}
     most, total, others = 0.0, 0, 0
     for number, window in enumerate(windows):
         total += 1
@@ -52,11 +54,14 @@ def choose_shown(
             others += 1
             continue
         counts[window.level] = counts.get(window.level, 0) + 1
+        if window.is_glimpse:
+            glimpses[window.level] = glimpses.get(window.level, 0) + 1
         rated = -1.0 if attention is None else attention
         keep_best(best.setdefault(window.level, []), (rated, -number, window), most_drawn)
     return Shown(
         {level: [each[-1] for each in sorted(best[level])] for level in sorted(best)},
         dict(sorted(counts.items())),
+        glimpses,
         [each[-1] for each in sorted(first, reverse=True)],
         total,
         others,

@@ -166,11 +166,18 @@ def _check_window(window: SeenWindow, classes: int) -> None:
     if not all(is_of(step, float) for step in window.steps):
         raise ValueError(f"`steps` are {printable(shorten(window.steps), 60)}, not numbers")
     _check_box(window)
-    for glimpse in window.glimpses:
-        if not is_of(glimpse.label, str):
-            raise ValueError(f"`label` is {printable(shorten(glimpse.label), 60)}, not text")
-        _check_share("probability", glimpse.probability)
-        _check_box(glimpse)
+    for number, glimpse in enumerate(window.glimpses, start=1):
+        try:
+            _check_glimpse(glimpse)
+        except ValueError as error:
+            raise ValueError(f"glimpse {number}: {error}") from error
+
+
+def _check_glimpse(glimpse: SeenGlimpse) -> None:
+    if not is_of(glimpse.label, str):
+        raise ValueError(f"`label` is {printable(shorten(glimpse.label), 60)}, not text")
+    _check_share("probability", glimpse.probability)
+    _check_box(glimpse)
 
 
 def _check_box(window: SeenWindow | SeenGlimpse) -> None:

@@ -4,14 +4,13 @@ import codecs
 import glob
 import logging
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tnetcli.csv_file import Problems, locate, read_rows
 from tnetcli.errors import UsageError
-from tnetcli.pipes import STANDARD, parts_of
+from tnetcli.pipes import STANDARD, parts_of, standard_input
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cropped import Crop, CropKind
 from tnetcli.readers.detect import is_remote
@@ -106,10 +105,6 @@ def find_images(
     """Return every image named, in order and once each; UsageError if there is none."""
     if manifest is not None and arguments:
         raise UsageError("both IMAGES and --manifest are given", hint="choose one of them")
-    if null and STANDARD not in arguments:
-        raise UsageError(
-            "-0 is for a list on stdin", hint="give `-` too: find … -print0 | tnet … -0 -"
-        )
     if manifest is not None:
         found = list(read_manifest(manifest))
     else:
@@ -135,9 +130,7 @@ def _inside(folder: str, recursive: bool) -> Iterator[str]:
 
 def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
     if argument == STANDARD:
-        if sys.stdin is None:
-            raise UsageError("standard input is closed", hint="give the list: `… | tnet … -`")
-        content = b"".join(parts_of(sys.stdin.buffer)).removeprefix(codecs.BOM_UTF8)
+        content = b"".join(parts_of(standard_input())).removeprefix(codecs.BOM_UTF8)
         _check_separator(content, null)  # names are bytes
         lines = content.split(b"\0") if null else content.replace(b"\r\n", b"\n").split(b"\n")
         yield from (os.fsdecode(line) for line in lines if line.strip())

@@ -17,6 +17,7 @@ from tnetcli.readers.flat import FlatReader
 from tnetcli.readers.open import open_image
 from tnetcli.traversal import Plan, traverse
 from tnetcli.visits import Place, Seen
+from tnetcli.walks import tell_unused
 from tnetcli.wording import counted, in_bytes
 
 # A larger block is decoded almost in vain for one 224 px window.
@@ -26,7 +27,7 @@ MEGA, GIGA = 1e6, 1e9
 
 
 # What the papers use on large images.
-USUAL_PLAN, USUAL_GRID = Plan(3, (2, 1)), Grid(3, 3, 0.5)
+USUAL_PLAN, USUAL_GRID, VIEW_SIZE = Plan(3, (2, 1)), Grid(3, 3, 0.5), 224
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,22 @@ class Walk:
     """How a prediction would look."""
 
     plan: Plan = USUAL_PLAN
-    view_size: int = 224
+    view_size: int = VIEW_SIZE
     grid: Grid = USUAL_GRID
+
+    @classmethod
+    def usual(
+        cls,
+        *,
+        levels: int | None = None,
+        keep: tuple[int, ...] | None = None,
+        view_size: int | None = None,
+    ) -> Self:
+        """Return how the papers look, or otherwise where that is told."""
+        plan = Plan(levels or USUAL_PLAN.levels, keep or USUAL_PLAN.keep)
+        if keep is not None:
+            tell_unused(plan.levels, keep)
+        return cls(plan, view_size or VIEW_SIZE)
 
     @classmethod
     def of_model(

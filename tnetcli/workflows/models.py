@@ -193,7 +193,9 @@ def _card_text(card: Card) -> str:
         "parameters": f"{facts['parameters']}, running statistics included",
         "view size": f"{facts['view_size']} x {facts['view_size']} pixels",
         "grid": card.cells,
-        "levels": f"{walk['levels']}, keep {_some(map(str, walk['keep']), ',') or 'none'}",
+        "levels": str(walk["levels"])
+        + (f", keep {_some(map(str, walk['keep']), ',')}" if walk["levels"] > 1 else ""),
+        "glimpses": str(facts["arguments"].get("glimpses", "")),
         "fit": walk["fit"],
         "crop": CROPS[card.crop],
         "classes": _listed(facts["classes"]),
