@@ -497,6 +497,10 @@ def test_a_budget_cuts_the_level_that_would_exceed_it():
     assert walk.visits[1].followed == ()
 
 
+def test_a_budget_that_cuts_the_last_level_is_why_a_walk_ended():
+    assert traverse([ROOT], always(), GRID, Plan(2, (3,), budget=3)).stops == ("budget",)
+
+
 def test_a_budget_that_is_just_enough_does_not_stop_a_walk():
     assert traverse([ROOT], always(), GRID, Plan(2, (3,), budget=4)).stops == ("levels",)
 

@@ -196,6 +196,7 @@ class _Trail:
         self._known: list[tuple[float, int, Visit]] = []  # sorted by left edge
         self._candidates: list[tuple[float, int, int, float, Visit]] = []  # the heap of best_first
         self._dead_ends: set[Stop] = set()
+        self._cut = False  # whether the budget had no room for all that was chosen
         self._choices: list[tuple[Visit, int, Visit]] = []  # parent, cell, what shows it
         self._chosen: defaultdict[Visit, list[int]] = defaultdict(list)  # cells of a parent
         self._root = self._visit(root.region, 1.0, 1.0)
@@ -223,11 +224,13 @@ class _Trail:
         new = [visit for visit in chosen if visit not in self._numbers]
         left = math.inf if self._plan.budget is None else self._plan.budget - len(self._numbers)
         if not new:
-            self.stop = next(reason for reason in DEAD_ENDS if reason in self._dead_ends)
+            dead_end = next(reason for reason in DEAD_ENDS if reason in self._dead_ends)
+            self.stop = "budget" if self._cut else dead_end
             self._link()
         elif left < 1:
             self.stop = "budget"
         elif len(new) > left:
+            self._cut = True
             best = set(_by_joint(new)[: int(left)])
             new = [visit for visit in new if visit in best]
         self._next = new

@@ -14,7 +14,7 @@ from tests.exporters.records import UTM, record, to_lonlat, window
 from tests.exporters.test_page import COST, FAILED, HOSTILE, LEVELS, SCENE
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.page import write_page
-from tnetcli.prediction import SeenLevel
+from tnetcli.prediction import SeenGlimpse, SeenLevel
 
 PADDING = 12  # screen pixels around an image that is shown whole
 DEEP = replace(
@@ -101,6 +101,22 @@ def test_all_windows_are_there_and_a_level_switched_off_hides_just_its_own(show)
         assert seen == [level != off for level in levels]
         box.check()
     assert all(each.is_visible() for each in tab.locator(".window").all())
+
+
+def test_glimpses_are_drawn_and_called_so(show):
+    glimpses = tuple(
+        SeenGlimpse((x, 600.0, x + 250, 850.0), "river", 0.5) for x in (1100.0, 1400.0)
+    )
+    first, second, *others = SCENE.windows
+    tab = show(replace(SCENE, windows=(replace(first, glimpses=glimpses), second, *others)))
+    assert tab.locator(".window").count() == len(SCENE.windows) + 2
+    told = " ".join(tab.locator("#levels label").nth(1).inner_text().split())
+    assert told == f"level 2 ({len(others) + 3}, 2 glimpses among them)"
+    alone = show(replace(SCENE, windows=(replace(first, glimpses=glimpses),), levels=LEVELS[:1]))
+    told = " ".join(alone.locator("#levels label").nth(1).inner_text().split())
+    assert told == "level 2 (2 glimpses)"
+    steps = [" ".join(each.split()) for each in alone.locator(".step").all_inner_texts()]
+    assert steps == ["Level 1, whole image", "Level 2, 2 glimpses inside of what is above"]
 
 
 def test_windows_lie_where_they_should_before_and_after_zooming_and_moving(show):

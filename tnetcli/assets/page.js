@@ -261,8 +261,9 @@
       byId("windows").append(group);
       const number = drawn === all ? grouped(all) : `${grouped(drawn)} of ${grouped(all)}`;
       const glimpses = members.filter(isGlimpse).length;
-      const some = glimpses ? `, ${counted(glimpses, "glimpse")}` : "";
-      return checkbox(`level ${level} (${number}${some})`, (on) => {
+      const some = glimpses ? `, ${counted(glimpses, "glimpse")} among them` : "";
+      const what = glimpses && glimpses === all ? counted(all, "glimpse") : `${number}${some}`;
+      return checkbox(`level ${level} (${what})`, (on) => {
         group.toggleAttribute("hidden", !on);
         under.toggleAttribute("hidden", !on);
         hint.hidden = true;

@@ -107,8 +107,9 @@ def _caption(sheet: Sheet, window: SeenWindow, marks: Marks, x: int, y: int, wid
     number = number_of(window)
     sheet.text(x, y, number, marks.sizes.tag, INK)
     shift = round(marks.sizes.tag.getlength(number)) + marks.sizes.px(8)
-    order = f"{'glimpse' if window.is_glimpse else 'rank'} {window.rank}"
-    placed = cut_to(f"level {window.level}, {order}", font, width - shift)
+    # The tag before it tells the level as well.
+    order = "glimpse" if window.is_glimpse else f"level {window.level}, rank"
+    placed = cut_to(f"{order} {window.rank}", font, width - shift)
     sheet.text(x + shift, y, placed, font, QUIET)
     sheet.text(x, y + step, cut_to(_attention(window), font, width), font, QUIET)
     votes = f" {percent(window.probability)}"
