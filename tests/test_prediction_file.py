@@ -250,3 +250,26 @@ def test_any_other_name_is_taken(name):
 def test_a_folder_in_which_no_file_can_be_made_is_said_to_be_so():
     with pytest.raises(OutputError, match="cannot write"), PredictionFile("/proc/a.jsonl"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        ({"glimpses": None}, "`glimpses` is no list"),
+        ({"glimpses": [1]}, "a glimpse is no object"),
+        ({"glimpses": [{"box": [0, 0, 1, 1], "label": "a"}]}, "no `probability`"),
+        (
+            {"glimpses": [{"box": [0, 0, 1, 1], "label": "a", "probability": 1, "x": 1}]},
+            "unknown `x`",
+        ),
+        ({"colour": "red"}, "unknown `colour`"),
+    ],
+)
+def test_a_record_that_somebody_changed_is_told_by_its_key(tmp_path, spoil, said):
+    window = {"path": "root", "level": 1, "box": [0, 0, 1, 1], "attention": 1.0, "rank": 1}
+    window |= {"weight": 1.0, "label": "a", "probability": 1.0, "valid": 1.0}
+    good = json.loads(Prediction("a", "a", "ok").to_json())
+    (tmp_path / "a.jsonl").write_text(json.dumps(good | {"windows": [window | spoil]}) + "\n")
+    with pytest.raises(OutputError, match=said) as caught:
+        list(read_lines(tmp_path / "a.jsonl"))
+    assert "take the line out" in caught.value.hint

@@ -86,6 +86,8 @@ class SeenWindow:
         """Take plain values as JSON has them."""
         given = {**data, **{key: tuple(data[key]) for key in LISTS & data.keys()}}
         if "glimpses" in data:
+            if not isinstance(data["glimpses"], list):
+                raise TypeError("`glimpses` is no list")
             given["glimpses"] = tuple(map(SeenGlimpse.from_data, data["glimpses"]))
         return _made(cls, given)
 

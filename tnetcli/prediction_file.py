@@ -14,7 +14,7 @@ from typing import Any, Self
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.output_file import claim, refuse_special, whole_file
 from tnetcli.prediction import SCHEMA, Prediction
-from tnetcli.wording import reason, shorten
+from tnetcli.wording import first_line, printable, reason, shorten
 
 SECONDS_BETWEEN_SYNCS = 10.0  # what a power failure may cost; a killed process loses nothing
 UNSPOKEN = "nothing"
@@ -69,9 +69,12 @@ def refuse_unless_cut_off(
     if BEGINNING.startswith(begin) and end != b"\n":
         log.warning("`%s`, line %d was cut off and is left out", path, number)
         return
+    ours = begin.startswith(BEGINNING)
     raise OutputError(
-        f"`{path}`, line {number}: {shorten(str(error))}",
-        hint="this is no file of predictions: name another",
+        f"`{path}`, line {number}: {printable(first_line(error), 100)}",
+        hint="this record was changed by something else than tnet: take the line out, predict again"
+        if ours
+        else "this is no file of predictions: name another",
     ) from error
 
 
