@@ -19,7 +19,7 @@ $(READY): pyproject.toml
 
 demo: setup
 	$(BIN)/python examples/make_scene.py demo/scene.tif --size 16384
-	$(BIN)/tnet info demo/scene.tif --view-size 128 --keep 4,1
+	$(BIN)/tnet info demo/scene.tif --model default
 	$(BIN)/tnet predict demo/scene.tif --levels 3
 	$(BIN)/tnet predict demo/scene.tif --levels 3 -o demo/scene.jsonl --overwrite -q
 	$(BIN)/tnet export demo/scene.jsonl -o demo/scene.geojson --overwrite

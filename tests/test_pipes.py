@@ -3,13 +3,15 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
 from tests.commands import run_in_shell, tnet
 from tests.exporters.records import record, window
 from tests.images import noise, write_geotiff
-from tnetcli.pipes import open_to_read, parts_of
+from tnetcli.errors import OutputError
+from tnetcli.pipes import lasting, open_to_read, parts_of
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes and signals of another kind")
 # A signal that another thread takes does not wake the one that reads: as one that comes in the
@@ -117,3 +119,25 @@ def test_windows_do_not_come_through_a_pipe(tmp_path):
     done = tnet("predict", "a.tif", "--windows", "pipe", cwd=tmp_path)
     assert done.returncode == 4
     assert "error: `pipe` is a pipe" in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
+def test_a_pipe_that_cannot_be_kept_is_no_bug(monkeypatch, predictions):
+    pipe = predictions / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr("tnetcli.pipes.NamedTemporaryFile", lambda **_: Full())
+    writer = threading.Thread(target=pipe.write_bytes, args=[b"a record\n"])
+    writer.start()
+    with pytest.raises(OutputError, match=r"cannot keep what comes from .*: No space left"):
+        lasting(pipe).__enter__()
+    writer.join()
+
+
+class Full:
+    def __enter__(self):
+        self.file = open("/dev/full", "wb")
+        return self
+
+    def __exit__(self, *_):
+        with suppress(OSError):
+            self.file.close()

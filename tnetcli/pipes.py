@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
-from tnetcli.errors import UsageError
+from tnetcli.errors import OutputError, UsageError
 
 STANDARD = "-"  # input or output, where a file is named
 INSTANT = 0.2  # seconds
@@ -51,13 +51,23 @@ def lasting(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield Path(path)
         return
     with NamedTemporaryFile(prefix="tnet-", suffix=".jsonl") as kept:
-        if str(path) == STANDARD:
-            kept.writelines(parts_of(standard_input()))
-        else:
-            with open_to_read(Path(path)) as file:
-                kept.writelines(parts_of(file))
-        kept.flush()
+        try:
+            _copy(path, kept.file)
+        except OSError as error:
+            raise OutputError(
+                f"cannot keep what comes from `{path}`: {error.strerror}",
+                hint="is there space in the temporary folder? TMPDIR names another",
+            ) from error
         yield Path(kept.name)
+
+
+def _copy(path: str | os.PathLike[str], kept: IO[bytes]) -> None:
+    if str(path) == STANDARD:
+        kept.writelines(parts_of(standard_input()))
+    else:
+        with open_to_read(Path(path)) as file:
+            kept.writelines(parts_of(file))
+    kept.flush()
 
 
 def open_to_read(path: Path) -> BinaryIO:

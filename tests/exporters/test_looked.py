@@ -38,6 +38,11 @@ def test_glimpses_are_chosen_by_level_and_attention_as_windows_are():
     assert [each.path for each in of_most.chosen()] == ["root"]
 
 
+def test_glimpses_of_a_window_of_unknown_attention_are_shown():
+    unknown = record(window(attention=math.nan, glimpses=(FIRST,)))
+    assert [each.path for each in Looked.of(unknown).chosen()] == ["root", "root/g1"]
+
+
 def test_no_glimpse_is_shown_without_its_window():
     lone = record(window(), window("root/1-1", attention=0.1, glimpses=(FIRST,)))
     found = Looked.of(lone, Choice(least_attention=0.2))

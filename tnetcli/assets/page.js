@@ -333,9 +333,10 @@
     });
     // Below the last level of the answer there may be glimpses, which have no answer of their own.
     const told = new Set(shown.levels.map((each) => each.level));
-    for (const { level, all } of shown.drawn) {
-      if (told.has(level)) continue;
-      const words = `Level ${level}, ${counted(all, "glimpse")} inside of what is above`;
+    for (const { level } of shown.drawn) {
+      const glimpses = windows.filter((each) => each.level === level && isGlimpse(each)).length;
+      if (told.has(level) || !glimpses) continue;
+      const words = `Level ${level}, ${counted(glimpses, "glimpse")} inside of what is above`;
       story.push(make("li", {}, make("p", { class: "step" }, words), ...strip(level)));
     }
     byId("story").hidden = !story.length;

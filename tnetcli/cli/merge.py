@@ -16,7 +16,7 @@ def merge(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="Predictions of shards, made by one model with the same options.",
+            help="Predictions of shards, made by one model with the same options; `-` is stdin.",
             show_default=False,
             metavar="FILES",
             readable=False,

@@ -64,7 +64,8 @@ Images = Annotated[
 Manifest = Annotated[
     Path | None,
     typer.Option(
-        envvar="TNET_MANIFEST", help="CSV with a column `path`; relative to the CSV's own folder."
+        envvar="TNET_MANIFEST",
+        help="CSV with a column `path`; relative to the CSV's own folder, of a pipe to this one.",
     ),
 ]
 Recursive = Annotated[

@@ -17,8 +17,10 @@ class Choice:
 
     def takes(self, window: SeenWindow) -> bool:
         """Say whether a window is wanted."""
-        if self.levels is not None and window.level not in self.levels:
-            return False
+        return (self.levels is None or window.level in self.levels) and self.attends(window)
+
+    def attends(self, window: SeenWindow) -> bool:
+        """Say whether a window has the attention that is asked for, if any is."""
         return not self.least_attention or window.attention >= self.least_attention
 
 
@@ -60,5 +62,5 @@ class Looked:
     def _with_glimpses(self) -> Iterator[SeenWindow]:
         for window in self.windows:
             yield window
-            if window.attention >= self.choice.least_attention:  # else they would be left alone
+            if self.choice.attends(window):  # else they would be left alone
                 yield from window.glimpsed()
