@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tnetcli"
 # The arrows of docs/architecture.md: a part may import itself and what is listed here.
-GROUND = {"errors", "geometry", "machine", "pipes", "visits", "wording"}
+GROUND = {"errors", "files", "geometry", "machine", "pipes", "visits", "wording"}
 MODEL_WORDS = GROUND | {"__init__", "models", "validation", "normalisation"}
 MIDDLE = GROUND | {"readers", "traversal", "models", "prediction", "normalisation", "views"}
 UPPER = {
@@ -23,34 +23,44 @@ UPPER = {
 }
 MAY_IMPORT = {
     "errors": set(),
+    "files": set(),
     "geometry": set(),
     "machine": set(),
-    "pipes": {"errors"},
+    "pipes": {"errors", "files"},
     "wording": set(),
     "visits": {"geometry"},
     "validation": {"errors", "wording"},
     "readers": GROUND | {"output_file"},
     "traversal": GROUND,
     "prediction": {"errors"},
-    "prediction_file": {"errors", "output_file", "prediction", "wording"},
-    "large_records": {"errors", "prediction", "prediction_file", "wording"},
+    "prediction_file": {"errors", "files", "output_file", "prediction", "wording"},
+    "large_records": {"errors", "files", "prediction", "prediction_file", "wording"},
     "told_windows": GROUND | {"csv_file", "large_records", "prediction", "readers"},
-    "engines": {"__init__", "errors", "wording"},
+    "engines": {"__init__", "errors", "files", "wording"},
     "models": GROUND | {"validation"},
     "devices": {"errors"},
     "normalisation": GROUND | {"readers", "validation"},
     "views": GROUND | {"readers", "normalisation", "traversal"},
-    "running": {"devices", "errors", "geometry", "models", "readers"},
+    "running": {"devices", "errors", "files", "geometry", "models", "readers"},
     "looking": MIDDLE | {"checkpoint", "devices", "running"},
-    "recording": {"__init__", "errors", "geometry", "looking", "prediction", "readers"},
-    "output_file": {"errors", "wording"},
-    "exporters": {"errors", "geometry", "output_file", "prediction", "wording"},
-    "tensor_file": {"errors", "output_file", "wording"},
+    "recording": {
+        "__init__",
+        "errors",
+        "wording",
+        "files",
+        "geometry",
+        "looking",
+        "prediction",
+        "readers",
+    },
+    "output_file": {"errors", "files", "wording"},
+    "exporters": {"errors", "files", "geometry", "output_file", "prediction", "wording"},
+    "tensor_file": {"errors", "files", "output_file", "wording"},
     "walks": {"traversal", "validation"},
     "description": MODEL_WORDS | {"readers", "traversal", "walks"},
     "checkpoint": MODEL_WORDS | {"description", "devices", "tensor_file"},
-    "yaml_file": {"errors", "wording"},
-    "csv_file": {"errors", "pipes", "wording"},
+    "yaml_file": {"errors", "files", "pipes", "wording"},
+    "csv_file": {"errors", "files", "pipes", "wording"},
     "recipe": GROUND | {"models", "sections", "traversal", "validation", "walks", "yaml_file"},
     "sections": {"readers", "validation", "walks"},
     "scenes": GROUND | {"readers", "sections"},

@@ -5,6 +5,18 @@ from collections.abc import Sequence
 
 from tnetcli.errors import ImageError
 
+# Ten times the bands of a hyperspectral sensor; what libraries do for each band adds up.
+MOST_BANDS = 4096
+
+
+def refuse_many_bands(path: str, count: int) -> None:
+    """Raise ImageError for an image with more bands than any sensor or stack has."""
+    if count > MOST_BANDS:
+        raise ImageError(
+            f"`{path}` has {count:,} bands, more than the {MOST_BANDS:,} that are supported",
+            hint="check its metadata; split a real stack of images into files",
+        )
+
 
 def choose_bands(
     path: str, wanted: Sequence[str] | None, names: Sequence[str], default: Sequence[int]

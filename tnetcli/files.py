@@ -1,0 +1,48 @@
+"""Open files that somebody else may have prepared: regular ones only."""
+
+import errno
+import os
+import stat
+from typing import BinaryIO
+
+Path = str | os.PathLike[str]
+# Opening a pipe to which no one writes would block for ever; without effect on a regular file.
+FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def open_descriptor(path: Path) -> int:
+    """Return a descriptor of a regular file; OSError for a pipe, device, socket or folder."""
+    refuse_irregular(os.stat(path), path)  # before opening: that alone can act on a device
+    descriptor = os.open(path, FLAGS)
+    try:
+        refuse_irregular(os.fstat(descriptor), path)  # it may have been replaced in between
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read bytes; OSError for a pipe, device, socket or folder."""
+    return open(open_descriptor(path), "rb")
+
+
+def refuse_irregular(status: os.stat_result, path: Path) -> None:
+    """Raise OSError unless `status` is that of a regular file."""
+    if stat.S_ISREG(status.st_mode):
+        return
+    kind = next((name for is_kind, name in KINDS if is_kind(status.st_mode)), "of no known kind")
+    number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+    raise OSError(number, f"is {kind}, not a regular file", os.fspath(path))
