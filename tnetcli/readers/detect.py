@@ -8,6 +8,7 @@ import zipfile
 import zlib
 
 from tnetcli.errors import ImageError
+from tnetcli.files import open_regular
 from tnetcli.readers.dicom import series_of
 from tnetcli.wording import reason
 
@@ -20,9 +21,7 @@ JPEG_2000_MAGIC = (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")
 ZARR_FILES = ("zarr.json", ".zgroup", ".zattrs", ".zarray")
 # GDAL's own tags in a TIFF: metadata and nodata.
 GDAL_TAGS = (42112, 42113)
-NETWORK = re.compile(
-    rb"/vsi(curl|s3|gs|az|adls|oss|swift|hdfs|webhdfs)|https?://|ftp://", re.IGNORECASE
-)
+URL = re.compile(r"[a-z][a-z0-9+.-]*://|/vsi", re.IGNORECASE)
 SNIFF_BYTES = 4096
 # What Python raises over damaged archives, and those that it takes for newer than itself.
 ZIP_FAILURES = (
@@ -33,7 +32,7 @@ ZIP_FAILURES = (
 
 def is_remote(path: str) -> bool:
     """Say whether `path` names something that only GDAL can reach."""
-    return "://" in path or path.startswith("/vsi")
+    return URL.match(path) is not None
 
 
 def absolute(path: str) -> str:
@@ -70,7 +69,7 @@ def _head(path: str) -> bytes | None:
             return None
         if not stat.S_ISREG(mode):
             raise ImageError(f"`{path}` is not a regular file", hint="copy it to a file first")
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             head = file.read(SNIFF_BYTES)
     except FileNotFoundError as error:
         dangling = os.path.islink(path)
@@ -189,9 +188,9 @@ def _zip_has_zarr(path: str) -> bool:
 def _detect_rest(path: str, head: bytes) -> str:
     if _slide_vendor(path) is not None:
         return "slide"
-    from tnetcli.readers.gdal import can_open
+    from tnetcli.readers.companions import driver_of
 
-    if can_open(path):
+    if driver_of(path) is not None:
         return "raster"
     kind = "a text file" if _is_text(head) else "of no format that a reader knows"
     hint = (
@@ -204,19 +203,3 @@ def _detect_rest(path: str, head: bytes) -> str:
 
 def _is_text(head: bytes) -> bool:
     return b"\0" not in head and sum(byte < 9 for byte in head) == 0
-
-
-def refuse_hidden_network(path: str) -> None:
-    """Refuse a local VRT that would make GDAL fetch from the network: no URL was given."""
-    if is_remote(path) or not os.path.isfile(path):
-        return
-    with open(path, "rb") as file:
-        head = file.read(SNIFF_BYTES)
-        if b"<VRTDataset" not in head:
-            return
-        found = NETWORK.search(head + file.read(2**24))
-    if found:
-        raise ImageError(
-            f"`{path}` points to the network ({found.group().decode()})",
-            hint="give the URL itself, or copy its sources here",
-        )

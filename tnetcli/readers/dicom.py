@@ -3,6 +3,8 @@
 import os
 import re
 
+from tnetcli.files import open_regular
+
 INDEX = "DICOMDIR"  # of a medium: a DICOM file that is no image
 HEAD_BYTES = 1 << 16  # the series is told before the pixels
 # The study and right behind it the series; those of other images that a file refers to stand apart.
@@ -16,7 +18,7 @@ def series_of(path: str) -> str | None:
     # A pipe would be waited for.
     if os.path.basename(path).upper() == INDEX or not os.path.isfile(path):
         return None
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         if file.read(132)[128:] != b"DICM":
             return None
         found = SERIES.search(file.read(HEAD_BYTES))

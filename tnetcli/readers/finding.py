@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 
+from tnetcli.files import open_regular
 from tnetcli.readers.detect import JPEG_2000_MAGIC, PHOTO_MAGIC, TIFF_MAGIC, ZARR_FILES
 from tnetcli.readers.dicom import INDEX, series_of
 
@@ -91,7 +92,7 @@ def _looks_like_an_image(entry: "os.DirEntry[str]") -> bool:
     if name.rsplit(".", 1)[-1] in IMAGE_ENDINGS or name.endswith(".zarr.zip"):
         return True
     try:
-        with open(entry.path, "rb") as file:
+        with open_regular(entry.path) as file:
             head = file.read(132)
     except OSError:
         return False

@@ -2,8 +2,8 @@
 
 import hashlib
 import os
-import stat
 
+from tnetcli.files import open_regular
 from tnetcli.readers.detect import is_remote
 
 HEAD = 1 << 16  # bytes: the header of most formats
@@ -23,11 +23,9 @@ def fingerprint(path: str) -> str:
             for name, size, time in _entries(path):
                 digest.update(f"{name}\0{size}\0{time}\0".encode(errors="surrogateescape"))
         else:
-            found = os.stat(path)
-            if not stat.S_ISREG(found.st_mode):
-                return ""  # opening a pipe would wait for ever
-            digest.update(f"{found.st_size}\0{found.st_mtime_ns}\0".encode())
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
+                found = os.fstat(file.fileno())
+                digest.update(f"{found.st_size}\0{found.st_mtime_ns}\0".encode())
                 digest.update(file.read(HEAD))
     except (OSError, ValueError):
         return ""

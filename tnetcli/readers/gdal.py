@@ -1,4 +1,4 @@
-"""GDAL through rasterio, with its memory bounded and its whispers heard."""
+"""Open datasets with rasterio: few drivers, no network, warnings about damage as errors."""
 
 import logging
 import os
@@ -10,15 +10,27 @@ from contextlib import contextmanager
 from typing import Any
 
 import rasterio
-from rasterio._env import del_gdal_config, set_gdal_config
+from rasterio._env import set_gdal_config
 from rasterio._err import CPLE_BaseError
 from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
+from rasterio.io import DatasetReader
 
 from tnetcli.errors import ImageError
+from tnetcli.readers.companions import (
+    OVERVIEW_FILE,
+    check_companions,
+    check_overview_file,
+    driver_of,
+)
 from tnetcli.readers.detect import is_remote
+from tnetcli.wording import shorten
 
 # GDAL would take 5 % of the machine; a job array shares it with its neighbours.
 CACHE_BYTES = 2**27
+# What a URL may be; no VRT, which could name any file of this machine.
+REMOTE_DRIVERS = ("GTiff", "JP2OpenJPEG", "PNG", "JPEG", "WEBP", "GIF", "BMP")
+ALLOWED = "CPL_VSIL_CURL_ALLOWED_FILENAME"
+CLOUDS = {"s3": "s3", "gs": "gs", "az": "az", "adls": "adls", "oss": "oss", "swift": "swift"}
 # GDAL's own errors reach us bare from calls that rasterio does not wrap.
 GDAL_FAILURES = (RasterioError, CPLE_BaseError, OSError, ValueError)
 # What GDAL only logs although the pixels are wrong.
@@ -43,11 +55,6 @@ class _Listener(logging.Handler):
 # Reported by `tnet info` as a missing georeference. Once and for all: filters set around each
 # open would race between threads.
 warnings.filterwarnings("ignore", category=NotGeoreferencedWarning)
-# No network unless a URL is given: a local VRT or service description may name one. Every
-# request of GDAL goes through this proxy, where nobody listens.
-OFFLINE = {"GDAL_HTTP_PROXY": "127.0.0.1:9", "GDAL_HTTP_CONNECTTIMEOUT": "2"}
-for _option, _value in OFFLINE.items():
-    set_gdal_config(_option, _value)
 _LISTENER = _Listener()
 _LOGGER = logging.getLogger("rasterio._err")
 _LOGGER.addHandler(_LISTENER)
@@ -69,14 +76,82 @@ def damage_is_an_error() -> Iterator[None]:
             raise RasterioIOError(message)
 
 
+@contextmanager
+def confined(path: str) -> Iterator[None]:
+    """Let GDAL fetch nothing, or only `path` itself where that is a URL.
+
+    Sidecars of a URL are not asked for: GDAL would open what comes with any driver. rasterio sets
+    options for this thread, on the main thread for the process while the block runs.
+    """
+    if is_remote(path):
+        options = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"}
+        if (name := _fetched_name(path)) is not None:
+            options[ALLOWED] = name
+    else:
+        options = {ALLOWED: "none"}
+    with rasterio.Env(**options):
+        yield
+
+
+def _fetched_name(url: str) -> str | None:
+    """Return GDAL's name of what a URL names; None of archives and of `/vsi` names."""
+    scheme, _, rest = url.partition("://")
+    if scheme.lower() in ("http", "https", "ftp"):
+        return f"/vsicurl/{url}"
+    return f"/vsi{CLOUDS[scheme]}/{rest}" if scheme in CLOUDS else None
+
+
 def open_dataset(path: str, **options: Any) -> Any:
-    """Open `path` with a handle of our own, which no other thread shares."""
+    """Open `path` with a handle of our own, by the one driver that its content asks for."""
     _refuse_other_letters(path)
     _bound_cache()
+    drivers: list[str] = list(REMOTE_DRIVERS)
+    if not is_remote(path):
+        driver = driver_of(path)
+        if driver is None:
+            raise RasterioIOError("its format is not supported")
+        drivers = [driver]
+    with confined(path):
+        return DatasetReader(path, driver=drivers, sharing=False, **options)
+
+
+def open_checked(path: str) -> Any:
+    """Open `path` after a check of all that GDAL would open for it; ImageError where it must not.
+
+    Open it once in this way, further handles with `open_dataset`.
+    """
+    if not is_remote(path):
+        check_companions(path)
+    dataset = open_dataset(path)
+    try:
+        with confined(path):
+            _check_references(path, dataset)
+    except BaseException:
+        dataset.close()
+        raise
+    return dataset
+
+
+def _check_references(path: str, dataset: Any) -> None:
+    """Raise ImageError where an open dataset names files that GDAL must not open for it."""
+    for key, value in dataset.tags(ns="OVERVIEWS").items():
+        if key.casefold() != OVERVIEW_FILE:
+            continue
+        if is_remote(path):
+            raise ImageError(
+                f"the metadata of `{path}` name another file as OVERVIEW_FILE",
+                hint="copy the image here, and make overviews with `gdaladdo`",
+            )
+        check_overview_file(path, value)
     if is_remote(path):
-        for option in OFFLINE:
-            del_gdal_config(option)
-    return rasterio.open(path, sharing=False, **options)
+        return
+    folder = os.path.dirname(os.path.abspath(path))
+    for name in dataset.files:
+        if os.path.commonpath([os.path.abspath(name), folder]) != folder:
+            raise ImageError(
+                f"`{path}` has a part outside its folder: `{shorten(name)}`",
+                hint="copy all its files into one folder",
+            )
 
 
 def _refuse_other_letters(path: str) -> None:
@@ -94,12 +169,3 @@ def _bound_cache() -> None:
     if "GDAL_CACHEMAX" not in os.environ:
         # In bytes: `Env` hands the number to GDAL as it is, unlike the environment variable.
         set_gdal_config("GDAL_CACHEMAX", CACHE_BYTES)
-
-
-def can_open(path: str) -> bool:
-    """Say whether any of GDAL's drivers knows the file."""
-    try:
-        with open_dataset(path) as dataset:
-            return bool(dataset.count or dataset.subdatasets)
-    except GDAL_FAILURES:
-        return False

@@ -5,7 +5,7 @@ from importlib import import_module
 
 from tnetcli.errors import ImageError, MissingExtraError, UsageError
 from tnetcli.readers.base import Reader, ReadOptions
-from tnetcli.readers.detect import detect, first_dicom, is_remote, refuse_hidden_network
+from tnetcli.readers.detect import detect, first_dicom, is_remote
 from tnetcli.wording import did_you_mean
 
 READERS = {
@@ -30,7 +30,6 @@ def open_image(
     # Looking at the content first also finds what is missing, empty, unreadable or cut off.
     detected = detect(name)
     chosen = reader or detected
-    refuse_hidden_network(name)
     if chosen == "slide" and os.path.isdir(name):
         name = first_dicom(name) or name
     opened = _load(chosen)(name, options)

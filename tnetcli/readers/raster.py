@@ -1,4 +1,4 @@
-"""Everything GDAL reads: GeoTIFF, COG, VRT, JPEG 2000, PNG and JPEG with a world file, URLs.
+"""Rasters through GDAL: GeoTIFF, COG, VRT, JPEG 2000, ENVI, ERDAS, NITF, pictures, URLs.
 
 GDAL is the authority for georeference, masks, bands and overviews. Where a level is a plain TIFF
 page whose decoder gives the same pixels, its tiles are read directly, at a third of the CPU.
@@ -14,7 +14,13 @@ from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError
 from tnetcli.readers.base import Block, Box, Cost, Layout, ReadOptions, Source
-from tnetcli.readers.gdal import GDAL_FAILURES, damage_is_an_error, open_dataset
+from tnetcli.readers.gdal import (
+    GDAL_FAILURES,
+    confined,
+    damage_is_an_error,
+    open_checked,
+    open_dataset,
+)
 from tnetcli.readers.placement import touched_pixels
 from tnetcli.readers.png import check_png
 from tnetcli.readers.pyramid import PyramidReader
@@ -24,8 +30,6 @@ from tnetcli.readers.tiff_files import TIFF_FAILURES, check_directories, truncat
 from tnetcli.readers.tiff_pages import OpenFile, PageTiles, TiffPages
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data
 from tnetcli.wording import one_line
-
-RAW_DRIVERS = ("ENVI", "EHdr", "PNM", "ROI_PAC")
 
 
 class RasterReader(PyramidReader):
@@ -42,8 +46,12 @@ class RasterReader(PyramidReader):
         super().__init__(path, options)
 
     def _inspect(self) -> Layout:
+        with confined(self.path):
+            return self._inspect_confined()
+
+    def _inspect_confined(self) -> Layout:
         try:
-            dataset = open_dataset(self.path)
+            dataset = open_checked(self.path)
         except GDAL_FAILURES as error:
             raise ImageError(
                 f"GDAL cannot open `{self.path}`: {one_line(error)}",
@@ -52,7 +60,7 @@ class RasterReader(PyramidReader):
         with dataset:
             if dataset.driver == "GTiff" and os.path.isfile(self.path):
                 check_directories(self.path)  # GDAL opens it with the lost overviews left out
-            if dataset.driver in RAW_DRIVERS:
+            if dataset.driver == "ENVI":
                 _check_raw(self.path, dataset)
             self._unchecked = dataset.driver == "PNG" and os.path.isfile(self.path)
             if dataset.count == 0:
@@ -144,7 +152,7 @@ class _RasterSource:
         dataset = self._dataset(level)
         window = RasterioWindow(box.left, box.top, box.width, box.height)
         bands = [sample + 1 for sample in self._plan.samples]
-        with damage_is_an_error():
+        with confined(self._path), damage_is_an_error():
             values = dataset.read(bands, window=window)  # (bands, height, width)
         pixels = touched_pixels(box, self._layout.levels[level])
         cost = Cost(pixels, round(pixels * self._bytes_per_pixel))
@@ -180,7 +188,7 @@ class _RasterSource:
                 box.width * this.scale_x,
                 box.height * this.scale_y,
             )
-        with damage_is_an_error():
+        with confined(self._path), damage_is_an_error():
             # The mean of a mask is above zero where any of its pixels is valid.
             how = Resampling.nearest if self._plan.masked[level] else Resampling.average
             mask = dataset.read_masks(1, window=window, out_shape=shape, resampling=how)

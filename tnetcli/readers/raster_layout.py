@@ -11,8 +11,9 @@ from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.transform import from_gcps
 
 from tnetcli.errors import ImageError
+from tnetcli.files import open_regular
 from tnetcli.geometry import Georeference, Size
-from tnetcli.readers.bands import choose_bands, unique_names
+from tnetcli.readers.bands import choose_bands, refuse_many_bands, unique_names
 from tnetcli.readers.base import Layout, Level, ReadOptions, Resolution
 from tnetcli.readers.detect import TIFF_MAGIC, is_remote
 from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
@@ -46,6 +47,7 @@ def describe(
     path: str, options: ReadOptions, dataset: Any, allow_direct: bool
 ) -> tuple[Layout, RasterPlan]:
     """Return what is known of an open dataset, and how to read it."""
+    refuse_many_bands(path, dataset.count)
     dtypes = set(dataset.dtypes)
     dtype = np.dtype(dataset.dtypes[0])
     if dtype.kind not in "iuf":
@@ -119,7 +121,7 @@ def _refuse_broken_sidecars(path: str, dataset: Any) -> None:
     for name in (f"{path}.msk", f"{path}.msk.ovr", f"{path}.ovr"):
         if not os.path.isfile(name):
             continue
-        with open(name, "rb") as file:
+        with open_regular(name) as file:
             is_tiff = file.read(4).startswith(TIFF_MAGIC)
         if is_tiff:
             check_directories(name)

@@ -14,8 +14,8 @@ from rasterio.enums import ColorInterp, MaskFlags, Resampling
 
 from tnetcli.errors import ImageError, OutputError, UsageError
 from tnetcli.output_file import folder_beside
-from tnetcli.readers.detect import detect, is_remote, refuse_hidden_network
-from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
+from tnetcli.readers.detect import detect, is_remote
+from tnetcli.readers.gdal import GDAL_FAILURES, confined, open_checked, open_dataset
 from tnetcli.readers.handles import check_unchanged, file_stamp
 from tnetcli.readers.tiff_pages import has_unwritten_blocks
 from tnetcli.wording import in_bytes, one_line, reason
@@ -72,7 +72,6 @@ def _check(image: str, target: str, kind: str, overwrite: bool) -> None:
     if is_remote(image):
         raise ImageError(f"`{image}` is not a local file", hint="download it first")
     reader = detect(image)
-    refuse_hidden_network(image)
     if kind == "cog" and os.path.exists(target) and os.path.samefile(target, image):
         raise OutputError("-o names the image itself", hint="use --in-place, or another name")
     if kind == "cog" and (not target or os.path.isdir(target)):
@@ -80,7 +79,7 @@ def _check(image: str, target: str, kind: str, overwrite: bool) -> None:
     if kind != "internal" and os.path.exists(target) and not overwrite:
         raise OutputError(f"`{target}` exists", hint="use --overwrite to replace it")
     try:
-        with open_dataset(image) as dataset:
+        with confined(image), open_checked(image) as dataset:
             stored, driver = dataset.overviews(1) if dataset.count else [], dataset.driver
             side = max(dataset.width, dataset.height)
     except GDAL_FAILURES as error:
@@ -177,18 +176,20 @@ def _make(image: str, made: str, kind: str, resampling: str | None) -> None:
         photometric = dataset.photometric
         size = max(dataset.width, dataset.height)
     lossy = "JPEG" in compression.upper()
-    with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES, GDAL_TIFF_INTERNAL_MASK=True):
+    with confined(image), rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES, GDAL_TIFF_INTERNAL_MASK=True):
         if kind == "cog":
-            rasterio.shutil.copy(
-                image, made, driver="COG", BLOCKSIZE=512, BIGTIFF="IF_SAFER",
-                COMPRESS="JPEG" if lossy else "DEFLATE", PREDICTOR="NO" if lossy else "STANDARD",
-                OVERVIEW_RESAMPLING=method.upper(), OVERVIEWS="IGNORE_EXISTING",
-                NUM_THREADS="ALL_CPUS",
-            )  # fmt: skip
+            with open_dataset(image) as dataset:
+                rasterio.shutil.copy(
+                    dataset, made, driver="COG", BLOCKSIZE=512, BIGTIFF="IF_SAFER",
+                    COMPRESS="JPEG" if lossy else "DEFLATE",
+                    PREDICTOR="NO" if lossy else "STANDARD",
+                    OVERVIEW_RESAMPLING=method.upper(), OVERVIEWS="IGNORE_EXISTING",
+                    NUM_THREADS="ALL_CPUS",
+                )  # fmt: skip
         else:
             with (
                 rasterio.Env(**_overview_settings(kind, lossy, photometric, has_mask)),
-                open_dataset(made, mode="r+") as dataset,
+                rasterio.open(made, "r+", driver="GTiff", sharing=False) as dataset,
             ):
                 dataset.build_overviews(_factors(size), Resampling[method])
 

@@ -1,0 +1,404 @@
+"""Check every file that GDAL would open because of one raster, before it does.
+
+GDAL opens sidecars, overviews and the sources of a VRT with any of its drivers, and some of them
+write files, fetch URLs or read any file as raw pixels. So a raster is identified by its content,
+its sidecars must be what their names say, and the sources of a VRT must be ordinary images in its
+folder.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+from time import time
+from xml.parsers import expat
+
+from tnetcli.errors import ImageError
+from tnetcli.files import open_regular, refuse_irregular
+from tnetcli.readers.detect import JPEG_2000_MAGIC, PNG_MAGIC, TIFF_MAGIC
+from tnetcli.wording import one_line, shorten
+
+HEAD_BYTES = 4096
+# The drivers that are ever used, by what a file begins with. VRT and ENVI are found otherwise.
+MAGIC: dict[str, tuple[bytes, ...]] = {
+    "GTiff": TIFF_MAGIC,
+    "JP2OpenJPEG": JPEG_2000_MAGIC,
+    "PNG": (PNG_MAGIC,),
+    "JPEG": (b"\xff\xd8\xff",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": (b"BM",),
+    "WEBP": (b"RIFF",),
+    "HFA": (b"EHFA_HEADER_TAG",),
+    "NITF": (b"NITF", b"NSIF"),
+}
+# What a VRT may be made of. GDAL chooses their drivers itself, some by text at the beginning of a
+# file: a zero byte among the first ones rules these out.
+SOURCES = frozenset(MAGIC) - {"NITF"}
+ZERO_WITHIN = 16
+SIDECARS = (".ovr", ".msk", ".aux.xml")
+METADATA_ENDINGS = (".xml", ".txt", ".imd", ".rpb", ".pvl", ".rpc", ".pass", ".dim", ".aux")
+XML_BYTES = 2**24
+VRT_BYTES = 2**26  # a mosaic of ten thousand scenes has 15 MB
+MOST_NESTED_VRTS = 8
+MOST_SOURCES = 2**16
+DEEPEST_XML = 32
+MOST_DIRECTORIES = 10_000
+GDAL_METADATA = 42112
+RECENT = 2.0  # seconds in which a folder may change without a new time
+OVERVIEW_FILE = "overview_file"
+
+# All that `gdalbuildvrt`, `gdal_translate` and `gdalwarp` write, in small letters: GDAL does not
+# tell them from capitals. What is not here could name a file, or run code.
+VRT_ELEMENTS = frozenset("""
+    vrtdataset srs geotransform gcplist gcp metadata mdi vrtrasterband description unittype offset
+    scale nodatavalue hidenodatavalue colorinterp colortable entry categorynames category
+    histograms histitem histmin histmax bucketcount includeoutofrange approximate histcounts
+    maskband overviewlist overview simplesource complexsource averagedsource nodatafrommasksource
+    kernelfilteredsource kernel size coefs sourcefilename sourceband sourceproperties srcrect
+    dstrect nodata usemaskband scaleoffset scaleratio exponent srcmin srcmax dstmin dstmax clamp
+    lut colortablecomponent maskvaluethreshold remappedvalue blockxsize blockysize gdalwarpoptions
+    warpmemorylimit resamplealg workingdatatype option options sourcedataset transformer
+    approxtransformer maxerror basetransformer genimgprojtransformer srcgeotransform
+    srcinvgeotransform dstgeotransform dstinvgeotransform reprojecttransformer
+    reprojectiontransformer sourcesrs targetsrs sourcecrs targetcrs bandlist bandmapping
+    srcnodatareal srcnodataimag dstnodatareal dstnodataimag srcalphaband dstalphaband cutline
+    cutlineblenddist
+""".split())  # fmt: skip  # noqa: SIM905
+VRT_ATTRIBUTES = frozenset("""
+    rasterxsize rasterysize subclass dataaxistosrsaxismapping coordinateepoch domain format key
+    name datatype band blockxsize blockysize relativetovrt shared xoff yoff xsize ysize resampling
+    src dst c1 c2 c3 c4 id info pixel line x y z projection normalized
+""".split())  # fmt: skip  # noqa: SIM905
+VRT_CLASSES = frozenset({"vrtwarpeddataset", "vrtsourcedrasterband", "vrtwarpedrasterband"})
+FILE_ELEMENTS = frozenset({"sourcefilename", "sourcedataset"})
+COPY_HINT = "put its sources beside it, as GeoTIFF, and make it again with `gdalbuildvrt`"
+
+
+def driver_of(path: str) -> str | None:
+    """Return the driver that may open a local file, by its content; None if there is none."""
+    head = _head(path)
+    for driver, magics in MAGIC.items():
+        if head.startswith(magics) and (driver != "WEBP" or head[8:12] == b"WEBP"):
+            return driver
+    if b"<VRTDataset" in head.split(b"\0", 1)[0]:
+        return "VRT"
+    return "ENVI" if _has_envi_header(path) else None
+
+
+def check_companions(path: str) -> None:
+    """Raise ImageError if GDAL, opening this local raster, would open what it must not."""
+    _Check(path).image(path)
+
+
+def check_overview_file(path: str, name: str) -> None:
+    """Raise ImageError unless the file that metadata name for overviews lies beside the image."""
+    plain = name.removeprefix(":::BASE:::")
+    if plain != os.path.basename(plain) or plain in ("", ".", ".."):
+        raise ImageError(
+            f"the metadata of `{path}` name `{shorten(name)}` as OVERVIEW_FILE",
+            hint="remove the item, or make overviews with `gdaladdo`",
+        )
+    _Check(path).source(os.path.join(os.path.dirname(path), plain), "OVERVIEW_FILE", path)
+
+
+class _Check:
+    """Everything that is reached from one image, each file once."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._folder = os.path.dirname(os.path.abspath(path))
+        self._done: set[str] = set()
+
+    def image(self, path: str, nested: int = 0) -> None:
+        """Check the sidecars of an image, and of a VRT its sources."""
+        self._done.add(os.path.abspath(path))
+        for name in sidecars_of(path):
+            if name.casefold().endswith(".aux.xml"):
+                self._auxiliary(name)
+            else:
+                self._overviews(name)
+        if driver_of(path) == "VRT":
+            self._vrt(path, nested)
+
+    def source(self, path: str, element: str, vrt: str, nested: int = 0) -> None:
+        """Check a file that a VRT or an item of metadata names."""
+        absolute = os.path.abspath(path)
+        if absolute in self._done:
+            return
+        if os.path.commonpath([absolute, self._folder]) != self._folder:
+            raise self._refused(vrt, element, path, "outside its folder")
+        try:
+            head, driver = _head(path), driver_of(path)
+        except OSError as error:
+            why = "which does not exist" if not os.path.lexists(path) else one_line(error)
+            raise self._refused(vrt, element, path, why) from error
+        if driver != "VRT" and (driver not in SOURCES or b"\0" not in head[:ZERO_WITHIN]):
+            raise self._refused(vrt, element, path, "which is no image of a kind that is supported")
+        if len(self._done) > MOST_SOURCES or nested > MOST_NESTED_VRTS:
+            raise ImageError(
+                f"`{self._path}` is made of too many files, or of VRTs too deep inside each other",
+                hint="make one VRT of the images themselves",
+            )
+        if driver == "GTiff":
+            _refuse_overview_item(path)
+        self.image(path, nested)
+
+    def _refused(self, vrt: str, element: str, path: str, why: str) -> ImageError:
+        return ImageError(
+            f"`{vrt}` names in `{element}` the file `{shorten(path)}`, {why}", hint=COPY_HINT
+        )
+
+    def _overviews(self, path: str) -> None:
+        """Check a file with overviews or a mask: GDAL would open it with any driver."""
+        if not _head(path).startswith(TIFF_MAGIC):
+            raise ImageError(
+                f"`{path}`, which belongs to an image, is not a TIFF",
+                hint="take it away, or make it again with `gdaladdo`",
+            )
+        _refuse_overview_item(path)
+        # The sidecars of sidecars were found beside the image already.
+
+    def _auxiliary(self, path: str) -> None:
+        if os.path.abspath(path) == os.path.abspath(f"{self._path}.aux.xml"):
+            # What it says of overviews is checked in the open dataset, as GDAL understands it.
+            _Metadata(path).parse(_content(path, XML_BYTES))
+        else:
+            _Metadata(path, refuse=True).parse(_content(path, XML_BYTES))
+
+    def _vrt(self, path: str, nested: int) -> None:
+        found = _Vrt(path)
+        found.parse(_content(path, VRT_BYTES))
+        folder = os.path.dirname(os.path.abspath(path))
+        for element, name, is_relative in found.files:
+            where = os.path.join(folder, name) if is_relative else name
+            self.source(where, element, path, nested + 1)
+
+
+class _Xml:
+    """Parse XML strictly: no DOCTYPE, no entities of its own, bounded depth."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._open: list[str] = []
+
+    def parse(self, content: bytes) -> None:
+        """Raise ImageError where the XML is malformed or holds what it must not."""
+        # GDAL takes the bytes for UTF-8 whatever the declaration says.
+        parser = expat.ParserCreate("utf-8")
+        parser.buffer_text = True
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._text
+        parser.StartDoctypeDeclHandler = self._doctype
+        parser.CommentHandler = lambda text: self._break()
+        parser.ProcessingInstructionHandler = lambda target, text: self._break()
+        parser.StartCdataSectionHandler = self._break
+        try:
+            parser.Parse(content, True)
+        except expat.ExpatError as error:
+            raise ImageError(
+                f"`{self._path}` is malformed XML: {one_line(error)}",
+                hint="make or copy it again, or take it away",
+            ) from error
+
+    def element(self, name: str, attributes: dict[str, str]) -> None:
+        """Check an element that begins; the names of its attributes are in small letters."""
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        self._break()
+        if len(self._open) >= DEEPEST_XML:
+            raise self.refused("elements nested too deep", name)
+        lowered = {key.casefold(): value for key, value in attributes.items()}
+        if len(lowered) < len(attributes):
+            raise self.refused("an attribute twice", name)
+        self._open.append(name)
+        self.element(name, lowered)
+
+    def _end(self, name: str) -> None:
+        self._open.pop()
+
+    def _text(self, text: str) -> None:
+        """Take text; comments and CDATA come in between as breaks."""
+
+    def _break(self) -> None:
+        """Notice what splits a text in two."""
+
+    def _doctype(self, *_: object) -> None:
+        raise self.refused("a DOCTYPE", "!DOCTYPE")
+
+    def refused(self, what: str, element: str) -> ImageError:
+        """Return the error that names the element."""
+        return ImageError(
+            f"`{self._path}` has {what}, which is not allowed: `<{shorten(element)}>`",
+            hint="convert it to a GeoTIFF where you trust it: gdal_translate -of COG IN OUT",
+        )
+
+
+class _Metadata(_Xml):
+    """Metadata in GDAL's own XML: a sidecar, or a tag of a TIFF."""
+
+    def __init__(self, path: str, *, refuse: bool = False) -> None:
+        super().__init__(path)
+        self._refuse = refuse
+
+    def element(self, name: str, attributes: dict[str, str]) -> None:
+        values = {value.strip().casefold() for value in attributes.values()}
+        if self._refuse and (OVERVIEW_FILE in values or OVERVIEW_FILE in attributes):
+            raise self.refused("an item OVERVIEW_FILE", name)
+
+    def _text(self, text: str) -> None:
+        # `<key>` inside of an item is the same to GDAL as its attribute.
+        if self._refuse and text.strip().casefold() == OVERVIEW_FILE:
+            raise self.refused("an item OVERVIEW_FILE", self._open[-1])
+
+
+class _Vrt(_Xml):
+    """A VRT, of whose elements only those that are known to be harmless are allowed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.files: list[tuple[str, str, bool]] = []  # element, name, whether relative to the VRT
+        self._in_xml = 0  # depth of metadata that is XML of its own
+        self._name = ""
+        self._file: tuple[str, bool] | None = None
+
+    def element(self, name: str, attributes: dict[str, str]) -> None:
+        if self._in_xml:
+            return
+        if self._file is not None or name.casefold() not in VRT_ELEMENTS:
+            raise self.refused("an element that could name files or run code", name)
+        if unknown := attributes.keys() - VRT_ATTRIBUTES:
+            raise self.refused(f"an attribute `{shorten(min(unknown))}`", name)
+        kind = attributes.get("subclass", "")
+        if kind and kind.casefold() not in VRT_CLASSES:
+            raise self.refused(f"a subClass `{shorten(kind)}`", name)
+        if name.casefold() == "metadata":
+            if attributes.get("domain", "").strip().casefold() == "overviews":
+                raise self.refused("metadata that name overviews", name)
+            if attributes.get("format", "").casefold() == "xml":
+                self._in_xml = len(self._open)
+        if name.casefold() in FILE_ELEMENTS:
+            relative = attributes.get("relativetovrt", "0")
+            if relative not in ("0", "1"):
+                raise self.refused(f"relativeToVRT=`{shorten(relative)}`", name)
+            self._file, self._name = (name, relative == "1"), ""
+
+    def _text(self, text: str) -> None:
+        self._name += text if self._file is not None else ""
+
+    def _break(self) -> None:
+        # GDAL would take the part before it for the name.
+        if self._file is not None:
+            raise self.refused("a file name that is not plain text", self._file[0])
+
+    def _end(self, name: str) -> None:
+        if self._file is not None:
+            if self._name != self._name.strip():
+                raise self.refused("a file name with spaces around it", name)
+            element, is_relative = self._file
+            self.files.append((element, self._name, is_relative))
+            self._file = None
+        if self._in_xml == len(self._open):
+            self._in_xml = 0
+        super()._end(name)
+
+
+def _head(path: str) -> bytes:
+    with open_regular(path) as file:
+        return file.read(HEAD_BYTES)
+
+
+def _content(path: str, most: int) -> bytes:
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ImageError(
+            f"`{path}` is longer than {most // 2**20} MiB", hint="is it what its name says?"
+        )
+    return content
+
+
+def _has_envi_header(path: str) -> bool:
+    for name in (f"{os.path.splitext(path)[0]}.hdr", f"{path}.hdr"):
+        try:
+            with open_regular(name) as file:
+                return file.read(4) == b"ENVI"
+        except OSError:
+            continue
+    return False
+
+
+def sidecars_of(path: str) -> list[str]:
+    """Return the overviews, masks and metadata beside an image, and those of each of these.
+
+    ImageError where a pipe, a device or a socket lies there under a name that GDAL would open.
+    """
+    folder, base = os.path.split(path)
+    stem = os.path.splitext(base)[0].casefold()
+    names, irregular = _listing(folder or ".")
+    for name in irregular:
+        lowered = name.casefold()
+        if name != base and (lowered.startswith(stem) or lowered.endswith(METADATA_ENDINGS)):
+            place = os.path.join(folder, name)
+            raise ImageError(f"`{place}`, beside an image, is no regular file", hint="take it away")
+    start = f"{base.casefold()}."
+    return [os.path.join(folder, name) for name in names if name.casefold().startswith(start)]
+
+
+def _listing(folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of all sidecars in a folder, and of what is no regular file there."""
+    changed = os.stat(folder).st_mtime_ns
+    # Files that are written just now may not show in the time of their folder.
+    moment = time() if time() - changed / 1e9 < RECENT else 0.0
+    return _listed(folder, changed, moment)
+
+
+@lru_cache(maxsize=16)  # one batch has thousands of images in a folder
+def _listed(folder: str, changed: int, moment: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    sidecars, irregular = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.casefold().endswith(SIDECARS):
+                sidecars.append(entry.name)
+            try:
+                if not entry.is_file() and not entry.is_dir():
+                    refuse_irregular(entry.stat(), entry.path)
+            except FileNotFoundError:
+                continue  # a link to nothing
+            except OSError:
+                irregular.append(entry.name)
+    return tuple(sorted(sidecars)), tuple(irregular)
+
+
+def _refuse_overview_item(path: str) -> None:
+    """Refuse a TIFF whose metadata send GDAL elsewhere for overviews."""
+    for text in _tag_values(path, GDAL_METADATA):
+        _Metadata(path, refuse=True).parse(text.rstrip(b"\0"))
+
+
+def _tag_values(path: str, wanted: int) -> Iterator[bytes]:
+    """Yield the value of a tag of text in each directory of a TIFF."""
+    with open_regular(path) as file:
+        header = file.read(16)
+        order = "<" if header[:2] == b"II" else ">"
+        big = header[2:4] in (b"+\0", b"\0+")
+        start, count_format, entry_format = (8, "Q", "HHQQ") if big else (4, "H", "HHII")
+        offset_format = order + ("Q" if big else "I")
+        width, entry_width = struct.calcsize(offset_format), struct.calcsize(order + entry_format)
+        seen: set[int] = set()
+        try:
+            (offset,) = struct.unpack_from(offset_format, header, start)
+            while offset and offset not in seen and len(seen) < MOST_DIRECTORIES:
+                seen.add(offset)
+                file.seek(offset)
+                (count,) = struct.unpack(
+                    order + count_format, file.read(struct.calcsize(order + count_format))
+                )
+                entries = file.read(min(count, 2**16) * entry_width)
+                (offset,) = struct.unpack(offset_format, file.read(width))
+                for tag, _, length, place in struct.iter_unpack(order + entry_format, entries):
+                    if tag == wanted and length > width:
+                        file.seek(place)
+                        yield file.read(min(length, XML_BYTES))
+        except struct.error:
+            return  # a damaged file, which its reader refuses
