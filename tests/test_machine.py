@@ -146,3 +146,27 @@ def test_memory_that_dask_would_give_back_is_used_again(setting, how, fresh):
     )  # fmt: skip
     pages = 100 * 2**20 // os.sysconf("SC_PAGE_SIZE")
     assert (int(done.stdout) > pages / 2) == fresh
+
+
+def drivers_after_confining(**environment):
+    script = (
+        "from tnetcli.machine import confine_gdal; confine_gdal(); import rasterio\n"
+        "with rasterio.Env() as env: print(*env.drivers(), sep=',')"
+    )
+    run = [sys.executable, "-c", script]
+    found = subprocess.run(
+        run, capture_output=True, text=True, check=True, env=os.environ | environment
+    )
+    assert not found.stderr
+    return set(found.stdout.strip().split(","))
+
+
+def test_drivers_that_write_or_fetch_are_not_there():
+    found = drivers_after_confining()
+    assert {"GTiff", "COG", "VRT", "JP2OpenJPEG", "PNG", "JPEG", "ENVI", "HFA", "NITF"} <= found
+    assert not found & {"MRF", "WMS", "WCS", "WMTS", "HTTP", "STACTA", "netCDF", "Zarr", "PDS"}
+
+
+@pytest.mark.parametrize("given", ["GIF BMP", "GIF,BMP", "GIF"])
+def test_drivers_that_the_user_leaves_out_stay_out(given):
+    assert not drivers_after_confining(GDAL_SKIP=given) & {"MRF", *given.replace(",", " ").split()}

@@ -12,6 +12,14 @@ MEMORY = Path("/proc/meminfo")
 # What Dask gives its workers (distributed 2026.8), and what glibc calls its parameters.
 TRIMMING = ("MALLOC_TRIM_THRESHOLD_", "65536")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+# Drivers of GDAL that write, fetch, or read what a file names.
+UNUSED_DRIVERS = (
+    *("BAG", "CEOS", "DAAS", "DIMAP", "ECRGTOC", "EEDA", "EEDAI", "ERS", "ESRIC", "GRIB", "GTI"),
+    *("GenBin", "HDF5", "HDF5Image", "HTTP", "ILWIS", "ISIS2", "ISIS3", "JAXAPALSAR", "MBTiles"),
+    *("KMLSUPEROVERLAY", "MFF", "MFF2", "MRF", "PAux", "PDF", "PDS", "PDS4", "PLMOSAIC", "RPFTOC"),
+    *("RRASTER", "RS2", "Rasterlite", "S102", "S104", "S111", "SAFE", "SAR_CEOS", "SENTINEL2"),
+    *("STACIT", "STACTA", "TIL", "TSX", "VICAR", "WCS", "WMS", "WMTS", "Zarr", "netCDF"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +132,14 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
+
+
+def confine_gdal() -> None:
+    """Keep GDAL's drivers that write, fetch or follow names out of this process.
+
+    Readers check what GDAL opens for an image; this holds where a check has a gap. Only `tnet`
+    calls it, before GDAL starts: a process of somebody else keeps its drivers.
+    """
+    given = os.environ.get("GDAL_SKIP", "")
+    separator = "," if "," in given else None  # GDAL takes spaces where there is no comma
+    os.environ["GDAL_SKIP"] = ",".join([*given.split(separator), *UNUSED_DRIVERS])

@@ -28,6 +28,7 @@ from tnetcli.cli.stopping import AGAIN, INTERRUPTED, Stopped, end_process, stop_
 from tnetcli.cli.synth import synth
 from tnetcli.cli.train import train
 from tnetcli.errors import OutputError, TnetError
+from tnetcli.machine import confine_gdal
 from tnetcli.training.speaking import is_speaker
 
 BROKEN_PIPE = 141
@@ -87,6 +88,7 @@ def _tnet(
 
 def main() -> None:
     """Run the command line; docs/errors.md lists the exit codes."""
+    confine_gdal()
     stop_when_told()
     end_process(_run())
 

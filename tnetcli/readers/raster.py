@@ -5,15 +5,17 @@ page whose decoder gives the same pixels, its tiles are read directly, at a thir
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from rasterio.enums import Resampling
+from rasterio.enums import Interleaving, Resampling
 from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError
 from tnetcli.readers.base import Block, Box, Cost, Layout, ReadOptions, Source
+from tnetcli.readers.detect import is_remote
 from tnetcli.readers.gdal import (
     GDAL_FAILURES,
     confined,
@@ -30,6 +32,12 @@ from tnetcli.readers.tiff_files import TIFF_FAILURES, check_directories, truncat
 from tnetcli.readers.tiff_pages import OpenFile, PageTiles, TiffPages
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data
 from tnetcli.wording import one_line
+
+MAKER_TAGS = ("IMAGEDESCRIPTION", "SOFTWARE", "MAKE", "MODEL")
+SLIDE_MAKERS = (
+    *("aperio", "hamamatsu", "ndp.scan", "nanozoomer", "leica", "philips", "ventana", "iscan"),
+    *("perkinelmer-qpi", "openmicroscopy.org", "trestle", "mirax", "imagej="),
+)
 
 
 class RasterReader(PyramidReader):
@@ -68,6 +76,8 @@ class RasterReader(PyramidReader):
                     f"`{self.path}` holds several images and none of its own",
                     hint="open one of: " + ", ".join(dataset.subdatasets[:4]),
                 )
+            if is_remote(self.path):
+                _refuse_lost_pyramid(self.path, dataset)
             layout, self._plan = describe(self.path, self.options, dataset, self._allow_direct)
         return layout
 
@@ -76,6 +86,19 @@ class RasterReader(PyramidReader):
             check_png(self.path)  # once: GDAL gives rows out before it comes to the checksum
             self._unchecked = False
         return _RasterSource(self.path, self.layout, self._plan)
+
+
+def _refuse_lost_pyramid(path: str, dataset: Any) -> None:
+    """Refuse a slide at a URL, of which GDAL sees one level and no microns per pixel."""
+    tags = dataset.tags()
+    made_by = " ".join(tags.get(f"TIFFTAG_{name}", "") for name in MAKER_TAGS)
+    pages_lost = dataset.subdatasets and not dataset.crs and not dataset.overviews(1)
+    if pages_lost or any(name in made_by.casefold() for name in SLIDE_MAKERS):
+        raise ImageError(
+            f"`{path}` is a slide or a stack: over the network its levels and its microns per "
+            "pixel cannot be read",
+            hint="copy it here first, and give the copy",
+        )
 
 
 def _check_raw(path: str, dataset: Any) -> None:
@@ -155,23 +178,41 @@ class _RasterSource:
         with confined(self._path), damage_is_an_error():
             values = dataset.read(bands, window=window)  # (bands, height, width)
         pixels = touched_pixels(box, self._layout.levels[level])
-        cost = Cost(pixels, round(pixels * self._bytes_per_pixel))
+        cost = Cost(pixels, self._bytes_of(dataset, level, box, pixels))
         valid = self._written(dataset, level, box) if self._plan.sparse else None
         return Block(values.transpose(1, 2, 0), valid, cost)
+
+    def _bytes_of(self, dataset: Any, level: int, box: Box, pixels: int) -> int:
+        """Return the stored bytes of the blocks under a box, of a TIFF at a URL by its tables."""
+        if dataset.driver != "GTiff" or not is_remote(self._path):
+            return round(pixels * self._bytes_per_pixel)
+        bands = self._plan.samples if dataset.interleaving == Interleaving.band else (0,)
+        sizes = (
+            dataset.get_tag_item(f"BLOCK_SIZE_{column}_{row}", "TIFF", bidx=band + 1)
+            for band in bands
+            for row, column in self._blocks(level, box)
+        )
+        return sum(int(size) for size in sizes if size is not None)
+
+    def _blocks(self, level: int, box: Box) -> Iterator[tuple[int, int]]:
+        """Yield row and column of each block under a box."""
+        block = self._layout.levels[level].block
+        for row in range(box.top // block.height, (box.bottom - 1) // block.height + 1):
+            for column in range(box.left // block.width, (box.right - 1) // block.width + 1):
+                yield row, column
 
     def _written(self, dataset: Any, level: int, box: Box) -> NDArray[np.bool_] | None:
         """Say which pixels are stored: GDAL gives 0 for a block that was never written."""
         block = self._layout.levels[level].block
         valid = None
-        for row in range(box.top // block.height, (box.bottom - 1) // block.height + 1):
-            for column in range(box.left // block.width, (box.right - 1) // block.width + 1):
-                item = f"BLOCK_OFFSET_{column}_{row}"
-                if dataset.get_tag_item(item, "TIFF", bidx=self._plan.samples[0] + 1) is not None:
-                    continue
-                if valid is None:
-                    valid = np.ones((box.height, box.width), np.bool_)
-                top, left = row * block.height - box.top, column * block.width - box.left
-                valid[max(top, 0) : top + block.height, max(left, 0) : left + block.width] = False
+        for row, column in self._blocks(level, box):
+            item = f"BLOCK_OFFSET_{column}_{row}"
+            if dataset.get_tag_item(item, "TIFF", bidx=self._plan.samples[0] + 1) is not None:
+                continue
+            if valid is None:
+                valid = np.ones((box.height, box.width), np.bool_)
+            top, left = row * block.height - box.top, column * block.width - box.left
+            valid[max(top, 0) : top + block.height, max(left, 0) : left + block.width] = False
         return valid
 
     def _read_mask(self, level: int, box: Box) -> NDArray[np.bool_]:

@@ -4,6 +4,7 @@ import math
 import os
 from dataclasses import dataclass
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from tnetcli.readers.tiff_pages import TiffPages
 from tnetcli.readers.validity import Nodata, nodata_values, user_nodata
 from tnetcli.wording import one_line
 
+HEAD_SECONDS = 10.0
 HIDING = "GDAL_DISABLE_READDIR_ON_OPEN"
 
 
@@ -99,7 +101,7 @@ def describe(
         nodata=None if nodata is None else float(nodata.values[nodata.known][0]),
         compression=structure.get("COMPRESSION", "none").lower(),
         tiled=block_columns < dataset.width or dataset.height <= block_rows,
-        file_bytes=os.path.getsize(path) if os.path.isfile(path) else 0,
+        file_bytes=_file_bytes(path, dataset),
         files=tuple(dataset.files),
         details=_details(dataset, palette is not None, direct),
         warnings=(*warnings, *complaints),
@@ -111,6 +113,19 @@ def describe(
         sparse=dataset.driver == "GTiff" and not is_remote(path),
     )  # fmt: skip
     return layout, plan
+
+
+def _file_bytes(path: str, dataset: Any) -> int:
+    """Return the size of the file; of a URL only where costs cannot be had otherwise."""
+    if os.path.isfile(path):
+        return os.path.getsize(path)
+    if dataset.driver == "GTiff" or not path.lower().startswith(("http://", "https://")):
+        return 0
+    try:
+        with urlopen(Request(path, method="HEAD"), timeout=HEAD_SECONDS) as answer:
+            return int(answer.headers["Content-Length"])
+    except (OSError, TypeError, ValueError):
+        return 0
 
 
 def _refuse_broken_sidecars(path: str, dataset: Any) -> None:
