@@ -3,19 +3,28 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test cov soak check format lint types docs bench default-model clean
+.PHONY: setup constraints demo test cov soak check format lint types docs bench default-model clean
 
 # Labelled tiles of EuroSAT: a folder for each class, in a zip or not.
 TILES ?= ../shared/data/labelled/EuroSAT_RGB.zip
 
 setup: $(READY)
 
-# Reused while pyproject.toml is unchanged.
-$(READY): pyproject.toml
+# Reused while the dependencies are unchanged. Files that are not in constraints.txt are not installed.
+$(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("tnet needs Python 3.11 or newer: make setup PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
+
+# The newest versions that pyproject.toml allows, for every Python and system, with their hashes.
+constraints:
+	uv pip compile pyproject.toml --extra test --universal --generate-hashes --python-version 3.11 \
+		--no-header --no-annotate --quiet --upgrade --output-file constraints.new
+	(head -2 constraints.txt; cat constraints.new) > constraints.made
+	mv constraints.made constraints.txt
+	rm constraints.new
 
 demo: setup
 	$(BIN)/python examples/make_scene.py demo/scene.tif --size 16384
