@@ -6,6 +6,7 @@ import time
 
 READ_TIMEOUT = 300.0  # seconds without progress
 PATIENCE = 3.0  # seconds without progress after a request to stop
+LESS = 0.5  # seconds, when another read was stuck after it
 STEP = 0.1  # seconds between two checks
 
 
@@ -20,8 +21,9 @@ class Reading:
     def is_stuck(self, seconds: float) -> bool:
         """Return whether there was no progress for `seconds`, or for 3 after a request to stop."""
         now, hurried = time.monotonic(), _watch.hurried
-        if hurried is not None and now - max(self.last, hurried) >= PATIENCE:
-            return True
+        if hurried is not None:
+            patience = LESS if _watch.stuck_late else PATIENCE
+            return now - max(self.last, hurried) >= min(patience, seconds)
         return now - self.last >= seconds
 
 
@@ -35,8 +37,8 @@ class _Watch:
         """Forget everything; a forked child has none of the threads of its parent."""
         self.lock = threading.Lock()
         self.under_way: dict[str, Reading] = {}
-        self.given_up = 0
-        self.given_up_late = False  # after a request to stop
+        self.left_behind = False  # threads that may never end
+        self.stuck_late = False  # after a request to stop
         self.hurried: float | None = None
 
 
@@ -80,13 +82,18 @@ def give_up(reading: Reading) -> None:
     with _watch.lock:
         if _watch.under_way.get(reading.path) is reading:
             del _watch.under_way[reading.path]
-        _watch.given_up += 1
-        _watch.given_up_late |= _watch.hurried is not None
+        _watch.stuck_late |= _watch.hurried is not None
+    leave_behind()
 
 
-def has_given_up() -> bool:
-    """Return whether a thread was left behind, so that the process must end without joining it."""
-    return _watch.given_up > 0
+def leave_behind() -> None:
+    """Note that a thread, or a process that a thread waits for, may never end."""
+    _watch.left_behind = True
+
+
+def has_left_behind() -> bool:
+    """Return whether this process has to end without joining its threads."""
+    return _watch.left_behind
 
 
 def hurry() -> None:
@@ -108,7 +115,7 @@ def wait_until_stuck(seconds: float) -> None:
         if hurried is None or time.monotonic() - hurried < seconds:
             continue
         with _watch.lock:
-            if _watch.given_up_late or any(
+            if _watch.stuck_late or any(
                 each.is_stuck(READ_TIMEOUT) for each in _watch.under_way.values()
             ):
                 return
