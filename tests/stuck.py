@@ -10,7 +10,7 @@ import ctypes
 import os
 
 from tnetcli.readers import open as opening
-from tnetcli.readers import pyramid
+from tnetcli.readers import pyramid, raster  # noqa: F401  loading GDAL may take seconds
 from tnetcli.workflows import predicting
 
 LIBC = ctypes.CDLL(None)

@@ -53,7 +53,7 @@ def predicting(folder, *arguments):
 
 
 def stopped(process, folder, name, number=signal.SIGTERM):
-    """Return what a process says and leaves behind that is told to stop once it is stuck."""
+    """Send a signal to a process once it is stuck; return the lines of its standard error."""
     while not (folder / f"{name}.tif.blocked").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -76,14 +76,14 @@ def statuses(folder):
 def test_stuck_images_fail_and_the_batch_continues(folder, options):
     names = ("good0", *STUCK, "good1")
     paths = [f"{name}.tif" for name in names]
-    process = predicting(folder, *paths, "--read-timeout", "1", *options)
+    process = predicting(folder, *paths, "--read-timeout", "4", *options)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 8, said
     assert statuses(folder) == {name: "failed" if name in STUCK else "ok" for name in names}
     for record in (line.record for line in read_lines(folder / "out.jsonl")):
         if record.error is not None:
             assert record.error.type == "ImageError"
-            assert f"`{record.image}` made no progress for 1 s" in record.error.message
+            assert f"`{record.image}` made no progress for 4 s" in record.error.message
             assert "--read-timeout" in record.error.hint
 
 
@@ -106,10 +106,10 @@ def test_a_signal_ends_a_prediction_that_is_stuck(folder, name, number, code, op
 
 def test_info_names_the_file_that_is_stuck_and_continues(folder):
     names = ("good0", "open-stuck", "good1")
-    given = ["info", "--json", "--read-timeout", "1", *(f"{name}.tif" for name in names)]
-    told, said = started(folder, *given).communicate(timeout=60)
-    assert [json.loads(line)["status"] for line in told.splitlines()] == ["ok", "failed", "ok"]
-    assert "reading `open-stuck.tif` made no progress for 1 s" in said
+    given = ["info", "--json", "--read-timeout", "4", *(f"{name}.tif" for name in names)]
+    shown, said = started(folder, *given).communicate(timeout=60)
+    assert [json.loads(line)["status"] for line in shown.splitlines()] == ["ok", "failed", "ok"]
+    assert "reading `open-stuck.tif` made no progress for 4 s" in said
 
 
 def test_a_signal_ends_info_on_a_file_that_is_stuck(folder):

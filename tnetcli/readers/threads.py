@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from tnetcli.readers.handles import ForkSafeLock
 from tnetcli.readers.watch import READ_TIMEOUT, Reading, give_up, is_hurried, watching
 
 IDLE = 10.0  # seconds until a thread without work ends
-TICK = 0.25  # seconds between two checks of a read that somebody waits for
+TICK = 0.25  # seconds between two checks of a read that is waited for
 SUSPENDED = 10.0  # seconds between two checks: the process did not run in between
 Result = TypeVar("Result")
 
@@ -120,8 +120,12 @@ class ReadingThreads:
 
     def _wait(self, future: "Future[Any]") -> None:
         while not future.done():
-            if not wait([future], TICK).done:
+            try:
+                future.exception(TICK)  # not result: the work may raise TimeoutError too
+            except TimeoutError:
                 self._fail_stuck()
+            except CancelledError:
+                return
 
     def _fail_stuck(self) -> None:
         with self._lock:

@@ -47,7 +47,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_watch.begin)
 
 
-class _Watching:
+class watching:
+    """A context in which an operation on a path counts as under way; entered for every block."""
+
     __slots__ = ("_path", "_reading")
 
     def __init__(self, path: str) -> None:
@@ -70,11 +72,6 @@ class _Watching:
             reading.last = time.monotonic()
             if not reading.under_way and _watch.under_way.get(self._path) is reading:
                 del _watch.under_way[self._path]
-
-
-def watching(path: str) -> _Watching:
-    """Return a context in which an operation on `path` counts as under way."""
-    return _Watching(path)
 
 
 def give_up(reading: Reading) -> None:
