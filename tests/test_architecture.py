@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "prediction_file": {"errors", "files", "output_file", "prediction", "wording"},
     "large_records": {"errors", "files", "prediction", "prediction_file", "wording"},
     "told_windows": GROUND | {"csv_file", "large_records", "prediction", "readers"},
-    "engines": {"__init__", "errors", "files", "wording"},
+    "engines": {"__init__", "errors", "files", "readers", "wording"},
     "models": GROUND | {"validation"},
     "devices": {"errors"},
     "normalisation": GROUND | {"readers", "validation"},

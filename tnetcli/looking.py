@@ -16,11 +16,14 @@ from tnetcli.errors import ImageError, ModelError, TnetError
 from tnetcli.models.base import Model, Within
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Cost, Reader
+from tnetcli.readers.threads import ReadingThreads
+from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.running import CHUNK, Runner
 from tnetcli.traversal import Plan, traverse
 from tnetcli.views import Fit, View, Views, root_window
 from tnetcli.visits import Attend, Place, Seen, Stop, Told, Visit
 
+OPENING = 32  # images at once, of as many batches
 log = logging.getLogger(__name__)
 
 
@@ -66,6 +69,8 @@ class Looker:
     Several threads may look at once: views of one are read while the model sees those of another.
     `chunk` views run through the model at once; it is halved once if memory runs out. `bands` are
     the names that the model knows its bands by, `confidence` what `look` takes if not told.
+    Threads that open images are its `opening`; a read without progress for `read_timeout` seconds
+    fails.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Looker:
         chunk: int = CHUNK,
         bands: Sequence[str] = (),
         confidence: float | None = None,
+        read_timeout: float = READ_TIMEOUT,
     ) -> None:
         if len(normalisation.mean) != model.bands:
             raise ValueError(f"{len(normalisation.mean)} means for {model.bands} bands")
@@ -92,8 +98,14 @@ class Looker:
         self._bands = tuple(bands)
         self._confidence = confidence
         self._views = Views(
-            model.view_size, model.grid, normalisation, background=background, threads=threads
+            model.view_size,
+            model.grid,
+            normalisation,
+            background=background,
+            threads=threads,
+            read_timeout=read_timeout,
         )
+        self.opening = ReadingThreads(OPENING, read_timeout)
         if precision == "bf16" and self.device.type == "cpu":
             log.warning("bf16 is slower than fp32 on a processor that has no hardware for it")
 
@@ -106,6 +118,7 @@ class Looker:
         precision: Precision = "fp32",
         threads: int = 4,
         chunk: int = CHUNK,
+        read_timeout: float = READ_TIMEOUT,
     ) -> "Looker":
         """Return a looker that sees images as the model was trained to see them."""
         description = checkpoint.description
@@ -120,6 +133,7 @@ class Looker:
             chunk=chunk,
             bands=description.bands,
             confidence=description.traversal.confidence,
+            read_timeout=read_timeout,
         )
 
     def __enter__(self) -> "Looker":
@@ -131,6 +145,7 @@ class Looker:
     def close(self) -> None:
         """Stop the reading threads; the images stay open."""
         self._views.close()
+        self.opening.close()
 
     def look(
         self,

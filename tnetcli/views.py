@@ -1,12 +1,12 @@
 """Read the views of many windows at once, by threads, as arrays that a model can take."""
 
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,8 @@ from tnetcli.errors import TnetError
 from tnetcli.geometry import Grid, Size, Window
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Pixels, Reader
-from tnetcli.readers.handles import ForkSafeLock
+from tnetcli.readers.threads import ReadingThreads
+from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.visits import Place
 
 Fit = Literal["stretch", "pad"]
@@ -47,7 +48,8 @@ class Views:
     """Reads views of open images; a context that owns its threads.
 
     `background` is a range of values: a pixel with every band inside it is empty, so that a cell
-    of nothing else (glass, a black collar) is never looked at closer.
+    of nothing else (glass, a black collar) is never looked at closer. A view fails where reading
+    makes no progress for `read_timeout` seconds.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Views:
         *,
         background: tuple[float, float] | None = None,
         threads: int = 4,
+        read_timeout: float = READ_TIMEOUT,
     ) -> None:
         if threads < 1:
             raise ValueError(f"threads is below 1: `{threads}`")
@@ -73,13 +76,7 @@ class Views:
         self._whole: NDArray[np.float64] = np.outer(
             self._down.sum(axis=1), self._across.sum(axis=1)
         )  # (rows, columns)
-        self._threads = threads
-        self._pool: ThreadPoolExecutor | None = None
-        self._process = 0
-        self._starting = ForkSafeLock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None}  # threads stay where they are
+        self._threads = ReadingThreads(threads, read_timeout)
 
     def __enter__(self) -> "Views":
         return self
@@ -89,9 +86,7 @@ class Views:
 
     def close(self) -> None:
         """Stop the threads; reads that have not begun are dropped."""
-        if self._pool is not None and self._process == os.getpid():
-            self._pool.shutdown(wait=True, cancel_futures=True)
-        self._pool = None
+        self._threads.close()
 
     def submit(self, reader: Reader, window: Window) -> "Future[View | TnetError]":
         """Begin to read one view; whoever wants it asks for the result."""
@@ -100,12 +95,7 @@ class Views:
     def _submit_one(
         self, reader: Reader, window: Window, stop: threading.Event
     ) -> "Future[View | TnetError]":
-        with self._starting:
-            if self._pool is None or self._process != os.getpid():  # a fork has no threads
-                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="views")
-                self._process = os.getpid()
-            pool = self._pool
-        return pool.submit(self._read_one, reader, window, stop)
+        return self._threads.submit(reader.path, partial(self._read_one, reader, window, stop))
 
     def read(
         self, places: Sequence[Place], readers: Sequence[Reader], chunk: int
@@ -122,10 +112,17 @@ class Views:
                 while len(ahead) < 2 and number + len(ahead) < len(chunks):
                     ahead.append(self._submit(chunks[number + len(ahead)], readers, stop))
                 yield [
-                    (place, each.result()) for place, each in zip(part, ahead.pop(0), strict=True)
+                    (place, self._result(each))
+                    for place, each in zip(part, ahead.pop(0), strict=True)
                 ]
         finally:
             stop.set()  # a caller that went away wants nothing more
+
+    def _result(self, future: "Future[View | TnetError]") -> View | TnetError:
+        try:
+            return self._threads.result(future)
+        except TnetError as error:  # it is stuck
+            return error
 
     def _submit(
         self, places: Sequence[Place], readers: Sequence[Reader], stop: threading.Event

@@ -19,6 +19,7 @@ from tnetcli.cli.options import (
     PlaneT,
     PlaneZ,
     Reader,
+    ReadTimeout,
     Recursive,
     is_typed,
     parse_keep,
@@ -26,6 +27,7 @@ from tnetcli.cli.options import (
     refuse_lone_null,
 )
 from tnetcli.errors import UsageError
+from tnetcli.readers.watch import READ_TIMEOUT, watching
 
 if TYPE_CHECKING:
     from tnetcli.workflows.info import Walk
@@ -82,21 +84,24 @@ def info(
     z: PlaneZ = None,
     t: PlaneT = None,
     flat: Flat = FlatChoice.stream,
+    read_timeout: ReadTimeout = READ_TIMEOUT,
 ) -> None:
     """Show what a reader sees in IMAGES and what a prediction would decode; reads no pixels.
 
     Exits with 0 when all images can be read, 8 when some cannot, 3 when none can.
     """
     from tnetcli.workflows.images import find_images
-    from tnetcli.workflows.info import as_json, as_text, failure, inspect, outcome
+    from tnetcli.workflows.info import as_json, as_text, failure, inspect_all, outcome
 
     options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
     walk = _walk(context, model, levels, keep, view_size)
     refuse_lone_null(context, images)
-    found = find_images(images or [], manifest=manifest, recursive=recursive, null=null)
+    with watching("IMAGES"):
+        found = find_images(images or [], manifest=manifest, recursive=recursive, null=null)
     failures = []
-    for image in found:
-        result = inspect(image, reader=reader, options=options, walk=walk)
+    for result in inspect_all(
+        found, reader=reader, options=options, walk=walk, read_timeout=read_timeout
+    ):
         if result.error is not None:
             failures.append(result.error)
             show_error(result.error)

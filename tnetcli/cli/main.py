@@ -89,7 +89,7 @@ def _tnet(
 def main() -> None:
     """Run the command line; docs/errors.md lists the exit codes."""
     confine_gdal()
-    stop_when_told()
+    stop_when_told(_tell)
     end_process(_run())
 
 

@@ -118,6 +118,16 @@ Flat = Annotated[
         help="An image without overviews: decode it once and keep a small copy, or refuse it.",
     ),
 ]
+ReadTimeout = Annotated[
+    float,
+    typer.Option(
+        envvar="TNET_READ_TIMEOUT",
+        min=1,
+        metavar="SECONDS",
+        help="An image fails when reading it makes no progress for this long; `inf` never gives "
+        "up.",
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", envvar="TNET_JSON", help="One JSON object a line instead of text."),

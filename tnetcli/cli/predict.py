@@ -33,6 +33,7 @@ from tnetcli.cli.options import (
     PrecisionName,
     Quiet,
     Reader,
+    ReadTimeout,
     Recursive,
     Seed,
     Shard,
@@ -43,6 +44,7 @@ from tnetcli.cli.options import (
 )
 from tnetcli.cli.stopping import Stopped, exit_code, stopping_gently
 from tnetcli.errors import SomeFailedError, UsageError, kind_of, kind_of_all
+from tnetcli.readers.watch import READ_TIMEOUT, watching
 from tnetcli.wording import counted
 
 if TYPE_CHECKING:
@@ -201,6 +203,7 @@ def predict(
     z: PlaneZ = None,
     t: PlaneT = None,
     flat: Flat = FlatChoice.stream,
+    read_timeout: ReadTimeout = READ_TIMEOUT,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -210,7 +213,7 @@ def predict(
 
     A bad image becomes a failed record and the rest go on. Run the same command again to go on
     with a FILE.jsonl: what is done and has not changed is kept. SIGTERM and SIGUSR1 finish the
-    images in flight and exit with 75.
+    images in flight and exit with 75; if a read is stuck then, the process ends within 5 seconds.
 
     Exits with 0 when all images are done, 8 when some failed, 3 when none could be read.
     """
@@ -227,14 +230,15 @@ def predict(
     values = None if rescale is None else _parse_rescale(rescale)
     counts = None if keep is None else parse_keep(keep)
     refuse_lone_null(context, images)
-    named = name_images(
-        images or [],
-        options=options,
-        manifest=manifest,
-        recursive=recursive,
-        null=null,
-        crop=crop.value,
-    )
+    with watching("IMAGES"):
+        named = name_images(
+            images or [],
+            options=options,
+            manifest=manifest,
+            recursive=recursive,
+            null=null,
+            crop=crop.value,
+        )
     part = shard_of_job() if shard is None else parse_shard(shard)
     file = None if output in (None, "-") else Path(str(output))
     if file is not None and not file.name:
@@ -295,7 +299,7 @@ def predict(
             named,
             model or DEFAULT_MODEL,
             settings,
-            Means(device, cores, batch_size, where),
+            Means(device, cores, batch_size, where, read_timeout),
             output=file,
             overlays=overlays,
             overwrite=overwrite,

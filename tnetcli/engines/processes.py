@@ -8,12 +8,23 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
+from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import TypeVar
 
+from tnetcli.readers.watch import (
+    has_left_behind,
+    hurry,
+    is_hurried,
+    leave_behind,
+    wait_until_stuck,
+)
+
 AHEAD = 2  # pieces for each process: one is worked on, one waits for it
-LOOK = 1.0  # seconds between two looks at whether it should stop
+LOOK = 0.25  # seconds between two looks at whether it should stop
+LAST = 4.0  # seconds after a request to stop, at which a process with a stuck read ends
 ATTEMPTS = 2  # of a piece by itself: it may have been another's fault
 STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 Piece = TypeVar("Piece")
@@ -34,11 +45,12 @@ def in_processes(
 
     When a process dies, what was under way is taken `apart` and tried again bit by bit; `lost` says
     what becomes of a bit that takes its process along every time. Work and pieces are sent to other
-    processes, so they have to be picklable.
+    processes, so they have to be picklable. A request to stop (`hurry`) is passed on to them.
     """
     left = iter(pieces)
     running: dict[Future[Result], Piece] = {}
-    pool = _start(count)
+    crew = _Crew()
+    pool = crew.start(count)
     patient = True
     try:
         while True:
@@ -48,7 +60,7 @@ def in_processes(
             if not running:
                 return
             suspects: list[Piece] = []
-            for future in wait(running, LOOK, FIRST_COMPLETED).done:
+            for future in crew.wait(running):
                 piece = running.pop(future)
                 try:
                     found = future.result()
@@ -56,41 +68,52 @@ def in_processes(
                     suspects.append(piece)
                 else:
                     yield found
+            if suspects and is_hurried():  # one that had a stuck read has ended
+                return
             if suspects:  # who of those that were running was it?
                 suspects += running.values()
                 running.clear()
                 pool.shutdown(wait=False, cancel_futures=True)
                 log.warning("a process is gone: what it worked on is tried again")
                 bits = [bit for piece in suspects for bit in apart(piece)]
-                yield from _one_by_one(work, bits, should_stop, lost)
-                pool = _start(count)
+                yield from _one_by_one(work, bits, crew, should_stop, lost)
+                pool = crew.start(count)
     except KeyboardInterrupt:
         patient = False
         raise
     finally:
+        if is_hurried():
+            patient = crew.kill()
         pool.shutdown(wait=patient, cancel_futures=True)
+        crew.close()
 
 
 def _one_by_one(
     work: Callable[[Piece], Result],
     pieces: Iterable[Piece],
+    crew: "_Crew",
     should_stop: Callable[[], bool],
     lost: Callable[[Piece], Result],
 ) -> Iterator[Result]:
     """Yield the results of pieces that are worked on alone, until it should stop."""
-    pool = _start(1)
+    pool = crew.start(1)
     patient = True
     try:
         for piece in pieces:
             if should_stop():
                 return
             for _ in range(ATTEMPTS):
+                future = _hand_out(pool, work, piece)
+                while not crew.wait([future]):
+                    pass
                 try:
-                    found = _hand_out(pool, work, piece).result()
+                    found = future.result()
                     break
                 except BrokenProcessPool:
                     pool.shutdown(wait=False)
-                    pool = _start(1)
+                    if is_hurried():
+                        return
+                    pool = crew.start(1)
             else:
                 found = lost(piece)
             yield found
@@ -101,11 +124,41 @@ def _one_by_one(
         pool.shutdown(wait=patient, cancel_futures=True)
 
 
-def _start(count: int) -> ProcessPoolExecutor:
-    # Not forked: threads of torch and of readers do not live on in a child.
-    context = multiprocessing.get_context("spawn")
-    with _sheltered():  # the tracker of multiprocessing is started here, and would die of SIGUSR1
-        return ProcessPoolExecutor(count, mp_context=context, initializer=_settle)
+class _Crew:
+    """Starts processes, and passes a request to stop on to them by closing a pipe."""
+
+    def __init__(self) -> None:
+        # Not forked: threads of torch and of readers do not live on in a child.
+        self._context = multiprocessing.get_context("spawn")
+        self._others = multiprocessing.active_children()
+        # No Event: setting one waits for ever for a process that was killed while it waited.
+        self._notice, self._open = self._context.Pipe(duplex=False)
+
+    def start(self, count: int) -> ProcessPoolExecutor:
+        with _sheltered():  # the tracker of multiprocessing starts here, and would die of SIGUSR1
+            return ProcessPoolExecutor(
+                count, mp_context=self._context, initializer=_settle, initargs=(self._notice,)
+            )
+
+    def wait(self, futures: Iterable[Future[Result]]) -> set[Future[Result]]:
+        """Return those that are done, after waiting a while for the first of them."""
+        if is_hurried():
+            self._open.close()
+        return wait(futures, LOOK, FIRST_COMPLETED).done
+
+    def kill(self) -> bool:
+        """End the processes: all results are here, or a read is stuck; return whether all did."""
+        own = [each for each in multiprocessing.active_children() if each not in self._others]
+        for process in own:
+            process.kill()
+        for process in own:
+            process.join(LOOK)
+        leave_behind()
+        return not any(process.is_alive() for process in own)
+
+    def close(self) -> None:
+        self._open.close()
+        self._notice.close()
 
 
 def _hand_out(
@@ -134,10 +187,27 @@ def _sheltered() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _settle() -> None:
+def _settle(notice: Connection) -> None:
     """Make a process one that ends when its parent does, and not by a signal to all of a job."""
     leave_signals()
+    Finalize(None, _leave_stuck_threads, exitpriority=0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_when_stuck, args=(notice,), daemon=True).start()
+
+
+def _leave_stuck_threads() -> None:
+    """End without joining threads that never end."""
+    if has_left_behind():
+        os._exit(0)
+
+
+def _end_when_stuck(notice: Connection) -> None:
+    """Hurry once the parent closes its end of the pipe; end if a read is stuck then."""
+    with suppress(EOFError, OSError):
+        notice.recv_bytes()
+    hurry()
+    wait_until_stuck(LAST)
+    os._exit(1)
 
 
 def leave_signals() -> None:

@@ -6,6 +6,7 @@ from importlib import import_module
 from tnetcli.errors import ImageError, MissingExtraError, UsageError
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import detect, first_dicom, is_remote
+from tnetcli.readers.watch import watching
 from tnetcli.wording import did_you_mean
 
 READERS = {
@@ -23,7 +24,11 @@ def open_image(
 ) -> Reader:
     """Open `path` with the named reader, or with the one its content asks for."""
     name = os.fspath(path)
-    options = options or ReadOptions()
+    with watching(name):
+        return _open(name, reader, options or ReadOptions())
+
+
+def _open(name: str, reader: str | None, options: ReadOptions) -> Reader:
     if reader is not None and reader not in READERS:
         hint = did_you_mean(reader, READERS, f"choose one of: {', '.join(READERS)}")
         raise UsageError(f"unknown reader: `{reader}`", hint=hint)

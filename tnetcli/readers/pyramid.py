@@ -11,6 +11,7 @@ from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.handles import Handles, check_unchanged, file_stamp
 from tnetcli.readers.levels import LevelReader
 from tnetcli.readers.planes import choose_plane
+from tnetcli.readers.watch import watching
 from tnetcli.wording import in_bytes, one_line
 
 # One block is the least that can be decoded; larger ones are refused before they fill memory.
@@ -68,6 +69,10 @@ class PyramidReader(LevelReader):
         BLOCKS.forget(self.path, f"{self.path}.ovr")
 
     def _obtain(self, level: int, box: Box) -> Block:
+        with watching(self.path):
+            return self._decode(level, box)
+
+    def _decode(self, level: int, box: Box) -> Block:
         check_unchanged(self.path, self._before)
         try:
             return self._decode_once(level, box)

@@ -18,6 +18,7 @@ from tnetcli.looking import Looker
 from tnetcli.machine import available_cores, reuse_freed_memory
 from tnetcli.prediction import Prediction, Problem
 from tnetcli.readers.detect import absolute
+from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.recording import record_failure
 from tnetcli.workflows.images import Image
 from tnetcli.workflows.predicting import Predictor, Settings
@@ -32,6 +33,7 @@ class Order:
     settings: Settings
     device: str
     threads: int | None  # None leaves it to the process
+    read_timeout: float = READ_TIMEOUT  # seconds
     level: int = logging.WARNING  # from which on it tells what it logs
 
 
@@ -183,5 +185,6 @@ def _predictor(order: Order) -> Predictor:
         device=order.device,
         precision=order.settings.precision,
         threads=threads,
+        read_timeout=order.read_timeout,
     )
     return Predictor(checkpoint, looker, order.settings)

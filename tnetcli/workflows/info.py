@@ -2,8 +2,10 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +17,7 @@ from tnetcli.prediction import Problem
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.flat import FlatReader
 from tnetcli.readers.open import open_image
+from tnetcli.readers.threads import ReadingThreads
 from tnetcli.traversal import Plan, traverse
 from tnetcli.visits import Place, Seen
 from tnetcli.walks import tell_unused
@@ -79,6 +82,24 @@ class Inspection:
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     error: TnetError | None = None
+
+
+def inspect_all(
+    images: Sequence[str],
+    *,
+    reader: str | None,
+    options: ReadOptions,
+    walk: Walk,
+    read_timeout: float,
+) -> Iterator[Inspection]:
+    """Describe images one after the other; one whose file system does not answer is a failure."""
+    with closing(ReadingThreads(1, read_timeout)) as threads:
+        for image in images:
+            work = partial(inspect, image, reader=reader, options=options, walk=walk)
+            try:
+                yield threads.run(image, work)
+            except ImageError as error:
+                yield Inspection(image, error=error)
 
 
 def inspect(image: str, *, reader: str | None, options: ReadOptions, walk: Walk) -> Inspection:

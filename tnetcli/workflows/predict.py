@@ -3,8 +3,9 @@
 import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -12,13 +13,14 @@ from typing import TypedDict, Unpack
 from tnetcli.checkpoint import Checkpoint, load_model
 from tnetcli.devices import sharing_cores
 from tnetcli.engines.local import LANES, in_lanes
-from tnetcli.errors import UsageError, kind_of
+from tnetcli.errors import ImageError, UsageError, kind_of
 from tnetcli.looking import Looker
 from tnetcli.output_file import refuse_inputs
 from tnetcli.prediction import Prediction
 from tnetcli.prediction_file import PredictionFile, read_lines
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cropped import CropKind
+from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.traversal import Policy
 from tnetcli.wording import first_line
 from tnetcli.workflows.elsewhere import Elsewhere, Order, predict_elsewhere
@@ -39,6 +41,7 @@ class Means:
     threads: int = 1  # that read, in each process
     batch_size: int = BATCH_SIZE  # images looked at together
     elsewhere: Elsewhere = Elsewhere()  # noqa: RUF009  frozen
+    read_timeout: float = READ_TIMEOUT  # seconds without progress, after which an image fails
 
 
 AS_TRAINED, PLAIN = Settings(), Means()
@@ -66,7 +69,11 @@ def predict_images(
     checkpoint = model if isinstance(model, Checkpoint) else load_model(model)
     with ExitStack() as closing:
         looker = Looker.of(
-            checkpoint, device=means.device, precision=settings.precision, threads=means.threads
+            checkpoint,
+            device=means.device,
+            precision=settings.precision,
+            threads=means.threads,
+            read_timeout=means.read_timeout,
         )
         closing.enter_context(looker)
         predictor = Predictor(checkpoint, looker, settings)
@@ -74,7 +81,7 @@ def predict_images(
         file = None
         left: Iterable[Image] = images
         if output is not None:
-            refuse_inputs(output, (image.path for image in images))
+            _refuse_images(output, images, looker)
             file = closing.enter_context(PredictionFile(output, overwrite=overwrite))
             done = _resume(file, predictor, images)
             left = [image for image in images if image.id not in done]
@@ -88,6 +95,7 @@ def predict_images(
             settings.anywhere(),
             means.device,
             means.threads,
+            means.read_timeout,
         )
         for records in _look(list(left), predictor, order, means, should_stop):
             for record in records:
@@ -114,6 +122,13 @@ def _check_asked(
         )
     if settings.check_attention and predictor.maker.settings["levels"] == 1:
         log.warning("only whole images are seen: there is no attention to check")
+
+
+def _refuse_images(output: Path, images: Sequence[Image], looker: Looker) -> None:
+    """Refuse to write to an image; one whose file system does not answer fails later."""
+    for path in (image.path for image in images):
+        with suppress(ImageError):
+            looker.opening.run(path, partial(refuse_inputs, output, [path]))
 
 
 def _look(

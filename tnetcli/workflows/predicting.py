@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from tnetcli.checkpoint import Checkpoint
 from tnetcli.devices import Precision
-from tnetcli.errors import TnetError, UsageError
+from tnetcli.errors import ImageError, TnetError, UsageError
 from tnetcli.looking import Looker, Sight
 from tnetcli.prediction import AttentionCheck, Prediction, Problem
 from tnetcli.readers.base import Reader, ReadOptions
@@ -109,10 +110,19 @@ class Predictor:
                 return [record for image in images for record in self([image])]
             (image,) = images
             log.debug("`%s` failed", image.path, exc_info=True)
-            return [self._fail(image, error)]
+            return [self._fail(image, error, self.mark(image))]
 
     def mark(self, image: Image) -> str:
-        """Return what tells whether an image is the same, and read in the same way."""
+        """Return what tells whether an image is the same, and read in the same way.
+
+        Empty where the file system does not answer.
+        """
+        try:
+            return self._looker.opening.run(image.path, partial(self._mark, image))
+        except ImageError:
+            return ""
+
+    def _mark(self, image: Image) -> str:
         found = fingerprint(image.path)
         how = "" if image.options == self._settings.options else repr(image.options)
         how += "" if image.crop is None else repr(image.crop)
@@ -132,18 +142,21 @@ class Predictor:
 
     def _together(self, images: Sequence[Image]) -> list[Prediction]:
         failed: dict[str, Prediction] = {}
-        marks = {image.id: self.mark(image) for image in images}  # before they are looked at
+        marks: dict[str, str] = {}
         opened: list[tuple[Image, Reader]] = []
         told: list[tuple[Told, ...]] = []
         with ExitStack() as closing:
             for image in images:
                 try:
-                    reader = closing.enter_context(self._open(image))
+                    found = self._looker.opening.run(
+                        image.path, partial(self._mark_and_open, image, marks)
+                    )
+                    reader = closing.enter_context(found)
                     if self._windows is not None:
                         told.append(self._windows.of(image.id, image.path, reader.size))
                     opened.append((image, reader))
                 except TnetError as error:
-                    failed[image.id] = self._fail(image, error)
+                    failed[image.id] = self._fail(image, error, marks.get(image.id, ""))
             readers = [reader for _, reader in opened]
             seeds = [self._seed(image) for image, _ in opened]
             known = None if self._windows is None else told
@@ -180,6 +193,10 @@ class Predictor:
             told=told,
         )
 
+    def _mark_and_open(self, image: Image, marks: dict[str, str]) -> Reader:
+        marks[image.id] = self._mark(image)  # of the file before its pixels are read
+        return self._open(image)
+
     def _open(self, image: Image) -> Reader:
         reader = open_image(image.path, reader=self._settings.reader, options=image.options)
         if self._settings.rescale is not None:
@@ -195,7 +212,7 @@ class Predictor:
         self, image: Image, reader: Reader, sight: Sight | TnetError, mark: str
     ) -> Prediction:
         if isinstance(sight, TnetError):
-            return self._fail(image, sight)
+            return self._fail(image, sight, mark)
         record = record_sight(sight, reader, id=image.id, maker=self.maker, fingerprint=mark)
         warnings = [*self._values_unlike(sight, reader), *self._pixels_unlike(reader)]
         for warning in warnings:
@@ -232,10 +249,10 @@ class Predictor:
             "what it knows looks smaller or larger here; resample the image, or train on its like"
         ]
 
-    def _fail(self, image: Image, error: Exception) -> Prediction:
+    def _fail(self, image: Image, error: Exception, mark: str) -> Prediction:
         problem = Problem.of(error) if isinstance(error, TnetError) else _unforeseen(error)
         return record_failure(
-            problem, image=image.path, id=image.id, maker=self.maker, fingerprint=self.mark(image)
+            problem, image=image.path, id=image.id, maker=self.maker, fingerprint=mark
         )
 
 
