@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tnetcli.readers.open import open_image
     from tnetcli.workflows.predict import predict, predict_many
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "Prediction",
     "TnetError",
