@@ -10,6 +10,7 @@ import zarr
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
+from tnetcli.readers.bands import refuse_many_bands
 from tnetcli.readers.base import Level, Resolution
 from tnetcli.readers.resolution import from_length
 from tnetcli.readers.zarr_store import (
@@ -23,7 +24,7 @@ from tnetcli.readers.zarr_store import (
     refusal,
 )
 
-MOST_CHANNELS = 2**16  # as many as a TIFF can have
+MOST_LEVELS = 100
 # How far scales in the metadata may lie from the sizes of the arrays.
 SCALE_SLACK = 0.1
 
@@ -70,11 +71,7 @@ def read_multiscales(path: str, store: WatchedStore) -> Multiscales:
     arrays = _open_arrays(path, store, image, multiscale)
     axes = _axes(path, multiscale, arrays[0][1])
     stored, unusable = _usable(axes, arrays)
-    if stored[0].length("c") > MOST_CHANNELS:
-        raise ImageError(
-            f"`{path}` claims {stored[0].length('c')} channels",
-            hint="its metadata are damaged: make or copy it again",
-        )
+    refuse_many_bands(path, stored[0].length("c"))
     levels, unbelieved = _levels(stored)
     return Multiscales(
         zarr_format=image.zarr_format,
@@ -176,6 +173,11 @@ def _open_arrays(
     datasets = _records(multiscale.get("datasets"))
     if not datasets:
         raise ImageError(f"the `multiscales` of `{path}` list no datasets", hint="write it again")
+    if len(datasets) > MOST_LEVELS:
+        raise ImageError(
+            f"the `multiscales` of `{path}` list {len(datasets):,} datasets",
+            hint=f"keep the levels of the first image, {MOST_LEVELS} at most",
+        )
     found = [
         (each, open_level(path, store, image.group, str(each.get("path")), image.zarr_format))
         for each in datasets
