@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numcodecs import blosc, lz4, zstd
-from numcodecs.compat import ensure_contiguous_ndarray
+from numcodecs import blosc, lz4, zstd  # type: ignore[import-untyped]
+from numcodecs.compat import ensure_contiguous_ndarray  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
@@ -54,7 +54,8 @@ def check_array(path: str, key: str, metadata: Mapping[str, Any], zarr_format: i
     try:
         _lengths(metadata.get("shape"))
         if is_old:
-            codecs, chunks = _old_codecs(metadata), metadata.get("chunks")
+            codecs: Any = _old_codecs(metadata)
+            chunks = metadata.get("chunks")
         else:
             codecs, grid = metadata.get("codecs"), _record(metadata.get("chunk_grid"))
             chunks = _record(grid.get("configuration")).get("chunk_shape")

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
+import numpy as np
 import zarr
-from numcodecs.abc import Codec as OldCodec
+from numcodecs.abc import Codec as OldCodec  # type: ignore[import-untyped]
 from zarr.abc.codec import BytesBytesCodec, Codec
 from zarr.abc.store import (
     ByteRequest,
@@ -343,11 +344,32 @@ def _bounded(codecs: Sequence[Codec], shape: Sequence[int], itemsize: int) -> li
     ):
         if isinstance(codec, ShardingCodec):
             inner = _bounded(codec.codecs, codec.chunk_shape, itemsize)
-            bounded.append(replace(codec, codecs=inner))
+            bounded.append(
+                _Shard(
+                    chunk_shape=codec.chunk_shape,
+                    codecs=inner,
+                    index_codecs=codec.index_codecs,
+                    index_location=codec.index_location,
+                )
+            )
         else:
             name = codec_name(record)
             bounded.append(_Decoder(name, size) if name in DECODERS else codec)
     return bounded
+
+
+class _Shard(ShardingCodec):
+    """Shards whose index is checked, where zarr would compute with places beyond 64 bits."""
+
+    async def _decode_shard_index(
+        self, index_bytes: Buffer, chunks_per_shard: tuple[int, ...]
+    ) -> Any:
+        index = await super()._decode_shard_index(index_bytes, chunks_per_shard)
+        places = index.offsets_and_lengths
+        is_stored = (places != np.iinfo(places.dtype).max).any(-1)
+        if (is_stored & (places >> 62 > 0).any(-1)).any():
+            raise ValueError("the index of a shard is damaged")
+        return index
 
 
 class _OldDecoder(OldCodec):  # type: ignore[misc]
