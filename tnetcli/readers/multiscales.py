@@ -23,8 +23,10 @@ from tnetcli.readers.zarr_store import (
     outermost_group,
     refusal,
 )
+from tnetcli.wording import shorten
 
 MOST_LEVELS = 100
+LONGEST_LABEL = 255  # characters of the name of a channel
 # How far scales in the metadata may lie from the sizes of the arrays.
 SCALE_SLACK = 0.1
 
@@ -75,7 +77,7 @@ def read_multiscales(path: str, store: WatchedStore) -> Multiscales:
     levels, unbelieved = _levels(stored)
     return Multiscales(
         zarr_format=image.zarr_format,
-        ngff=str(image.attributes.get("version") or multiscale.get("version") or "unknown"),
+        ngff=shorten(image.attributes.get("version") or multiscale.get("version") or "unknown"),
         axes=axes,
         stored=tuple(stored),
         levels=tuple(levels),
@@ -201,7 +203,7 @@ def _axes(path: str, multiscale: dict[str, Any], array: Any) -> str:
         if letter not in tuple("tczyx"):
             if array.shape[position] > 1:
                 raise ImageError(
-                    f"`{path}` has an axis `{letter}` of {array.shape[position]}",
+                    f"`{path}` has an axis `{shorten(letter)}` of {array.shape[position]}",
                     hint="only t, c, z, y and x are known: export one image of it",
                 )
             letters[position] = "-"
@@ -230,7 +232,7 @@ def _usable(
     for dataset, array in arrays:
         listed = dataset.get("coordinateTransformations")
         scale, shift = (_numbers(listed, kind, axes) for kind in ("scale", "translation"))
-        each = StoredLevel(str(dataset.get("path")), array, axes, scale, shift)
+        each = StoredLevel(shorten(str(dataset.get("path"))), array, axes, scale, shift)
         if usable and (fault := _fault(usable[0], each)):
             warnings.append(f"level `{each.name}` {fault}: ignored")
         else:
@@ -304,7 +306,9 @@ def _fits(scale: float, length: int, whole: int) -> bool:
 
 def _channel_names(attributes: dict[str, Any], count: int) -> tuple[str | None, ...]:
     channels = _records(_record(attributes.get("omero")).get("channels"))
-    labels = [str(channel.get("label") or "") or None for channel in channels[:count]]
+    labels = [
+        str(channel.get("label") or "")[:LONGEST_LABEL] or None for channel in channels[:count]
+    ]
     return (*labels, *[None] * (count - len(labels)))
 
 

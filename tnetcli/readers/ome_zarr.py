@@ -4,6 +4,7 @@ The `multiscales` metadata says which arrays are levels; the names of folders sa
 fills what is not stored with a constant: here those pixels are not valid.
 """
 
+import itertools
 import logging
 import lzma
 import math
@@ -21,9 +22,9 @@ from tnetcli.geometry import Size
 from tnetcli.readers.bands import choose_bands, unique_names
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, ReadOptions, Source
 from tnetcli.readers.multiscales import Multiscales, StoredLevel, read_multiscales
-from tnetcli.readers.placement import touched_pixels
+from tnetcli.readers.placement import cuts, touched_pixels
 from tnetcli.readers.planes import choose_plane, planes_to_choose
-from tnetcli.readers.pyramid import PyramidReader, refuse_huge_blocks
+from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, PyramidReader, refuse_huge_blocks
 from tnetcli.readers.resolution import resolve
 from tnetcli.readers.validity import Nodata, are_numbers, both_valid, holds_data, nodata_values
 from tnetcli.readers.zarr_store import (
@@ -38,6 +39,7 @@ from tnetcli.readers.zarr_store import (
 log = logging.getLogger(__name__)
 # One window would be read from more files than can be opened in reasonable time.
 LEAST_PIXELS, MOST_CHUNKS = 256, 2**20
+AT_ONCE = 10  # chunks that zarr decodes at the same time
 # What zarr and the codecs raise over damaged chunks.
 FAILURES = (*METADATA_FAILURES, SystemError, lzma.LZMAError)
 
@@ -257,8 +259,9 @@ class _LevelArray:
         self._array, self._axes, self._planes = array, axes, planes
         self.sizes = sizes
         self._object = dict(zip(axes, array.shards or array.chunks, strict=True))
-        chunk = dict(zip(axes, array.chunks, strict=True))
-        self._runs = _runs(channels, chunk["c"]) if "c" in axes else [slice(0, 1)]
+        self._chunk = dict(zip(axes, array.chunks, strict=True))
+        self._chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize
+        self._runs = _runs(channels, self._chunk["c"]) if "c" in axes else [slice(0, 1)]
         read = [channel for run in self._runs for channel in range(run.start, run.stop)]
         order = [read.index(channel) for channel in channels]
         self._order = None if order == list(range(len(read))) else order
@@ -273,11 +276,32 @@ class _LevelArray:
         return values if self._order is None else values[..., self._order]
 
     def _read_run(self, box: Box, channels: slice) -> NDArray[Any]:
+        """Return (height, width, bands), from one chunk after another where they are large."""
+        spans = (box.top, box.bottom), (box.left, box.right), (channels.start, channels.stop)
+        pieces = [
+            list(cuts(*span, self._chunk.get(axis, 1)))
+            for span, axis in zip(spans, "yxc", strict=True)
+        ]
+        if min(math.prod(map(len, pieces)), AT_ONCE) * self._chunk_bytes <= MOST_BLOCK_BYTES:
+            return self._read_part(*spans)
+        lengths = [last - first for first, last in spans]
+        values = np.empty(lengths, self._array.dtype)
+        for piece in itertools.product(*pieces):
+            place = tuple(
+                slice(first - start, last - start)
+                for (first, last), (start, _) in zip(piece, spans, strict=True)
+            )
+            values[place] = self._read_part(*piece)
+        return values
+
+    def _read_part(
+        self, rows: tuple[int, int], columns: tuple[int, int], channels: tuple[int, int]
+    ) -> NDArray[Any]:
         where: dict[str, int | slice] = {
             **self._planes,
-            "c": channels,
-            "y": slice(box.top, box.bottom),
-            "x": slice(box.left, box.right),
+            "c": slice(*channels),
+            "y": slice(*rows),
+            "x": slice(*columns),
         }
         selection = tuple(where[axis] for axis in self._axes)
         with _damage():

@@ -57,6 +57,7 @@ GROUP_FILES = ("zarr.json", ".zgroup")
 MOST_METADATA = 2**24  # bytes, of all documents of one image together
 MOST_DOCUMENTS = 4096  # that are asked for, stored or not: a plate lists its wells
 MOST_NESTED = 64  # levels of JSON
+LONGEST_REASON = 500  # characters; what is wrong may be a name of any length
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,4 +419,6 @@ def refusal(path: str, error: Exception) -> ImageError:
 
 def _reason(error: Exception) -> str:
     # zarr names its classes, its store and its path once more.
-    return "no metadata found" if isinstance(error, FileNotFoundError) else one_line(error)
+    if isinstance(error, FileNotFoundError):
+        return "no metadata found"
+    return one_line(error)[:LONGEST_REASON]

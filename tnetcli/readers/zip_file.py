@@ -40,7 +40,7 @@ class Archive(zipfile.ZipFile):
         # What is merely stored can be read in part without reading the rest.
         is_whole = (start, stop) == (0, None) or member.compress_type != zipfile.ZIP_STORED
         if is_whole and member.file_size > most:
-            raise zipfile.BadZipFile(f"`{name}` holds {member.file_size:,} bytes, not {most:,}")
+            raise zipfile.BadZipFile(f"`{name}` has {member.file_size:,} bytes, more than {most:,}")
         start = max(0, member.file_size + start) if start < 0 else start
         stop = member.file_size if stop is None else min(stop, member.file_size)
         with self.open(member) as file:
