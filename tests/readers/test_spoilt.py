@@ -292,7 +292,7 @@ def test_a_chunk_cut_off_within_its_header_is_an_error(tmp_path, keep):
 def test_more_channels_than_any_image_has_are_refused(tmp_path, channels):
     path = write_zarr(tmp_path / "a.zarr", SCENE, ())
     edit(path / "0" / ".zarray", shape=[channels, 150, 200])
-    with pytest.raises(ImageError, match=f"claims {channels} channels") as caught:
+    with pytest.raises(ImageError, match=f"has {channels:,} bands") as caught:
         open_image(path)
     assert caught.value.hint
 

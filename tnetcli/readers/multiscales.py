@@ -10,6 +10,7 @@ import zarr
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
+from tnetcli.readers.bands import refuse_many_bands
 from tnetcli.readers.base import Level, Resolution
 from tnetcli.readers.resolution import from_length
 from tnetcli.readers.zarr_store import (
@@ -22,8 +23,10 @@ from tnetcli.readers.zarr_store import (
     outermost_group,
     refusal,
 )
+from tnetcli.wording import shorten
 
-MOST_CHANNELS = 2**16  # as many as a TIFF can have
+MOST_LEVELS = 100
+LONGEST_LABEL = 255  # characters of the name of a channel
 # How far scales in the metadata may lie from the sizes of the arrays.
 SCALE_SLACK = 0.1
 
@@ -70,15 +73,11 @@ def read_multiscales(path: str, store: WatchedStore) -> Multiscales:
     arrays = _open_arrays(path, store, image, multiscale)
     axes = _axes(path, multiscale, arrays[0][1])
     stored, unusable = _usable(axes, arrays)
-    if stored[0].length("c") > MOST_CHANNELS:
-        raise ImageError(
-            f"`{path}` claims {stored[0].length('c')} channels",
-            hint="its metadata are damaged: make or copy it again",
-        )
+    refuse_many_bands(path, stored[0].length("c"))
     levels, unbelieved = _levels(stored)
     return Multiscales(
         zarr_format=image.zarr_format,
-        ngff=str(image.attributes.get("version") or multiscale.get("version") or "unknown"),
+        ngff=shorten(image.attributes.get("version") or multiscale.get("version") or "unknown"),
         axes=axes,
         stored=tuple(stored),
         levels=tuple(levels),
@@ -176,6 +175,11 @@ def _open_arrays(
     datasets = _records(multiscale.get("datasets"))
     if not datasets:
         raise ImageError(f"the `multiscales` of `{path}` list no datasets", hint="write it again")
+    if len(datasets) > MOST_LEVELS:
+        raise ImageError(
+            f"the `multiscales` of `{path}` list {len(datasets):,} datasets",
+            hint=f"keep the levels of the first image, {MOST_LEVELS} at most",
+        )
     found = [
         (each, open_level(path, store, image.group, str(each.get("path")), image.zarr_format))
         for each in datasets
@@ -199,7 +203,7 @@ def _axes(path: str, multiscale: dict[str, Any], array: Any) -> str:
         if letter not in tuple("tczyx"):
             if array.shape[position] > 1:
                 raise ImageError(
-                    f"`{path}` has an axis `{letter}` of {array.shape[position]}",
+                    f"`{path}` has an axis `{shorten(letter)}` of {array.shape[position]}",
                     hint="only t, c, z, y and x are known: export one image of it",
                 )
             letters[position] = "-"
@@ -228,7 +232,7 @@ def _usable(
     for dataset, array in arrays:
         listed = dataset.get("coordinateTransformations")
         scale, shift = (_numbers(listed, kind, axes) for kind in ("scale", "translation"))
-        each = StoredLevel(str(dataset.get("path")), array, axes, scale, shift)
+        each = StoredLevel(shorten(str(dataset.get("path"))), array, axes, scale, shift)
         if usable and (fault := _fault(usable[0], each)):
             warnings.append(f"level `{each.name}` {fault}: ignored")
         else:
@@ -302,7 +306,9 @@ def _fits(scale: float, length: int, whole: int) -> bool:
 
 def _channel_names(attributes: dict[str, Any], count: int) -> tuple[str | None, ...]:
     channels = _records(_record(attributes.get("omero")).get("channels"))
-    labels = [str(channel.get("label") or "") or None for channel in channels[:count]]
+    labels = [
+        str(channel.get("label") or "")[:LONGEST_LABEL] or None for channel in channels[:count]
+    ]
     return (*labels, *[None] * (count - len(labels)))
 
 

@@ -4,37 +4,57 @@ The `multiscales` metadata says which arrays are levels; the names of folders sa
 fills what is not stored with a constant: here those pixels are not valid.
 """
 
+import itertools
 import logging
 import lzma
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
+from tnetcli.geometry import Size
 from tnetcli.readers.bands import choose_bands, unique_names
-from tnetcli.readers.base import Block, Box, Cost, Layout, ReadOptions, Source
+from tnetcli.readers.base import Block, Box, Cost, Layout, Level, ReadOptions, Source
 from tnetcli.readers.multiscales import Multiscales, StoredLevel, read_multiscales
-from tnetcli.readers.placement import touched_pixels
+from tnetcli.readers.placement import cuts, touched_pixels
 from tnetcli.readers.planes import choose_plane, planes_to_choose
-from tnetcli.readers.pyramid import PyramidReader, refuse_huge_blocks
+from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, PyramidReader, refuse_huge_blocks
 from tnetcli.readers.resolution import resolve
 from tnetcli.readers.validity import Nodata, are_numbers, both_valid, holds_data, nodata_values
-from tnetcli.readers.zarr_store import STORE_FAILURES, ZarrFormat, join, open_store
+from tnetcli.readers.zarr_store import (
+    METADATA_FAILURES,
+    StoredSizes,
+    ZarrFormat,
+    join,
+    open_array,
+    open_store,
+)
 
 log = logging.getLogger(__name__)
-# What the codecs raise over damaged chunks; a false length asks for all memory, or less than none.
-CODEC_FAILURES = (EOFError, MemoryError, OverflowError, SystemError, lzma.LZMAError)
+# One window would be read from more files than can be opened in reasonable time.
+LEAST_PIXELS, MOST_CHUNKS = 256, 2**20
+AT_ONCE = 10  # chunks that zarr decodes at the same time
+# What zarr and the codecs raise over damaged chunks.
+FAILURES = (*METADATA_FAILURES, SystemError, lzma.LZMAError)
 
 
 class _ChunkError(Exception):
     """A chunk cannot be decoded; its cause says why, and a bug of ours is never one of them."""
+
+
+@contextmanager
+def _damage() -> Iterator[None]:
+    """Raise _ChunkError for what zarr and the codecs raise."""
+    try:
+        yield
+    except FAILURES as error:
+        raise _ChunkError from error
 
 
 class OmeZarrReader(PyramidReader):
@@ -77,7 +97,7 @@ def _describe(path: str, options: ReadOptions, image: Multiscales) -> tuple[Layo
     names = unique_names(image.channels)
     channels = choose_bands(path, options.bands, names, range(len(names)))
     for level, each in zip(image.levels, image.stored, strict=True):
-        refuse_huge_blocks(path, level.block, _depth(each) * dtype.itemsize)
+        _refuse_huge_chunks(path, level, each)
     lengths = {axis: first.length(axis) for axis in "zt"}
     wanted = {"z": options.z, "t": options.t}
     chosen = {axis: choose_plane(path, axis, lengths[axis], wanted[axis]) for axis in lengths}
@@ -131,14 +151,20 @@ def _dtype(path: str, array: Any) -> np.dtype[Any]:
     return native
 
 
-def _depth(stored: StoredLevel) -> int:
-    """Return how many values one chunk holds for each of its pixels."""
+def _refuse_huge_chunks(path: str, level: Level, stored: StoredLevel) -> None:
+    """Refuse chunks too large to decode, beyond the level as well, or too small to be read."""
     array = stored.array
-    return math.prod(
-        min(chunk, length)
-        for axis, chunk, length in zip(stored.axes, array.chunks, array.shape, strict=True)
-        if axis not in "yx"
-    )
+    chunk = dict(zip(stored.axes, array.chunks, strict=True))
+    block = Size(chunk["x"], chunk["y"])
+    # Filters compute with 8 bytes for each value.
+    itemsize = 8 if array.filters else array.dtype.itemsize
+    refuse_huge_blocks(path, block, math.prod(array.chunks) // block.pixels * itemsize)
+    count = math.ceil(level.size.pixels / block.pixels)
+    if block.pixels < LEAST_PIXELS and count > MOST_CHUNKS:
+        raise ImageError(
+            f"level `{stored.name}` of `{path}` has {count:,} chunks of {block} pixels",
+            hint="write it again in chunks of 256 x 256 or more",
+        )
 
 
 def _planes(each: StoredLevel, first: StoredLevel, chosen: dict[str, int]) -> dict[str, int]:
@@ -172,12 +198,9 @@ class _ZarrSource:
         self._store.close()
 
     def read(self, level: int, box: Box) -> Block:
-        try:
-            array = self._array(level)
-            self._store.watch(is_blosc=array.is_blosc)
-            values = array.read(box)  # (height, width, bands)
-        except (*STORE_FAILURES, *CODEC_FAILURES) as error:
-            raise _ChunkError from error
+        array = self._array(level)
+        self._store.watch(array.sizes)
+        values = array.read(box)  # (height, width, bands)
         values = values.astype(self._layout.dtype, copy=False)
         pixels = touched_pixels(box, self._layout.levels[level])
         valid = are_numbers(values)
@@ -192,11 +215,11 @@ class _ZarrSource:
     def _array(self, level: int) -> "_LevelArray":
         if level not in self._arrays:
             plan = self._plan
-            self._store.watch(is_blosc=False)
-            array = zarr.open_array(
-                self._store, path=plan.arrays[level], mode="r", zarr_format=plan.zarr_format
+            with _damage():
+                array, sizes = open_array(self._store, plan.arrays[level], plan.zarr_format)
+            self._arrays[level] = _LevelArray(
+                array, sizes, plan.axes, plan.planes[level], plan.channels
             )
-            self._arrays[level] = _LevelArray(array, plan.axes, plan.planes[level], plan.channels)
         return self._arrays[level]
 
     def _empty(
@@ -226,13 +249,19 @@ class _LevelArray:
     """Reads boxes of one array, and knows in which objects of the store they lie."""
 
     def __init__(
-        self, array: Any, axes: str, planes: dict[str, int], channels: Sequence[int]
+        self,
+        array: Any,
+        sizes: StoredSizes,
+        axes: str,
+        planes: dict[str, int],
+        channels: Sequence[int],
     ) -> None:
         self._array, self._axes, self._planes = array, axes, planes
-        self.is_blosc = array.shards is None and _codec_names(array)[-1:] == ["blosc"]
+        self.sizes = sizes
         self._object = dict(zip(axes, array.shards or array.chunks, strict=True))
-        chunk = dict(zip(axes, array.chunks, strict=True))
-        self._runs = _runs(channels, chunk["c"]) if "c" in axes else [slice(0, 1)]
+        self._chunk = dict(zip(axes, array.chunks, strict=True))
+        self._chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize
+        self._runs = _runs(channels, self._chunk["c"]) if "c" in axes else [slice(0, 1)]
         read = [channel for run in self._runs for channel in range(run.start, run.stop)]
         order = [read.index(channel) for channel in channels]
         self._order = None if order == list(range(len(read))) else order
@@ -247,14 +276,36 @@ class _LevelArray:
         return values if self._order is None else values[..., self._order]
 
     def _read_run(self, box: Box, channels: slice) -> NDArray[Any]:
+        """Return (height, width, bands), from one chunk after another where they are large."""
+        spans = (box.top, box.bottom), (box.left, box.right), (channels.start, channels.stop)
+        pieces = [
+            list(cuts(*span, self._chunk.get(axis, 1)))
+            for span, axis in zip(spans, "yxc", strict=True)
+        ]
+        if min(math.prod(map(len, pieces)), AT_ONCE) * self._chunk_bytes <= MOST_BLOCK_BYTES:
+            return self._read_part(*spans)
+        lengths = [last - first for first, last in spans]
+        values = np.empty(lengths, self._array.dtype)
+        for piece in itertools.product(*pieces):
+            place = tuple(
+                slice(first - start, last - start)
+                for (first, last), (start, _) in zip(piece, spans, strict=True)
+            )
+            values[place] = self._read_part(*piece)
+        return values
+
+    def _read_part(
+        self, rows: tuple[int, int], columns: tuple[int, int], channels: tuple[int, int]
+    ) -> NDArray[Any]:
         where: dict[str, int | slice] = {
             **self._planes,
-            "c": channels,
-            "y": slice(box.top, box.bottom),
-            "x": slice(box.left, box.right),
+            "c": slice(*channels),
+            "y": slice(*rows),
+            "x": slice(*columns),
         }
         selection = tuple(where[axis] for axis in self._axes)
-        values = np.asarray(self._array.get_basic_selection(selection))
+        with _damage():
+            values = np.asarray(self._array.get_basic_selection(selection))
         values = values.transpose(self._turn)  # (height, width) or (height, width, bands)
         return values if "c" in self._axes else values[..., None]
 

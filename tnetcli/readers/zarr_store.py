@@ -1,70 +1,262 @@
-"""Where a zarr image is stored, a folder, a zip or a URL, and what zarr finds there in vain."""
+"""Where a zarr image is stored, a folder, a zip or a URL, and what zarr finds there in vain.
 
+What is read is bounded before it is read: metadata by a fixed size, chunks by what their codecs
+can make of the values. Only regular files are opened, and none outside of the folder.
+"""
+
+import asyncio
+import json
 import os
+import threading
 import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
+import numpy as np
 import zarr
-from zarr.abc.store import ByteRequest, RangeByteRequest, Store
+from numcodecs.abc import Codec as OldCodec  # type: ignore[import-untyped]
+from zarr.abc.codec import BytesBytesCodec, Codec
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store,
+    SuffixByteRequest,
+)
+from zarr.buffer import default_buffer_prototype
+from zarr.codecs import ShardingCodec
+from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import FsspecStore, LocalStore, WrapperStore, ZipStore
 
 from tnetcli.errors import ImageError
+from tnetcli.files import open_regular
 from tnetcli.readers.detect import ZIP_FAILURES
 from tnetcli.readers.failures import PARSING_FAILURES
-from tnetcli.wording import one_line
+from tnetcli.readers.zarr_codecs import (
+    DECODERS,
+    check_array,
+    chunk_size,
+    codec_name,
+    decode,
+    encoded_sizes,
+)
+from tnetcli.readers.zip_file import Archive
+from tnetcli.wording import one_line, shorten
 
 ZarrFormat = Literal[2, 3]
 
 STORE_FAILURES = ZIP_FAILURES  # those of folders and URLs are among them
 # zarr meets damaged metadata with whatever its parsing runs into.
-METADATA_FAILURES = (*STORE_FAILURES, *PARSING_FAILURES)
+METADATA_FAILURES = (*STORE_FAILURES, *PARSING_FAILURES, MemoryError)
 FOLDER_HINT = "give the folder whose `zarr.json` or `.zattrs` lists `multiscales`"
+METADATA_HINT = "check its metadata: no image needs as much"
 GROUP_FILES = ("zarr.json", ".zgroup")
-# Where a blosc chunk gives its own length, and how long its header is.
-BLOSC_LENGTH, BLOSC_HEADER = slice(12, 16), 16
+MOST_METADATA = 2**24  # bytes, of all documents of one image together
+MOST_DOCUMENTS = 4096  # that are asked for, stored or not: a plate lists its wells
+MOST_NESTED = 64  # levels of JSON
+LONGEST_REASON = 500  # characters; what is wrong may be a name of any length
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSizes:
+    """The most bytes of an object in the store, and of one chunk inside a shard."""
+
+    whole: int
+    part: int = 0
+
+
+METADATA_SIZES = StoredSizes(MOST_METADATA)
 
 
 class WatchedStore(WrapperStore[Store]):
-    """Notes what zarr asks for in vain and how much it gets, which it tells nobody."""
+    """Notes what zarr asks for in vain and how much it gets, and refuses what is too large."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, path: str) -> None:
         super().__init__(store)
-        self.watch(is_blosc=False)
+        self._path = path
+        self._documents = self._document_bytes = 0
+        self.watch(None)
 
-    def watch(self, *, is_blosc: bool) -> None:
-        """Start anew; `is_blosc` says that each object to come is one blosc chunk."""
-        self._is_blosc = is_blosc
+    def watch(self, sizes: StoredSizes | None) -> None:
+        """Start anew; `sizes` are those of the chunks to come, None where metadata follows."""
+        self._sizes = sizes
         self.absent: set[str] = set()
         self.bytes_read = 0
+        if isinstance(self._store, _Folder | _Zip):
+            self._store.most = (sizes or METADATA_SIZES).whole
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Return what is stored under `key`; less than what was promised is an error."""
+        """Return what is stored under `key`; more or less than was promised is an error."""
+        sizes = self._sizes
+        if sizes is None:
+            self._count_documents()
+        wanted = 0
+        if isinstance(byte_range, RangeByteRequest):
+            wanted = byte_range.end - byte_range.start
+            if sizes is None or byte_range.start < 0 or not 0 <= wanted <= sizes.part:
+                raise OSError(f"a chunk in `{key}` claims {wanted:,} bytes")
         found = await super().get(key, prototype, byte_range)
         if found is None:
             self.absent.add(key)
             return None
-        wanted = 0
-        if isinstance(byte_range, RangeByteRequest):
-            # zarr takes a chunk wholly past the end of a truncated shard for one never written.
-            wanted = byte_range.end - byte_range.start
-        elif self._is_blosc:
-            # Blosc believes its header and decodes whatever lies past the end of the chunk.
-            length = int.from_bytes(found[BLOSC_LENGTH].to_bytes(), "little")
-            wanted = max(length, BLOSC_HEADER)
+        if byte_range is None and len(found) > (sizes or METADATA_SIZES).whole:
+            raise OSError(f"`{key}` has {len(found):,} bytes")
+        # zarr takes a chunk wholly past the end of a truncated shard for one never written.
         if len(found) < wanted:
             raise OSError(f"`{key}` is cut off: {len(found)} of {wanted} bytes")
+        if sizes is None:
+            self._check_document(key, found.to_bytes())
         self.bytes_read += len(found)
         return found
+
+    def _count_documents(self) -> None:
+        self._documents += 1
+        if self._documents > MOST_DOCUMENTS:
+            raise ImageError(
+                f"`{self._path}` lists more than {MOST_DOCUMENTS:,} groups and arrays",
+                hint=METADATA_HINT,
+            )
+
+    def _check_document(self, key: str, content: bytes) -> None:
+        """Refuse metadata that zarr should not parse; what is no JSON is left to zarr."""
+        self._document_bytes += len(content)
+        if self._document_bytes > MOST_METADATA:
+            raise ImageError(
+                f"the metadata of `{self._path}` has more than {MOST_METADATA:,} bytes",
+                hint=METADATA_HINT,
+            )
+        try:
+            document = json.loads(content)
+        except RecursionError as error:
+            raise self._nested_too_deeply(key) from error
+        except ValueError:
+            return
+        if _is_nested_too_deeply(document):
+            raise self._nested_too_deeply(key)
+        name = key.rsplit("/", 1)[-1]
+        if isinstance(document, dict):
+            if name == ".zarray":
+                check_array(self._path, key, document, 2)
+            elif name == "zarr.json" and document.get("node_type") == "array":
+                check_array(self._path, key, document, 3)
+
+    def _nested_too_deeply(self, key: str) -> ImageError:
+        return ImageError(
+            f"`{key}` of `{self._path}` is nested more than {MOST_NESTED} levels deep",
+            hint=METADATA_HINT,
+        )
 
     def close(self) -> None:
         """Close the store beneath, if it was ever opened."""
         # A zip that was never opened fails on the attempt to close it.
         if self._is_open:
             super().close()
+
+
+def _is_nested_too_deeply(document: Any) -> bool:
+    values = [document]
+    for _ in range(MOST_NESTED):
+        values = [
+            each
+            for value in values
+            if isinstance(value, dict | list)
+            for each in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not values:
+            return False
+    return True
+
+
+class _Folder(LocalStore):
+    """The regular files in a folder; links inside may not leave it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, read_only=True)
+        self._top = os.path.realpath(path)
+        self._inside: set[str] = set()
+        self.most = MOST_METADATA
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        if prototype is None:
+            prototype = default_buffer_prototype()
+        if not self._is_open:
+            await self._open()
+        try:
+            content = await asyncio.to_thread(self._read, key, byte_range)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
+        return prototype.buffer.from_bytes(content)
+
+    def _read(self, key: str, byte_range: ByteRequest | None) -> bytes:
+        start, stop = _span(byte_range)
+        path = os.path.join(self._top, key)
+        self._refuse_leaving(path)
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if byte_range is None and size > self.most:
+                raise OSError(f"`{key}` has {size:,} bytes, more than {self.most:,}")
+            file.seek(max(0, size + start) if start < 0 else start)
+            return file.read(max(0, (size if stop is None else min(stop, size)) - file.tell()))
+
+    def _refuse_leaving(self, path: str) -> None:
+        folder = os.path.dirname(path)
+        if folder not in self._inside:
+            self._refuse_outside(folder)
+            self._inside.add(folder)
+        if os.path.islink(path):
+            self._refuse_outside(path)
+
+    def _refuse_outside(self, path: str) -> None:
+        target = os.path.realpath(path)
+        if os.path.commonpath([target, self._top]) != self._top:
+            name = os.path.relpath(path, self._top)
+            raise OSError(f"`{name}` is a link to `{target}`, outside of the image")
+
+
+class _Zip(ZipStore):
+    """The members of a zip file."""
+
+    _zf: Archive
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, mode="r")
+        self.most = MOST_METADATA
+
+    def _sync_open(self) -> None:
+        self._lock = threading.RLock()
+        self._zf = Archive(str(self.path))
+        self._is_open = True
+
+    def _get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        if not self._is_open:
+            self._sync_open()
+        try:
+            return prototype.buffer.from_bytes(
+                self._zf.read_part(key, self.most, *_span(byte_range))
+            )
+        except KeyError:
+            return None
+
+
+def _span(byte_range: ByteRequest | None) -> tuple[int, int | None]:
+    """Return where a request starts, from the end where negative, and where it stops."""
+    if isinstance(byte_range, RangeByteRequest):
+        return byte_range.start, byte_range.end
+    if isinstance(byte_range, SuffixByteRequest):
+        return -byte_range.suffix, None
+    return byte_range.offset if isinstance(byte_range, OffsetByteRequest) else 0, None
 
 
 def open_store(path: str) -> WatchedStore:
@@ -76,13 +268,13 @@ def open_store(path: str) -> WatchedStore:
                 hint="pip install fsspec aiohttp   (s3fs for s3://, gcsfs for gs://)",
             )
         try:
-            return WatchedStore(FsspecStore.from_url(path, read_only=True))
+            return WatchedStore(FsspecStore.from_url(path, read_only=True), path)
         except (*METADATA_FAILURES, ImportError) as error:
             raise refusal(path, error) from error
     if os.path.isdir(path):
-        return WatchedStore(LocalStore(path, read_only=True))
+        return WatchedStore(_Folder(path), path)
     if os.path.isfile(path) and zipfile.is_zipfile(path):
-        return WatchedStore(ZipStore(path, mode="r"))
+        return WatchedStore(_Zip(path), path)
     problem = "is neither a folder nor a zip file" if os.path.exists(path) else "does not exist"
     raise ImageError(f"`{path}` {problem}", hint="an OME-Zarr image is a folder `x.ome.zarr`")
 
@@ -92,7 +284,7 @@ def outermost_group(path: str) -> str:
     if not os.path.isfile(path):
         return ""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with Archive(path) as archive:
             names = archive.namelist()
     except ZIP_FAILURES as error:
         raise refusal(path, error) from error
@@ -106,16 +298,113 @@ def open_level(
 ) -> Any:
     """Open an array that the metadata lists; a lost one means an incomplete copy."""
     try:
-        array = zarr.open_array(store, path=join(group, name), mode="r", zarr_format=zarr_format)
+        array, _ = open_array(store, join(group, name), zarr_format)
         is_empty = min(array.shape, default=0) < 1 or min(array.chunks) < 1
     except METADATA_FAILURES as error:
         raise ImageError(
-            f"cannot open level `{name}` of `{path}`: {_reason(error)}",
+            f"cannot open level `{shorten(name)}` of `{path}`: {_reason(error)}",
             hint="the image is damaged or not copied completely: copy it again",
         ) from error
     if is_empty:
-        raise ImageError(f"level `{name}` of `{path}` is empty", hint="write it again")
+        raise ImageError(f"level `{shorten(name)}` of `{path}` is empty", hint="write it again")
     return array
+
+
+def open_array(store: WatchedStore, path: str, zarr_format: ZarrFormat) -> tuple[Any, StoredSizes]:
+    """Open an array whose chunks are decoded to the size that its metadata states, or fail."""
+    store.watch(None)
+    array: Any = zarr.open_array(store, path=path, mode="r", zarr_format=zarr_format)
+    metadata, shape = array.metadata, array.metadata.chunk_grid.chunk_shape
+    if zarr_format == 2:
+        is_compressed = metadata.compressor is not None
+        plain = [*(metadata.filters or ()), *([metadata.compressor] if is_compressed else [])]
+        written = [each.get_config() for each in plain]
+        sizes = encoded_sizes(written, shape, array.dtype.itemsize)
+        codecs = [
+            _OldDecoder(each.codec_id, size) if each.codec_id in DECODERS else each
+            for each, size in zip(plain, sizes, strict=False)
+        ]
+        compressor = codecs.pop() if is_compressed else None
+        metadata = replace(metadata, filters=codecs or None, compressor=compressor)
+    else:
+        written = [each.to_dict() for each in metadata.codecs]
+        sizes = encoded_sizes(written, shape, array.dtype.itemsize)
+        codecs = _bounded(metadata.codecs, shape, array.dtype.itemsize)
+        metadata = replace(metadata, codecs=codecs)
+    part = chunk_size(written, shape, array.dtype.itemsize)
+    bounded = zarr.Array(zarr.AsyncArray(metadata, array.store_path, array.config))
+    return bounded, StoredSizes(sizes[-1], part)
+
+
+def _bounded(codecs: Sequence[Codec], shape: Sequence[int], itemsize: int) -> list[Codec]:
+    """Return codecs of zarr v3 that stop at the size of a chunk."""
+    written = [each.to_dict() for each in codecs]
+    bounded: list[Codec] = []
+    for codec, record, size in zip(
+        codecs, written, encoded_sizes(written, shape, itemsize), strict=False
+    ):
+        if isinstance(codec, ShardingCodec):
+            inner = _bounded(codec.codecs, codec.chunk_shape, itemsize)
+            bounded.append(
+                _Shard(
+                    chunk_shape=codec.chunk_shape,
+                    codecs=inner,
+                    index_codecs=codec.index_codecs,
+                    index_location=codec.index_location,
+                )
+            )
+        else:
+            name = codec_name(record)
+            bounded.append(_Decoder(name, size) if name in DECODERS else codec)
+    return bounded
+
+
+class _Shard(ShardingCodec):
+    """Shards whose index is checked, where zarr would compute with places beyond 64 bits."""
+
+    async def _decode_shard_index(
+        self, index_bytes: Buffer, chunks_per_shard: tuple[int, ...]
+    ) -> Any:
+        index = await super()._decode_shard_index(index_bytes, chunks_per_shard)
+        places = index.offsets_and_lengths
+        is_stored = (places != np.iinfo(places.dtype).max).any(-1)
+        if (is_stored & (places >> 62 > 0).any(-1)).any():
+            raise ValueError("the index of a shard is damaged")
+        return index
+
+
+class _OldDecoder(OldCodec):  # type: ignore[misc]
+    """Decodes for zarr v2, to `most` bytes."""
+
+    codec_id = ""
+
+    def __init__(self, name: str, most: int) -> None:
+        self.codec_id, self._most = name, most
+
+    def decode(self, buf: Any, out: Any = None) -> Any:
+        return decode(self.codec_id, buf, self._most)
+
+    def encode(self, buf: Any) -> Any:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _Decoder(BytesBytesCodec):
+    """Decodes for zarr v3, to `most` bytes."""
+
+    name: str
+    most: int
+    is_fixed_size = False
+
+    async def _decode_single(self, chunk_bytes: Buffer, chunk_spec: ArraySpec) -> Buffer:
+        values = await asyncio.to_thread(decode, self.name, chunk_bytes.as_numpy_array(), self.most)
+        return chunk_spec.prototype.buffer.from_bytes(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def compute_encoded_size(self, input_byte_length: int, chunk_spec: ArraySpec) -> int:
+        raise NotImplementedError
 
 
 def join(group: str, name: str) -> str:
@@ -130,4 +419,6 @@ def refusal(path: str, error: Exception) -> ImageError:
 
 def _reason(error: Exception) -> str:
     # zarr names its classes, its store and its path once more.
-    return "no metadata found" if isinstance(error, FileNotFoundError) else one_line(error)
+    if isinstance(error, FileNotFoundError):
+        return "no metadata found"
+    return one_line(error)[:LONGEST_REASON]
