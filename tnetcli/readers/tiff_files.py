@@ -12,7 +12,7 @@ import tifffile
 
 from tnetcli.errors import ImageError
 from tnetcli.files import open_regular
-from tnetcli.readers.bands import refuse_many_bands
+from tnetcli.readers.bands import MOST_BANDS, refuse_many_bands
 from tnetcli.readers.failures import PARSING_FAILURES
 from tnetcli.readers.ome_tiff import MOST_XML_BYTES, check_ome, parse_xml
 from tnetcli.wording import one_line
@@ -28,7 +28,7 @@ MOST_DIRECTORIES = 10_000
 MOST_SUBDIRECTORIES = 50_000
 MOST_SUBDIRECTORIES_OF_ONE = 64
 # tifffile compares every kind of page with every other to find pyramids.
-MOST_LAYOUTS = 500
+MOST_LAYOUTS = 100
 # Times that the values of all tags together may exceed the file; stored once each, they do not.
 MOST_VALUE_SHARING = 4
 # Numbers in the `shape` that tifffile writes; it multiplies them all.
@@ -52,6 +52,8 @@ KINDS = {
     "agilent", "bif", "imagej", "indica", "ndpi", "ome", "philips", "qpi", "shaped", "svs",
     "uniform", "vista",
 }  # fmt: skip
+# Kinds with axes for depth and time; the pages of all others are bands.
+STACKS = ("imagej", "ome", "shaped", "svs")
 # Stacks whose axes are then unknown: their planes would be taken for bands.
 UNREAD_STACKS = {
     "lsm": "Zeiss LSM", "fluoview": "Olympus FluoView", "scanimage": "ScanImage", "eer": "EER",
@@ -259,6 +261,11 @@ def checked_series(path: str, file: tifffile.TiffFile) -> list[tifffile.TiffPage
         check_ome(path, first.description, check_directories)
     elif file.is_philips:
         parse_xml(path, first.description)
+    if not any(getattr(file, f"is_{kind}") for kind in STACKS) and len(file.pages) > MOST_BANDS:
+        raise ImageError(
+            f"`{path}` has {len(file.pages):,} pages that no metadata describe",
+            hint="convert it to OME-TIFF, which says what is depth, time and channel",
+        )
     unread = [name for kind, name in UNREAD_STACKS.items() if getattr(first, f"is_{kind}")]
     if unread and len(file.pages) > 1:
         raise ImageError(
