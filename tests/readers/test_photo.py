@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,6 +13,7 @@ from tnetcli.readers import blocks, photo
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.photo import PhotoReader
+from tnetcli.readers.png import check_png
 
 WHOLE, FULL = Window(0, 0, 60, 40), Size(60, 40)
 
@@ -320,3 +323,42 @@ def test_a_nodata_that_cannot_occur_keeps_the_mask_of_the_file(tmp_path, nodata)
     with PhotoReader(str(tmp_path / "a.png"), ReadOptions(nodata=nodata)) as reader:
         assert any("--nodata" in warning for warning in reader.layout.warnings)
         assert reader.read(Window(0, 0, 20, 20), Size(20, 20)).valid.mean() == 0.5
+
+
+# Files that are made to harm
+
+
+def test_a_jpeg_whose_stream_has_another_size_is_an_image_error(tmp_path):
+    path = save(tmp_path / "a.jpg", interleaved(scene()))
+    data = path.read_bytes()
+    frame = data.index(b"\xff\xc0")
+    # A second frame, of which Pillow takes the last and libjpeg the first.
+    second = bytearray(data[frame : frame + 19])
+    second[5:9] = (40).to_bytes(2, "big") * 2
+    path.write_bytes(data[: frame + 19] + second + data[frame + 19 :])
+    with pytest.raises(ImageError):
+        read(path, Window(0, 0, 40, 40), Size(40, 40))
+
+
+def test_a_jpeg_of_too_many_scans_is_an_image_error(tmp_path):
+    path = save(tmp_path / "a.jpg", interleaved(scene()), progressive=True)
+    data = path.read_bytes()
+    last = data.rindex(b"\xff\xda")
+    path.write_bytes(data[:last] + data[last:-2] * 120 + data[-2:])
+    with pytest.raises(ImageError, match="too many scans"):
+        read(path)
+
+
+def test_formats_that_run_programs_are_not_opened(tmp_path):
+    path = tmp_path / "a.eps"
+    interleaved(scene()).save(path)
+    with pytest.raises(ImageError, match="cannot identify"):
+        PhotoReader(str(path))
+
+
+def test_a_pipe_is_no_photo(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(ImageError, match="is a named pipe"):
+        PhotoReader(str(tmp_path / "a.png"))
+    with pytest.raises(OSError, match="is a named pipe"):
+        check_png(str(tmp_path / "a.png"))

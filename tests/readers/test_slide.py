@@ -146,7 +146,7 @@ def test_a_resolution_that_no_microscope_has_is_a_usage_error(tmp_path):
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["", "unknown", "nan", "0", "-1"])
+@pytest.mark.parametrize("text", ["", "unknown", "nan", "0", "-1", "inf", "1e999"])
 def test_a_resolution_that_is_no_length_is_not_believed(tmp_path, monkeypatch, text):
     path = write_svs(tmp_path / "a.svs", noise((200, 150)))
     with_properties(monkeypatch, **{"openslide.mpp-x": text, "openslide.mpp-y": text})
@@ -183,6 +183,23 @@ def test_the_offset_is_the_one_openslide_tells(tmp_path, monkeypatch):
     )
     with_properties(monkeypatch, **bounds)
     assert layout(path).offset == (30, 20)
+
+
+@pytest.mark.parametrize("value", ["-5", "99999999999999", "nan", "1e400", ""])
+def test_bounds_outside_the_slide_are_ignored_with_a_warning(tmp_path, monkeypatch, value):
+    path = write_scn(tmp_path / "a.scn", AREA)
+    with_properties(monkeypatch, **{"openslide.bounds-x": value})
+    found = layout(path)
+    assert found.offset == (0, 0)
+    assert "bounds" not in found.details
+    assert any("bounds" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "inf", "9" * 30, "x", "²"])
+def test_a_tile_that_has_no_size_counts_as_the_usual_one(tmp_path, monkeypatch, value):
+    path = write_scn(tmp_path / "a.scn", AREA)
+    with_properties(monkeypatch, **{"openslide.level[0].tile-width": value})
+    assert layout(path).levels[0].block.width == 256
 
 
 def test_coordinates_are_those_of_the_uncropped_slide(tmp_path):

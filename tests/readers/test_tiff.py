@@ -593,10 +593,15 @@ def test_a_tile_that_holds_too_few_pixels_is_an_image_error(path):
         read(path, Window(0, 0, 100, 100), Size(100, 100))
 
 
-def test_twenty_thousand_bands_are_told(path):
-    tags = {256: [2], 257: [2], 258: [8], 259: [1], 262: [1], 273: [8], 277: [20_000], 278: [2]}
-    raw_tiff(path, {**tags, 279: [80_000]}, data=bytes(80_000))
-    assert len(layout(path).bands) == 20_000
+@pytest.mark.parametrize("bands", [4096, 4097])
+def test_more_bands_than_an_image_can_have_are_refused(path, bands):
+    tags = {256: [2], 257: [2], 258: [8], 259: [1], 262: [1], 273: [8], 277: [bands], 278: [2]}
+    raw_tiff(path, {**tags, 279: [4 * bands]}, data=bytes(4 * bands))
+    if bands == 4096:
+        assert len(layout(path).bands) == bands
+    else:
+        with pytest.raises(ImageError, match="4,097 bands"):
+            layout(path)
 
 
 def test_directories_in_a_circle_are_refused(path):

@@ -2,7 +2,8 @@
 
 import os
 import zlib
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tnetcli.errors import ImageError
+from tnetcli.files import open_regular
 from tnetcli.geometry import Size
 from tnetcli.readers.bands import choose_bands
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Source
@@ -27,6 +29,8 @@ from tnetcli.wording import one_line
 MOST_PIXELS = 2**26
 # We compare the size ourselves before decoding; Pillow's own check would only print a warning.
 Image.MAX_IMAGE_PIXELS = None
+# Others of Pillow's formats fetch, run programs (EPS) or are read better elsewhere.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EXIF_ORIENTATION = 274
 ROWS = 256
 # Pillow meets damaged headers with whatever its parsing runs into.
@@ -52,6 +56,13 @@ MODES: dict[str, tuple[str, tuple[str, ...], bool]] = {
 WITH_ALPHA = {"1": "LA", "L": "LA", "P": "RGBA", "RGB": "RGBA"}
 
 
+@contextmanager
+def open_photo(path: str) -> Iterator[Image.Image]:
+    """Open an image of a known format; Pillow reads its header, and its pixels when needed."""
+    with open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
+        yield image
+
+
 class PhotoReader(PyramidReader):
     """Reads what Pillow opens, up to a pixel limit."""
 
@@ -60,8 +71,7 @@ class PhotoReader(PyramidReader):
 
     def _inspect(self) -> Layout:
         try:
-            # Lazy: Pillow reads the header here and the pixels in `load`.
-            with Image.open(self.path) as image:
+            with open_photo(self.path) as image:
                 return self._describe(image)
         except PHOTO_FAILURES as error:
             raise ImageError(
@@ -159,13 +169,14 @@ class _PhotoSource:
 
 def _decode(path: str, mode: str) -> NDArray[Any]:
     """Decode the whole image; an error where Pillow alone would make something up."""
-    with Image.open(path) as image:
-        kind, stored = image.format, image.mode
+    with open_photo(path) as image:
+        kind, stored, size = image.format, image.mode, image.size
     if kind == "PNG":
         check_png(path)  # decoding passes over the checksums
     if kind == "JPEG" and stored == mode and mode in ("L", "RGB"):
-        return decode_photo(Path(path).read_bytes(), "GRAY" if mode == "L" else "RGB")
-    with Image.open(path) as image:
+        with open_regular(path) as file:
+            return decode_photo(file.read(), "GRAY" if mode == "L" else "RGB", *size)
+    with open_photo(path) as image:
         return _gather(image, mode)
 
 

@@ -2,13 +2,15 @@
 
 import zlib
 
+from tnetcli.files import open_regular
+
 SIGNATURE_BYTES = 8
 PIECE = 2**20  # bytes read at a time
 
 
 def check_png(path: str) -> None:
     """Refuse a PNG that is cut off or has changed since it was written; ValueError says where."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         place = SIGNATURE_BYTES
         file.seek(place)
         kind = b""

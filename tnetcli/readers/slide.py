@@ -13,6 +13,7 @@ import tifffile
 from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
+from tnetcli.files import open_regular
 from tnetcli.geometry import Size
 from tnetcli.readers.bands import choose_bands
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
@@ -20,7 +21,8 @@ from tnetcli.readers.detect import TIFF_MAGIC
 from tnetcli.readers.placement import touched_pixels, whole_scale
 from tnetcli.readers.pyramid import PyramidReader, refuse_huge_blocks
 from tnetcli.readers.resolution import TIFF_TAGS, resolve
-from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES
+from tnetcli.readers.slide_files import check_companions
+from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES, open_tiff
 from tnetcli.readers.tiff_pages import SAME_PIXELS, PageTiles, TiffPages
 from tnetcli.wording import one_line
 
@@ -44,6 +46,7 @@ class SlideReader(PyramidReader):
         super().__init__(path, options)
 
     def _inspect(self) -> Layout:
+        check_companions(self.path)
         _refuse_huge_tiles(self.path)
         slide = _open_slide(self.path)
         try:
@@ -57,6 +60,8 @@ class SlideReader(PyramidReader):
         properties = dict(slide.properties)
         vendor = properties.get("openslide.vendor", "")
         full = Size(*slide.level_dimensions[0])
+        if any(min(size) < 1 for size in slide.level_dimensions):
+            raise ValueError("a level without pixels")
         self._colours = choose_bands(self.path, self.options.bands, COLOURS, range(3))
         self._background = _background(properties)
         self._downsamples = slide.level_downsamples
@@ -66,7 +71,9 @@ class SlideReader(PyramidReader):
         if vendor == "generic-tiff":
             _refuse_other_than_rgb(self.path)
         microns, warnings = resolve(self.options, [_resolution(properties, vendor)])
-        has_bounds = all(name in properties for name in BOUNDS)
+        bounds = _bounds(properties, full)
+        if bounds is None and any(name in properties for name in BOUNDS):
+            warnings.append("the bounds of the scanned area are ignored: they are not on the slide")
         return Layout(
             levels=tuple(
                 Level(
@@ -81,13 +88,13 @@ class SlideReader(PyramidReader):
             bands=tuple(COLOURS[i] for i in self._colours),
             dtype=np.dtype(np.uint8),
             microns_per_pixel=microns,
-            offset=_offset(properties) if has_bounds else (0, 0),
+            offset=bounds[:2] if bounds is not None else (0, 0),
             mask="transparent",
             compression=_compression(self.path, self._pages),
             tiled=True,
             file_bytes=_stored_bytes(self.path, vendor),
             files=_companions(self.path, vendor),
-            details=_details(properties, has_bounds, len(self._pages)),
+            details=_details(properties, bounds, len(self._pages)),
             warnings=tuple(warnings),
         )
 
@@ -113,10 +120,10 @@ def _refused(path: str, error: Exception) -> ImageError:
 
 def _refuse_huge_tiles(path: str) -> None:
     # OpenSlide asks for the memory of one tile, and ends the process if it does not get it.
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         if not file.read(4).startswith(TIFF_MAGIC):
             return
-    with tifffile.TiffFile(path) as tiff:
+    with open_tiff(path) as tiff:
         for page in tiff.pages:
             if page.aspage().is_tiled:
                 tile = Size(page.aspage().tilewidth, page.aspage().tilelength)
@@ -125,7 +132,7 @@ def _refuse_huge_tiles(path: str) -> None:
 
 def _refuse_other_than_rgb(path: str) -> None:
     # OpenSlide opens 16-bit and multi-band TIFFs, coloured or not, and returns wrong pixels.
-    with tifffile.TiffFile(path) as file:
+    with open_tiff(path) as file:
         page = file.pages.first
         colours = page.samplesperpixel - len(page.extrasamples)
         alpha = tuple(page.extrasamples) in ((), (1,), (2,))
@@ -185,21 +192,29 @@ def _resolution(properties: dict[str, str], vendor: str) -> Resolution | None:
     return Resolution(x, y, TIFF_TAGS if vendor == "generic-tiff" else f"{vendor} metadata")
 
 
-def _offset(properties: dict[str, str]) -> tuple[int, int]:
-    return int(properties[BOUNDS[0]]), int(properties[BOUNDS[1]])
+def _bounds(properties: dict[str, str], full: Size) -> tuple[int, int, int, int] | None:
+    """Return left, top, width and height of the scanned area; None unless it is on the slide."""
+    try:
+        left, top, width, height = (int(properties[name]) for name in BOUNDS)
+    except (KeyError, ValueError):
+        return None
+    inside = 0 <= left < full.width and 0 <= top < full.height and width > 0 and height > 0
+    return (left, top, width, height) if inside else None
 
 
 def _block(properties: dict[str, str], level: int, size: Size) -> Size:
-    name = f"openslide.level[{level}].tile-"
-    width = int(properties.get(f"{name}width", 256))
-    height = int(properties.get(f"{name}height", 256))
-    return Size(min(width, size.width), min(height, size.height))
+    sides = []
+    for name, most in (("width", size.width), ("height", size.height)):
+        text = properties.get(f"openslide.level[{level}].tile-{name}", "")
+        side = int(text) if text.isdecimal() and len(text) < 10 else 0
+        sides.append(min(side or 256, most))
+    return Size(*sides)
 
 
 def _compression(path: str, pages: dict[int, int]) -> str:
     if 0 not in pages:
         return "unknown"
-    with tifffile.TiffFile(path) as file:
+    with open_tiff(path) as file:
         return tifffile.COMPRESSION(file.pages[pages[0]].aspage().compression).name.lower()
 
 
@@ -218,12 +233,14 @@ def _stored_bytes(path: str, vendor: str) -> int:
     return total
 
 
-def _details(properties: dict[str, str], has_bounds: bool, direct: int) -> dict[str, Any]:
+def _details(
+    properties: dict[str, str], bounds: tuple[int, ...] | None, direct: int
+) -> dict[str, Any]:
     details: dict[str, Any] = {"vendor": properties.get("openslide.vendor", "unknown")}
     if power := properties.get("openslide.objective-power"):
         details["objective_power"] = power  # shown, never turned into microns
-    if has_bounds:
-        details["bounds"] = [int(properties[name]) for name in BOUNDS]
+    if bounds is not None:
+        details["bounds"] = list(bounds)
     details["fast_levels"] = direct
     return details
 

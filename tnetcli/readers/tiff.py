@@ -8,14 +8,16 @@ import math
 import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from xml.etree.ElementTree import Element
 
 import numpy as np
 import tifffile
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
-from tnetcli.readers.bands import choose_bands, unique_names
+from tnetcli.readers.bands import choose_bands, refuse_many_bands, unique_names
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
+from tnetcli.readers.ome_tiff import first_pixels, parse_xml
 from tnetcli.readers.placement import whole_scale
 from tnetcli.readers.planes import choose_plane, planes_to_choose
 from tnetcli.readers.pyramid import PyramidReader
@@ -57,8 +59,9 @@ class TiffReader(PyramidReader):
         file = opened.file
         if file.is_ndpi:
             raise ValueError("the strips of NDPI are not JPEG files of their own")
-        series = file.series[0]
-        levels = _levels(file)
+        all_series = opened.series
+        series = all_series[0]
+        levels = _levels(all_series, file.is_ome)
         lengths = _leading(series)
         planes = {axis.lower(): lengths.get(axis, 1) for axis in "ZT"}
         wanted = {"z": self.options.z, "t": self.options.t}
@@ -66,8 +69,10 @@ class TiffReader(PyramidReader):
             axis: choose_plane(self.path, axis, length, wanted[axis])
             for axis, length in planes.items()
         }
+        refuse_many_bands(self.path, _band_count(series, lengths))
         channels = _channels(series, lengths, chosen)
-        names = unique_names(_names(file, series, len(channels)))
+        pixels = _ome_pixels(self.path, file)
+        names = unique_names(_names(self.path, file, series, pixels, len(channels)))
         alpha = _alpha(series, len(channels))
         colours = [i for i in range(len(channels)) if i != alpha]
         bands = choose_bands(self.path, self.options.bands, names, colours)
@@ -84,9 +89,9 @@ class TiffReader(PyramidReader):
             mask, self._alpha = "nodata", None
         elif self._alpha is not None:
             mask = "alpha"
-        microns, warnings = resolve(self.options, [_ome_resolution(file), _tag_resolution(file)])
-        if len(file.series) > 1 and file.series[1].size > series.size:
-            warnings.append(f"{len(file.series)} images in this file; the first is read")
+        microns, warnings = resolve(self.options, [_ome_resolution(pixels), _tag_resolution(file)])
+        if len(all_series) > 1 and all_series[1].size > series.size:
+            warnings.append(f"{len(all_series)} images in this file; the first is read")
         return Layout(
             levels=tuple(_level(full, tiles) for tiles in first),
             bands=tuple(names[i] for i in bands),
@@ -97,6 +102,7 @@ class TiffReader(PyramidReader):
             compression=tifffile.COMPRESSION(first[0].compression).name.lower(),
             tiled=first[0].is_tiled,
             file_bytes=os.path.getsize(self.path),
+            files=_companions(self.path, series),
             details={"kind": series.kind, "axes": series.axes, "planes": planes},
             warnings=(*warnings, *complaints, *self._unchosen),
         )
@@ -114,14 +120,20 @@ def _refused(path: str, error: Exception) -> ImageError:
     )
 
 
-def _levels(file: tifffile.TiffFile) -> list[Any]:
+def _companions(path: str, series: Any) -> tuple[str, ...]:
+    """Return the other files that hold planes of the image."""
+    files = {page.parent.filehandle.path for page in series.pages if page is not None}
+    return tuple(sorted(files - {os.path.abspath(path)}))
+
+
+def _levels(series: list[Any], is_ome: bool) -> list[Any]:
     """Return the series of each level, finest first; lone pages of the same shape count too."""
-    levels = list(file.series[0].levels)
-    if len(levels) > 1 or file.is_ome or len(file.series[0].pages) != 1:
+    levels = list(series[0].levels)
+    if len(levels) > 1 or is_ome or len(series[0].pages) != 1:
         return levels
-    first = file.series[0].keyframe
+    first = series[0].keyframe
     width, height = first.imagewidth, first.imagelength
-    for other in file.series[1:]:
+    for other in series[1:]:
         page = other.keyframe
         alike = page.dtype == first.dtype and page.samplesperpixel == first.samplesperpixel
         smaller = page.imagewidth < width and page.imagelength < height
@@ -140,6 +152,11 @@ def _leading(series: Any) -> dict[str, int]:
     if math.prod(leading.values()) != len(series.pages):
         raise ValueError("its planes are stored in one piece, not in pages")
     return leading
+
+
+def _band_count(series: Any, lengths: dict[str, int]) -> int:
+    pages = math.prod(length for axis, length in lengths.items() if axis not in "ZT")
+    return pages * int(series.keyframe.samplesperpixel)
 
 
 def _channels(series: Any, lengths: dict[str, int], chosen: dict[str, int]) -> list[_Channel]:
@@ -187,7 +204,9 @@ def _alpha(series: Any, count: int) -> int | None:
     return None
 
 
-def _names(file: tifffile.TiffFile, series: Any, count: int) -> list[str | None]:
+def _names(
+    path: str, file: tifffile.TiffFile, series: Any, pixels: Element | None, count: int
+) -> list[str | None]:
     names: list[str | None]
     samples, photometric = series.keyframe.samplesperpixel, series.keyframe.photometric
     if count == samples >= 3 and photometric in COLOURED:
@@ -195,39 +214,24 @@ def _names(file: tifffile.TiffFile, series: Any, count: int) -> list[str | None]
         alpha = _alpha(series, count)
         return [*names[:alpha], "alpha", *names[alpha + 1 :]] if alpha is not None else names
     names = []
-    if pixels := _ome_pixels(file):
-        channels = pixels.get("Channel", [])
-        channels = channels if isinstance(channels, list) else [channels]
-        names = [channel.get("Name") for channel in channels]
+    if pixels is not None:
+        names = [channel.get("Name") for channel in pixels.iterfind("{*}Channel")]
     elif file.is_qpi:
-        names = [_qpi_name(page.description) for page in series.pages]
+        names = [parse_xml(path, page.description).findtext("Name") for page in series.pages]
     return names if len(names) == count else [None] * count
 
 
-def _qpi_name(description: str) -> str | None:
-    found: Any = tifffile.xml2dict(description)
-    name = found.get("PerkinElmer-QPI-ImageDescription", {}).get("Name")
-    return None if name is None else str(name)
+def _ome_pixels(path: str, file: tifffile.TiffFile) -> Element | None:
+    return first_pixels(parse_xml(path, file.ome_metadata or "")) if file.is_ome else None
 
 
-def _ome_pixels(file: tifffile.TiffFile) -> dict[str, Any]:
-    if not file.is_ome or not file.ome_metadata:
-        return {}
-    found: Any = tifffile.xml2dict(file.ome_metadata)
-    image = found.get("OME", {}).get("Image", {})
-    image = image[0] if isinstance(image, list) else image
-    pixels: dict[str, Any] = image.get("Pixels", {})
-    return pixels
-
-
-def _ome_resolution(file: tifffile.TiffFile) -> Resolution | None:
-    pixels = _ome_pixels(file)
-    if "PhysicalSizeX" not in pixels or "PhysicalSizeY" not in pixels:
+def _ome_resolution(pixels: Element | None) -> Resolution | None:
+    if pixels is None or not {"PhysicalSizeX", "PhysicalSizeY"} <= set(pixels.attrib):
         return None
     found = []
     for axis in "XY":
-        length = float(pixels[f"PhysicalSize{axis}"])
-        unit = str(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
+        length = float(pixels.attrib[f"PhysicalSize{axis}"])
+        unit = pixels.get(f"PhysicalSize{axis}Unit", "µm")
         found.append(from_length(length, length, unit, "OME metadata"))
     x, y = found
     return Resolution(x.x, y.y, x.source) if x is not None and y is not None else None
@@ -249,7 +253,7 @@ class _TiffSource:
     def __init__(self, reader: TiffReader) -> None:
         self._reader = reader
         self._pages = TiffPages(reader.path)
-        self._levels = _levels(self._pages.file)
+        self._levels = _levels(self._pages.series, self._pages.file.is_ome)
         self._tiles: dict[tuple[int, int], PageTiles] = {}
 
     def close(self) -> None:

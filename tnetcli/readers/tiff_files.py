@@ -4,11 +4,17 @@ import logging
 import os
 import struct
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import BinaryIO
 
 import tifffile
 
 from tnetcli.errors import ImageError
+from tnetcli.files import open_regular
+from tnetcli.readers.bands import MOST_BANDS, refuse_many_bands
 from tnetcli.readers.failures import PARSING_FAILURES
+from tnetcli.readers.ome_tiff import MOST_XML_BYTES, check_ome, parse_xml
 from tnetcli.wording import one_line
 
 # What matters of its log we check ourselves; the rest would fill the user's terminal.
@@ -19,56 +25,218 @@ logging.getLogger("tifffile").addHandler(logging.NullHandler())
 TIFF_FAILURES = (*PARSING_FAILURES, tifffile.TiffFileError)
 COLOURED = (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)
 MOST_DIRECTORIES = 10_000
+MOST_SUBDIRECTORIES = 50_000
+MOST_SUBDIRECTORIES_OF_ONE = 64
+# tifffile compares every kind of page with every other to find pyramids.
+MOST_LAYOUTS = 100
+# Times that the values of all tags together may exceed the file; stored once each, they do not.
+MOST_VALUE_SHARING = 4
+# Numbers in the `shape` that tifffile writes; it multiplies them all.
+MOST_SHAPE_ITEMS = 10_000
+# The plane properties of MetaMorph: tifffile reads every entry for every plane.
+UIC1, UIC2, MOST_UIC_READS = 33628, 33629, 2**20
+NDPI_TAGS = {271, 65420}
 # How long a value of each type is; those that a tag has no room for lie elsewhere.
 TYPE_BYTES = {
     1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8,
     18: 8,
 }  # fmt: skip
+WIDTH, HEIGHT, DESCRIPTION, SAMPLES, SUBDIRECTORIES = 256, 257, 270, 277, 330
+# Tags by which tifffile tells pages of one series from those of another.
+LAYOUT_TAGS = {
+    WIDTH, HEIGHT, 258, 259, 262, 266, SAMPLES, 278, 284, 317, 322, 323, 338, 339, 32997, 32998,
+}  # fmt: skip
+# What tifffile may make of a file. Its parsers of other kinds allocate what tags or XML claim,
+# or open further files.
+KINDS = {
+    "agilent", "bif", "imagej", "indica", "ndpi", "ome", "philips", "qpi", "shaped", "svs",
+    "uniform", "vista",
+}  # fmt: skip
+# Kinds with axes for depth and time; the pages of all others are bands.
+STACKS = ("imagej", "ome", "shaped", "svs")
+# Stacks whose axes are then unknown: their planes would be taken for bands.
+UNREAD_STACKS = {
+    "lsm": "Zeiss LSM", "fluoview": "Olympus FluoView", "scanimage": "ScanImage", "eer": "EER",
+}  # fmt: skip
 
 
-def check_directories(path: str) -> None:
-    """Refuse a TIFF whose chain of directories is cut off, with its values, or runs in a circle.
+@dataclass(frozen=True, slots=True)
+class _Tag:
+    """An entry of a directory; `value` is where it is stored, None if within the entry."""
 
-    GDAL and tifffile open such a file with its overviews, mask or nodata silently gone.
-    """
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
+    code: int
+    kind: int
+    count: int
+    raw: bytes
+    value: int | None
+
+    @property
+    def length(self) -> int:
+        return TYPE_BYTES.get(self.kind, 0) * self.count
+
+
+class _Directories:
+    """Reads the directories of a TIFF before any library does, within bounds."""
+
+    def __init__(self, path: str, file: BinaryIO) -> None:
+        self.path, self.file = path, file
+        self.size = os.fstat(file.fileno()).st_size
         header = file.read(16)
-        order = "<" if header[:2] == b"II" else ">"
+        self._order = "<" if header[:2] == b"II" else ">"
+        self._number = partial(
+            int.from_bytes, byteorder="little" if self._order == "<" else "big", signed=False
+        )
         big = header[2:4] in (b"+\0", b"\0+")
-        count_format, next_format, entry = ("Q", "Q", 20) if big else ("H", "I", 12)
-        entry_format = order + ("HHQQ" if big else "HHII")
-        count_size, next_size = struct.calcsize(count_format), struct.calcsize(next_format)
+        # Hamamatsu's 64-bit offsets in a 32-bit file, which tifffile expects by this ending.
+        ndpi = header.startswith(b"II*\0") and path.lower().endswith(".ndpi")
+        self._count_size = 8 if big else 2
+        self._next_size = 8 if big or ndpi else 4
+        self._inline = 8 if big else 4
+        self._entry = struct.Struct(self._order + ("HHQ8s" if big else "HHI4s"))
+        self._is_ndpi = ndpi
         start = 8 if big else 4
-        if len(header) < start + next_size:
+        if len(header) < start + self._next_size:
             raise truncated(path, "its header", len(header))
-        (offset,) = struct.unpack(order + next_format, header[start : start + next_size])
-        seen: set[int] = set()
-        while offset:
-            if offset in seen or len(seen) == MOST_DIRECTORIES:
-                raise ImageError(
-                    f"the directories of `{path}` run in a circle",
-                    hint="the file is damaged: make or copy it again",
-                )
-            seen.add(offset)
-            if offset >= size:
-                raise truncated(path, f"a directory at byte {offset}", size)
-            file.seek(offset)
-            raw = file.read(count_size)
-            if len(raw) < count_size:
-                raise truncated(path, f"a directory at byte {offset}", size)
-            (entries,) = struct.unpack(order + count_format, raw)
-            length = entries * entry + next_size
-            raw = b"" if offset + length > size else file.read(length)
-            if len(raw) < length:
-                raise truncated(path, f"a directory at byte {offset}", size)
-            for tag, kind, count, value in struct.iter_unpack(entry_format, raw[:-next_size]):
-                held = TYPE_BYTES.get(kind, 0) * count
-                if held > next_size and value + held > size:
-                    raise truncated(path, f"the value of tag {tag}, at byte {value},", size)
-            (offset,) = struct.unpack(order + next_format, raw[-next_size:])
-    if not seen:
-        raise ImageError(f"`{path}` holds no image", hint="the file is damaged or unfinished")
+        self.first = self._number(header[start : start + self._next_size])
+        self._seen: set[int] = set()
+        self._layouts: set[tuple[object, ...]] = set()
+        self._directory_bytes = self._value_bytes = 0
+
+    def check(self) -> tuple[int, ...]:
+        """Return the number of values in each page; ImageError where something cannot be."""
+        pages: list[int] = []
+        offset = self.first
+        while offset and not (self._is_ndpi and offset >= self.size):
+            if len(pages) == MOST_DIRECTORIES:
+                raise self._refused(f"has more than {MOST_DIRECTORIES:,} directories")
+            tags, following = self._read(offset)
+            pages.append(self._check_page(tags))
+            self._check_subdirectories(self._subdirectories(tags))
+            offset = following
+        if not pages:
+            raise ImageError(
+                f"`{self.path}` holds no image", hint="the file is damaged or unfinished"
+            )
+        return tuple(pages)
+
+    def _check_subdirectories(self, waiting: list[int]) -> None:
+        while waiting:
+            if len(self._seen) >= MOST_SUBDIRECTORIES:
+                raise self._refused(f"has more than {MOST_SUBDIRECTORIES:,} directories")
+            tags, _ = self._read(waiting.pop())
+            self._check_page(tags)
+            waiting += self._subdirectories(tags)
+
+    def _read(self, offset: int) -> tuple[list[_Tag], int]:
+        """Return the entries of the directory at `offset`, and where the next one is."""
+        if offset in self._seen:
+            raise ImageError(
+                f"the directories of `{self.path}` run in a circle",
+                hint="the file is damaged: make or copy it again",
+            )
+        self._seen.add(offset)
+        lost = truncated(self.path, f"a directory at byte {offset}", self.size)
+        if offset >= self.size:
+            raise lost
+        self.file.seek(offset)
+        raw = self.file.read(self._count_size)
+        if len(raw) < self._count_size:
+            raise lost
+        length = self._number(raw) * self._entry.size + self._next_size
+        if offset + length > self.size:
+            raise lost
+        self._directory_bytes += length
+        if self._directory_bytes > self.size:
+            raise self._refused("has directories that lie upon one another")
+        raw = self.file.read(length)
+        if len(raw) < length:
+            raise lost
+        tags = [self._tag(*fields) for fields in self._entry.iter_unpack(raw[: -self._next_size])]
+        if not self._is_ndpi and len(self._seen) == 1 and self._order == "<":
+            self._is_ndpi = {tag.code for tag in tags} >= NDPI_TAGS
+        for tag in tags:
+            self._check_value(tag)
+        return tags, self._number(raw[-self._next_size :])
+
+    def _tag(self, code: int, kind: int, count: int, raw: bytes) -> _Tag:
+        stored = TYPE_BYTES.get(kind, 0) * count > self._inline
+        return _Tag(code, kind, count, raw, self._number(raw) if stored else None)
+
+    def _check_value(self, tag: _Tag) -> None:
+        if tag.value is None:
+            return
+        if tag.value + tag.length > self.size:
+            if self._is_ndpi:
+                return  # the upper half of the offset is elsewhere; tifffile checks it
+            what = f"the value of tag {tag.code}, at byte {tag.value},"
+            raise truncated(self.path, what, self.size)
+        self._value_bytes += tag.length
+        if self._value_bytes > MOST_VALUE_SHARING * self.size:
+            raise self._refused("has tags that share the same bytes")
+        if tag.code == DESCRIPTION and tag.length > MOST_XML_BYTES:
+            raise self._refused(f"has a description of {tag.length:,} bytes")
+
+    def _check_page(self, tags: list[_Tag]) -> int:
+        """Return the number of values that a page declares."""
+        numbers = {tag.code: self._first_number(tag) for tag in tags if tag.value is None}
+        samples = numbers.get(SAMPLES, 1)
+        refuse_many_bands(self.path, samples)
+        counts = {tag.code: tag.count for tag in tags}
+        if counts.get(UIC1, 0) * max(counts.get(UIC2, 1), 1) > MOST_UIC_READS:
+            raise self._refused("has too many MetaMorph properties")
+        for tag in tags:
+            if tag.code == DESCRIPTION and tag.value is not None:
+                self._check_shape(tag)
+        self._layouts.add(tuple(self._content(tag) for tag in tags if tag.code in LAYOUT_TAGS))
+        if len(self._layouts) > MOST_LAYOUTS:
+            raise self._refused(f"holds images of more than {MOST_LAYOUTS} kinds")
+        return numbers.get(WIDTH, 0) * numbers.get(HEIGHT, 0) * samples
+
+    def _first_number(self, tag: _Tag) -> int:
+        return int(self._number(tag.raw[: TYPE_BYTES.get(tag.kind, 0)]))
+
+    def _content(self, tag: _Tag) -> tuple[int, int, bytes]:
+        return tag.code, tag.kind, tag.raw if tag.value is None else self._stored(tag)
+
+    def _stored(self, tag: _Tag) -> bytes:
+        self.file.seek(tag.value or 0)
+        return self.file.read(tag.length)
+
+    def _check_shape(self, tag: _Tag) -> None:
+        self.file.seek(tag.value or 0)
+        if not self.file.read(9).startswith((b'{"shape":', b"shape=")):
+            return
+        if self._stored(tag).count(b",") > MOST_SHAPE_ITEMS:
+            raise self._refused("has a shape of too many axes in its description")
+
+    def _subdirectories(self, tags: list[_Tag]) -> list[int]:
+        found: list[int] = []
+        for tag in tags:
+            if tag.code != SUBDIRECTORIES or self._is_ndpi:
+                continue
+            if tag.count > MOST_SUBDIRECTORIES_OF_ONE:
+                raise self._refused(f"has a page with {tag.count:,} subdirectories")
+            each = TYPE_BYTES.get(tag.kind, 1)
+            raw = tag.raw[: tag.length] if tag.value is None else self._stored(tag)
+            places = range(0, len(raw) + 1, each)
+            found += [self._number(raw[start:end]) for start, end in pairwise(places)]
+        return [offset for offset in found if offset >= 8]  # others are left out by tifffile, too
+
+    def _refused(self, problem: str) -> ImageError:
+        return ImageError(
+            f"`{self.path}` {problem}", hint="no camera or scanner writes this: do not open it"
+        )
+
+
+def check_directories(path: str) -> tuple[int, ...]:
+    """Return the number of values in each page of a TIFF that is whole.
+
+    ImageError where its chain of directories or their values are cut off, run in a circle or
+    cannot be real. GDAL and tifffile open a file that is cut off with its overviews, mask or
+    nodata silently gone, and read what lies upon itself many times over.
+    """
+    with open_regular(path) as file:
+        return _Directories(path, file).check()
 
 
 def truncated(path: str, what: str, size: int) -> ImageError:
@@ -77,6 +245,34 @@ def truncated(path: str, what: str, size: int) -> ImageError:
         f"`{path}` is truncated: {what} lies past its end ({size} bytes)",
         hint="copy or download it again, and compare sizes",
     )
+
+
+def open_tiff(path: str) -> tifffile.TiffFile:
+    """Open a TIFF file whose directories are checked before tifffile parses them."""
+    check_directories(path)
+    foreign = tifffile.TIFF.FILE_FLAGS - KINDS
+    return tifffile.TiffFile(path, **{f"is_{kind}": False for kind in foreign})
+
+
+def checked_series(path: str, file: tifffile.TiffFile) -> list[tifffile.TiffPageSeries]:
+    """Return the series of `file`; ImageError where its metadata claim more than it holds."""
+    first = file.pages.first
+    if file.is_ome:
+        check_ome(path, first.description, check_directories)
+    elif file.is_philips:
+        parse_xml(path, first.description)
+    if not any(getattr(file, f"is_{kind}") for kind in STACKS) and len(file.pages) > MOST_BANDS:
+        raise ImageError(
+            f"`{path}` has {len(file.pages):,} pages that no metadata describe",
+            hint="convert it to OME-TIFF, which says what is depth, time and channel",
+        )
+    unread = [name for kind, name in UNREAD_STACKS.items() if getattr(first, f"is_{kind}")]
+    if unread and len(file.pages) > 1:
+        raise ImageError(
+            f"`{path}` is a stack of {unread[0]}, which is not supported",
+            hint="convert it to OME-TIFF, for example with bfconvert",
+        )
+    return file.series
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +292,25 @@ class TiffLook:
 def look_at_tiff(path: str) -> TiffLook:
     """Look at the directories of a TIFF, refusing one that is cut off."""
     try:
-        with tifffile.TiffFile(path) as file:
+        with open_tiff(path) as file:
             first = file.pages.first
-            if not file.is_ndpi:  # its 64-bit offsets in a 32-bit file only OpenSlide follows
-                check_directories(path)
-            vendor = file.is_ndpi or file.is_svs or file.is_scn or file.is_bif or file.is_philips
+            vendor = any(
+                getattr(first, f"is_{kind}") for kind in ("ndpi", "svs", "scn", "bif", "philips")
+            )
             tags = frozenset(tag.code for tag in first.tags)
-            levels, stack = 1, bool(file.is_ome or file.is_qpi)
+            levels, stack = 1, bool(first.is_ome or first.is_qpi)
             geographic = bool(first.is_geotiff)
             # Images appended to a GeoTIFF are no planes of it: GDAL reads the first.
             if not vendor and not stack and not geographic and len(file.pages) > 1:
-                series = file.series[0]
-                levels = max(len(series.levels), len(file.series))
-                stack = len(series.pages) > 1
+                series = checked_series(path, file)
+                levels = max(len(series[0].levels), len(series))
+                stack = len(series[0].pages) > 1
             samples = (first.samplesperpixel, first.bitspersample)
             rgb = samples == (3, 8) and first.photometric in COLOURED
             tiled = bool(first.is_tiled)
             palette = first.photometric == tifffile.PHOTOMETRIC.PALETTE
-    except ImageError:
-        raise
     except TIFF_FAILURES as error:
-        check_directories(path)
         raise ImageError(
             f"`{path}` is a damaged TIFF: {one_line(error)}", hint="make or copy it again"
         ) from error
-    return TiffLook(bool(vendor), stack, geographic, rgb, palette, tiled, levels, tags)
+    return TiffLook(vendor, stack, geographic, rgb, palette, tiled, levels, tags)

@@ -7,7 +7,7 @@ known. Short tables and tiles past the end of the file are found before they are
 import copy
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,16 @@ import tifffile
 from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
+from tnetcli.files import open_descriptor
 from tnetcli.geometry import Size
+from tnetcli.readers import codestreams
 from tnetcli.readers.base import Block, Box, Cost
 from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.codestreams import Declared
 from tnetcli.readers.handles import file_stamp
-from tnetcli.readers.jpeg import check_jpeg, decode_jpeg
+from tnetcli.readers.jpeg import check_jpeg, decode_jpeg, jpeg_frame, whole_stream
 from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, refuse_huge_blocks
-from tnetcli.readers.tiff_files import check_directories, truncated
+from tnetcli.readers.tiff_files import checked_series, open_tiff, truncated
 
 # Decoders that give the same pixels as libtiff (tests/readers/test_two_paths.py holds them); of
 # JPEG with subsampled chroma all but the enlarging of the chroma, where libjpegs differ.
@@ -36,15 +39,43 @@ SAME_PIXELS = {
     tifffile.COMPRESSION.LZMA,
     tifffile.COMPRESSION.ZSTD,
 }
+# How to read the size of a block from its header before it is decoded.
+DECLARED: dict[int, Callable[[bytes], Declared]] = {
+    tifffile.COMPRESSION.OJPEG: codestreams.jpeg,
+    tifffile.COMPRESSION.JPEG: codestreams.jpeg,
+    tifffile.COMPRESSION.ALT_JPEG: codestreams.jpeg,
+    tifffile.COMPRESSION.JPEG_LOSSY: codestreams.jpeg,
+    tifffile.COMPRESSION.APERIO_JP2000_YCBC: codestreams.jpeg_2000,
+    tifffile.COMPRESSION.JPEG_2000_LOSSY: codestreams.jpeg_2000,
+    tifffile.COMPRESSION.APERIO_JP2000_RGB: codestreams.jpeg_2000,
+    tifffile.COMPRESSION.JPEG2000: codestreams.jpeg_2000,
+    tifffile.COMPRESSION.PNG: codestreams.png,
+    tifffile.COMPRESSION.WEBP: codestreams.webp,
+    tifffile.COMPRESSION.LERC: codestreams.lerc,
+    tifffile.COMPRESSION.JPEGXL: codestreams.jpeg_xl,
+    tifffile.COMPRESSION.JPEGXL_DNG: codestreams.jpeg_xl,
+}
+# Decoders that stop at the size of the block.
+BOUNDED = {
+    tifffile.COMPRESSION.NONE,
+    tifffile.COMPRESSION.LZW,
+    tifffile.COMPRESSION.DEFLATE,
+    tifffile.COMPRESSION.ADOBE_DEFLATE,
+    tifffile.COMPRESSION.PACKBITS,
+    tifffile.COMPRESSION.LZMA,
+    tifffile.COMPRESSION.ZSTD,
+}
 # Several tiles may share bytes (blank ones do); a hundredfold is a trap for whoever reads all.
 MOST_SHARING = 100
+# Some writers fill the last strip of JPEG up to whole blocks.
+JPEG_ROWS = 16
 NOTHING = Cost()
 Page = tifffile.TiffPage | tifffile.TiffFrame
 
 
 def has_unwritten_blocks(path: str) -> bool:
     """Say whether a TIFF leaves blocks out without a nodata value to stand for them."""
-    with tifffile.TiffFile(path) as file:
+    with open_tiff(path) as file:
         page = file.pages.first
         known = 42113 in page.tags or any(int(p.aspage().subfiletype) & 4 for p in file.pages)
         return not known and not all(page.databytecounts)
@@ -54,8 +85,9 @@ class OpenFile:
     """One open file for reading at any place, as threads may do at once."""
 
     def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.descriptor = open_descriptor(path)
         self.stamp = file_stamp(path)
+        self.bytes = os.fstat(self.descriptor).st_size
 
     def close(self) -> None:
         """Close the file."""
@@ -73,15 +105,23 @@ class TiffPages:
     """One open TIFF file; close it when the pages taken from it are no longer read."""
 
     def __init__(self, path: str) -> None:
-        check_directories(path)
         self.path = path
-        self.file = tifffile.TiffFile(path)
-        self._raw = OpenFile(path)
-        self.bytes = os.fstat(self._raw.descriptor).st_size
+        self.file = open_tiff(path)
+        self._raw = {self.file.filehandle.path: OpenFile(path)}
+
+    @property
+    def series(self) -> list[tifffile.TiffPageSeries]:
+        """Return the series of the file, with pages of its companions where it names them."""
+        return checked_series(self.path, self.file)
 
     def tiles(self, page: Page) -> "PageTiles":
         """Return a reader of `page`; ValueError if its layout is beyond us."""
-        return PageTiles(self.path, self._raw, page, self.bytes)
+        path = page.parent.filehandle.path
+        raw = self._raw.get(path)
+        if raw is None:
+            raw = self._raw[path] = OpenFile(path)
+        own = page.parent is self.file
+        return PageTiles(self.path if own else path, raw, page, raw.bytes)
 
     def pages(self) -> Iterator[tuple[int, tifffile.TiffPage]]:
         """Yield every page of the main chain with its number."""
@@ -91,7 +131,8 @@ class TiffPages:
     def close(self) -> None:
         """Close the file."""
         self.file.close()
-        self._raw.close()
+        for raw in self._raw.values():
+            raw.close()
 
 
 class PageTiles:
@@ -103,6 +144,8 @@ class PageTiles:
             raise ValueError("a page with depth")
         if key.dtype is None or key.dtype.kind not in "iuf" or key.bitspersample % 8:
             raise ValueError(f"values of {key.bitspersample} bits")
+        if key.compression not in BOUNDED and key.compression not in DECLARED:
+            raise ValueError(f"blocks of compression {int(key.compression)}")
         self._path, self._file = path, file
         self._token = (path, file.stamp, page.offset)
         self.compression = key.compression
@@ -114,6 +157,9 @@ class PageTiles:
         self._decode_any = key.decode
         self._tables = page.jpegtables
         self._jpeg = _jpeg_colours(key)
+        self._declared = DECLARED.get(key.compression)
+        if self._tables and jpeg_frame(self._tables):
+            raise ValueError("an image within its JPEG tables")
         self.block = (
             Size(key.tilewidth, key.tilelength)
             if key.is_tiled
@@ -237,16 +283,38 @@ class PageTiles:
         data = os.pread(self._file.descriptor, count, offset)
         if len(data) < count:
             raise tifffile.TiffFileError(f"block {index} is cut off")
+        if self._jpeg is not None:
+            data = whole_stream(data, self._tables, *self._jpeg)
+        if self._declared is not None:
+            self._check_declared(data, index, height, width)
         tile = self._decode(data, index)
         samples = 1 if self._separate else self.samples
         if tile.shape[0] < height or tile.shape[1] < width or tile.shape[2:] != (samples,):
             raise tifffile.TiffFileError(f"block {index} holds too few pixels")
         return tile
 
+    def _check_declared(self, data: bytes, index: int, height: int, width: int) -> None:
+        """Compare the header of a block with what libtiff accepts, before it is decoded."""
+        assert self._declared is not None
+        found = self._declared(data)
+        most = self.block.height
+        if not self.is_tiled and height + index % self._down * most == self.size.height:
+            most = math.ceil(most / JPEG_ROWS) * JPEG_ROWS
+        samples = 1 if self._separate else self.samples
+        if (
+            not width <= found.width <= self.block.width
+            or not height <= found.height <= most
+            or found.samples not in (samples, None)
+        ):
+            raise tifffile.TiffFileError(
+                f"block {index} is an image of {found.width} x {found.height} pixels, "
+                f"not {self.block}"
+            )
+
     def _decode(self, data: bytes, index: int) -> NDArray[Any]:
         """Decode one block to (height, width, samples)."""
         if self._jpeg is not None:
-            return decode_jpeg(data, self._tables, *self._jpeg)
+            return decode_jpeg(data, self._jpeg[0])
         if self.compression == tifffile.COMPRESSION.JPEG:
             check_jpeg(data)
         decoded, _, _ = self._decode_any(data, index, jpegtables=self._tables)
