@@ -11,7 +11,7 @@ from tests.images import noise, write_geotiff
 from tests.served import serve
 from tnetcli.wording import HIDDEN
 
-SECRET = "hunter2"  # noqa: S105
+SECRET = "hunter2"
 LOGIN = f"user:{SECRET}"
 QUERY = f"X-Amz-Date=1&X-Amz-Signature={SECRET}"
 
