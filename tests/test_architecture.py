@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "validation": {"errors", "wording"},
     "readers": GROUND | {"output_file"},
     "traversal": GROUND,
-    "prediction": {"errors"},
+    "prediction": {"errors", "wording"},
     "prediction_file": {"errors", "files", "output_file", "prediction", "wording"},
     "large_records": {"errors", "files", "prediction", "prediction_file", "wording"},
     "told_windows": GROUND | {"csv_file", "large_records", "prediction", "readers"},

@@ -2,15 +2,18 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.output_file import (
+    _machine,
     check_free,
     folder_beside,
     refuse_inputs,
     refuse_special,
+    sweep,
     whole_file,
     write_whole,
 )
@@ -136,3 +139,87 @@ def test_pipes_and_folders_are_no_files_to_write_to(tmp_path):
             pass
         assert "-o -" not in caught.value.hint  # not all can write to standard output
     refuse_special(tmp_path / "new")
+
+
+DIES = """
+    import os, signal, sys
+    from tnetcli.output_file import folder_beside, whole_file
+
+    if sys.argv[1] == "file":
+        with whole_file("a.txt") as file:
+            os.kill(os.getpid(), signal.SIGKILL)
+    with folder_beside("a.tif") as folder:
+        (folder / "part").write_bytes(b"1")
+        os.symlink(os.path.abspath("kept"), folder / "link")
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path, kind):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "image").write_bytes(b"1")
+    command = [sys.executable, "-c", textwrap.dedent(DIES), kind]
+    subprocess.run(command, cwd=tmp_path, check=False)
+    assert len(list(tmp_path.glob(".tnet-*"))) == 1
+    write_whole(tmp_path / "b.txt", b"")
+    assert sorted(os.listdir(tmp_path)) == ["b.txt", "kept"]
+    assert os.listdir(tmp_path / "kept") == ["image"]
+
+
+def test_what_a_living_process_uses_stays(tmp_path):
+    script = textwrap.dedent("""
+        from tnetcli.output_file import folder_beside, whole_file
+        with folder_beside("a.tif") as folder, whole_file("a.txt"):
+            print(flush=True)
+            input()
+    """)
+    command = [sys.executable, "-c", script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, **pipes) as other:
+        other.stdout.readline()
+        write_whole(tmp_path / "b.txt", b"")
+        assert len(list(tmp_path.glob(".tnet-*"))) == 2
+        other.communicate(b"\n")
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "b.txt"]
+
+
+DEAD = 999_999_999  # larger than any process number
+WEEK_AND_MORE = 8 * 24 * 3600
+
+
+@pytest.mark.parametrize(
+    ("name", "age", "is_removed"),
+    [
+        (f"{_machine()}_{DEAD}_{'0' * 16}.tmp", 0, True),
+        (f"{_machine()}_{os.getpid()}_{'0' * 16}.tmp", WEEK_AND_MORE, False),
+        (f"{_machine()}_1_{'0' * 16}.tmp", WEEK_AND_MORE, False),
+        (f"00000000_{DEAD}_{'0' * 16}.tmp", 0, False),  # of another machine
+        (f"00000000_{DEAD}_{'0' * 16}.tmp", WEEK_AND_MORE, True),
+        (f"{'0' * 16}.tmp", 0, False),  # of an earlier version
+        (f"{'0' * 16}.tmp", WEEK_AND_MORE, True),
+        (f"{_machine()}_{DEAD}_{'0' * 16}", 0, False),  # a file in the place of a folder
+        ("mine.tmp", WEEK_AND_MORE, False),
+    ],
+)
+def test_only_what_is_ours_and_stale_is_removed(tmp_path, name, age, is_removed):
+    left = tmp_path / f".tnet-{name}"
+    left.write_bytes(b"1")
+    os.utime(left, (time.time() - age,) * 2)
+    sweep(tmp_path)
+    assert left.exists() is not is_removed
+
+
+def test_links_and_files_of_others_stay(tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    link = tmp_path / f".tnet-{_machine()}_{DEAD}_{'0' * 16}"
+    link.symlink_to(kept)
+    foreign = tmp_path / f".tnet-{_machine()}_{DEAD}_{'1' * 16}.tmp"
+    foreign.write_bytes(b"")
+    if os.geteuid() == 0:
+        os.chown(foreign, 12345, -1)
+    sweep(tmp_path)
+    assert link.is_symlink()
+    assert foreign.exists() is (os.geteuid() == 0)
+    sweep(tmp_path / "none")

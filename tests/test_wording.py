@@ -1,13 +1,16 @@
 import pytest
 
 from tnetcli.wording import (
+    HIDDEN,
     counted,
     did_you_mean,
     first_line,
     in_bytes,
     one_line,
     printable,
+    public_name,
     reason,
+    redacted,
     shorten,
     some_of,
 )
@@ -75,3 +78,55 @@ def test_what_the_system_refuses_is_told_without_its_number_and_the_path():
 def test_nothing_in_a_line_steers_the_terminal():
     assert printable("a\x1b[31m\n\udcff", 100) == "a\\x1b[31m\\n\udcff"
     assert printable("abcdef", 4) == "abc…"
+
+
+SECRETS = [
+    ("https://u:p@h/a.tif", "https://***@h/a.tif"),
+    ("no file `https:/u:p@h/a?sig=x`", "no file `https:/***@h/a?sig=***`"),
+    ("https://a@b.org:p#?w@h/a.tif", "https://***@h/a.tif"),
+    (
+        "/vsicurl/https://h/a.tif?X-Amz-Date=1&X-Amz-Signature=a/b==",
+        "/vsicurl/https://h/a.tif?X-Amz-Date=***&X-Amz-Signature=***",
+    ),
+    ("/vsicurl?retry=3&url=https%3A%2F%2Fu%3Ap%40h%2Fa", "/vsicurl?retry=***&url=***"),
+    ("/vsicurl?url=https://u:p@h/a?sig=x", "/vsicurl?url=***?sig=***"),
+    ("https://h/a.tif?bare", "https://h/a.tif?***"),
+    ("'/vsiaz/c/a.tif?sig=1' not recognized", "'/vsiaz/c/a.tif?sig=***' not recognized"),
+    (
+        "`https://h/a b.tif?sig=x`: is it there? (see https://h/?q=1).",
+        "`https://h/a b.tif?sig=***`: is it there? (see https://h/?q=***).",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), SECRETS)
+def test_logins_and_query_values_of_urls_are_hidden(text, told):
+    assert redacted(text) == told
+    assert redacted(told) == told
+
+
+@pytest.mark.parametrize("text", ["https://h/R&D/a=b.tif", "/data/vsix/what?a=b.tif", "a?b", ""])
+def test_what_is_no_secret_stays(text):
+    assert redacted(text) == text
+    assert public_name(text) == text
+
+
+def test_names_that_differ_only_in_what_is_hidden_stay_different():
+    one, other = (public_name(f"https://u:p@h/a.tif?sig={each}.") for each in "xy")
+    assert one != other
+    assert one.startswith("https://***@h/a.tif?sig=***")
+    assert public_name(one) == redacted(one) == one
+
+
+def test_the_mark_of_a_name_tells_nothing_of_its_password():
+    assert public_name("https://u:1@h/a?s=x") == public_name("https://u:2@h/a?s=x")
+    assert public_name("https://u:1@h/a") == "https://***@h/a"
+
+
+def test_a_login_that_would_be_cut_is_hidden_too():
+    assert shorten(f"https://u:{'p' * 500}@h/a.tif") == "https://***@h/a.tif"
+
+
+def test_a_long_text_is_searched_in_little_time():
+    for text in ("https://h/?" + ",)" * 10**6, "://@" * 10**5, "https://h/" + "?a" * 10**5):
+        assert HIDDEN in redacted(text)

@@ -39,6 +39,14 @@ def open_regular(path: Path) -> BinaryIO:
     return open(open_descriptor(path), "rb")
 
 
+def is_private(status: os.stat_result, *, or_root: bool = False) -> bool:
+    """Say whether only this user, or root, can have written a file; True on Windows."""
+    if not hasattr(os, "geteuid"):
+        return True
+    is_owner = status.st_uid == os.geteuid() or (or_root and status.st_uid == 0)
+    return is_owner and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def refuse_irregular(status: os.stat_result, path: Path) -> None:
     """Raise OSError unless `status` is that of a regular file."""
     if stat.S_ISREG(status.st_mode):

@@ -1,11 +1,16 @@
 """Results on disk: what appears is whole, and nothing is replaced unasked."""
 
+import hashlib
 import os
+import re
 import secrets
 import shutil
+import socket
 import stat
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -14,6 +19,9 @@ from tnetcli.wording import reason
 
 STANDARD = "-"
 UNWRITABLE = "does the folder exist, may you write there, is there space left?"
+# Names of earlier versions have neither machine nor process.
+TEMPORARY = re.compile(r"\.tnet-(?:([0-9a-f]{8})_([0-9]{1,9})_)?[0-9a-f]{16}(\.tmp)?")
+STALE_SECONDS = 7 * 24 * 3600.0  # of those whose process cannot be asked for
 
 
 def check_free(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -78,12 +86,69 @@ def claim(file: IO[bytes]) -> bool:
     return True
 
 
+def sweep(folder: str | os.PathLike[str]) -> None:
+    """Remove temporary files of this user in `folder` whose process was killed."""
+    _sweep_once(os.path.abspath(folder))
+
+
+@lru_cache(maxsize=1024)  # a folder of thousands of results is listed once
+def _sweep_once(folder: str) -> None:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in [each for each in entries if each.name.startswith(".tnet-")]:
+            with suppress(OSError):
+                if not _is_stale(entry):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
+
+
+def _is_stale(entry: "os.DirEntry[str]") -> bool:
+    found = TEMPORARY.fullmatch(entry.name)
+    status = entry.stat(follow_symlinks=False)
+    # Windows can neither tell the owner nor ask for a process without ending it.
+    if found is None or not hasattr(os, "geteuid") or status.st_uid != os.geteuid():
+        return False
+    machine, process, is_file = found.groups()
+    if not (stat.S_ISREG if is_file else stat.S_ISDIR)(status.st_mode):
+        return False
+    if machine == _machine():
+        return not _is_alive(int(process))
+    return time.time() - status.st_mtime > STALE_SECONDS
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's
+        pass
+    return True
+
+
+def _temporary_name() -> str:
+    return f".tnet-{_machine()}_{os.getpid()}_{secrets.token_hex(8)}"
+
+
+@lru_cache(maxsize=1)
+def _machine() -> str:
+    """Return a digest of where process numbers have a meaning: this host, or its container."""
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        space = ""
+    return hashlib.sha256(f"{socket.gethostname()} {space}".encode()).hexdigest()[:8]
+
+
 @contextmanager
 def whole_file(path: str | os.PathLike[str], what: str = "the file") -> Iterator[BinaryIO]:
     """Lend a file to write to, which appears whole or not at all, in place of what is there."""
     refuse_special(path)
     target = Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
-    partial = target.with_name(f".tnet-{secrets.token_hex(8)}.tmp")
+    sweep(target.parent)
+    partial = target.with_name(f"{_temporary_name()}.tmp")
     try:
         try:
             with open(partial, "xb") as file:
@@ -107,7 +172,8 @@ def folder_beside(
 ) -> Iterator[Path]:
     """Lend a folder beside `path`, on the same disk, that is gone afterwards however it ends."""
     parent = Path(os.path.abspath(path)).parent
-    folder = parent / f".tnet-{secrets.token_hex(8)}"  # a signal may come as soon as it is made
+    sweep(parent)
+    folder = parent / _temporary_name()  # a signal may come as soon as it is made
     try:
         try:
             folder.mkdir(mode=0o700)

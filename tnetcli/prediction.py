@@ -7,6 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal, TypeVar, cast
 
 from tnetcli.errors import TnetError
+from tnetcli.wording import public_name, redacted
 
 SCHEMA = "tnet.prediction/1"
 Part = TypeVar("Part")
@@ -21,6 +22,11 @@ STOPS = {
 }
 LISTS = {"box", "probabilities", "steps"}  # of a window; JSON knows no tuples
 SELDOM = ("steps", "glimpses")  # of a window; no key in JSON where there are none
+
+
+def _hide(value: Any) -> Any:
+    """Return text without the secrets of URLs; records of strangers may hold other values."""
+    return redacted(value) if isinstance(value, str) else value
 
 
 def _made(kind: type[Part], given: dict[str, Any]) -> Part:
@@ -149,6 +155,10 @@ class Problem:
     message: str
     hint: str = ""
 
+    def __post_init__(self) -> None:
+        for name in ("message", "hint"):
+            object.__setattr__(self, name, _hide(getattr(self, name)))
+
     @classmethod
     def of(cls, error: TnetError) -> "Problem":
         """Keep what the user would have read."""
@@ -181,7 +191,8 @@ class Prediction:
     `empty` (no valid cell left), `repeats` (only windows already seen were left), `failed`.
     `settings` are those that the answer depends on beside the model, `reading` how this image was
     read if that was told of it alone, `fingerprint` tells whether the image is still the one that
-    was looked at, `warnings` are why the answer may be wrong.
+    was looked at, `warnings` are why the answer may be wrong. No text of a record holds the login
+    or the query values of a URL; `id` differs where these do.
     """
 
     image: str
@@ -213,6 +224,11 @@ class Prediction:
     attention_check: AttentionCheck | None = None
     error: Problem | None = None
     schema: str = SCHEMA
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image", _hide(self.image))
+        object.__setattr__(self, "id", public_name(self.id))
+        object.__setattr__(self, "warnings", tuple(map(_hide, self.warnings)))
 
     def stopped_in_words(self) -> str:
         """Say why it was not looked at any closer."""

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tnetcli.errors import OutputError, UsageError
-from tnetcli.output_file import claim, refuse_special, whole_file
+from tnetcli.output_file import claim, refuse_special, sweep, whole_file
 from tnetcli.prediction import SCHEMA, Prediction
 from tnetcli.wording import first_line, printable, reason, shorten
 
@@ -115,6 +115,7 @@ class PredictionFile:
     def __enter__(self) -> Self:
         refuse_compressed(self.path)
         refuse_special(self.path, hint="name a file; `-o -` is standard output")
+        sweep(self.path.parent)
         problem = self._taken()
         for _ in range(ATTEMPTS):
             try:

@@ -1,17 +1,34 @@
 """How values, names and the errors of libraries become part of one line that is safe to read."""
 
 import difflib
+import hashlib
 import itertools
+import re
 import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 MOST_SHOWN = 60  # characters of a value
+LONGEST_READ = 10_000  # characters of it that are searched
+HIDDEN = "***"
+_NETWORK = re.compile(
+    # A URL that was taken for a path has lost a slash.
+    "://|(?:https?|s?ftp|s3|gcs|gs|az|abfss?):/|/vsi(?:curl|s3|gs|az|adls|oss|swift|hdfs|webhdfs)",
+    re.IGNORECASE,
+)
+_LOGIN = re.compile(r"(:/{1,2})[^/\s`\"<>]*@")
+# The punctuation of the sentence around a URL is not part of it, nor is the mark of `public_name`.
+_STOPS = r"[')\],.:;]{0,3}"
+_QUERY = re.compile(
+    rf"\?[^\s`\"<>]+?(?={_STOPS}(?:#[0-9a-f]{{8}})?{_STOPS}(?:[\s`\"<>]|$))", re.ASCII
+)
+_PARAMETER = re.compile("([?&])([^?&=]*=)?[^?&]*")
 
 
 def shorten(value: Any) -> str:
     """Return a value as one short line, in little time however large it is."""
     text = value if isinstance(value, str) else _SHORT.repr(value)
+    text = redacted(text[:LONGEST_READ])  # first: half of a login is not known as one
     text = " ".join(text[: 4 * MOST_SHOWN].split())
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
@@ -83,6 +100,30 @@ def printable(text: str, most: int) -> str:
     """Spell out what would steer the terminal, and cut what nobody would read."""
     line = "".join(each if _is_harmless(each) else repr(each)[1:-1] for each in text[: most + 1])
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def redacted(text: str) -> str:
+    """Hide the login and the query values of every URL in a text; applied twice it is the same."""
+    if not _NETWORK.search(text):
+        return text
+    return _QUERY.sub(_without_values, _LOGIN.sub(rf"\1{HIDDEN}@", text))
+
+
+def _without_values(query: re.Match[str]) -> str:
+    return _PARAMETER.sub(rf"\1\2{HIDDEN}", query[0])
+
+
+def public_name(name: str) -> str:
+    """Return the name of an image without secrets; URLs of different queries stay different.
+
+    The mark is a digest of the query alone: that of a login would confirm a guessed password.
+    """
+    hidden = redacted(name)
+    query = _LOGIN.sub("", name).partition("?")[2]
+    if hidden == name or not query:
+        return hidden
+    mark = hashlib.sha256(query.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{hidden}#{mark}"
 
 
 def _is_harmless(character: str) -> bool:

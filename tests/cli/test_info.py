@@ -292,3 +292,11 @@ def test_a_plane_of_an_image_without_planes_is_refused(scene, flag):
     done = tnet("info", flag, "3", scene)
     assert done.returncode == 3
     assert f"{flag[2:]} = 0..0" in done.stderr
+
+
+def test_a_name_does_not_steer_the_terminal(tmp_path):
+    path = write_geotiff(tmp_path / "a\x1b[31m.tif", noise((60, 40)))
+    done = tnet("info", path)
+    assert done.returncode == 0
+    assert "a\\x1b[31m.tif" in done.stdout
+    assert "\x1b" not in done.stdout

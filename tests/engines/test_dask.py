@@ -1,8 +1,11 @@
 import logging
 import os
+import shutil
+import subprocess
 import sys
 import time
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 
@@ -254,3 +257,114 @@ def test_without_the_extra_the_pip_command_is_told(monkeypatch):
     with pytest.raises(MissingExtraError) as caught:
         list(in_dask(double, [1], cluster=Cluster("x"), should_stop=never, lost=unexpected))
     assert caught.value.hint == "pip install 'tnetcli[dask]'"
+
+
+def address_in(file):
+    return list(
+        in_dask(double, [1], cluster=Cluster(file=str(file)), should_stop=never, lost=unexpected)
+    )
+
+
+class TestSchedulerFile:
+    """What it names can run code in this process."""
+
+    @pytest.fixture
+    def file(self, tmp_path, local):
+        file = tmp_path / "scheduler.json"
+        file.write_text(f'{{"address": "{local.scheduler_address}"}}')
+        file.chmod(0o644)
+        return file
+
+    @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+    def test_one_that_others_may_write_is_refused(self, file, mode):
+        assert address_in(file) == [2]
+        file.chmod(mode)
+        with pytest.raises(UsageError, match="other users may write") as caught:
+            address_in(file)
+        assert "chmod go-w" in caught.value.hint
+        assert caught.value.exit_code == 2
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+    def test_one_of_another_user_is_refused(self, file):
+        os.chown(file, 12345, -1)
+        with pytest.raises(UsageError, match="other users may write"):
+            address_in(file)
+
+    def test_one_that_others_may_replace_is_refused(self, file, tmp_path):
+        tmp_path.chmod(0o777)
+        with pytest.raises(UsageError, match="other users may replace"):
+            address_in(file)
+        tmp_path.chmod(0o1777)
+        assert address_in(file) == [2]
+
+    def test_pipes_folders_and_large_files_are_refused(self, file, tmp_path):
+        os.mkfifo(tmp_path / "pipe")
+        large = tmp_path / "large"
+        large.write_text(f'{{"more": "{"x" * 2**20}", "address": "tcp://127.0.0.1:9"}}')
+        deep = tmp_path / "deep"
+        deep.write_text("[" * 10**5)
+        for name in ("pipe", ".", "large", "deep"):
+            with pytest.raises(UsageError, match="this is no scheduler file"):
+                address_in(tmp_path / name)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    paths = {"cert": str(folder / "cert.pem"), "key": str(folder / "key.pem")}
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=tnet"]
+    subprocess.run(
+        [*command, "-days", "2", "-keyout", paths["key"], "-out", paths["cert"]],
+        check=True,
+        capture_output=True,
+    )
+    return paths
+
+
+def tls(certificate):
+    """Return the configuration of docs/hpc.md."""
+    comm = "distributed.comm"
+    return {
+        f"{comm}.require-encryption": True,
+        f"{comm}.tls.ca-file": certificate["cert"],
+        **{
+            f"{comm}.tls.{role}.{name}": path
+            for role in ("scheduler", "worker", "client")
+            for name, path in certificate.items()
+        },
+    }
+
+
+class TestTls:
+    def test_a_scheduler_with_certificates_is_used(self, certificate):
+        from dask import config
+
+        with config.set(tls(certificate)):
+            security = distributed.Security()
+            settings = {"threads_per_worker": 1, "dashboard_address": None, "security": security}
+            with distributed.LocalCluster(
+                n_workers=1, processes=False, protocol="tls", **settings
+            ) as cluster:
+                assert cluster.scheduler_address.startswith("tls://")
+                assert list(run(cluster, double, [1])) == [2]
+
+    def test_an_address_without_encryption_is_refused_where_it_is_required(self, certificate):
+        from dask import config
+
+        with (
+            config.set(tls(certificate)),
+            pytest.raises(UsageError, match="refuse unencrypted") as caught,
+        ):
+            list(run(At("tcp://127.0.0.1:9"), double, [1]))
+        assert "tls" in caught.value.hint
+
+    def test_without_certificates_the_configuration_is_named(self):
+        with pytest.raises(UsageError, match="no certificate is configured") as caught:
+            list(run(At("tls://127.0.0.1:9"), double, [1]))
+        assert "DASK_CONFIG" in caught.value.hint
+
+
+class At(NamedTuple):
+    scheduler_address: str

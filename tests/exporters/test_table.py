@@ -22,7 +22,7 @@ from tests.exporters.records import UTM, read, record, to_lonlat, window
 from tnetcli.errors import ImageError, MissingExtraError, OutputError
 from tnetcli.exporters import geoparquet, table_rows
 from tnetcli.exporters.looked import Choice, Looked
-from tnetcli.exporters.table import csv_text, write_csv, write_parquet
+from tnetcli.exporters.table import csv_text, neutral, write_csv, write_parquet
 from tnetcli.prediction import AttentionCheck, Prediction, PredictionCost, Problem, SeenLevel
 
 COLUMNS = [
@@ -160,17 +160,43 @@ def test_a_compressed_table_holds_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_text_comes_back_as_it_was(text, tmp_path):
+def test_hostile_text_comes_back_neutralised_in_csv_and_as_it_was_in_parquet(text, tmp_path):
     prediction = record(window(label=text), image=text, probabilities={text: 1.0})
     (row,) = table(prediction)
-    assert (row["image"], row["label"]) == (text, text)
-    assert f"prob_{text}" in row
+    told = neutral(text)
+    assert (row["image"], row["label"]) == (told, told)
+    assert neutral(f"prob_{text}") in row
     failed = replace(FAILED, image=text, error=Problem("E", text, text))
     for row in table(failed, prediction, failed, per_image=True)[::2]:
-        assert (row["image"], row["message"], row["hint"]) == (text, text, text)
+        assert (row["image"], row["message"], row["hint"]) == (told, told, told)
     write_parquet(tmp_path / "a.parquet", looked(prediction))
     frame = parquet.read_table(tmp_path / "a.parquet").to_pydict()
     assert (frame["image"], frame["label"]) == ([text], [text])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("=cmd|'/c calc'!A0", "'=cmd|'/c calc'!A0"),
+        ("+1", "'+1"),
+        ("-1", "'-1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\\t=1"),
+        ("\r=1", "'\\r=1"),
+        ("\uff1d1", "'\uff1d1"),
+        ("a\x1b[31m\x9b\u202eb", "a\\x1b[31m\\x9b\\u202eb"),
+        ("a=b\u3000c", "a=b\u3000c"),
+        (-0.5, -0.5),
+        (None, None),
+    ],
+)
+def test_text_is_neither_a_formula_nor_steers_a_terminal(text, told):
+    assert neutral(text) == told
+
+
+def test_negative_numbers_stay_numbers():
+    (row,) = table(record(window(box=(-10.5, -3, 20, 30))))
+    assert (row["minx"], row["miny"]) == ("-10.5", "-3.0")
 
 
 def test_a_name_that_is_not_utf_8_can_be_written(tmp_path):
@@ -190,7 +216,7 @@ def test_a_name_that_is_not_utf_8_can_be_written(tmp_path):
 def test_any_text_and_any_number_come_back(texts, number):
     windows = [window(label=each, weight=number) for each in texts]
     found = table(record(*windows))
-    assert [row["label"] for row in found] == texts
+    assert [row["label"] for row in found] == [neutral(each) for each in texts]
     if math.isfinite(number):
         assert all(float(row["weight"]) == pytest.approx(number, rel=1e-8) for row in found)
     else:
@@ -256,7 +282,7 @@ def test_a_row_tells_all_of_an_image():
         "status": "failed",
         "error": "ImageError",
         "message": 'damaged, "badly"',
-        "hint": "copy\nagain",
+        "hint": "copy\\nagain",
         "stopped": "failed",
         "model": "default",
         "warnings": "0",
@@ -303,7 +329,10 @@ def test_failed_images_that_wait_for_the_classes_take_no_memory(monkeypatch):
     monkeypatch.setattr(table_rows, "MOST_WAITING", 100)
     failed = [replace(FAILED, image=f"{number}\n") for number in range(50)]
     found = table(*failed, SCENE, per_image=True)
-    assert [row["image"] for row in found] == [*(each.image for each in failed), "scenes/a.tif"]
+    assert [row["image"] for row in found] == [
+        *(neutral(each.image) for each in failed),
+        "scenes/a.tif",
+    ]
 
 
 def test_existing_tables_are_refused_before_any_work_unless_they_may_be_overwritten(tmp_path):

@@ -2,6 +2,7 @@ import logging
 import os
 import pickle
 import shutil
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -299,12 +300,62 @@ def halve(copy):
     truncate(copy, 0.5)
 
 
-@pytest.mark.parametrize("harm", [empty, overwrite, halve, spoil])
+def describe_another(copy):
+    """Put text there that makes GDAL read another file."""
+    with rasterio.open(copy) as dataset:
+        size = f'rasterXSize="{dataset.width}" rasterYSize="{dataset.height}"'
+    copy.write_text(f"<VRTDataset {size}/>")
+
+
+def link(copy):
+    copy.rename(copy.with_name("elsewhere.tif"))
+    copy.symlink_to("elsewhere.tif")
+
+
+def share(copy):
+    with rasterio.open(copy, "r+") as dataset:
+        dataset.write(np.zeros_like(dataset.read()))
+    copy.chmod(0o666)
+
+
+def shrink(copy):
+    write_geotiff(copy, np.zeros((3, 50, 50), np.uint8))
+    copy.chmod(0o600)
+
+
+def take_bands(copy):
+    write_geotiff(copy, np.zeros((1, 122, 162), np.uint8))
+    copy.chmod(0o600)
+
+
+def deepen(copy):
+    write_geotiff(copy, np.zeros((3, 122, 162), np.uint16))
+    copy.chmod(0o600)
+
+
+REPLACED = [describe_another, link, share, shrink, take_bands, deepen]
+
+
+@pytest.mark.parametrize("harm", [empty, overwrite, halve, spoil, *REPLACED])
 def test_a_damaged_copy_is_made_anew(path, cache, harm):
     first = see(path)
     harm(copies(cache)[0])
     BLOCKS.clear()
     assert_equal(see(path), first)
+
+
+def test_a_copy_is_for_the_user_alone(path, cache):
+    see(path)
+    (copy,) = copies(cache)
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
+
+
+def test_a_cache_that_others_may_write_to_is_not_used(path, cache):
+    (cache / "overviews").mkdir(parents=True)
+    cache.chmod(0o777)
+    with pytest.raises(OutputError, match="other users may write"):
+        see(path)
 
 
 def test_a_cache_that_cannot_be_written_is_an_output_error(path, tmp_path, monkeypatch):

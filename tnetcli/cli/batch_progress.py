@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tnetcli.cli.messages import LONGEST
 from tnetcli.cli.progress import SECONDS_BETWEEN_LINES, duration, is_terminal
-from tnetcli.wording import counted, printable
+from tnetcli.wording import counted, printable, redacted
 
 if TYPE_CHECKING:
     from tnetcli.workflows.predict_text import Batch
@@ -82,6 +82,7 @@ class BatchProgress:
         """Show a line, whatever names are in it."""
         if sys.stderr is None:
             return
+        text = redacted(text)
         if self._json:
             text = json.dumps({"time": time.time(), "level": "info", "message": text})
         else:

@@ -34,6 +34,7 @@ def export(
     no_sheet: options.NoSheet = False,
     no_pixels: options.NoPixels = False,
     root: options.Root = None,
+    allow_remote: options.AllowRemote = False,
     explain: options.Explain = None,
     step: options.Step = None,
     model: options.Model = None,
@@ -82,6 +83,7 @@ def export(
         pixels=not no_pixels,
         per_image=per_image,
         root=root,
+        remote=allow_remote,
         title=title,
         explain=None if explain is None or form.name != "picture" else Explain(model, step),
     )
@@ -128,7 +130,7 @@ def _tell(done: "Exported", quiet: bool) -> None:
         raise SomeFailedError(
             f"{done.problems:,} of {counted(done.total, 'image')} could not be shown as asked",
             hint="the lines above say why; --no-pixels does not open images, --root says where "
-            "they are",
+            "they are, --allow-remote fetches URLs",
         )
 
 

@@ -51,6 +51,7 @@ BELONGS_TO = {
     "no_sheet": ("picture",),
     "no_pixels": ("picture", "page"),
     "root": ("picture", "page"),
+    "allow_remote": ("picture", "page"),
     "explain": ("picture",),
     "step": ("picture",),
     "model": ("picture",),
@@ -149,6 +150,14 @@ Root = Annotated[
         envvar="TNET_ROOT",
         help="The folder that images named by relative paths lie in.",
         show_default="this one",
+    ),
+]
+AllowRemote = Annotated[
+    bool,
+    typer.Option(
+        "--allow-remote",
+        envvar="TNET_ALLOW_REMOTE",
+        help="Fetch images that the predictions name by URL.",
     ),
 ]
 Explain = Annotated[

@@ -5,7 +5,7 @@ import logging
 import sys
 
 from tnetcli.errors import TnetError
-from tnetcli.wording import printable
+from tnetcli.wording import printable, redacted
 
 LONGEST = 2000  # characters of a message
 
@@ -19,6 +19,7 @@ def show_problem(problem: str, hint: str) -> None:
     """Print one line each, whatever a file name or a library put into the message."""
     if sys.stderr is None:  # closed: print would turn to standard output
         return
+    problem, hint = redacted(problem), redacted(hint)
     if any(isinstance(each.formatter, _Json) for each in logging.getLogger("tnetcli").handlers):
         logging.getLogger("tnetcli").error(problem, extra={"hint": hint})
         return
@@ -29,7 +30,7 @@ def show_problem(problem: str, hint: str) -> None:
 
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()
+        message = redacted(record.getMessage())
         if record.levelno <= logging.INFO:  # may be a table; in a warning, names have line ends
             return "\n".join(printable(line, LONGEST) for line in message.splitlines())
         return printable(f"{record.levelname.lower()}: {message}", LONGEST)
@@ -38,11 +39,11 @@ class _Plain(logging.Formatter):
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": record.created, "level": record.levelname.lower()}
-        line["message"] = record.getMessage()
+        line["message"] = redacted(record.getMessage())
         if hint := getattr(record, "hint", ""):
             line["hint"] = hint
         if record.exc_info:
-            line["trace"] = self.formatException(record.exc_info)
+            line["trace"] = redacted(self.formatException(record.exc_info))
         return json.dumps(line)
 
 

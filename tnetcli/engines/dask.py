@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import CancelledError, Future, wait
@@ -17,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
 from tnetcli.errors import ClusterError, MissingExtraError, UsageError
+from tnetcli.files import is_private, open_regular
 from tnetcli.wording import first_line, shorten
 
 AHEAD = 2  # pieces for each thread of a worker: one is worked on, one is on its way
@@ -24,6 +26,7 @@ QUEUED = 1000  # pieces more, by which a cluster that grows can tell that there 
 PATIENCE = 30.0  # seconds for a scheduler to answer
 TRANSFER = 5.0  # seconds for a result to come over, before others are looked at
 LOOK = 1.0  # seconds between two looks at whether it should stop, and at who is there
+MOST_BYTES = 1 << 20  # of a scheduler file
 SAMPLE = 64  # paths that are looked for on every worker
 Client: TypeAlias = Any  # of distributed, which has no types
 Task: TypeAlias = Any  # its future
@@ -151,13 +154,14 @@ def _connected(cluster: Cluster) -> Iterator[Client]:
         try:
             # A client that is given no address of a machine waits a minute to be closed.
             resolve_address(address or "")
+            _check_security(address or "")
             client: Client = distributed.Client(  # type: ignore[no-untyped-call]
                 address, timeout=PATIENCE, set_as_default=False
             )
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"no scheduler answers at `{shorten(str(cluster))}`: {first_line(error)}",
-                hint="--scheduler tcp://HOST:8786, as `dask scheduler` has printed it",
+                hint="--scheduler tcp://HOST:8786, or tls://, as `dask scheduler` has printed it",
             ) from error
         try:
             yield client
@@ -166,6 +170,26 @@ def _connected(cluster: Cluster) -> Iterator[Client]:
                 client.close(timeout=LOOK)
             except OSError:
                 log.debug("the cluster was gone before", exc_info=True)
+
+
+def _check_security(address: str) -> None:
+    """Refuse what the client would fail at after a minute, with a traceback."""
+    from distributed import Security
+    from distributed.comm.addressing import parse_address
+
+    given = Security().get_connection_args("client")  # type: ignore[no-untyped-call]
+    is_encrypted = parse_address(address)[0] in ("tls", "wss")  # type: ignore[no-untyped-call]
+    told = "Dask's configuration (DASK_CONFIG=FILE.yaml); docs/hpc.md has an example"
+    if is_encrypted and given.get("ssl_context") is None:
+        raise UsageError(
+            f"no certificate is configured for `{shorten(address)}`",
+            hint=f"name ca-file, client cert and key in {told}",
+        )
+    if given.get("require_encryption") and not is_encrypted:
+        raise UsageError(
+            f"Dask is configured to refuse unencrypted connections: `{shorten(address)}`",
+            hint="start the scheduler with `--protocol tls`, and give its tls:// address",
+        )
 
 
 @contextmanager
@@ -182,16 +206,33 @@ def _quiet() -> Iterator[None]:
 
 
 def _read_address(file: str) -> str:
-    """Return what a scheduler has written."""
+    """Return what a scheduler has written; who changes it can run code in this process."""
     try:
-        with open(file, encoding="utf-8") as text:
-            return str(json.load(text)["address"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        with open_regular(file) as content:
+            _refuse_shared(file, os.fstat(content.fileno()))
+            return str(json.loads(content.read(MOST_BYTES))["address"])  # cut off, it is no JSON
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         there = "this is" if os.path.exists(file) else "there is"
         raise UsageError(
             f"{there} no scheduler file `{shorten(file)}`",
             hint="`dask scheduler --scheduler-file FILE` writes it; is it running?",
         ) from error
+
+
+def _refuse_shared(file: str, status: os.stat_result) -> None:
+    folder = os.path.dirname(os.path.realpath(file))
+    mode = os.stat(folder).st_mode
+    if not is_private(status, or_root=True):
+        raise UsageError(
+            f"other users may write to the scheduler file `{shorten(file)}`",
+            hint="who writes it can run code as you: use one that only you can write, with "
+            "`chmod go-w FILE`",
+        )
+    if os.name == "posix" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise UsageError(
+            f"other users may replace the scheduler file `{shorten(file)}`",
+            hint=f"write it to a folder of your own, or `chmod o-w {shorten(folder)}`",
+        )
 
 
 class _Crew:

@@ -3,13 +3,17 @@
 import csv
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator
 
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.streaming import write_text
-from tnetcli.exporters.table_rows import tabulated
+from tnetcli.exporters.table_rows import Value, tabulated
 
 WHAT = "the table"
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+# C0, C1, line separators, and what reverses the direction of writing.
+CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def write_csv(
@@ -30,10 +34,8 @@ def csv_text(looked: Iterable[Looked], *, per_image: bool = False) -> Iterator[s
     """Yield a table as RFC 4180 has it, but for line ends of one character, a few rows at a time.
 
     Numbers have as many digits as they need, nine at most; what is not known is empty. `tabulated`
-    tells what may share one.
+    tells what may share one, `neutral` how text is written.
     """
-    # A label may begin with `=`, which a spreadsheet takes for a formula. It stays as it is: every
-    # other reader would find another label than the record's, and join nothing by it any more.
     with tabulated(looked, per_image=per_image) as table:
         yield _lines([list(table.columns)])
         for rows in table.rows():
@@ -57,14 +59,20 @@ def write_parquet(
     write(path, looked, per_image=per_image, overwrite=overwrite)
 
 
-def _lines(rows: Iterable[Iterable[object]]) -> str:
+def _lines(rows: Iterable[Iterable[Value]]) -> str:
     text = io.StringIO()
-    # Lone carriage returns are quoted only where they are part of the line end.
-    writer = csv.writer(text, lineterminator="\r\n")
-    lines = []
-    for row in rows:
-        text.seek(0)
-        text.truncate()
-        writer.writerow(row)
-        lines.append(text.getvalue()[:-2] + "\n")
-    return "".join(lines)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([neutral(value) for value in row] for row in rows)
+    return text.getvalue()
+
+
+def neutral(value: Value) -> Value:
+    """Return text that a spreadsheet takes for text and a terminal shows as it is.
+
+    A quote before what would be a formula is what OWASP advises; control characters are spelled
+    out. Numbers stay numbers.
+    """
+    if not isinstance(value, str):
+        return value
+    quote = "'" if value.startswith(FORMULA) else ""
+    return quote + CONTROLS.sub(lambda found: repr(found[0])[1:-1], value)

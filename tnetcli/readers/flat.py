@@ -29,7 +29,12 @@ from tnetcli.readers.base import (
     Reader,
     ReadOptions,
 )
-from tnetcli.readers.cache import overview_folder
+from tnetcli.readers.cache import (
+    ELSEWHERE,
+    is_own_tiff,
+    overview_folder,
+    prepare_overview_folder,
+)
 from tnetcli.readers.gdal import GDAL_FAILURES
 from tnetcli.readers.handles import (
     ForkSafeLock,
@@ -115,8 +120,6 @@ class FlatReader(DescribedByLayout):
             raise ValueError("the image is closed")
         check_unchanged(self.path, self._before)
         pixels = self._small_copy().read(window.scaled(self._scale, self._scale), out_size)
-        if len(pixels.values) != len(self.bands):
-            raise ImageError(f"the copy of `{self.path}` has other bands", hint="empty TNET_CACHE")
         return self._cut(pixels, window, out_size)
 
     def decoded(self, window: Window, out_size: Size) -> int:
@@ -130,7 +133,7 @@ class FlatReader(DescribedByLayout):
     @property
     def has_copy(self) -> bool:
         """Say whether the small copy exists already."""
-        return self._copy is not None or self._place().exists()
+        return self._copy is not None or is_own_tiff(self._place())
 
     def close(self) -> None:
         """Release every handle; reading afterwards is an error."""
@@ -162,19 +165,31 @@ class FlatReader(DescribedByLayout):
     def _small_copy(self) -> RasterReader:
         with self._making:
             if self._copy is None:
+                prepare_overview_folder()
                 place = self._place()
-                if not place.exists():
-                    self._make(place)
                 self._copy = self._open_copy(place)
+                if self._copy is None:
+                    with suppress(OSError):  # replacing it says why
+                        place.unlink()
+                    self._make(place)
+                    self._copy = self._open_copy(place)
+            if self._copy is None:
+                raise ImageError(f"cannot read the copy of `{self.path}`", hint="empty TNET_CACHE")
             return self._copy
 
-    def _open_copy(self, place: Path) -> RasterReader:
+    def _open_copy(self, place: Path) -> RasterReader | None:
+        """Return the copy if it is what `_write` writes: a full disk may have cut it off."""
+        if not is_own_tiff(place):
+            return None
         try:
-            return RasterReader(str(place))
+            copy = RasterReader(str(place))
         except ImageError:
-            place.unlink(missing_ok=True)  # a full disk may have cut it off: make it once more
-            self._make(place)
-            return RasterReader(str(place))
+            return None
+        expected = self._copy_size, len(self.bands), _storable(self.dtype)
+        if (copy.size, len(copy.bands), copy.dtype.name) == expected:
+            return copy
+        copy.close()
+        return None
 
     def _make(self, place: Path) -> None:
         gigapixels = self.layout.levels[-1].size.pixels / 1e9
@@ -183,24 +198,27 @@ class FlatReader(DescribedByLayout):
             "`tnet pyramid %s` makes that unnecessary",
             self.path, gigapixels, self.path,
         )  # fmt: skip
-        elsewhere = "set TNET_CACHE to a folder that you may write to"
-        with suppress(OSError):  # the next one says why
-            place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with folder_beside(place, "to the cache", elsewhere) as folder:
-                self._write(folder / "copy.tif")
-                if not place.exists():  # another process may have been faster, and be reading it
-                    os.replace(folder / "copy.tif", place)
+            with folder_beside(place, "to the cache", ELSEWHERE) as folder:
+                made = folder / "copy.tif"
+                self._write(made)
+                made.chmod(0o600)  # GDAL has no option for it; the folder is private
+                if not is_own_tiff(place):  # else another process was faster, and may be reading it
+                    os.replace(made, place)
         except GDAL_FAILURES as error:
             raise OutputError(
                 f"cannot write to the cache `{place.parent}`: {one_line(error)}",
                 hint="free some space, or set TNET_CACHE to another folder",
             ) from error
 
-    def _write(self, path: Path) -> None:
-        size = Size(
+    @property
+    def _copy_size(self) -> Size:
+        return Size(
             math.ceil(self.size.width / self._scale), math.ceil(self.size.height / self._scale)
         )
+
+    def _write(self, path: Path) -> None:
+        size = self._copy_size
         profile = {
             "driver": "GTiff", "width": size.width, "height": size.height,
             "count": len(self.bands), "dtype": _storable(self.dtype), "tiled": True,

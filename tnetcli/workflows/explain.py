@@ -88,7 +88,7 @@ def _between(
 
 @contextmanager
 def open_explained(
-    looked: Looked, *, model: str | None, step: int | None, root: Path | None
+    looked: Looked, *, model: str | None, step: int | None, root: Path | None, remote: bool = False
 ) -> Iterator[Explained]:
     """Lend the pixels of a predicted image with the Grad-CAM of a step over each window.
 
@@ -99,7 +99,7 @@ def open_explained(
     prediction = looked.prediction
     checkpoint = _load(_name(prediction, model))
     network = _check(checkpoint, prediction, step)
-    with open_predicted(prediction, root) as reader:
+    with open_predicted(prediction, root, remote=remote) as reader:
         explain = _explainer(checkpoint, network, prediction, reader)
         windows = [each for each in choose_shown(looked.chosen()).listed if is_chosen(each)]
         heats = tuple(explain(window, step or _counted_most(window)) for window in windows)

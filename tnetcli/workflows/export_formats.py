@@ -37,6 +37,7 @@ class How:
     pixels: bool = True
     per_image: bool = False
     root: Path | None = None  # where images lie that are named by relative paths
+    remote: bool = False  # whether images in the network are fetched
     title: str = ""
     explain: "Explain | None" = None
 
@@ -104,7 +105,9 @@ def _picture(path: Path, looked: Iterable[Looked], how: How, note: Note, overwri
             from tnetcli.workflows.explain import open_explained  # torch loads here
 
             told = how.explain
-            with open_explained(each, model=told.model, step=told.step, root=how.root) as explained:
+            with open_explained(
+                each, model=told.model, step=told.step, root=how.root, remote=how.remote
+            ) as explained:
                 draw(explained, notes=[explained.note], overwrite=overwrite)
             continue
         if not how.pixels:
@@ -138,7 +141,7 @@ def _page(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite:
 def _open(how: How) -> Callable[[Prediction], AbstractContextManager[Imagery]]:
     from tnetcli.workflows.imagery import open_imagery
 
-    return partial(open_imagery, root=how.root)
+    return partial(open_imagery, root=how.root, remote=how.remote)
 
 
 def _csv(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:

@@ -20,6 +20,7 @@ from tnetcli.readers.base import Pixels, Reader, ReadOptions
 from tnetcli.readers.detect import is_remote
 from tnetcli.readers.fingerprint import fingerprint
 from tnetcli.readers.open import READERS, open_image
+from tnetcli.wording import HIDDEN
 
 SMALL = 512  # pixels on the longer side of the view that the contrast is taken from
 PERCENTILES = (2, 98)  # what lies beyond is as dark or as bright as it gets
@@ -29,21 +30,26 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_imagery(prediction: Prediction, root: Path | None = None) -> Iterator[Imagery]:
+def open_imagery(
+    prediction: Prediction, root: Path | None = None, *, remote: bool = False
+) -> Iterator[Imagery]:
     """Lend the pixels of a predicted image, read as they were when it was predicted.
 
     Nothing is decoded before it is asked for. `root` is the folder where relative paths start, if
-    not here. ImageError where the image is gone or of another size; one that may have changed is
-    shown with a warning.
+    not here. A URL is fetched only if `remote` is set, as records may come from anywhere.
+    ImageError where the image is gone or of another size; one that may have changed is shown with
+    a warning.
     """
-    with open_predicted(prediction, root) as reader:
+    with open_predicted(prediction, root, remote=remote) as reader:
         yield as_imagery(reader)
 
 
 @contextmanager
-def open_predicted(prediction: Prediction, root: Path | None = None) -> Iterator[Reader]:
+def open_predicted(
+    prediction: Prediction, root: Path | None = None, *, remote: bool = False
+) -> Iterator[Reader]:
     """Lend the reader of a predicted image, as `open_imagery` does its pixels."""
-    path = _find(prediction, root)
+    path = _find(prediction, root, remote)
     options = _options(prediction)
     with open_image(path, reader=_reader(prediction), options=options) as reader:
         _check(prediction, reader, path)
@@ -60,9 +66,10 @@ def image_place(image: str, root: Path | None) -> str:
     return image if root is None or is_remote(image) else os.path.join(root, image)
 
 
-def _find(prediction: Prediction, root: Path | None) -> str:
+def _find(prediction: Prediction, root: Path | None, remote: bool) -> str:
     path = image_place(prediction.image, root)
     if is_remote(path):
+        _refuse_remote(path, remote)
         return path
     try:
         is_there = os.path.exists(path)
@@ -74,6 +81,19 @@ def _find(prediction: Prediction, root: Path | None) -> str:
     if not os.path.isabs(prediction.image):
         where = "it is looked for from here: go where `tnet predict` was started, or --root FOLDER"
     raise ImageError(f"the image is gone: `{path}`", hint=where)
+
+
+def _refuse_remote(path: str, remote: bool) -> None:
+    if HIDDEN in path:
+        raise ImageError(
+            f"records do not keep logins and signatures: `{path}` cannot be fetched",
+            hint="download the image and predict the file, or use --no-pixels",
+        )
+    if not remote:
+        raise ImageError(
+            f"not fetched without --allow-remote: `{path}`",
+            hint="add --allow-remote if you trust the predictions, or use --no-pixels",
+        )
 
 
 def _reader(prediction: Prediction) -> str | None:

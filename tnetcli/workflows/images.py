@@ -5,7 +5,7 @@ import glob
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tnetcli.csv_file import Problems, locate, read_rows
@@ -16,7 +16,7 @@ from tnetcli.readers.cropped import Crop, CropKind
 from tnetcli.readers.detect import is_remote
 from tnetcli.readers.finding import images_inside, is_image_folder
 from tnetcli.training.listing import read_crop, read_options
-from tnetcli.wording import shorten
+from tnetcli.wording import public_name, shorten
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +26,18 @@ class Image:
     """An image that is named, not yet opened.
 
     Nothing else has its `id`: what a manifest says, or its path, never the bare name of the file,
-    which two folders may share. Images of a `group` stay together.
+    which two folders may share. Images of a `group` stay together. Passwords and signatures of a
+    URL are in `path` only.
     """
 
-    path: str
+    path: str = field(repr=False)  # Dask logs the arguments of what failed
     id: str
     group: str
     options: ReadOptions
     crop: Crop | None = None  # all of it that is to be seen
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", public_name(self.id))
 
 
 def name_images(
@@ -61,7 +65,8 @@ def name_images(
     named: dict[str, Image] = {}
     for path in found:
         id = _tidy(path)
-        named.setdefault(id, Image(path, id, id, options))
+        image = Image(path, id, id, options)
+        named.setdefault(image.id, image)
     return list(named.values())
 
 
@@ -85,9 +90,9 @@ def _listed(manifest: Path, options: ReadOptions, crop: CropKind) -> Iterator[Im
             read_options(row, options, problems),
             read_crop(row, crop, str(manifest), problems),
         )
-        if known.setdefault(id, image) != image:
+        if known.setdefault(image.id, image) != image:
             problems.add(
-                f"another image has the id `{shorten(id)}`",
+                f"another image has the id `{shorten(image.id)}`",
                 line=row.line,
                 hint="give each an id of its own",
             )

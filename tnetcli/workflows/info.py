@@ -21,12 +21,13 @@ from tnetcli.readers.threads import ReadingThreads
 from tnetcli.traversal import Plan, traverse
 from tnetcli.visits import Place, Seen
 from tnetcli.walks import tell_unused
-from tnetcli.wording import counted, in_bytes
+from tnetcli.wording import counted, in_bytes, printable, redacted
 
 # A larger block is decoded almost in vain for one 224 px window.
 LARGE_BLOCK = 2048 * 2048
 MOST_WINDOWS = 2000
 MEGA, GIGA = 1e6, 1e9
+LONGEST = 10_000  # characters of a line
 
 
 # What the papers use on large images.
@@ -212,7 +213,7 @@ def _warnings(reader: Reader) -> list[str]:
 
 def as_json(result: Inspection) -> str:
     """Return one line of JSON."""
-    record: dict[str, Any] = {"image": result.image}
+    record: dict[str, Any] = {"image": redacted(result.image)}
     if result.error is None:
         record |= {"status": "ok", **result.facts, "warnings": list(result.warnings)}
     else:
@@ -240,9 +241,9 @@ def as_text(result: Inspection) -> str:
         *[("warning", warning) for warning in result.warnings],
     ]  # fmt: skip
     width = max(len(name) for name, _ in lines)
-    return "\n".join(
-        [result.image, *(f"  {name:<{width}}  {value}" for name, value in lines if value)]
-    )
+    told = [redacted(result.image)]
+    told += [f"  {name:<{width}}  {value}" for name, value in lines if value]
+    return "\n".join(printable(line, LONGEST) for line in told)
 
 
 def _reader_line(facts: dict[str, Any]) -> str:

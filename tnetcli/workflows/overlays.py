@@ -9,6 +9,7 @@ from tnetcli.errors import OutputError
 from tnetcli.exporters.geojson import HEAD, write_geojson
 from tnetcli.exporters.looked import Looked
 from tnetcli.prediction import Prediction
+from tnetcli.wording import redacted
 from tnetcli.workflows.image_folder import ImageFolder
 from tnetcli.workflows.images import Image
 
@@ -67,6 +68,7 @@ def _is_overlay(path: Path, image: str) -> bool:
             file.seek(max(size - MOST_TOLD, 0))
             told = json.loads(b"{" + file.read().rpartition(LAST_FEATURE)[2])
         made = told["tnet"]
-        return begin == BEGINNING and os.path.basename(made["image"]) == os.path.basename(image)
+        named = os.path.basename(redacted(image))  # as in records, without secrets
+        return begin == BEGINNING and os.path.basename(made["image"]) == named
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False

@@ -27,6 +27,7 @@ from tnetcli.training.metrics import (
 )
 from tnetcli.traversal import Plan
 from tnetcli.visits import Told
+from tnetcli.wording import public_name, redacted
 from tnetcli.workflows.attention_check import check_attention
 from tnetcli.workflows.labelled import Labelled
 from tnetcli.workflows.profile import Counter
@@ -224,7 +225,8 @@ class Tally:
 
     def _fail(self, image: Labelled, error: TnetError) -> None:
         log.warning("image `%s` is left out: %s", image.id, error)
-        self.failures.append(Failure(image.path, image.id, Problem.of(error)))
+        named = redacted(image.path), public_name(image.id)
+        self.failures.append(Failure(*named, Problem.of(error)))
         self._errors.append(error)
 
     def _keep(self, image: Labelled, sight: Sight) -> _Found:
