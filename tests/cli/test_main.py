@@ -6,7 +6,7 @@ import sys
 import pytest
 from typer.main import get_command
 
-from tests.commands import joined, run_in_shell, tnet
+from tests.commands import run_in_shell, tnet, waiting_for_a_list
 from tests.images import noise, write_geotiff
 from tnetcli import __version__
 from tnetcli.cli.main import app
@@ -74,15 +74,9 @@ def test_a_reader_that_stops_listening_is_no_bug(tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of another kind")
 def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path, unmeasured):
-    os.mkfifo(tmp_path / "list.csv")
-    command = [sys.executable, "-m", "tnetcli", "info", "--manifest", "list.csv"]
-    running = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=unmeasured
-    )
-    pipe = joined(tmp_path / "list.csv", running)
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=30)
-    os.close(pipe)
+    with waiting_for_a_list("info", cwd=tmp_path, env=unmeasured) as running:
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=30)
     assert running.returncode == 130
     error, hint = said.splitlines()
     assert error == "error: interrupted"
@@ -96,13 +90,9 @@ def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path, unmeasured):
 )  # fmt: skip
 @pytest.mark.skipif(os.name == "nt", reason="signals of another kind")
 def test_whoever_waits_for_a_list_can_be_stopped(tmp_path, command, name, code):
-    os.mkfifo(tmp_path / "list.csv")
-    given = [sys.executable, "-m", "tnetcli", command, "--manifest", "list.csv"]
-    running = subprocess.Popen(given, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    pipe = joined(tmp_path / "list.csv", running)  # to which nobody ever writes
-    running.send_signal(getattr(signal, name))
-    _, said = running.communicate(timeout=30)
-    os.close(pipe)
+    with waiting_for_a_list(command, cwd=tmp_path) as running:
+        running.send_signal(getattr(signal, name))
+        _, said = running.communicate(timeout=30)
     assert running.returncode == code
     assert [line.split(":")[0] for line in said.splitlines()] == ["error", "hint"]
 
