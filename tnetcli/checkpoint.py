@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tnetcli import __version__
 from tnetcli.description import SCHEMA, Description
 from tnetcli.errors import ModelError
-from tnetcli.files import open_regular
+from tnetcli.files import open_descriptor
 from tnetcli.json_text import parse_json
 from tnetcli.models.registry import build_model
 from tnetcli.tensor_file import (
@@ -247,7 +247,7 @@ def _naming(path: Path) -> Iterator[None]:
 def file_sha256(path: str | os.PathLike[str]) -> str:
     """Return the digest of a file, read piece by piece."""
     try:
-        with open_regular(path) as file:
+        with open(open_descriptor(path), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from error
