@@ -2,9 +2,11 @@
 
 import os
 import re
+import select
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -45,11 +47,19 @@ def run_in_shell(command):
     )
 
 
-def joined(path, running):
-    """Open a pipe for writing, once somebody reads from it."""
-    while running.poll() is None:
-        try:
-            return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:
-            time.sleep(0.01)
-    raise AssertionError(running.communicate())
+@contextmanager
+def waiting_for_a_list(command, **options):
+    """Run `tnet COMMAND --manifest /dev/fd/N` and lend it once it reads a list that never ends."""
+    reading, writing = os.pipe()
+    given = [sys.executable, "-m", "tnetcli", command, "--manifest", f"/dev/fd/{reading}"]
+    try:
+        with subprocess.Popen(
+            given, stderr=subprocess.PIPE, text=True, pass_fds=[reading], **options
+        ) as running:
+            os.write(writing, b"path\n")
+            while select.select([reading], [], [], 0)[0] and running.poll() is None:
+                time.sleep(0.01)
+            yield running
+    finally:
+        os.close(reading)
+        os.close(writing)

@@ -78,6 +78,40 @@ def test_what_is_no_prediction_is_refused(text, says, tmp_path):
         list(read_apart(tmp_path / "a.jsonl"))
 
 
+DEEP = "[" * 3000 + "]" * 3000
+SPOILT = {
+    "nested": (f'"settings": {{"a": {DEEP}}}', "nested too deeply"),
+    "nested window": (f'"windows": [{DEEP}]', "nested too deeply"),
+    "integer": (f'"width": {"1" * 500}', "integer overflow"),
+    "number": ('"probability": 1e400', "overflow"),
+    "text": (f'"id": "{"x" * 3000}"', "a value has more than"),
+    "list": (f'"id": [{"1, " * 3000} 1]', "without its windows has more than"),
+    "window": (f'"windows": [[{"1, " * 3000} 1]]', "a window has more than"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_long_record_that_would_fill_the_memory_is_refused(name, tmp_path, monkeypatch):
+    read = large_records._LineFile.read
+    monkeypatch.setattr(large_records, "MOST_VALUE", 1000)
+    monkeypatch.setattr(large_records, "MOST_HELD", 20_000)
+    monkeypatch.setattr(
+        large_records._LineFile, "read", lambda file, size: read(file, min(size, 500))
+    )
+    spoilt, said = SPOILT[name]
+    (tmp_path / "a.jsonl").write_text("{" + spoilt + ", " + LONG.to_json()[1:] + "\n")
+    with pytest.raises(OutputError, match=said):
+        list(read_apart(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"schema": 1e400}'])
+def test_a_short_record_that_cannot_be_parsed_is_refused(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(large_records, "LONG", 1 << 23)
+    (tmp_path / "a.jsonl").write_text(text + "\n")
+    with pytest.raises(OutputError, match="line 1: not JSON: "):
+        list(read_apart(tmp_path / "a.jsonl"))
+
+
 def test_a_window_that_is_wrong_is_named(tmp_path):
     text = LONG.to_json().replace('"path": "root/7-0", ', "", 1)
     (tmp_path / "a.jsonl").write_text(text + "\n")

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.commands import run_in_shell, tnet
 from tests.exporters.records import record, window
 from tests.images import noise, write_geotiff
 from tnetcli.errors import OutputError
-from tnetcli.pipes import lasting, open_to_read, parts_of
+from tnetcli.pipes import is_pipe, lasting, open_to_read, parts_of
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes and signals of another kind")
 # A signal that another thread takes does not wake the one that reads: as one that comes in the
@@ -31,35 +32,84 @@ threading.Thread(target=late).start()
 """
 WAYS = {
     "stdin": "list(parts_of(sys.stdin.buffer))",
-    "a pipe nobody has opened": "list(parts_of(open_to_read(Path('pipe'))))",
+    "an inherited pipe": "list(parts_of(open_to_read(Path('/dev/fd/{number}'))))",
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_signal_that_wakes_nobody_is_heard(tmp_path, way):
-    if way != "stdin" and sys.platform != "linux":
-        pytest.skip("such a pipe cannot be opened without waiting")
-    os.mkfifo(tmp_path / "pipe")
+def test_a_signal_that_wakes_nobody_is_heard(way):
+    reading, writing = os.pipe()
+    read = WAYS[way].format(number=reading)
     with subprocess.Popen(
-        [sys.executable, "-c", UNHEARD.format(read=WAYS[way])], stdin=subprocess.PIPE, cwd=tmp_path
+        [sys.executable, "-c", UNHEARD.format(read=read)],
+        stdin=subprocess.PIPE,
+        pass_fds=[reading],
     ) as running:
         assert running.wait(timeout=30) == 75
+    os.close(reading)
+    os.close(writing)
 
 
-def test_all_that_comes_through_a_pipe_is_read_as_it_comes(tmp_path):
+def test_all_that_comes_through_a_pipe_is_read_as_it_comes():
     sent = [bytes([value]) * 10**5 for value in range(20)]
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
+    reading, writing = os.pipe()
 
     def write():
-        with pipe.open("wb") as file:
+        with open(writing, "wb") as file:
             file.writelines(sent)
 
     writer = threading.Thread(target=write)
     writer.start()
-    with open_to_read(pipe) as file:
+    with open_to_read(Path(f"/dev/fd/{reading}")) as file:
         assert b"".join(parts_of(file)) == b"".join(sent)
     writer.join()
+    os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("info --manifest pipe", 4),
+        ("predict --manifest pipe -o b.jsonl", 4),
+        ("train pipe -o run", 4),
+        ("models ./pipe", 5),
+        ("predict a.tif --model ./pipe", 5),
+        ("predict a.tif --windows pipe", 4),
+        ("merge pipe -o b.jsonl", 7),
+        ("export pipe -o b.csv", 7),
+        ("export --check pipe", 7),
+    ],
+)
+def test_a_pipe_that_lies_on_a_disk_is_refused_and_not_waited_for(tmp_path, command, code):
+    write_geotiff(tmp_path / "a.tif", noise((64, 64)))
+    os.mkfifo(tmp_path / "pipe")  # to which nothing ever writes
+    done = tnet(*command.split(), cwd=tmp_path)
+    assert done.returncode == code
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: ")
+    assert "is a named pipe, not a regular file" in error
+    assert hint.startswith("hint: ")
+
+
+def test_a_link_to_a_descriptor_is_no_inherited_pipe(tmp_path):
+    reading, writing = os.pipe()
+    (tmp_path / "list.csv").symlink_to(f"/dev/fd/{reading}")
+    assert is_pipe(f"/dev/fd/{reading}")
+    assert not is_pipe(tmp_path / "list.csv")
+    with pytest.raises(OSError, match="is a named pipe"):
+        open_to_read(tmp_path / "list.csv")
+    os.close(reading)
+    os.close(writing)
+    assert not is_pipe(f"/dev/fd/{reading}")
+
+
+def test_a_file_given_as_a_descriptor_is_a_file(tmp_path):
+    (tmp_path / "file").write_bytes(b"a list")
+    with (tmp_path / "file").open("rb") as file:
+        path = Path(f"/dev/fd/{file.fileno()}")
+        assert not is_pipe(path)
+        with open_to_read(path) as again:
+            assert b"".join(parts_of(again)) == b"a list"
 
 
 def test_a_file_is_read_to_its_end(tmp_path):
@@ -115,22 +165,20 @@ def test_names_in_a_list_through_a_pipe_start_at_this_folder(tmp_path):
 
 def test_windows_do_not_come_through_a_pipe(tmp_path):
     write_geotiff(tmp_path / "a.tif", noise((64, 64)))
-    os.mkfifo(tmp_path / "pipe")  # to which nobody ever writes
-    done = tnet("predict", "a.tif", "--windows", "pipe", cwd=tmp_path)
+    done = run_in_shell(f"cd {tmp_path} && tnet predict a.tif --windows <(sleep 1)")
     assert done.returncode == 4
-    assert "error: `pipe` is a pipe" in done.stderr
+    assert "is a pipe, and windows" in done.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
-def test_a_pipe_that_cannot_be_kept_is_no_bug(monkeypatch, predictions):
-    pipe = predictions / "pipe"
-    os.mkfifo(pipe)
+def test_a_pipe_that_cannot_be_kept_is_no_bug(monkeypatch):
+    reading, writing = os.pipe()
+    os.write(writing, b"a record\n")
+    os.close(writing)
     monkeypatch.setattr("tnetcli.pipes.NamedTemporaryFile", lambda **_: Full())
-    writer = threading.Thread(target=pipe.write_bytes, args=[b"a record\n"])
-    writer.start()
     with pytest.raises(OutputError, match=r"cannot keep what comes from .*: No space left"):
-        lasting(pipe).__enter__()
-    writer.join()
+        lasting(f"/dev/fd/{reading}").__enter__()
+    os.close(reading)
 
 
 class Full:

@@ -241,6 +241,20 @@ def test_a_name_that_promises_packed_records_is_refused(name):
     assert "compress" in caught.value.hint
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": NaN}', "9" * 5000])
+def test_a_line_that_cannot_be_parsed_is_refused(tmp_path, text):
+    (tmp_path / "a.jsonl").write_text(text + "\n")
+    with pytest.raises(OutputError, match="line 1: not JSON: "):
+        list(read_lines(tmp_path / "a.jsonl"))
+
+
+def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tnetcli.prediction_file.MOST_LINE", 2**20)
+    (tmp_path / "a.jsonl").write_bytes(bytes(2**20 + 1))
+    with pytest.raises(OutputError, match="a line of more than 1 MiB"):
+        list(read_lines(tmp_path / "a.jsonl"))
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "gz", "a.gz.jsonl", ".gz"])
 def test_any_other_name_is_taken(name):
     refuse_compressed(name)

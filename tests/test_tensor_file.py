@@ -102,7 +102,7 @@ def test_a_file_that_the_system_refuses_is_told(path, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(tensor_file.Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert "Permission denied" in str(refusal(path))
 
 

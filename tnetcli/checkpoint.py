@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from tnetcli import __version__
 from tnetcli.description import SCHEMA, Description
 from tnetcli.errors import ModelError
+from tnetcli.files import open_descriptor
+from tnetcli.json_text import parse_json
 from tnetcli.models.registry import build_model
 from tnetcli.tensor_file import (
     NUMPY,
@@ -211,18 +213,14 @@ def describe(file: TensorFile) -> Description:
         )
     with _naming(file.path):
         try:
-            data = json.loads(file.metadata[KEY], parse_constant=_no_number)
+            data = parse_json(file.metadata[KEY])
             if not isinstance(data, dict):
                 raise ModelError("its description is not a table of keys and values")
             _check_schema(data.pop("schema", None), data.get("tnet"))
             json.dumps(data, ensure_ascii=False).encode()  # half a character can be spelt in JSON
             return validate(Description, data, "description", ModelError)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ModelError("its description is not JSON that makes sense") from error
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"not a number: `{text}`")
 
 
 def _check_schema(schema: Any, version: Any) -> None:
@@ -249,7 +247,7 @@ def _naming(path: Path) -> Iterator[None]:
 def file_sha256(path: str | os.PathLike[str]) -> str:
     """Return the digest of a file, read piece by piece."""
     try:
-        with open(path, "rb") as file:
+        with open(open_descriptor(path), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from error

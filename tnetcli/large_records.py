@@ -8,25 +8,51 @@ from itertools import count
 from typing import IO, TypeAlias
 
 from tnetcli.errors import OutputError
+from tnetcli.files import open_regular
+from tnetcli.json_text import DEEP, MOST_DEPTH
 from tnetcli.prediction import Prediction, SeenWindow
-from tnetcli.prediction_file import BEGINNING, gap, refuse_unless_cut_off, unreadable
+from tnetcli.prediction_file import (
+    BEGINNING,
+    gap,
+    parse_record,
+    refuse_unless_cut_off,
+    unreadable,
+)
 from tnetcli.wording import shorten
 
 LONG = 1 << 23  # bytes of a line that is not held as a whole
 PIECE = 1 << 20  # bytes read at once in search of its end
+MOST_VALUE = 1 << 20  # bytes of one value of a long line
+MOST_HELD = 1 << 23  # bytes of a long record without its windows, or of one window
+EVENT_BYTES = 16  # counted for each value of it
 WINDOWS = "windows"
 Apart: TypeAlias = tuple[Prediction, Iterable[SeenWindow]]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One record of a file, its windows, and the bytes from `start` to `end` that it stands in."""
+
+    record: Prediction  # without windows, if it is long
+    windows: Iterable[SeenWindow]
+    start: int
+    end: int
+
+
 def read_apart(path: str | os.PathLike[str]) -> Iterator[Apart]:
-    """Yield each record of a file, and its windows, which can be walked again and again.
+    """Yield each record of a file, and its windows, which can be walked again and again."""
+    return ((part.record, part.windows) for part in read_parts(path))
+
+
+def read_parts(path: str | os.PathLike[str]) -> Iterator[Part]:
+    """Yield each record of a file and where it stands.
 
     The windows of a long record are not in it: they are read from the file as they are walked.
     A last line that was cut off is left out, aloud; empty lines after the last record are passed
     over.
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115  closed below, errors are of two kinds
+        file = open_regular(path)
     except OSError as error:
         raise unreadable(path, error) from error
     with file:
@@ -49,11 +75,12 @@ def read_apart(path: str | os.PathLike[str]) -> Iterator[Apart]:
                 raise gap(path, empty)
             try:
                 if is_long:
-                    yield _long(_Part(path, start, file.tell()))
+                    line = _Line(path, start, file.tell())
+                    yield Part(_without_windows(line), _WindowsOnDisk(line), start, line.end)
                 else:
-                    record = Prediction.from_json(text.decode())
-                    yield record, record.windows
-            except ValueError as error:  # UnicodeDecodeError is one
+                    record = parse_record(text)
+                    yield Part(record, record.windows, start, start + len(text))
+            except ValueError as error:
                 refuse_unless_cut_off(path, number, text[: len(BEGINNING)], last, error)
                 return
 
@@ -69,28 +96,33 @@ def _skip_line(file: IO[bytes]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Line:
     """One line of a file."""
 
     path: str | os.PathLike[str]
     start: int
     end: int
 
-    def open(self) -> "_PartFile":
-        return _PartFile(open(self.path, "rb"), self.start, self.end)
+    def open(self) -> "_LineFile":
+        return _LineFile(open_regular(self.path), self.start, self.end)
 
 
-class _PartFile(BufferedIOBase):
+class _LineFile(BufferedIOBase):
     """Reads a file from one place up to another."""
 
     def __init__(self, file: IO[bytes], start: int, end: int) -> None:
         file.seek(start)
         self._file, self._left = file, end - start
+        self.is_checked = False  # whether the next value may be of any length
+        self.since_value = 0  # bytes read, to be set to 0 by whoever parses them
 
     def read(self, size: int | None = -1, /) -> bytes:
+        if self.since_value > MOST_VALUE and not self.is_checked:
+            raise ValueError(f"a value has more than {MOST_VALUE >> 20} MiB")
         most = self._left if size is None or size < 0 else min(size, self._left)
         found = self._file.read(most)
         self._left -= len(found)
+        self.since_value += len(found)
         return found
 
     def close(self) -> None:
@@ -102,12 +134,13 @@ class _PartFile(BufferedIOBase):
 class _WindowsOnDisk:
     """The windows of one long line, read anew each time they are walked."""
 
-    part: _Part
+    line: _Line
 
     def __iter__(self) -> Iterator[SeenWindow]:
         import ijson
 
-        with self.part.open() as file:
+        with self.line.open() as file:
+            file.is_checked = True  # by `_without_windows`
             found = ijson.items(file, f"{WINDOWS}.item", use_float=True)
             for number in count(1):
                 try:
@@ -116,23 +149,36 @@ class _WindowsOnDisk:
                     return
                 except (TypeError, KeyError, AttributeError, ijson.JSONError) as error:
                     raise OutputError(
-                        f"`{self.part.path}`: window {number:,} is wrong: {shorten(str(error))}",
+                        f"`{self.line.path}`: window {number:,} is wrong: {shorten(str(error))}",
                         hint="was the file changed by something else than tnet?",
                     ) from error
                 yield window
 
 
-def _long(part: _Part) -> Apart:
-    """Return a record without its windows, and these apart."""
+def _without_windows(line: _Line) -> Prediction:
+    """Return a record without its windows; ValueError where it cannot be read in little memory."""
     import ijson
 
     builder = ijson.ObjectBuilder()
-    with part.open() as file:
+    depth, is_window = 0, False
+    held = {True: 0, False: 0}  # bytes of the current window, and of all else
+    with line.open() as file:
         try:
-            for prefix, event, value in ijson.parse(file, use_float=True):
-                top = prefix.partition(".")[0]
-                if top != WINDOWS and (prefix, event, value) != ("", "map_key", WINDOWS):
+            for event, value in ijson.basic_parse(file, use_float=True):
+                file.since_value = 0
+                depth += event.startswith("start_") - event.startswith("end_")
+                if depth > MOST_DEPTH:
+                    raise ValueError(f"not JSON: {DEEP}")
+                if depth == 0 or (depth == 1 and event == "map_key"):
+                    is_window = depth == 1 and value == WINDOWS
+                if depth <= 2:  # not inside of a window
+                    held[True] = 0
+                held[is_window] += EVENT_BYTES + (len(value) if isinstance(value, str) else 0)
+                if held[is_window] > MOST_HELD:
+                    what = "a window" if is_window else "a record without its windows"
+                    raise ValueError(f"{what} has more than {MOST_HELD >> 20} MiB")
+                if not is_window:
                     builder.event(event, value)
         except ijson.JSONError as error:
             raise ValueError(f"not JSON: {error}") from error
-    return Prediction.from_data(builder.value), _WindowsOnDisk(part)
+    return Prediction.from_data(builder.value)

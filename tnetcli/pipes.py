@@ -7,21 +7,24 @@ never. So nothing here waits for longer than an instant at a time.
 
 import io
 import os
+import re
 import select
 import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO, BinaryIO
 
 from tnetcli.errors import OutputError, UsageError
+from tnetcli.files import open_regular
 
 STANDARD = "-"  # input or output, where a file is named
 INSTANT = 0.2  # seconds
 PART_BYTES = 2**16
+DESCRIPTOR = re.compile(r"/dev/stdin|(?:/dev|/proc/self)/fd/([0-9]{1,9})")
+STREAMS = (stat.S_ISFIFO, stat.S_ISSOCK, stat.S_ISCHR)
 
 
 def standard_input() -> BinaryIO:
@@ -32,16 +35,24 @@ def standard_input() -> BinaryIO:
 
 
 def is_pipe(path: str | os.PathLike[str]) -> bool:
-    """Say whether what is at `path` passes by once, as what a shell gives for `<(…)` does."""
-    return _is_pipe(os.fspath(path))
+    """Return whether `path` names a stream that this process inherited, as `<(…)` of a shell."""
+    return _inherited(path) is not None
 
 
-@cache  # asked for every image of a list
-def _is_pipe(path: str) -> bool:
+def _inherited(path: str | os.PathLike[str]) -> int | None:
+    """Return the descriptor of a stream that the caller opened for us; None for anything else.
+
+    A pipe that lies on a disk is none: anyone can leave one there, and reading it never ends.
+    """
+    name = DESCRIPTOR.fullmatch(os.fspath(path))
+    if name is None:
+        return None
+    descriptor = int(name[1] or 0)
     try:
-        return stat.S_ISFIFO(os.stat(path).st_mode)
-    except (OSError, ValueError):  # whoever opens it says why
-        return False
+        mode = os.fstat(descriptor).st_mode
+    except (OSError, OverflowError):  # whoever opens it says why
+        return None
+    return descriptor if any(is_kind(mode) for is_kind in STREAMS) else None
 
 
 @contextmanager
@@ -71,12 +82,11 @@ def _copy(path: str | os.PathLike[str], kept: IO[bytes]) -> None:
 
 
 def open_to_read(path: Path) -> BinaryIO:
-    """Open a file; a named pipe to which nobody writes yet is waited for by who reads it."""
-    if sys.platform == "linux" and is_pipe(path):
-        # Elsewhere such a pipe looks as if it had ended.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        return open(descriptor, "rb", buffering=0)
-    return path.open("rb")
+    """Open a regular file or an inherited stream; OSError for pipes, devices and sockets."""
+    descriptor = _inherited(path)
+    if descriptor is None:
+        return open_regular(path)
+    return open(os.dup(descriptor), "rb", buffering=0)
 
 
 def parts_of(file: BinaryIO) -> Iterator[bytes]:

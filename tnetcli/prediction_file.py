@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tnetcli.errors import OutputError, UsageError
+from tnetcli.files import open_regular
+from tnetcli.json_text import parse_json
 from tnetcli.output_file import claim, refuse_special, sweep, whole_file
 from tnetcli.prediction import SCHEMA, Prediction
 from tnetcli.wording import first_line, printable, reason, shorten
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 BEGINNING = f'{{"schema": "{SCHEMA}"'.encode()  # of every record
 ATTEMPTS = 10  # to get hold of a file that another process is just replacing
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4", ".7z")
+MOST_LINE = 2**28  # bytes
 IsCurrent = Callable[[Prediction], bool | None]
 
 
@@ -56,8 +59,8 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[Line]:
         if empty:
             raise gap(path, empty)
         try:
-            yield Line(text, Prediction.from_json(text.decode()))
-        except ValueError as error:  # UnicodeDecodeError is one
+            yield Line(text, parse_record(text))
+        except ValueError as error:
             refuse_unless_cut_off(path, number, text[: len(BEGINNING)], text[-1:], error)
             return
 
@@ -88,10 +91,25 @@ def gap(path: str | os.PathLike[str], number: int) -> OutputError:
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
     try:
-        with open(path, "rb") as file:
-            yield from file
+        with open_regular(path) as file:
+            while text := file.readline(MOST_LINE + 1):
+                if len(text) > MOST_LINE:
+                    raise OutputError(
+                        f"`{path}` has a line of more than {MOST_LINE >> 20} MiB",
+                        hint="this is no file of predictions: name another",
+                    )
+                yield text
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def parse_record(text: bytes) -> Prediction:
+    """Return the record of one line; ValueError says what is wrong with it."""
+    try:
+        data = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    return Prediction.from_data(data)
 
 
 def unreadable(path: str | os.PathLike[str], error: OSError) -> OutputError:

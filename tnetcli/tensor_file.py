@@ -1,10 +1,8 @@
 """The file that holds weights: safetensors, read with suspicion and written whole or not at all."""
 
 import hashlib
-import json
 import math
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.errors import ModelError, OutputError
+from tnetcli.files import open_descriptor
+from tnetcli.json_text import parse_json
 from tnetcli.output_file import write_whole
 from tnetcli.wording import first_line, reason
 
@@ -96,10 +96,10 @@ class TensorFile:
             raise self._cut_off(f"it ends inside its header of {length} bytes")
         self._read(8)
         try:
-            header = json.loads(self._read(length).decode(), object_pairs_hook=_once)
+            header = parse_json(self._read(length), unique=True)
             metadata = header.pop("__metadata__", {})
             entries, end = _entries(header)
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise self._damaged(f"its header makes no sense ({first_line(error)})") from error
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
             raise self._damaged("its metadata is not a table of texts")
@@ -128,21 +128,18 @@ def open_tensor_file(path: str | os.PathLike[str]) -> Iterator[TensorFile]:
     """Open a safetensors file and check its header; no tensor is read, nothing is unpickled."""
     path = Path(path)
     try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise ModelError(f"the model is a folder: `{path}`", hint=_inside(path))
-        if not stat.S_ISREG(mode):
-            raise ModelError(f"not a regular file: `{path}`", hint=f"give a {SUFFIX} file")
-        if path.suffix.lower() in PICKLES:
-            raise ModelError(f"a model does not end in `{path.suffix}`: `{path}`", hint=NO_PICKLE)
-        file = path.open("rb")
+        descriptor = open_descriptor(path)
     except FileNotFoundError as error:
         raise ModelError(
             f"no such model file: `{path}`", hint="check the path; `tnet models` lists names"
         ) from error
+    except IsADirectoryError as error:
+        raise ModelError(f"the model is a folder: `{path}`", hint=_inside(path)) from error
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
-    with file:
+    with open(descriptor, "rb") as file:
+        if path.suffix.lower() in PICKLES:
+            raise ModelError(f"a model does not end in `{path.suffix}`: `{path}`", hint=NO_PICKLE)
         yield TensorFile(path, file)
 
 
@@ -154,15 +151,8 @@ def _inside(folder: Path) -> str:
 def unreadable(path: str | os.PathLike[str], error: Exception) -> ModelError:
     """Say why a model cannot be read."""
     return ModelError(
-        f"cannot read the model, {reason(error)}: `{path}`", hint="check path and rights"
+        f"cannot read the model `{path}`: {reason(error)}", hint="check path and rights"
     )
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name comes twice")
-    return found
 
 
 def _entries(header: Mapping[str, Any]) -> tuple[dict[str, Entry], int]:

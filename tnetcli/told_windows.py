@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tnetcli.csv_file import Problems, Row, locate, read_rows
 from tnetcli.errors import ImageError, ManifestError, OutputError
+from tnetcli.files import open_regular
 from tnetcli.geometry import Size, Window
 from tnetcli.large_records import read_apart
 from tnetcli.pipes import is_pipe
@@ -162,7 +163,7 @@ def _digest(path: Path) -> tuple[str, bytes]:
     """Return the sha256 of a file, and how it begins."""
     digest, start = hashlib.sha256(), b""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while piece := file.read(PIECE):
                 start = start or piece[:64]
                 digest.update(piece)

@@ -1,7 +1,6 @@
 """Plain values from a YAML file that people write by hand, and changes to them."""
 
 import copy
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import yaml
 
 from tnetcli.errors import RecipeError
+from tnetcli.files import open_regular
 from tnetcli.wording import first_line, reason, shorten
 
 MOST_BYTES = 2**20
@@ -110,14 +110,7 @@ def _reason(error: Exception) -> str:
 
 def _read_text(path: Path) -> str:
     try:
-        # What is no file may have no end, as /dev/zero, or wait for somebody, as a FIFO.
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            what = "a folder" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
-            raise RecipeError(
-                f"a recipe is a file, this is {what}: `{path}`", hint="give a YAML file"
-            )
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise RecipeError(
@@ -134,7 +127,7 @@ def _read_text(path: Path) -> str:
         ) from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise RecipeError(
-            f"cannot read the recipe, {reason(error)}: `{path}`", hint="check path and rights"
+            f"cannot read the recipe `{path}`: {reason(error)}", hint="check path and rights"
         ) from error
 
 

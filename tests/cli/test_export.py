@@ -394,13 +394,16 @@ WAYS = {
     [
         ({"windows": [{"box": [9, 9, 1, 1]}]}, "window `root`: not a rectangle"),
         ({"windows": [{}, {"box": [0, 0, 0, 5]}]}, "window `root/0-0`: not a rectangle"),
-        ({"windows": [{}, {}, {"box": [0, 0, float("nan"), 5]}]}, "`root/0-1`: not a rectangle"),
+        (
+            {"windows": [{}, {}, {"box": [0, 0, float("nan"), 5]}]},
+            "line 1: not JSON: NaN is no number",
+        ),
         ({"windows": [{}, {"attention": 2}]}, "`attention` is 2, not between 0 and 1"),
         ({"windows": [{}, {}, {"path": "root/0-0"}]}, "window `root/0-0` is there twice"),
         ({"windows": [{"probability": "high"}]}, "`probability` is high, not a number"),
         ({"probability": 1.5}, "`probability` is 1.5"),
         ({"transform": [0, 0, 0, 0, 0, 0]}, "`transform` leads nowhere: 0, 0, 0, 0, 0, 0"),
-        ({"transform": [float("inf"), 0, 0, 0, 1, 0]}, "`transform` leads nowhere: inf, 0"),
+        ({"transform": [float("inf"), 0, 0, 0, 1, 0]}, "line 1: not JSON: Infinity is no number"),
         ({"status": "done"}, "`status` is done, not ok or failed"),
     ],
 )

@@ -6,7 +6,7 @@ import sys
 import pytest
 from typer.main import get_command
 
-from tests.commands import joined, run_in_shell, tnet
+from tests.commands import run_in_shell, tnet, waiting_for_a_list
 from tests.images import noise, write_geotiff
 from tnetcli import __version__
 from tnetcli.cli.main import app
@@ -74,15 +74,9 @@ def test_a_reader_that_stops_listening_is_no_bug(tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of another kind")
 def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path, unmeasured):
-    os.mkfifo(tmp_path / "list.csv")
-    command = [sys.executable, "-m", "tnetcli", "info", "--manifest", "list.csv"]
-    running = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=unmeasured
-    )
-    pipe = joined(tmp_path / "list.csv", running)
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=30)
-    os.close(pipe)
+    with waiting_for_a_list("info", cwd=tmp_path, env=unmeasured) as running:
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=30)
     assert running.returncode == 130
     error, hint = said.splitlines()
     assert error == "error: interrupted"
@@ -96,13 +90,9 @@ def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path, unmeasured):
 )  # fmt: skip
 @pytest.mark.skipif(os.name == "nt", reason="signals of another kind")
 def test_whoever_waits_for_a_list_can_be_stopped(tmp_path, command, name, code):
-    os.mkfifo(tmp_path / "list.csv")
-    given = [sys.executable, "-m", "tnetcli", command, "--manifest", "list.csv"]
-    running = subprocess.Popen(given, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    pipe = joined(tmp_path / "list.csv", running)  # to which nobody ever writes
-    running.send_signal(getattr(signal, name))
-    _, said = running.communicate(timeout=30)
-    os.close(pipe)
+    with waiting_for_a_list(command, cwd=tmp_path) as running:
+        running.send_signal(getattr(signal, name))
+        _, said = running.communicate(timeout=30)
     assert running.returncode == code
     assert [line.split(":")[0] for line in said.splitlines()] == ["error", "hint"]
 
@@ -229,3 +219,89 @@ def test_a_message_is_cut_where_nobody_would_read_on(tmp_path):
     assert done.returncode == 2
     assert max(map(len, done.stderr.splitlines())) < 2100
     assert "…" in done.stderr
+
+
+RAISING = """
+import sys
+from tnetcli.cli import main
+def app(**options):
+    {body}
+main.app = app
+sys.argv = ["tnet", *{words!r}]
+main.main()
+"""
+
+
+def raising(body, *words):
+    """Run a command of which nothing is left but the error that it meets."""
+    code = RAISING.format(body=body, words=words)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("info", 3), ("predict", 3), ("train", 5), ("merge", 7), ("export", 7)]
+)
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise MemoryError", "out of memory"),
+        ("import numpy; numpy.empty(2**55)", "out of memory: Unable to allocate"),
+        ("app(**options)", "an input is nested too deeply"),
+    ],
+)
+def test_an_input_that_is_too_much_is_two_lines_and_an_exit_code(body, said, command, code):
+    done = raising(body, command)
+    assert (done.returncode, done.stdout) == (code, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(f"error: {said}")
+    assert hint.startswith("hint: ")
+
+
+def test_torch_without_memory_is_no_bug():
+    done = raising("import torch; torch.empty(2**60, dtype=torch.uint8)", "train")
+    assert done.returncode == 5
+    assert "out of memory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("body", ["raise RuntimeError('odd')", "raise KeyError('odd')"])
+def test_a_bug_keeps_its_traceback(body):
+    done = raising(body, "info")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no such limit")
+def test_a_list_that_fills_the_memory_is_two_lines(tmp_path):
+    (tmp_path / "list.csv").write_text("path\n" + "a\n" * 4_000_000)
+    tnet = f"ulimit -v 1000000 && tnet info --manifest {tmp_path}/list.csv"
+    done = run_in_shell(f"export OPENBLAS_NUM_THREADS=1 && {tnet}")
+    assert done.returncode == 3
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
+
+
+WARNING = """import logging, warnings, numpy
+    main.show_log(logging.{level})
+    numpy.array([1e300]).astype(numpy.float32)
+    warnings.warn("odd\\x1b[2J name")
+    logging.getLogger("some.library").error("odd\\x1b[2J\\nvalue")
+"""
+
+
+def test_warnings_of_libraries_are_not_shown():
+    assert raising(WARNING.format(level="INFO"), "info").stderr == ""
+
+
+def test_warnings_of_libraries_are_a_line_each_if_asked_for():
+    done = raising(WARNING.format(level="DEBUG"), "info")
+    cast, name, value = done.stderr.splitlines()
+    assert "RuntimeWarning: overflow encountered in cast" in cast
+    assert "UserWarning: odd\\x1b[2J name" in name
+    assert value == "some.library: odd\\x1b[2J value"
+
+
+def test_only_the_command_changes_how_this_process_warns():
+    code = "import logging, warnings; before = warnings.showwarning, logging.root.handlers[:]\n"
+    code += "import tnetcli, tnetcli.cli.main\n"
+    code += "assert before == (warnings.showwarning, logging.root.handlers)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,7 +1,9 @@
 import gzip
 import io
+import os
 import struct
 import tarfile
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -110,6 +112,27 @@ def test_what_is_no_mnist_at_all_is_refused(tmp_path):
     for name in ("text", "nothing"):
         with pytest.raises(ImageError, match=name):
             read_mnist(str(tmp_path / name), "train")
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.REGTYPE])
+@pytest.mark.parametrize("size", [2**26, -512])
+def test_headers_of_an_archive_do_not_fill_the_memory(tmp_path, kind, size):
+    member = tarfile.TarInfo("a")
+    member.type, member.size = kind, size
+    head = member.tobuf(tarfile.GNU_FORMAT)
+    (tmp_path / "mnist.tgz").write_bytes(gzip.compress(head + bytes(2**26)))
+    tracemalloc.start()
+    with pytest.raises(ImageError):
+        read_mnist(str(tmp_path / "mnist.tgz"), "train")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**23
+
+
+def test_a_pipe_in_place_of_an_archive_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "mnist.tgz")
+    with pytest.raises(ImageError, match="is a named pipe, not a regular file"):
+        read_mnist(str(tmp_path / "mnist.tgz"), "train")
 
 
 def test_a_cut_off_archive_is_refused(tmp_path):

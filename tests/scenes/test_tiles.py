@@ -1,8 +1,10 @@
 import io
 import logging
+import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -304,6 +306,45 @@ def test_a_file_too_large_for_a_tile_is_refused_before_it_is_read(tmp_path, monk
         archive.writestr("a/bomb.png", bytes(2**25))
     monkeypatch.setattr(tile_files.Zip, "read", None)
     assert "`a/bomb.png` has 33.6 MB, too much for a tile" in problem(path)
+
+
+def test_a_member_that_is_longer_than_it_says_is_not_decompressed(tmp_path):
+    path = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/0.png", encode(random_tile()))
+        archive.writestr("a/bomb.png", bytes(2**26))
+    said, size = path.read_bytes(), (2**26).to_bytes(4, "little")
+    path.write_bytes(said.replace(size, (1000).to_bytes(4, "little")))
+    tracemalloc.start()
+    assert "`a/bomb.png` is damaged" in problem(path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**23
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_member_that_decompresses_without_a_limit_is_refused(tmp_path, method):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("a/0.png", encode(random_tile()))
+    assert "`a/0.png` is damaged: it is neither stored nor deflated" in problem(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/0.png", encode(random_tile()))
+        archive.writestr("a/index.csv", "file,split\n", method)
+        archive.writestr("index.csv", "file,split\n", method)
+    assert "cannot read `index.csv`" in problem(path)
+
+
+def test_a_pipe_in_place_of_tiles_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "tiles.zip")
+    assert "is a named pipe, not a regular file" in problem(tmp_path / "tiles.zip")
+
+
+def test_a_pipe_beside_tiles_is_passed_over(tmp_path):
+    (tmp_path / "in").mkdir()
+    path = write_zip(tmp_path / "in" / "a.zip", some_tiles())
+    os.mkfifo(tmp_path / "in" / "index.csv")
+    assert read_tiles(path).names
 
 
 def test_a_damaged_or_locked_member_of_a_zip_is_named(tmp_path):

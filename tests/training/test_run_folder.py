@@ -238,3 +238,33 @@ def test_a_state_that_was_cut_off_is_a_model_error(folder, recipe):
     folder.state.write_bytes(folder.state.read_bytes()[:-50])
     with pytest.raises(ModelError, match="cut off"):
         folder.load_state()
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl", ".training"])
+def test_a_pipe_in_a_run_folder_is_refused_and_not_waited_for(folder, recipe, name):
+    begin(folder, recipe)
+    (folder.path / name).unlink(missing_ok=True)
+    os.mkfifo(folder.path / name)
+
+    def resume():
+        folder.start(recipe, resume=True, overwrite=False)
+        folder.forget_after(0)
+        enter(folder)
+
+    assert "regular file" in (said := refused(resume)) or "no ordinary file" in said
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "a: &a [*a]", "1" * 5000, "\udc00"])
+def test_a_recipe_that_cannot_be_read_is_another_one(folder, recipe, text):
+    begin(folder, recipe)
+    folder.recipe.write_text(text, errors="surrogatepass")
+    refused(begin, folder, recipe, resume=True)
+
+
+def test_lines_that_are_no_figures_are_passed_over(folder, recipe):
+    begin(folder, recipe)
+    lines = ["[" * 100_000, "7", "{}", '{"step": "a"}', '{"step": NaN}', '{"step": 1, "loss": 2.5}']
+    folder.metrics.write_text("\n".join(lines) + "\n")
+    assert folder.rows() == [{"step": 1, "loss": 2.5}]
+    folder.forget_after(1)
+    assert folder.rows() == [{"step": 1, "loss": 2.5}]

@@ -65,6 +65,21 @@ def test_a_last_line_without_its_end_gets_one(tmp_path):
     assert ids(tmp_path / "all.jsonl") == ["a", "b"]
 
 
+def test_a_line_of_any_length_is_copied_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("tnetcli.large_records.LONG", 100)
+    monkeypatch.setattr("tnetcli.workflows.merge.PIECE", 7)
+    one = write(tmp_path / "1.jsonl", record("a"), record("b"))
+    merge([one], tmp_path / "all.jsonl")
+    assert (tmp_path / "all.jsonl").read_bytes() == one.read_bytes()
+
+
+def test_a_record_that_is_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / "1.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(OutputError, match="nested too deeply"):
+        merge([tmp_path / "1.jsonl"], tmp_path / "all.jsonl")
+    assert not (tmp_path / "all.jsonl").exists()
+
+
 def test_nothing_is_replaced_unasked(tmp_path):
     one = write(tmp_path / "1.jsonl", record("a"))
     kept = write(tmp_path / "all.jsonl", record("z"))

@@ -292,6 +292,19 @@ def test_a_folder_made_with_other_settings_is_refused_and_left_alone(tmp_path, o
     assert content(out) == before
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
+def test_a_pipe_in_place_of_the_settings_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / synth_folder.SETTINGS)
+    with pytest.raises(OutputError, match="is a named pipe, not a regular file"):
+        synth_folder.prepare_folder(tmp_path, {}, overwrite=False)
+
+
+def test_settings_that_are_nested_deeply_are_other_settings(tmp_path):
+    (tmp_path / synth_folder.SETTINGS).write_text("[" * 100_000)
+    with pytest.raises(OutputError, match="other settings"):
+        synth_folder.prepare_folder(tmp_path, {"seed": 1}, overwrite=False)
+
+
 def test_overwriting_removes_what_was_made_and_nothing_else(tmp_path):
     out = tmp_path / "out"
     synthesise(out, order(images=3, size=64, format="ome-zarr"))

@@ -1,6 +1,7 @@
 """The `tnet` command: finds the subcommand, and turns errors into lines and exit codes."""
 
 import errno
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -27,9 +28,10 @@ from tnetcli.cli.recipes import recipes
 from tnetcli.cli.stopping import AGAIN, INTERRUPTED, Stopped, end_process, stop_when_told
 from tnetcli.cli.synth import synth
 from tnetcli.cli.train import train
-from tnetcli.errors import OutputError, TnetError
+from tnetcli.errors import ImageError, ModelError, OutputError, TnetError
 from tnetcli.machine import confine_gdal
 from tnetcli.training.speaking import is_speaker
+from tnetcli.wording import first_line
 
 BROKEN_PIPE = 141
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -45,6 +47,14 @@ HINTS = {
     "predict": "records in a FILE.jsonl are kept: run the same command again to go on",
     "train": "what was saved is kept: run it again with --resume to go on",
 }
+
+
+# What a command was most likely working on when it ran out of memory; else an image.
+EXHAUSTED: dict[str, type[TnetError]] = {
+    **dict.fromkeys(("models", "profile", "train"), ModelError),
+    **dict.fromkeys(("export", "merge", "synth"), OutputError),
+}
+log = logging.getLogger(__name__)
 
 
 class _ByName(TyperGroup):
@@ -90,7 +100,21 @@ def main() -> None:
     """Run the command line; docs/errors.md lists the exit codes."""
     confine_gdal()
     stop_when_told(_tell)
+    log_libraries()
     end_process(_run())
+
+
+class _Libraries(logging.Handler):
+    """Passes what libraries warn of to our own log, a line each, where `-v` shows it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log.debug("%s: %s", record.name, " ".join(record.getMessage().split()))
+
+
+def log_libraries() -> None:
+    """Keep warnings and log lines of libraries from standard error, for this whole process."""
+    logging.captureWarnings(True)
+    logging.getLogger().addHandler(_Libraries())
 
 
 def _run() -> int:
@@ -129,11 +153,31 @@ def _run_command() -> int:
         else:
             show_problem(error.format_message(), f"see `{_command_of(error)} --help`")
         return error.exit_code
+    except (MemoryError, RuntimeError) as error:
+        problem = _exhausted(error)
+        if not problem:
+            raise
+        log.debug("%s", problem, exc_info=True)
+        show_problem(problem, "leave out the file that it was working on, or give it more memory")
+        return EXHAUSTED.get(_command_name(), ImageError).exit_code
     except (Stopped, KeyboardInterrupt) as stop:
         return _tell(stop if isinstance(stop, Stopped) else Stopped(INTERRUPTED))
     if code == INTERRUPTED:  # what Typer makes of Ctrl-C
         return _tell(Stopped(INTERRUPTED))
     return code if isinstance(code, int) else 0
+
+
+def _exhausted(error: Exception) -> str:
+    """Return which limit of this process an input has exceeded; nothing for any other error."""
+    if isinstance(error, RecursionError):
+        return "an input is nested too deeply"
+    is_full = isinstance(error, MemoryError)
+    if "torch" in sys.modules:
+        from tnetcli.devices import is_out_of_memory
+
+        is_full = is_full or is_out_of_memory(error)
+    why = f": {first_line(error)}" if str(error).strip() else ""
+    return f"out of memory{why}" if is_full else ""
 
 
 def _tell(stopped: Stopped) -> int:

@@ -1,9 +1,7 @@
 """The features of a file of GeoJSON one by one, whoever wrote it, with the place of each."""
 
 import gzip
-import json
 import os
-import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +10,8 @@ from typing import Any, BinaryIO, Literal, NoReturn, TypeAlias, cast
 
 from tnetcli.errors import OutputError
 from tnetcli.exporters.geojson import HEAD, RECORD_SEPARATOR, SEQUENCES
+from tnetcli.files import open_regular
+from tnetcli.json_text import parse_json
 from tnetcli.wording import printable, reason, shorten
 
 MOST_AT_ONCE = 32 << 20  # bytes of a line, or of a file that is not one feature a line
@@ -141,7 +141,7 @@ class OverlayFile:
 
     def _parse(self, text: bytes, line: int | None = None) -> Any:
         try:
-            return parse(text)
+            return parse_json(text, unique=True)
         except ValueError as error:
             where = f", line {line}" if line else ""
             self.refuse(f"is not JSON{where}: {shorten(str(error))}")
@@ -149,9 +149,7 @@ class OverlayFile:
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
         with self._explained():
-            if not stat.S_ISREG(os.stat(self._path).st_mode):
-                self.refuse("is no ordinary file", hint="write it to a file, then check that")
-            raw = open(self._path, "rb")  # noqa: SIM115  closed below
+            raw = open_regular(self._path)
         with raw:
             with self._explained():
                 is_compressed = raw.read(len(GZIP)) == GZIP
@@ -172,40 +170,12 @@ class OverlayFile:
             self.refuse(f"cannot be read: {reason(error)}", hint="check path and rights")
 
 
-def parse(text: bytes) -> Any:
-    """Return JSON as strict readers take it; ValueError tells what is wrong, always short."""
-    try:
-        return json.loads(text.decode(), parse_constant=_refuse, object_pairs_hook=_once)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start + 1} is not UTF-8") from error
-    except json.JSONDecodeError as error:
-        if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated"):
-            raise ValueError("it is cut off") from error
-        where = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise ValueError(f"{where}column {error.colno}, {error.msg}") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"`{printable(twice, 40)}` is there twice")
-    return found
-
-
 def _is_feature(line: bytes) -> bool:
     """Say whether a line is the first of a text sequence."""
     if line.startswith(SEPARATOR):
         return True
     try:
-        value = parse(line)
+        value = parse_json(line, unique=True)
     except ValueError:
         return False
     return isinstance(value, dict) and value.get("type") == "Feature"

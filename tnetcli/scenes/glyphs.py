@@ -9,12 +9,13 @@ import tarfile
 import zlib
 from dataclasses import dataclass
 from functools import cache
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
+from tnetcli.files import open_regular
 from tnetcli.sections.fields import SPLITS, Split
 from tnetcli.wording import first_line
 
@@ -24,9 +25,11 @@ DIGITS = 10
 TRAINING_SHARE = 5 / 6
 IMAGES_MAGIC, LABELS_MAGIC = 2051, 2049
 # MNIST has 60,000 glyphs in 47 MB; a file of many times that is something else.
-MOST_GLYPHS = 1_000_000
+MOST_GLYPHS = 500_000
 MOST_MEMBERS, MOST_ARCHIVE_BYTES = 1000, 2**30
 FAILURES = (OSError, EOFError, zlib.error, tarfile.TarError)
+GZIP = b"\x1f\x8b"
+MOST_HEADER = 2**20  # bytes of a name and the like, in an archive
 HINT = "give the folder or .tgz that holds `train-images-idx3-ubyte` and the other three files"
 DRAWN = 120  # of each digit, for each split
 NOISE_KINDS = 50
@@ -87,9 +90,14 @@ class _Files:
         if not os.path.exists(path):
             raise ImageError(f"`{path}` does not exist", hint=HINT)
         if not os.path.isdir(path):
-            if not tarfile.is_tarfile(path):
-                raise ImageError(f"`{path}` is neither a folder nor a tar archive", hint=HINT)
-            self._archive = tarfile.open(path)  # noqa: SIM115 - closed on exit
+            self._file = open_regular(path)
+            try:
+                self._archive = _open_archive(self._file)
+            except tarfile.ReadError as error:
+                self._file.close()
+                raise ImageError(
+                    f"`{path}` is neither a folder nor a tar archive", hint=HINT
+                ) from error
 
     def __enter__(self) -> "_Files":
         return self
@@ -97,6 +105,7 @@ class _Files:
     def __exit__(self, *_: object) -> None:
         if self._archive is not None:
             self._archive.close()
+            self._file.close()
 
     def read(self, stem: str, kind: str, most: int) -> bytes:
         """Return at most that much of one file, decompressed; more than that is an error."""
@@ -106,7 +115,7 @@ class _Files:
             for tail in ("", ".gz")
         ]
         with self._open(names) as file:
-            packed = file.peek(2)[:2] == b"\x1f\x8b"  # type: ignore[attr-defined]
+            packed = file.peek(2)[:2] == GZIP  # type: ignore[attr-defined]
             data = (gzip.GzipFile(fileobj=file) if packed else file).read(most + 1)
         if len(data) > most:
             raise ImageError(f"`{stem}-{kind}` of `{self._path}` is too long", hint=HINT)
@@ -117,7 +126,7 @@ class _Files:
             return self._open_member(self._archive, names)
         for name in names:
             if os.path.isfile(os.path.join(self._path, name)):
-                return open(os.path.join(self._path, name), "rb")
+                return open_regular(os.path.join(self._path, name))
         raise self._missing(names)
 
     def _open_member(self, archive: tarfile.TarFile, names: list[str]) -> IO[bytes]:
@@ -134,6 +143,23 @@ class _Files:
 
     def _missing(self, names: list[str]) -> ImageError:
         return ImageError(f"no `{names[0]}` in `{self._path}`", hint=HINT)
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose headers do not fill the memory."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        # Headers such as those of long names are read at once, whatever their length.
+        if self.size < 0 or (self.size > MOST_HEADER and not self.isreg()):
+            raise tarfile.ReadError("a header is longer than any name")
+        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
+
+
+def _open_archive(file: BinaryIO) -> tarfile.TarFile:
+    """Open a tar archive, plain or compressed by gzip, which decompresses piece by piece."""
+    packed = file.read(2) == GZIP
+    file.seek(0)
+    return tarfile.open(fileobj=file, mode="r:gz" if packed else "r:", tarinfo=_Member)
 
 
 def _idx(data: bytes, magic: int, path: str) -> NDArray[np.uint8]:

@@ -5,11 +5,14 @@ import hashlib
 import io
 import os
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from tnetcli.errors import ManifestError
+from tnetcli.files import open_regular
 from tnetcli.sections.fields import SPLIT_NAMES, SPLITS, Split
 from tnetcli.wording import first_line, in_bytes, shorten, some_of
 
@@ -18,8 +21,12 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 INDEX = "index.csv"
 MOST_BYTES = 2**24  # of a tile's file
 MOST_INDEX_BYTES = 2**28
+# The others decompress without a limit.
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 DEEPEST = 6  # folders; links may lead in circles
 MOST_NAMED = 5
+# RuntimeError: encrypted.
+DAMAGED_INDEX = (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError)
 
 
 class Folder:
@@ -44,15 +51,21 @@ class Folder:
         pass
 
     def read(self, name: str) -> bytes:
-        """Return what is in a file."""
-        return (self._path / name).read_bytes()
+        """Return what is in a file; OSError if that is more than `bytes_of` says."""
+        with open_regular(self._path / name) as file:
+            return _read_all(file, self.bytes_of[name])
 
 
 class Zip:
     """The files of an archive by their names, read without unpacking it."""
 
     def __init__(self, path: Path) -> None:
-        self._archive = zipfile.ZipFile(path)
+        self._file = open_regular(path)
+        try:
+            self._archive = zipfile.ZipFile(self._file)
+        except BaseException:
+            self._file.close()
+            raise
         members = self._archive.infolist()
         self.bytes_of = {each.filename: each.file_size for each in members if not each.is_dir()}
 
@@ -61,13 +74,25 @@ class Zip:
 
     def __exit__(self, *_: object) -> None:
         self._archive.close()
+        self._file.close()
 
     def read(self, name: str) -> bytes:
-        """Return what is in a file: never more than `bytes_of` says."""
-        return self._archive.read(name)
+        """Return what is in a file; OSError if that is more than `bytes_of` says."""
+        if self._archive.getinfo(name).compress_type not in METHODS:
+            raise OSError("it is neither stored nor deflated")
+        with self._archive.open(name) as file:
+            return _read_all(file, self.bytes_of[name])
 
 
 Files = Folder | Zip
+
+
+def _read_all(file: IO[bytes], most: int) -> bytes:
+    """Return at most that many bytes: what an archive says of a member need not be true."""
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError("it is longer than it says")
+    return data
 
 
 def open_files(path: Path) -> Files:
@@ -176,11 +201,22 @@ def _find_index(path: Path, files: Files, names: Mapping[str, str]) -> dict[str,
     if inside is not None:
         if files.bytes_of[inside] > MOST_INDEX_BYTES:
             raise ManifestError(f"`{inside}` of `{path}` is too large", hint="remove it")
-        return _splits_of(f"{path}/{inside}", files.read(inside))
+        try:
+            data = files.read(inside)
+        except DAMAGED_INDEX as error:
+            raise ManifestError(
+                f"cannot read `{inside}` of `{path}`: {first_line(error)}", hint="mend or remove it"
+            ) from error
+        return _splits_of(f"{path}/{inside}", data)
     beside = path.parent / INDEX
-    if not beside.is_file() or beside.stat().st_size > MOST_INDEX_BYTES:
+    try:
+        with open_regular(beside) as file:
+            data = file.read(MOST_INDEX_BYTES + 1)
+    except OSError:
         return None
-    index = _splits_of(str(beside), beside.read_bytes())
+    if len(data) > MOST_INDEX_BYTES:
+        return None
+    index = _splits_of(str(beside), data)
     # What lies outside may be about something else.
     about = index and any(_look_up(index, name) is not None for name in names)
     return index if about else None

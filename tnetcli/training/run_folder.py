@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -14,17 +14,22 @@ from torch import Tensor
 
 from tnetcli.checkpoint import STATE_KEY
 from tnetcli.errors import ModelError, OutputError
-from tnetcli.output_file import claim, write_whole
+from tnetcli.files import open_regular
+from tnetcli.json_text import parse_json
+from tnetcli.output_file import claim, refuse_special, write_whole
 from tnetcli.recipe import Recipe
 from tnetcli.tensor_file import open_tensor_file, write_tensor_file
 from tnetcli.wording import reason
+
+MOST_RECIPE = 2**22  # bytes, all defaults written out
+MOST_LINE = 2**20  # bytes of figures
 
 
 def _first_difference(one: str, other: str) -> str:
     """Return the key below which two recipes differ first."""
     try:
         first, second = (yaml.safe_load(text) for text in (one, other))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
         return "all"
     path = []
     while isinstance(first, dict) and isinstance(second, dict):
@@ -113,6 +118,7 @@ class RunFolder:
         """Keep others from training into this folder, or refuse to while another one does."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            refuse_special(self.claim, hint="remove it, or -o names another folder")
             file = self.claim.open("ab")
         except OSError as error:
             raise self._unusable(error) from error
@@ -136,7 +142,10 @@ class RunFolder:
             return False
 
     def _known(self) -> str | None:
-        return self.recipe.read_text(encoding="utf-8") if self.recipe.exists() else None
+        if not self.recipe.exists():
+            return None
+        with open_regular(self.recipe) as file:
+            return file.read(MOST_RECIPE).decode()
 
     def _made(self) -> list[Path]:
         """Return what a run leaves beside its recipe, whether it is there or not."""
@@ -165,11 +174,15 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         found = []
-        for line in self.metrics.read_text().splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
+        try:
+            with open_regular(self.metrics) as file:
+                while line := file.readline(MOST_LINE):
+                    with suppress(ValueError):
+                        row = parse_json(line)
+                        if isinstance(row, dict) and isinstance(row.get("step"), int):
+                            found.append(row)
+        except OSError as error:
+            raise self._unusable(error) from error
         return found
 
     def forget_after(self, step: int) -> None:
@@ -189,13 +202,13 @@ class RunFolder:
             return None
         with open_tensor_file(self.state) as file:
             try:
-                data = json.loads(file.metadata[STATE_KEY])
+                data = parse_json(file.metadata[STATE_KEY])
                 progress = Progress(**{**data, "untold": tuple(data["untold"])})
+                tensors = {name: torch.from_numpy(array.copy()) for name, array in file.arrays()}
             except (KeyError, TypeError, ValueError) as error:
                 raise ModelError(
                     f"`{self.state}` is not the state of a run", hint="start again: --overwrite"
                 ) from error
-            tensors = {name: torch.from_numpy(array.copy()) for name, array in file.arrays()}
         return progress, tensors
 
 

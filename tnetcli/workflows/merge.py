@@ -6,11 +6,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from tnetcli.errors import OutputError
+from tnetcli.files import open_regular
+from tnetcli.large_records import PIECE, read_parts
 from tnetcli.output_file import check_free, refuse_inputs, whole_file
-from tnetcli.prediction_file import differences, read_lines, refuse_compressed
+from tnetcli.prediction_file import differences, refuse_compressed
 from tnetcli.wording import counted, printable, some_of
 from tnetcli.workflows.images import Image
 
@@ -50,9 +52,8 @@ def merge(
     repeated = contradicted = 0
     first = None
     for number, file in enumerate(files):
-        start = 0
-        for line in read_lines(file):
-            record = line.record
+        for part in read_parts(file):
+            record = part.record
             first = first or record
             found = differences(record, first.model_sha256, first.settings)
             if found:
@@ -62,8 +63,7 @@ def merge(
                 )
             refuse_inputs(output, [record.image])
             answer = hash((record.label, round(record.probability, 5)))
-            spot = _Spot(number, start, len(line.text), record.status == "failed", answer)
-            start += len(line.text)
+            spot = _Spot(number, part.start, part.end, record.status == "failed", answer)
             before = chosen.get(record.id)
             repeated += before is not None
             if before is not None and not (before.failed or spot.failed):
@@ -99,7 +99,7 @@ class _Spot:
 
     file: int
     start: int
-    length: int
+    end: int
     failed: bool
     answer: int  # a digest: whether another record says the same
 
@@ -112,12 +112,21 @@ def _write(files: Sequence[Path], spots: Sequence[_Spot], output: Path) -> None:
                 if spot.file not in opened:
                     if len(opened) >= MOST_OPEN:
                         opened.popitem(last=False)[1].close()
-                    opened[spot.file] = open(files[spot.file], "rb")  # noqa: SIM115  closed below
-                opened[spot.file].seek(spot.start)
-                merged.write(opened[spot.file].read(spot.length).rstrip(b"\n") + b"\n")
+                    opened[spot.file] = open_regular(files[spot.file])
+                _copy(opened[spot.file], spot, merged)
     finally:
         for file in opened.values():
             file.close()
+
+
+def _copy(file: BinaryIO, spot: _Spot, merged: IO[bytes]) -> None:
+    """Append one line, however long it is."""
+    file.seek(spot.start)
+    left = spot.end - spot.start
+    while left:
+        piece = file.read(min(PIECE, left))
+        left = left - len(piece) if piece else 0  # it may have become shorter
+        merged.write(piece if left else piece.rstrip(b"\n") + b"\n")
 
 
 def as_text(merged: Merged) -> str:

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from tnetcli.errors import RecipeError, UsageError
+from tnetcli.files import open_regular
 from tnetcli.output_file import check_free, write_whole
 from tnetcli.wording import did_you_mean, printable, reason
 
@@ -127,7 +128,8 @@ def _entry(name: str, path: Path) -> Entry:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            return file.read()
     except OSError as error:
         raise RecipeError(
             f"cannot read the recipe, {reason(error)}: `{path}`", hint=BROKEN

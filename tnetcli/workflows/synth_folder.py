@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from tnetcli.errors import OutputError
+from tnetcli.files import open_regular
+from tnetcli.json_text import parse_json
 from tnetcli.output_file import folder_beside, write_whole
 from tnetcli.scenes.base import Scene
-from tnetcli.wording import one_line
+from tnetcli.wording import one_line, reason
 from tnetcli.workflows.scene_files import FORMATS, Advance, put
 
 SETTINGS, MANIFEST, IMAGES = "synth.json", "manifest.csv", "images"
 COLUMNS = ("path", "label", "split", "id", "group", "box")
+MOST_BYTES = 2**20  # of the settings
 OURS = re.compile(r"\d{5,}\.(tif|ome\.zarr|png|jpg)|\.tnet-\w+")
 
 
@@ -47,9 +50,12 @@ def prepare_folder(out: Path, described: Mapping[str, Any], *, overwrite: bool) 
 def _read_settings(path: Path) -> dict[str, Any] | None:
     """Return what an earlier run was told; None if there was none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            found = parse_json(file.read(MOST_BYTES))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise OutputError(f"cannot read `{path}`: {reason(error)}", hint="remove it") from error
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
