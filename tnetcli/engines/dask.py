@@ -178,7 +178,7 @@ def _check_security(address: str) -> None:
     from distributed.comm.addressing import parse_address
 
     given = Security().get_connection_args("client")  # type: ignore[no-untyped-call]
-    is_encrypted = parse_address(address)[0] in ("tls", "wss")  # type: ignore[no-untyped-call]
+    is_encrypted = parse_address(address)[0] in ("tls", "wss")
     told = "Dask's configuration (DASK_CONFIG=FILE.yaml); docs/hpc.md has an example"
     if is_encrypted and given.get("ssl_context") is None:
         raise UsageError(

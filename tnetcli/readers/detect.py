@@ -10,6 +10,7 @@ import zlib
 from tnetcli.errors import ImageError
 from tnetcli.files import open_regular
 from tnetcli.readers.dicom import series_of
+from tnetcli.readers.zip_file import Archive
 from tnetcli.wording import reason
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -146,6 +147,9 @@ def _slide_vendor(path: str) -> str | None:
         import openslide
     except ImportError:
         return None
+    from tnetcli.readers.slide_files import check_companions
+
+    check_companions(path)  # to find out, OpenSlide opens some of them
     vendor: str | None = openslide.OpenSlide.detect_format(path)
     return vendor
 
@@ -179,7 +183,7 @@ def _is_large(path: str) -> bool:
 
 def _zip_has_zarr(path: str) -> bool:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with Archive(path) as archive:
             return any(name.rsplit("/", 1)[-1] in ZARR_FILES for name in archive.namelist())
     except ZIP_FAILURES:
         return False
