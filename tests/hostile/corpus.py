@@ -8,6 +8,7 @@ must be.
 """
 
 import argparse
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -16,11 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from tests.hostile import drivers  # noqa: E402
+from tests.hostile import bombs, drivers  # noqa: E402
 from tests.hostile.case import Case, Place  # noqa: E402
 from tests.hostile.running import Listener, Verdict, runner  # noqa: E402
 
-CASES: tuple[Case, ...] = (*drivers.CASES,)
+CASES: tuple[Case, ...] = (*drivers.CASES, *bombs.CASES)
 SECONDS = 10.0  # that a case may take; the limit of the process is longer
 COLUMNS = ("case", "finding", "exit", "seconds", "MB", "requests", "changed", "verdict")
 
@@ -35,7 +36,9 @@ def write(folder: Path, cases: tuple[Case, ...]) -> None:
     listener.close()
 
 
-def report(cases: tuple[Case, ...], tree: Path, *, cold: bool, seconds: float) -> int:
+def report(
+    cases: tuple[Case, ...], tree: Path, *, cold: bool, seconds: float, errors: bool
+) -> int:
     """Run the cases and print a table; return how many are not as they must be."""
     print("| " + " | ".join(COLUMNS) + " |")
     print("| " + " | ".join("---" for _ in COLUMNS) + " |")
@@ -50,6 +53,8 @@ def report(cases: tuple[Case, ...], tree: Path, *, cold: bool, seconds: float) -
             verdict.problems += [f"took {each.seconds:.1f} s" for each in late]
             bad += bool(verdict.problems)
             print("| " + " | ".join(row(verdict)) + " |", flush=True)
+            if errors:
+                print("\n".join(each.err for each in verdict.ended), flush=True)
     print(f"\n{len(cases) - bad} of {len(cases)} cases are as they must be")
     return bad
 
@@ -76,16 +81,18 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path, help="write the files here")
-    parser.add_argument("--only", metavar="NAME", help="cases whose name holds this")
+    parser.add_argument("--only", metavar="NAME", help="cases whose name matches")
     parser.add_argument("--report", action="store_true", help="run the cases instead")
     parser.add_argument("--tree", type=Path, default=ROOT, help="checkout to run; this one")
     parser.add_argument("--cold", action="store_true", help="start Python for each command")
     parser.add_argument("--limit", type=float, default=60, help="seconds before a kill; 60")
     parser.add_argument("--errors", action="store_true", help="show what commands print, too")
     given = parser.parse_args()
-    cases = tuple(case for case in CASES if (given.only or "") in case.name)
+    cases = tuple(case for case in CASES if re.search(given.only or "", case.name))
     if given.report:
-        return int(report(cases, given.tree.resolve(), cold=given.cold, seconds=given.limit) > 0)
+        tree = given.tree.resolve()
+        bad = report(cases, tree, cold=given.cold, seconds=given.limit, errors=given.errors)
+        return int(bad > 0)
     if given.folder is None:
         parser.error("name a folder, or give --report")
     write(given.folder, cases)
