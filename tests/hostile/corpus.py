@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from tests.hostile import bombs, drivers  # noqa: E402
+from tests.hostile import bombs, drivers, pipes  # noqa: E402
 from tests.hostile.case import Case, Place  # noqa: E402
 from tests.hostile.running import Listener, Verdict, runner  # noqa: E402
 
-CASES: tuple[Case, ...] = (*drivers.CASES, *bombs.CASES)
+CASES: tuple[Case, ...] = (*drivers.CASES, *bombs.CASES, *pipes.CASES)
 SECONDS = 10.0  # that a case may take; the limit of the process is longer
 COLUMNS = ("case", "finding", "exit", "seconds", "MB", "requests", "changed", "verdict")
 
