@@ -18,7 +18,7 @@ import numpy as np
 import simplejpeg
 import tifffile
 
-from tests.hostile.case import Case, Place, image, pixels
+from tests.hostile.case import Case, Place, image, pixels, step
 from tests.slides import zeros_deflated
 
 GIGABYTES = 3 * 2**30  # of zeros that a chunk decodes to
@@ -288,9 +288,7 @@ def _png_of_zeros(side: int) -> bytes:
     )  # fmt: skip
 
 
-def _tiles(
-    codec: str, tile: Callable[[], bytes], name: str = "a.tif"
-) -> Callable[[Place], object]:
+def _tiles(codec: str, tile: Callable[[], bytes], name: str = "a.tif") -> Callable[[Place], object]:
     """Return how to write a TIFF of 2 x 2 tiles, all of them the same bytes."""
 
     def make(place: Place) -> None:
@@ -321,6 +319,14 @@ def _many_bands(place: Place) -> None:
     )  # fmt: skip
 
 
+def _overflowing(place: Place) -> None:
+    """Write values so large that their sum is none."""
+    values = np.full((TILE, TILE, 3), np.finfo(np.float32).max, np.float32)
+    values[::2] *= -1
+    values[0] = np.inf
+    tifffile.imwrite(place.images / "a.tif", values, photometric="rgb", metadata=None)
+
+
 TIFF = (
     image("ome-size-z-3e8", "S6", "a.ome.tif", _ome(300_000_000)),
     image("ome-size-z-1e9", "S6", "a.ome.tif", _ome(1_000_000_000)),
@@ -347,6 +353,14 @@ TIFF = (
           predict=(0, 3)),
     image("lzma-tile", "S9", "a.tif", _tiles("lzma", lambda: BOMBS["lzma"]()), info=(0, 3),
           predict=(0, 3)),
+    Case(
+        "float-overflow", "S17", _overflowing,
+        (
+            step("info", "{images}/a.tif", codes=(0, 3)),
+            step("predict", "{images}/a.tif", "--rescale", "0,1e-38", codes=(0, 3)),
+            step("predict", "{images}/a.tif", "--rescale=-3e38,3e38", codes=(0, 3)),
+        ),
+    ),
     image("bands-65535", "S10", "a.tif", _many_bands),
 )  # fmt: skip
 

@@ -47,7 +47,10 @@ class Place:
 
     def fill(self, text: str) -> str:
         """Put the names of this place into a word of a command."""
-        names = {"images": self.images, "victim": self.victim, "work": self.work, "url": self.url}
+        names = {
+            "images": self.images, "victim": self.victim, "work": self.work,
+            "url": self.url, "host": self.url.removeprefix("http://"),
+        }  # fmt: skip
         for name, value in names.items():
             text = text.replace(f"{{{name}}}", str(value))
         return text
@@ -60,6 +63,7 @@ class Step:
     words: tuple[str, ...]
     codes: frozenset[int]
     says: tuple[str, ...] = ()
+    before: Callable[[Place], object] | None = None  # what an attacker does just before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +95,14 @@ class Case:
     entry: str = ""  # the image, where one can be put into a batch
 
 
-def step(*words: str, codes: Iterable[int] = (3,), says: Sequence[str] = ()) -> Step:
+def step(
+    *words: str,
+    codes: Iterable[int] = (3,),
+    says: Sequence[str] = (),
+    before: Callable[[Place], object] | None = None,
+) -> Step:
     """Return a command with the exit codes that are right for it."""
-    return Step(words, frozenset(codes), tuple(says))
+    return Step(words, frozenset(codes), tuple(says), before)
 
 
 def image(

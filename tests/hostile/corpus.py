@@ -17,12 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from tests.hostile import bombs, drivers, pipes  # noqa: E402
+from tests.hostile import bombs, drivers, pipes, records  # noqa: E402
 from tests.hostile.case import Case, Place  # noqa: E402
 from tests.hostile.running import Listener, Verdict, runner  # noqa: E402
 
-CASES: tuple[Case, ...] = (*drivers.CASES, *bombs.CASES, *pipes.CASES)
+CASES: tuple[Case, ...] = (*drivers.CASES, *bombs.CASES, *pipes.CASES, *records.CASES)
 SECONDS = 10.0  # that a case may take; the limit of the process is longer
+MOST_SHOWN = 4  # of what is not as it must be
 COLUMNS = ("case", "finding", "exit", "seconds", "MB", "requests", "changed", "verdict")
 
 
@@ -36,9 +37,7 @@ def write(folder: Path, cases: tuple[Case, ...]) -> None:
     listener.close()
 
 
-def report(
-    cases: tuple[Case, ...], tree: Path, *, cold: bool, seconds: float, errors: bool
-) -> int:
+def report(cases: tuple[Case, ...], tree: Path, *, cold: bool, seconds: float, errors: bool) -> int:
     """Run the cases and print a table; return how many are not as they must be."""
     print("| " + " | ".join(COLUMNS) + " |")
     print("| " + " | ".join("---" for _ in COLUMNS) + " |")
@@ -71,7 +70,7 @@ def row(verdict: Verdict) -> list[str]:
         f"{max(each.megabytes for each in ended):.0f}",
         str(len(verdict.requests)),
         ", ".join(verdict.changes) or "0",
-        "; ".join(dict.fromkeys(verdict.problems)) or "ok",
+        "; ".join(list(dict.fromkeys(verdict.problems))[:MOST_SHOWN]) or "ok",
     ]
 
 

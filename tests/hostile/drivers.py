@@ -244,9 +244,7 @@ def _raw(place: Place) -> str:
 def _derived(place: Place, function: str, code: str = "") -> str:
     write_tiff(place.images / "source.tif")
     inside = f"<PixelFunctionType>{function}</PixelFunctionType>{code}"
-    text = vrt("source.tif", relative=True).replace(
-        "<ColorInterp>", f"{inside}<ColorInterp>"
-    )
+    text = vrt("source.tif", relative=True).replace("<ColorInterp>", f"{inside}<ColorInterp>")
     return text.replace("<VRTRasterBand ", '<VRTRasterBand subClass="VRTDerivedRasterBand" ')
 
 

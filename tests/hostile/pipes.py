@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tifffile
 
-from tests.hostile.bombs import zarr_v2, zarr_v3, write_files
+from tests.hostile.bombs import write_files, zarr_v2, zarr_v3
 from tests.hostile.case import Case, Place, Step, image, step, vrt, write_tiff
 
 ENDLESS = "/dev/zero"

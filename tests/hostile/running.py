@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import resource
 import runpy
 import signal
@@ -35,6 +36,7 @@ LOADED = (
     *("torch", "torch._dynamo", "rasterio", "tifffile", "imagecodecs", "simplejpeg", "openslide"),
     *("zarr", "PIL.Image", "typer", "rich.console", "yaml", "pyarrow", "safetensors.torch"),
 )
+RAW_WARNING = re.compile(r"\.py:\d+: \w*Warning: ")
 SERVED = "/served/"  # what the listener has; all else is not found
 
 
@@ -120,7 +122,7 @@ class Runner:
     def __init__(
         self, folder: Path, tree: Path, *, seconds: float = 60, cold: bool = False
     ) -> None:
-        self._folder, self._tree, self._seconds, self._cold = folder, tree, seconds, cold
+        self.folder, self._tree, self._seconds, self._cold = folder, tree, seconds, cold
         self.listener = Listener()
         folder.mkdir(parents=True, exist_ok=True)
         self._server = subprocess.Popen(
@@ -139,7 +141,7 @@ class Runner:
         }
 
     def _idle(self, command: str, good: Path) -> float:
-        place = Place(self._folder / "idle", self.listener.url)
+        place = Place(self.folder / "idle", self.listener.url)
         place.work.mkdir(parents=True, exist_ok=True)
         ended = self.run(place, (command, str(good)), {})
         assert ended.code == 0, ended.err
@@ -147,18 +149,20 @@ class Runner:
 
     def case(self, case: "Case") -> Verdict:
         """Write the files of a case, run its commands and judge."""
-        place = Place(self._folder / case.name, self.listener.url)
+        place = Place(self.folder / case.name, self.listener.url)
         place.make()
         verdict = Verdict(case)
         self.listener.requests.clear()
         case.make(place)
         before = snapshot(place)
         for step in case.steps:
+            if step.before is not None:
+                step.before(place)
             words = tuple(place.fill(word) for word in step.words)
             environment = {key: place.fill(value) for key, value in case.environment.items()}
             ended = self.run(place, words, environment)
             verdict.ended.append(ended)
-            verdict.problems += _faults(ended, step.codes, step.says)
+            verdict.problems += faults(ended, step.codes, step.says)
         after = snapshot(place)
         verdict.changes = sorted(
             name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
@@ -170,9 +174,7 @@ class Runner:
             verdict.problems += case.check(place, verdict.ended)
         return verdict
 
-    def run(
-        self, place: "Place", words: Sequence[str], environment: Mapping[str, str]
-    ) -> "Ended":
+    def run(self, place: "Place", words: Sequence[str], environment: Mapping[str, str]) -> "Ended":
         """Run one command in the working folder of a place."""
         streams = [str(place.work / name) for name in (".stdout", ".stderr")]
         assert self._server.stdin is not None
@@ -217,7 +219,7 @@ def _environment(folder: Path, tree: Path) -> dict[str, str]:
     }
 
 
-def _faults(ended: "Ended", codes: frozenset[int], says: Sequence[str]) -> Iterator[str]:
+def faults(ended: "Ended", codes: frozenset[int], says: Sequence[str]) -> Iterator[str]:
     what = f"`tnet {ended.words[0]}`"
     if ended.code is None:
         yield f"{what} did not end"
@@ -227,6 +229,8 @@ def _faults(ended: "Ended", codes: frozenset[int], says: Sequence[str]) -> Itera
         yield f"{what} showed a traceback"
     if ended.code and "error:" not in ended.err:
         yield f"{what} showed no error"
+    if RAW_WARNING.search(ended.err):
+        yield f"{what} showed a warning of Python"
     if ended.megabytes > MOST_MEGABYTES:
         yield f"{what} took {ended.megabytes:.0f} MB"
     yield from (f"{what} does not say `{word}`" for word in says if word not in ended.err)
