@@ -88,7 +88,48 @@ def _inner(name: str, depth: int) -> Callable[[Place], object]:
     return make
 
 
+def _source_with(
+    overviews: Callable[[Place, Path], object], source: str = "source.tif"
+) -> Callable[[Place], object]:
+    """Return how to write a VRT whose source is sound but for where its overviews lie."""
+
+    def make(place: Place) -> None:
+        overviews(place, place.images / source)
+        (place.images / "a.vrt").write_text(vrt(source, relative=True))
+
+    return make
+
+
+def _tagged(place: Place, path: Path) -> None:
+    write_tiff(path, metadata=overview_tag(mrf(place, HALF)))
+
+
+def _described(place: Place, path: Path) -> None:
+    write_tiff(path)
+    Path(f"{path}.aux.xml").write_text(overview_sidecar(mrf(place, HALF)))
+
+
+def _ovr_tagged(place: Place) -> None:
+    """Write overviews in a TIFF that names overviews of its own."""
+    write_png(place.images / "a.png")
+    write_tiff(place.images / "a.png.ovr", HALF, metadata=overview_tag(mrf(place, HALF // 2)))
+
+
+def _connections(place: Place) -> None:
+    """Write a list of what GDAL takes for services, not for files."""
+    rows = (f"WMS:{place.url}/evil/wms?x=1", f"WMTS:{place.url}/evil/wmts.xml", mrf(place))
+    lines = ["path", *(f'"{row.replace(chr(34), chr(34) * 2)}"' for row in rows)]
+    (place.images / "list.csv").write_text("\n".join(lines) + "\n")
+
+
 WRITING = (
+    image("mrf-in-overview-tag-of-source", "S1", "a.vrt", _source_with(_tagged)),
+    image("mrf-in-aux-xml-of-source", "S1", "a.vrt", _source_with(_described)),
+    image("mrf-in-overview-tag-of-ovr", "S1", "a.png", _ovr_tagged),
+    Case("services-in-a-manifest", "S2", _connections,
+         (step("info", "--manifest", "{images}/list.csv", codes=(3, 4)),
+          step("predict", "--manifest", "{images}/list.csv", "-o", "out.jsonl", codes=(3, 4))),
+         environment=NOWHERE),
     image("mrf-named-tif", "S1", "scene_042.tif", _text("scene_042.tif", mrf)),
     Case(
         "mrf-in-a-folder", "S1",

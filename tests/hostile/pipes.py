@@ -119,6 +119,25 @@ def _secret(place: Place, path: Path) -> None:
     path.symlink_to(place.victim / "secret")
 
 
+def _folder(place: Place, path: Path) -> None:
+    path.mkdir()
+
+
+def _sparse(place: Place, path: Path) -> None:
+    """Write a file that goes on for gigabytes that no disk holds."""
+    with path.open("wb") as file:
+        file.write(b"<PAMDataset>")
+        file.truncate(3 * 2**30)
+
+
+def _beside(name: str) -> Callable[[Place], object]:
+    def make(place: Place) -> None:
+        write_tiff(place.images / "a.tif")
+        os.mkfifo(place.images / name)
+
+    return make
+
+
 def _sidecar(ending: str, replace: Callable[[Place, Path], object]) -> Callable[[Place], object]:
     def make(place: Place) -> None:
         write_tiff(place.images / "a.tif")
@@ -180,6 +199,14 @@ CASES: tuple[Case, ...] = (
     image("pipe-msk", "S7", "a.tif", _sidecar(".msk", _fifo)),
     image("endless-aux-xml", "S7", "a.tif", _sidecar(".aux.xml", _device)),
     image("endless-ovr", "S7", "a.tif", _sidecar(".ovr", _device)),
+    image("sparse-aux-xml", "S7", "a.tif", _sidecar(".aux.xml", _sparse)),
+    image("folder-as-ovr", "S7", "a.tif", _sidecar(".ovr", _folder), info=(0, 3), predict=(0, 3)),
+    image("folder-as-aux-xml", "S7", "a.tif", _sidecar(".aux.xml", _folder), info=(0, 3),
+          predict=(0, 3)),
+    image("pipe-world-file", "S7", "a.tif", _beside("a.tfw")),
+    image("pipe-rpc", "S7", "a.tif", _beside("a_rpc.txt")),
+    image("pipe-metadata", "S7", "a.tif", _beside("a.IMD")),
+    image("pipe-aux", "S7", "a.tif", _beside("a.aux")),
     Case("pipe-in-folder", "S7", _beside_good("x.tif"), _scan(8)),
     Case("pipe-without-ending-in-folder", "S7", _beside_good("notes"), _scan(0, 8)),
     Case("pipe-dicom-in-folder", "S7", _beside_good("x.dcm"), _scan(8)),
