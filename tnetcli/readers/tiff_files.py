@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import tifffile
 
@@ -250,8 +250,10 @@ def truncated(path: str, what: str, size: int) -> ImageError:
 def open_tiff(path: str) -> tifffile.TiffFile:
     """Open a TIFF file whose directories are checked before tifffile parses them."""
     check_directories(path)
-    foreign = tifffile.TIFF.FILE_FLAGS - KINDS
-    return tifffile.TiffFile(path, **{f"is_{kind}": False for kind in foreign})
+    flags: dict[str, Any] = dict.fromkeys(
+        (f"is_{kind}" for kind in tifffile.TIFF.FILE_FLAGS - KINDS), False
+    )
+    return tifffile.TiffFile(path, **flags)
 
 
 def checked_series(path: str, file: tifffile.TiffFile) -> list[tifffile.TiffPageSeries]:
