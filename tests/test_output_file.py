@@ -201,6 +201,7 @@ WEEK_AND_MORE = 8 * 24 * 3600
         (f"{_machine()}_{DEAD}_{'0' * 16}", 0, False),  # a file in the place of a folder
         ("mine.tmp", WEEK_AND_MORE, False),
     ],
+    ids=range(9),  # the names differ from one worker of pytest to the next
 )
 def test_only_what_is_ours_and_stale_is_removed(tmp_path, name, age, is_removed):
     left = tmp_path / f".tnet-{name}"

@@ -1,9 +1,8 @@
 """The size that a compressed block declares in its header, known before it is decoded."""
 
 import struct
-from typing import NamedTuple
 
-from tnetcli.readers.jpeg import jpeg_frame
+from tnetcli.readers.jpeg import Declared, jpeg_frame
 
 JPEG_2000_START, JPEG_XL_START = b"\xff\x4f\xff\x51", b"\xff\x0a"
 # Bits of a side of JPEG XL, by the two bits before it.
@@ -11,20 +10,12 @@ JPEG_XL_BITS = (9, 13, 18, 30)
 JPEG_XL_RATIOS = ((1, 1), (6, 5), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
 
 
-class Declared(NamedTuple):
-    """Sides of a block, and its samples where the header says so."""
-
-    width: int
-    height: int
-    samples: int | None = None
-
-
 def jpeg(data: bytes) -> Declared:
     """Return the size of a JPEG stream."""
     frame = jpeg_frame(data)
     if frame is None:
         raise ValueError("a JPEG stream without a frame")
-    return Declared(frame.width, frame.height, frame.samples)
+    return frame
 
 
 def jpeg_2000(data: bytes) -> Declared:

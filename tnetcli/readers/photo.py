@@ -175,7 +175,7 @@ def _decode(path: str, mode: str) -> NDArray[Any]:
         check_png(path)  # decoding passes over the checksums
     if kind == "JPEG" and stored == mode and mode in ("L", "RGB"):
         with open_regular(path) as file:
-            return decode_photo(file.read(), "GRAY" if mode == "L" else "RGB", *size)
+            return decode_photo(file.read(), "GRAY" if mode == "L" else "RGB", size)
     with open_photo(path) as image:
         return _gather(image, mode)
 

@@ -21,9 +21,8 @@ from tnetcli.geometry import Size
 from tnetcli.readers import codestreams
 from tnetcli.readers.base import Block, Box, Cost
 from tnetcli.readers.blocks import BLOCKS
-from tnetcli.readers.codestreams import Declared
 from tnetcli.readers.handles import file_stamp
-from tnetcli.readers.jpeg import check_jpeg, decode_jpeg, jpeg_frame, whole_stream
+from tnetcli.readers.jpeg import Declared, check_jpeg, decode_jpeg, jpeg_frame, stream_start
 from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, refuse_huge_blocks
 from tnetcli.readers.tiff_files import checked_series, open_tiff, truncated
 
@@ -157,6 +156,8 @@ class PageTiles:
         self._decode_any = key.decode
         self._tables = page.jpegtables
         self._jpeg = _jpeg_colours(key)
+        if self._jpeg is not None:
+            self._jpeg_start, self._jpeg_at = stream_start(self._tables, *self._jpeg)
         self._declared = DECLARED.get(key.compression)
         if self._tables and jpeg_frame(self._tables):
             raise ValueError("an image within its JPEG tables")
@@ -174,6 +175,7 @@ class PageTiles:
         if self._rows_at is not None:
             self.block = Size(self.size.width, 1)
         in_block = 1 if self._separate else self.samples
+        self._usual = Declared(self.block.width, self.block.height, in_block)
         refuse_huge_blocks(path, self.block, in_block * self.dtype.itemsize)
 
     def of(self, file: OpenFile) -> "PageTiles":
@@ -284,31 +286,35 @@ class PageTiles:
         if len(data) < count:
             raise tifffile.TiffFileError(f"block {index} is cut off")
         if self._jpeg is not None:
-            data = whole_stream(data, self._tables, *self._jpeg)
-        if self._declared is not None:
-            self._check_declared(data, index, height, width)
+            data = self._jpeg_start + data[2:]
+            self._check_declared(jpeg_frame(data, self._jpeg_at), index, height, width)
+        elif self._declared is not None:
+            self._check_declared(self._declared(data), index, height, width)
         tile = self._decode(data, index)
-        samples = 1 if self._separate else self.samples
-        if tile.shape[0] < height or tile.shape[1] < width or tile.shape[2:] != (samples,):
+        if (
+            tile.shape[0] < height
+            or tile.shape[1] < width
+            or tile.shape[2:] != (self._usual.samples,)
+        ):
             raise tifffile.TiffFileError(f"block {index} holds too few pixels")
         return tile
 
-    def _check_declared(self, data: bytes, index: int, height: int, width: int) -> None:
+    def _check_declared(self, found: Declared | None, index: int, height: int, width: int) -> None:
         """Compare the header of a block with what libtiff accepts, before it is decoded."""
-        assert self._declared is not None
-        found = self._declared(data)
-        most = self.block.height
+        if found is None:
+            raise tifffile.TiffFileError(f"block {index} is a damaged JPEG stream")
+        if found == self._usual:
+            return
+        block, most = self.block, self.block.height
         if not self.is_tiled and height + index % self._down * most == self.size.height:
             most = math.ceil(most / JPEG_ROWS) * JPEG_ROWS
-        samples = 1 if self._separate else self.samples
         if (
-            not width <= found.width <= self.block.width
+            not width <= found.width <= block.width
             or not height <= found.height <= most
-            or found.samples not in (samples, None)
+            or found.samples not in (self._usual.samples, None)
         ):
             raise tifffile.TiffFileError(
-                f"block {index} is an image of {found.width} x {found.height} pixels, "
-                f"not {self.block}"
+                f"block {index} is an image of {found.width} x {found.height} pixels, not {block}"
             )
 
     def _decode(self, data: bytes, index: int) -> NDArray[Any]:
