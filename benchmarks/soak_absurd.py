@@ -23,6 +23,8 @@ ODD_JSON: tuple[Any, ...] = (
 ODD_TEXT = (
     b"-1", b"0", b"1", b"2147483647", b"4294967296", b"99999999999999999999", b"nan", b"1e308", b"",
     b"x" * 5000, b"Float64", b"CInt16", b"..", b"image.vrt", b"/dev/zero", b"/vsistdin/", b"&amp;",
+    b"OVERVIEW_FILE", b"OVERVIEWS", b"../image.tif", b"VRTRawRasterBand", b"other.ome.tif",
+    b"&lt;MRF_META/&gt;", b"/vsicurl/http://127.0.0.1:9/x", b"image",
 )  # fmt: skip
 HEAD = 1000  # bytes where most formats tell their sizes
 VALUE = re.compile(rb'"([^"<>]*)"|>([^<>]+)<')

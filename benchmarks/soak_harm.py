@@ -248,6 +248,15 @@ def _lose(base: Base, others: Sequence[Base], random: Random) -> Harmed | None:
     return Harmed("lost file", name, files, tuple(known))
 
 
+def _mix_up(base: Base, others: Sequence[Base], random: Random) -> Harmed | None:
+    """Give two files of an image each other's content. Nobody can tell what it shows then."""
+    if len(base.files) < 2:
+        return None
+    one, other = (str(name) for name in random.choice(list(base.files), 2, replace=False))
+    files = {**base.files, one: base.files[other], other: base.files[one]}
+    return Harmed("mixed-up files", f"{one} and {other}", files, (None,) * len(base.sizes), True)
+
+
 def _absurd(base: Base, others: Sequence[Base], random: Random) -> Harmed:
     """Write an absurd value where the image is described, in the way of its format."""
     name = _pick(base, random)
@@ -268,4 +277,5 @@ KINDS: dict[str, tuple[Callable[[Base, Sequence[Base], Random], Harmed | None], 
     "shifted": (_shift, 0.7),
     "appended": (_append, 0.4),
     "lost file": (_lose, 0.7),
+    "mixed-up files": (_mix_up, 0.4),
 }

@@ -134,24 +134,83 @@ def _sidecars(folder: Path) -> None:
     )  # fmt: skip
 
 
+def _described(folder: Path) -> None:
+    """Write an image of which a sidecar tells the place, the names and the nodata value."""
+    _photo("image.png")(folder)
+    bands = "".join(
+        f'<PAMRasterBand band="{band}"><Description>{name}</Description>'
+        "<NoDataValue>0</NoDataValue></PAMRasterBand>"
+        for band, name in enumerate(("red", "green", "blue"), 1)
+    )
+    (folder / "image.png.aux.xml").write_text(
+        "<PAMDataset><SRS>EPSG:32633</SRS>"
+        f"<GeoTransform>399960, 10, 0, 5000040, 0, -10</GeoTransform>{bands}</PAMDataset>"
+    )
+
+
 def _vrt(folder: Path) -> None:
     write_geotiff(folder / "source.tif", _scene(), overviews=FACTORS)
-    width, height = SIZE
+    (folder / "image.vrt").write_text(_vrt_of({"source.tif": 0}, SIZE[0]))
+
+
+def _mosaic(folder: Path) -> None:
+    """Write a VRT of two sources side by side, one of them a VRT itself."""
+    half = SIZE[0] // 2
+    for name, part in (("left.tif", slice(half)), ("right.tif", slice(half, None))):
+        write_geotiff(folder / name, _scene()[..., part])
+    (folder / "right.vrt").write_text(_vrt_of({"right.tif": 0}, half))
+    (folder / "image.vrt").write_text(_vrt_of({"left.tif": 0, "right.vrt": half}, half))
+
+
+def _vrt_of(sources: dict[str, int], width: int) -> str:
+    """Return a VRT of sources that are as wide, each at some column."""
+    height = SIZE[1]
     bands = "".join(
-        f'<VRTRasterBand dataType="Byte" band="{band}"><SimpleSource>'
-        f'<SourceFilename relativeToVRT="1">source.tif</SourceFilename>'
-        f"<SourceBand>{band}</SourceBand>"
-        f'<SourceProperties RasterXSize="{width}" RasterYSize="{height}" DataType="Byte" '
-        'BlockXSize="64" BlockYSize="64"/>'
-        f'<SrcRect xOff="0" yOff="0" xSize="{width}" ySize="{height}"/>'
-        f'<DstRect xOff="0" yOff="0" xSize="{width}" ySize="{height}"/>'
-        "</SimpleSource></VRTRasterBand>"
+        f'<VRTRasterBand dataType="Byte" band="{band}">'
+        + "".join(
+            f'<SimpleSource><SourceFilename relativeToVRT="1">{name}</SourceFilename>'
+            f"<SourceBand>{band}</SourceBand>"
+            f'<SourceProperties RasterXSize="{width}" RasterYSize="{height}" DataType="Byte" '
+            'BlockXSize="64" BlockYSize="64"/>'
+            f'<SrcRect xOff="0" yOff="0" xSize="{width}" ySize="{height}"/>'
+            f'<DstRect xOff="{left}" yOff="0" xSize="{width}" ySize="{height}"/></SimpleSource>'
+            for name, left in sources.items()
+        )
+        + "</VRTRasterBand>"
         for band in (1, 2, 3)
     )
-    (folder / "image.vrt").write_text(
-        f'<VRTDataset rasterXSize="{width}" rasterYSize="{height}"><SRS>EPSG:32633</SRS>'
-        f"<GeoTransform>399960, 10, 0, 5000040, 0, -10</GeoTransform>{bands}</VRTDataset>"
+    return (
+        f'<VRTDataset rasterXSize="{width * len(sources)}" rasterYSize="{height}">'
+        "<SRS>EPSG:32633</SRS><GeoTransform>399960, 10, 0, 5000040, 0, -10</GeoTransform>"
+        f"{bands}</VRTDataset>"
     )
+
+
+def _ome_set(folder: Path) -> None:
+    """Write an OME-TIFF of two files, a channel in each, which name one another."""
+    import tifffile
+
+    scene = _scene(2, "uint16")
+    files = {
+        name: f"urn:uuid:00000000-0000-0000-0000-00000000000{number}"
+        for number, name in enumerate(("image.ome.tif", "other.ome.tif"))
+    }
+    planes = "".join(
+        f'<TiffData FirstC="{channel}" IFD="0" PlaneCount="1"><UUID FileName="{name}">{uuid}</UUID>'
+        "</TiffData>"
+        for channel, (name, uuid) in enumerate(files.items())
+    )
+    for channel, (name, uuid) in enumerate(files.items()):
+        text = (
+            '<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" '
+            f'UUID="{uuid}"><Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYCZT" '
+            f'Type="uint16" SizeX="{SIZE[0]}" SizeY="{SIZE[1]}" SizeZ="1" SizeC="2" SizeT="1">'
+            f"{planes}</Pixels></Image></OME>"
+        )
+        tifffile.imwrite(
+            folder / name, scene[channel], tile=(TILE, TILE), compression="zlib",
+            description=text, metadata=None,
+        )  # fmt: skip
 
 
 def _stack(folder: Path) -> None:
@@ -245,6 +304,7 @@ WRITERS: dict[str, Writer] = {
         [_scene(), *(area_average(_scene(), factor) for factor in FACTORS)],
         compression="lzw",
     ),
+    "OME-TIFF in two files": _ome_set,
     "ImageJ stack": _stack,
     "OME-Zarr v2": lambda folder: write_zarr(folder, _scene()),
     "OME-Zarr v2 in a zip": lambda folder: write_zarr_zip(folder / "image.zarr.zip", _scene()),
@@ -266,6 +326,8 @@ WRITERS: dict[str, Writer] = {
     "GIF": _photo("image.gif", "P"),
     "BMP": _photo("image.bmp"),
     "VRT": _vrt,
+    "VRT of two, one a VRT": _mosaic,
+    "PNG with aux.xml": _described,
     "ENVI": _gdal("image", "ENVI"),
 }  # fmt: skip
 

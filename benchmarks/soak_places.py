@@ -91,7 +91,9 @@ def _tiff_places(
             level = list(sizes).index(size)
             if channel is None and any(place.level == level for place in places):
                 continue  # a thumbnail or a label that happens to be as large
-            places += _page_places(file, page, level, entry, channel)
+            # Of a set of OME-TIFF files, a page may be in another one.
+            name = Path(page.parent.filehandle.path).name
+            places += _page_places(page.parent, page, level, name, channel)
             if level:  # the first tells of the image as a whole
                 spans += [Span(level, entry, *span) for span in directory_spans(file, page)]
     return tuple(places), tuple(spans)

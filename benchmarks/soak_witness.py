@@ -102,7 +102,7 @@ class Witness:
 
     def _directories(self, level: int, size: Size, box: BoxTuple) -> NDArray[Any]:
         """Let GDAL read the pages that tifffile puts together."""
-        return self._pages("gdal", level, size, box, lambda page: self._directory(page.offset))
+        return self._pages("gdal", level, size, box, self._directory)
 
     def _tifffile(self, level: int, size: Size, box: BoxTuple) -> NDArray[Any]:
         """Let tifffile do it all; of strips that follow on it believes the first alone."""
@@ -124,8 +124,9 @@ class Witness:
                 self._kept[name, level] = np.concatenate([read(page) for page in series.pages])
         return self._part(self._kept[name, level], box)
 
-    def _directory(self, offset: int) -> NDArray[Any]:
-        path = f"GTIFF_DIR:off:{offset}:{self._reader.path}"
+    def _directory(self, page: Any) -> NDArray[Any]:
+        # Of a set of OME-TIFF files, a page may be in another one.
+        path = f"GTIFF_DIR:off:{page.offset}:{page.parent.filehandle.path}"
         with rasterio.open(path) as dataset, damage_is_an_error():
             return dataset.read()
 

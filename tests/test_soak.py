@@ -17,6 +17,10 @@ from tnetcli.readers.base import Pixels
 
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 FORMATS = ("GeoTIFF DEFLATE tiles", "GeoTIFF LZW tiles", "OME-Zarr v2", "PNG RGB", "JPEG")
+COMPANIONS = (
+    "OME-TIFF in two files", "OME-Zarr v2", "VRT of two, one a VRT", "PNG with aux.xml",
+    "GeoTIFF with sidecars",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,6 +123,32 @@ def test_where_the_description_changed_the_library_is_asked(tmp_path, bases):
     assert looked.told == 17
     assert looked.wrong == []
     assert len(judged(base, unknown, tmp_path / "b", darken).wrong) == 17
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_every_file_of_an_image_is_spoilt(tmp_path, name):
+    from soak_harm import harm
+    from soak_images import make_bases
+
+    (base,) = make_bases(tmp_path / "sound", (name,))
+    looked = judged(base, unharmed(base), tmp_path / "look")
+    assert (looked.outcome, looked.wrong) == ("ok", [])
+    assert len(base.files) > 1
+    spoilt = set()
+    for number in range(1000):
+        files = harm(base, [base], np.random.default_rng(number)).files
+        spoilt |= {each for each in base.files if files.get(each) != base.files[each]}
+    assert spoilt == base.files.keys()
+
+
+def test_mixed_up_files_are_borne(tmp_path):
+    from soak_images import make_bases
+
+    bases = {base.format: base for base in make_bases(tmp_path / "sound", COMPANIONS)}
+    for name, base in bases.items():
+        looked = judged(base, harmed_as("mixed-up files", base, bases), tmp_path / "look" / name)
+        assert looked.outcome in ("ok", "refused")
+        assert looked.wrong == []
 
 
 def test_an_exception_of_another_kind_is_a_traceback(tmp_path, bases, monkeypatch):
