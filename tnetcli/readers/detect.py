@@ -166,16 +166,14 @@ def has_sidecar(path: str) -> bool:
 
 def _is_mirax(path: str, head: bytes) -> bool:
     folder = os.path.splitext(path)[0]
-    return head.startswith(b"\xff\xd8\xff") and os.path.exists(os.path.join(folder, "Slidedat.ini"))
+    return head.startswith(b"\xff\xd8\xff") and os.path.isfile(os.path.join(folder, "Slidedat.ini"))
 
 
 def _is_large(path: str) -> bool:
-    from PIL import Image
-
-    from tnetcli.readers.photo import MOST_PIXELS, PHOTO_FAILURES
+    from tnetcli.readers.photo import MOST_PIXELS, PHOTO_FAILURES, open_photo
 
     try:
-        with Image.open(path) as image:
+        with open_photo(path) as image:
             return image.width * image.height > MOST_PIXELS
     except PHOTO_FAILURES:
         return False  # the photo reader says what is wrong with it
