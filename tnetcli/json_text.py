@@ -40,7 +40,9 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
 
 def _is_deep(value: Any) -> bool:
     """Return whether a value is nested deeper than code that recurses over it can take."""
-    layer = [value] if isinstance(value, dict | list) else []
+    if not isinstance(value, dict | list):
+        return False
+    layer = [value]
     for _ in range(MOST_DEPTH):
         layer = [
             inner
@@ -48,7 +50,9 @@ def _is_deep(value: Any) -> bool:
             for inner in (each.values() if each.__class__ is dict else each)
             if inner.__class__ is dict or inner.__class__ is list
         ]
-    return bool(layer)
+        if not layer:
+            return False
+    return True
 
 
 def _finite(text: str) -> float:

@@ -18,13 +18,15 @@ from tnetcli.prediction_file import (
     refuse_unless_cut_off,
     unreadable,
 )
-from tnetcli.wording import shorten
+from tnetcli.wording import in_bytes, shorten
 
 LONG = 1 << 23  # bytes of a line that is not held as a whole
 PIECE = 1 << 20  # bytes read at once in search of its end
-MOST_VALUE = 1 << 20  # bytes of one value of a long line
-MOST_HELD = 1 << 23  # bytes of a long record without its windows, or of one window
-EVENT_BYTES = 16  # counted for each value of it
+PIECE_BYTES = 1 << 16  # of a long line, parsed at once
+MOST_WITHIN = 1 << 20  # bytes of one window or one value of a long line
+MOST_HELD = 1 << 23  # bytes of a long record without its windows
+EVENT_BYTES = 16  # counted for each value
+STEPS = {"start_map": 1, "start_array": 1, "end_map": -1, "end_array": -1}
 WINDOWS = "windows"
 Apart: TypeAlias = tuple[Prediction, Iterable[SeenWindow]]
 
@@ -40,7 +42,7 @@ class Part:
 
 
 def read_apart(path: str | os.PathLike[str]) -> Iterator[Apart]:
-    """Yield each record of a file, and its windows, which can be walked again and again."""
+    """Yield each record of a file, and its windows, which can be iterated over again and again."""
     return ((part.record, part.windows) for part in read_parts(path))
 
 
@@ -113,16 +115,11 @@ class _LineFile(BufferedIOBase):
     def __init__(self, file: IO[bytes], start: int, end: int) -> None:
         file.seek(start)
         self._file, self._left = file, end - start
-        self.is_checked = False  # whether the next value may be of any length
-        self.since_value = 0  # bytes read, to be set to 0 by whoever parses them
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if self.since_value > MOST_VALUE and not self.is_checked:
-            raise ValueError(f"a value has more than {MOST_VALUE >> 20} MiB")
         most = self._left if size is None or size < 0 else min(size, self._left)
         found = self._file.read(most)
         self._left -= len(found)
-        self.since_value += len(found)
         return found
 
     def close(self) -> None:
@@ -140,7 +137,6 @@ class _WindowsOnDisk:
         import ijson
 
         with self.line.open() as file:
-            file.is_checked = True  # by `_without_windows`
             found = ijson.items(file, f"{WINDOWS}.item", use_float=True)
             for number in count(1):
                 try:
@@ -160,25 +156,35 @@ def _without_windows(line: _Line) -> Prediction:
     import ijson
 
     builder = ijson.ObjectBuilder()
-    depth, is_window = 0, False
-    held = {True: 0, False: 0}  # bytes of the current window, and of all else
+    events = ijson.sendable_list()
+    parser = ijson.basic_parse_coro(events, use_float=True)
+    depth = held = within = 0
+    is_window = False
     with line.open() as file:
         try:
-            for event, value in ijson.basic_parse(file, use_float=True):
-                file.since_value = 0
-                depth += event.startswith("start_") - event.startswith("end_")
-                if depth > MOST_DEPTH:
-                    raise ValueError(f"not JSON: {DEEP}")
-                if depth == 0 or (depth == 1 and event == "map_key"):
-                    is_window = depth == 1 and value == WINDOWS
-                if depth <= 2:  # not inside of a window
-                    held[True] = 0
-                held[is_window] += EVENT_BYTES + (len(value) if isinstance(value, str) else 0)
-                if held[is_window] > MOST_HELD:
-                    what = "a window" if is_window else "a record without its windows"
-                    raise ValueError(f"{what} has more than {MOST_HELD >> 20} MiB")
-                if not is_window:
-                    builder.event(event, value)
+            while piece := file.read(PIECE_BYTES):
+                parser.send(piece)
+                within += len(piece)  # of one window, or of one value
+                for event, value in events:
+                    step = STEPS.get(event)
+                    if step is None and is_window and depth > 1:
+                        continue
+                    depth += step or 0
+                    if depth > MOST_DEPTH:
+                        raise ValueError(f"not JSON: {DEEP}")
+                    if depth <= 2:
+                        within = 0
+                    if depth == 0 or (depth == 1 and event == "map_key"):
+                        is_window = depth == 1 and value == WINDOWS
+                    if not is_window:
+                        held += EVENT_BYTES + (len(value) if isinstance(value, str) else 0)
+                        builder.event(event, value)
+                events.clear()
+                if within > MOST_WITHIN:
+                    raise ValueError(f"a window or a value has more than {in_bytes(MOST_WITHIN)}")
+                if held > MOST_HELD:
+                    raise ValueError(f"it has more than {in_bytes(MOST_HELD)} beside its windows")
+            parser.close()
         except ijson.JSONError as error:
             raise ValueError(f"not JSON: {error}") from error
     return Prediction.from_data(builder.value)
