@@ -230,7 +230,7 @@ def _batch(bad: str) -> tuple:
     """Return the steps of a batch of a good URL and a bad local image."""
     words = ("{url}/served/good.tif", f"{{images}}/{bad}")
     return (
-        step("info", *words, codes=(8,), says=(bad,)),
+        step("info", *words, codes=(8,)),
         step("predict", *words, "-o", "out.jsonl", codes=(8,), says=(bad,)),
     )
 

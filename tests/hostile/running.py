@@ -37,6 +37,7 @@ LOADED = (
     *("zarr", "PIL.Image", "typer", "rich.console", "yaml", "pyarrow", "safetensors.torch"),
 )
 RAW_WARNING = re.compile(r"\.py:\d+: \w*Warning: ")
+MOST_HASHED = 2**26  # bytes of a file that is compared by its content
 SERVED = "/served/"  # what the listener has; all else is not found
 
 
@@ -238,13 +239,18 @@ def faults(ended: "Ended", codes: frozenset[int], says: Sequence[str]) -> Iterat
 
 def snapshot(place: "Place") -> dict[str, tuple[int, str]]:
     """Return kind, permissions and content of all that commands must leave as it is."""
+    # Reading the gigabytes of a sparse file would take longer than all the rest.
     found = {}
     for path in sorted(place.root.rglob("*")):
         if path == place.work or place.work in path.parents:
             continue
-        mode = path.lstat().st_mode
-        content = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(mode) else ""
-        found[str(path.relative_to(place.root))] = (mode, content)
+        status = path.lstat()
+        content = ""
+        if stat.S_ISREG(status.st_mode) and status.st_size <= MOST_HASHED:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif stat.S_ISREG(status.st_mode):
+            content = f"{status.st_size} {status.st_mtime_ns}"
+        found[str(path.relative_to(place.root))] = (status.st_mode, content)
     return found
 
 
