@@ -1,3 +1,4 @@
+import os
 import copy
 from concurrent.futures import ThreadPoolExecutor
 
@@ -453,6 +454,12 @@ class TestWeights:
     def test_a_folder_is_refused(self, tmp_path):
         path = tmp_path / "a.safetensors"
         path.mkdir()
+        with pytest.raises(ModelError, match="cannot read the weights"):
+            build(pretrained=path)
+
+    def test_a_pipe_in_the_place_of_weights_is_refused_without_waiting(self, tmp_path):
+        path = tmp_path / "a.safetensors"
+        os.mkfifo(path)
         with pytest.raises(ModelError, match="cannot read the weights"):
             build(pretrained=path)
 

@@ -1,11 +1,13 @@
 """A backbone's weights, from the hub or a local file; never a pickle."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from tnetcli.errors import ModelError
+from tnetcli.files import open_descriptor
 from tnetcli.wording import first_line
 
 
@@ -42,6 +44,7 @@ def load_weights(net: Any, path: Path) -> None:
             hint="a pickle can run any code, so none is loaded; convert it with safetensors",
         )
     try:
+        os.close(open_descriptor(path))  # a pipe would block for ever
         found = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ModelError(
