@@ -1,5 +1,5 @@
-import os
 import copy
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import huggingface_hub.constants
