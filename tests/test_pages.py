@@ -46,7 +46,7 @@ LEFT_OUT = {
     "README.md": 1,
     "CONTRIBUTING.md": 1,
     "docs/families.md": 1,
-    "docs/hpc.md": 3,
+    "docs/hpc.md": 4,
     "docs/tutorial-scenes.md": 1,
     "docs/tutorial-slides.md": 1,
 }

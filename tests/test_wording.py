@@ -99,10 +99,10 @@ SECRETS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "told"), SECRETS)
-def test_logins_and_query_values_of_urls_are_hidden(text, told):
-    assert redacted(text) == told
-    assert redacted(told) == told
+@pytest.mark.parametrize(("text", "shown"), SECRETS)
+def test_logins_and_query_values_of_urls_are_hidden(text, shown):
+    assert redacted(text) == shown
+    assert redacted(shown) == shown
 
 
 @pytest.mark.parametrize("text", ["https://h/R&D/a=b.tif", "/data/vsix/what?a=b.tif", "a?b", ""])

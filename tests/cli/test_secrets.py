@@ -52,10 +52,10 @@ def test_an_image_by_url_leaves_no_secret_behind_and_is_known_again(served, tmp_
     assert (again.exit_code, bool(asked)) == (0, False)
     assert "2 kept" in again.stderr
     assert invoke(["merge", "out.jsonl", "-o", "merged.jsonl"]).exit_code == 8
-    told = in_process(
-        tmp_path, *images[:2], "-o", "told.jsonl", "--windows", "out.jsonl", "--levels", "2"
+    closer = in_process(
+        tmp_path, *images[:2], "-o", "closer.jsonl", "--windows", "out.jsonl", "--levels", "2"
     )
-    assert told.exit_code == 0, told.stderr
+    assert closer.exit_code == 0, closer.stderr
     for name in ("p.csv", "p.geojsonl"):
         assert export("out.jsonl", "-o", name).exit_code == 0
     assert export("out.jsonl", "-o", "p.html").exit_code == 8

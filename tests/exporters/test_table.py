@@ -163,19 +163,19 @@ def test_a_compressed_table_holds_the_same(tmp_path):
 def test_hostile_text_comes_back_neutralised_in_csv_and_as_it_was_in_parquet(text, tmp_path):
     prediction = record(window(label=text), image=text, probabilities={text: 1.0})
     (row,) = table(prediction)
-    told = neutral(text)
-    assert (row["image"], row["label"]) == (told, told)
+    written = neutral(text)
+    assert (row["image"], row["label"]) == (written, written)
     assert neutral(f"prob_{text}") in row
     failed = replace(FAILED, image=text, error=Problem("E", text, text))
     for row in table(failed, prediction, failed, per_image=True)[::2]:
-        assert (row["image"], row["message"], row["hint"]) == (told, told, told)
+        assert (row["image"], row["message"], row["hint"]) == (written, written, written)
     write_parquet(tmp_path / "a.parquet", looked(prediction))
     frame = parquet.read_table(tmp_path / "a.parquet").to_pydict()
     assert (frame["image"], frame["label"]) == ([text], [text])
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "written"),
     [
         ("=cmd|'/c calc'!A0", "'=cmd|'/c calc'!A0"),
         ("+1", "'+1"),
@@ -190,8 +190,8 @@ def test_hostile_text_comes_back_neutralised_in_csv_and_as_it_was_in_parquet(tex
         (None, None),
     ],
 )
-def test_text_is_neither_a_formula_nor_steers_a_terminal(text, told):
-    assert neutral(text) == told
+def test_text_is_neither_a_formula_nor_steers_a_terminal(text, written):
+    assert neutral(text) == written
 
 
 def test_negative_numbers_stay_numbers():

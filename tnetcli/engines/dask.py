@@ -179,11 +179,11 @@ def _check_security(address: str) -> None:
 
     given = Security().get_connection_args("client")  # type: ignore[no-untyped-call]
     is_encrypted = parse_address(address)[0] in ("tls", "wss")
-    told = "Dask's configuration (DASK_CONFIG=FILE.yaml); docs/hpc.md has an example"
     if is_encrypted and given.get("ssl_context") is None:
         raise UsageError(
             f"no certificate is configured for `{shorten(address)}`",
-            hint=f"name ca-file, client cert and key in {told}",
+            hint="name ca-file, client cert and key in Dask's configuration "
+            "(DASK_CONFIG=FILE.yaml); docs/hpc.md has an example",
         )
     if given.get("require_encryption") and not is_encrypted:
         raise UsageError(

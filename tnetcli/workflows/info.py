@@ -241,9 +241,9 @@ def as_text(result: Inspection) -> str:
         *[("warning", warning) for warning in result.warnings],
     ]  # fmt: skip
     width = max(len(name) for name, _ in lines)
-    told = [redacted(result.image)]
-    told += [f"  {name:<{width}}  {value}" for name, value in lines if value]
-    return "\n".join(printable(line, LONGEST) for line in told)
+    shown = [redacted(result.image)]
+    shown += [f"  {name:<{width}}  {value}" for name, value in lines if value]
+    return "\n".join(printable(line, LONGEST) for line in shown)
 
 
 def _reader_line(facts: dict[str, Any]) -> str:
