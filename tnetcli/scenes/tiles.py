@@ -176,7 +176,7 @@ def _decode(data: bytes) -> NDArray[np.uint8]:
             raise _UnfitError(f"{width} x {height} pixels")
         if image.format == "JPEG" and image.mode in ("L", "RGB"):
             # Twice as fast as Pillow, and what is damaged is an error instead of grey.
-            pixels = decode_photo(data, "GRAY" if image.mode == "L" else "RGB", width, height)
+            pixels = decode_photo(data, "GRAY" if image.mode == "L" else "RGB", (width, height))
         else:
             pixels = np.asarray(_in_8_bits(image))
     return pixels.reshape(height, width, -1)
