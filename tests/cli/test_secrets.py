@@ -8,7 +8,7 @@ from tests.cli.test_export import export, put, scene
 from tests.cli.test_predict import in_process, invoke, write_model
 from tests.commands import tnet
 from tests.images import noise, write_geotiff
-from tests.served import serve
+from tests.web import serving
 from tnetcli.wording import HIDDEN
 
 SECRET = "hunter2"
@@ -17,14 +17,15 @@ QUERY = f"X-Amz-Date=1&X-Amz-Signature={SECRET}"
 
 
 @pytest.fixture
-def served(tmp_path, monkeypatch):
+def served(tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GDAL_HTTP_MAX_RETRY", "0")
-    write_geotiff(tmp_path / "source.tif", noise((300, 200)), overviews=[2])
     write_model(tmp_path / "m.safetensors")
-    with serve(tmp_path / "source.tif", tmp_path / "asked") as (host, asked):
-        (tmp_path / "source.tif").unlink()
-        yield host, asked
+    folder, log = tmp_path_factory.mktemp("web"), tmp_path_factory.mktemp("log") / "log"
+    log.touch()
+    write_geotiff(folder / "a.tif", noise((300, 200)), overviews=[2])
+    with serving(folder, log) as address:
+        yield address.removeprefix("http://"), log
 
 
 def files_with_the_secret(folder):
@@ -41,15 +42,15 @@ def test_an_image_by_url_leaves_no_secret_behind_and_is_known_again(served, tmp_
     images += [f"/vsicurl/http://{host}/missing?sig={SECRET}"]
     done = in_process(tmp_path, *images, "-o", "out.jsonl", "--overlay", "overlays")
     assert done.exit_code == 8, done.stderr
-    assert asked
+    assert asked.read_text()
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [each["status"] for each in records] == ["ok", "ok", "failed"]
     assert records[0]["image"] == f"http://{HIDDEN}@{host}/a.tif?X-Amz-Date=***&X-Amz-Signature=***"
     assert len({each["id"] for each in records}) == 3
     assert SECRET not in done.stdout + done.stderr
-    asked.clear()
+    asked.write_text("")
     again = in_process(tmp_path, *images[:2], "-o", "out.jsonl", "--overlay", "overlays")
-    assert (again.exit_code, bool(asked)) == (0, False)
+    assert (again.exit_code, bool(asked.read_text())) == (0, False)
     assert "2 kept" in again.stderr
     assert invoke(["merge", "out.jsonl", "-o", "merged.jsonl"]).exit_code == 8
     closer = in_process(
@@ -88,18 +89,21 @@ class TestExport:
         host, asked = served
         put("p.jsonl", scene(f"{prefix}http://{host}/a.tif"))
         done = export("p.jsonl", "-o", name)
-        assert (done.exit_code, bool(asked)) == (8, False)
+        assert (done.exit_code, bool(asked.read_text())) == (8, False)
         assert "not fetched without --allow-remote" in done.stderr
         assert "--allow-remote fetches" in done.stderr
         done = export("p.jsonl", "-o", name, "--overwrite", "--allow-remote")
         assert (done.exit_code, done.stderr) == (0, "")
-        assert asked
+        assert asked.read_text()
 
     @pytest.mark.parametrize("form", ["csv", "geojson", "heatmap"])
     def test_formats_without_pixels_ask_nothing_and_have_no_such_option(self, served, form):
         host, asked = served
         put("p.jsonl", scene(f"http://{host}/a.tif"))
-        assert (export("p.jsonl", "-f", form, "-o", "out/").exit_code, bool(asked)) == (0, False)
+        assert (export("p.jsonl", "-f", form, "-o", "out/").exit_code, bool(asked.read_text())) == (
+            0,
+            False,
+        )
         done = export("p.jsonl", "-f", form, "-o", "out/", "--allow-remote", "--overwrite")
         assert done.exit_code == 2
 
@@ -107,7 +111,7 @@ class TestExport:
         host, asked = served
         put("p.jsonl", scene(f"http://{LOGIN}@{host}/a.tif"))
         done = export("p.jsonl", "-o", "a.png", "--allow-remote")
-        assert (done.exit_code, bool(asked)) == (8, False)
+        assert (done.exit_code, bool(asked.read_text())) == (8, False)
         assert "do not keep logins and signatures" in done.stderr
 
     def test_records_of_older_versions_are_shown_without_their_secrets(self, served, tmp_path):
