@@ -7,8 +7,6 @@ folder.
 """
 
 import os
-import struct
-from collections.abc import Iterator
 from functools import lru_cache
 from time import time
 from xml.parsers import expat
@@ -16,6 +14,7 @@ from xml.parsers import expat
 from tnetcli.errors import ImageError
 from tnetcli.files import open_regular, refuse_irregular
 from tnetcli.readers.detect import JPEG_2000_MAGIC, PNG_MAGIC, TIFF_MAGIC
+from tnetcli.readers.tiff_files import gdal_metadata
 from tnetcli.wording import one_line, shorten
 
 HEAD_BYTES = 4096
@@ -42,8 +41,6 @@ VRT_BYTES = 2**26  # a mosaic of ten thousand scenes has 15 MB
 MOST_NESTED_VRTS = 8
 MOST_SOURCES = 2**16
 DEEPEST_XML = 32
-MOST_DIRECTORIES = 10_000
-GDAL_METADATA = 42112
 RECENT = 2.0  # seconds in which a folder may change without a new time
 OVERVIEW_FILE = "overview_file"
 
@@ -372,33 +369,5 @@ def _listed(folder: str, changed: int, moment: float) -> tuple[tuple[str, ...], 
 
 def _refuse_overview_item(path: str) -> None:
     """Refuse a TIFF whose metadata send GDAL elsewhere for overviews."""
-    for text in _tag_values(path, GDAL_METADATA):
+    for text in gdal_metadata(path):
         _Metadata(path, refuse=True).parse(text.rstrip(b"\0"))
-
-
-def _tag_values(path: str, wanted: int) -> Iterator[bytes]:
-    """Yield the value of a tag of text in each directory of a TIFF."""
-    with open_regular(path) as file:
-        header = file.read(16)
-        order = "<" if header[:2] == b"II" else ">"
-        big = header[2:4] in (b"+\0", b"\0+")
-        start, count_format, entry_format = (8, "Q", "HHQQ") if big else (4, "H", "HHII")
-        offset_format = order + ("Q" if big else "I")
-        width, entry_width = struct.calcsize(offset_format), struct.calcsize(order + entry_format)
-        seen: set[int] = set()
-        try:
-            (offset,) = struct.unpack_from(offset_format, header, start)
-            while offset and offset not in seen and len(seen) < MOST_DIRECTORIES:
-                seen.add(offset)
-                file.seek(offset)
-                (count,) = struct.unpack(
-                    order + count_format, file.read(struct.calcsize(order + count_format))
-                )
-                entries = file.read(min(count, 2**16) * entry_width)
-                (offset,) = struct.unpack(offset_format, file.read(width))
-                for tag, _, length, place in struct.iter_unpack(order + entry_format, entries):
-                    if tag == wanted and length > width:
-                        file.seek(place)
-                        yield file.read(min(length, XML_BYTES))
-        except struct.error:
-            return  # a damaged file, which its reader refuses

@@ -42,6 +42,7 @@ TYPE_BYTES = {
     18: 8,
 }  # fmt: skip
 WIDTH, HEIGHT, DESCRIPTION, SAMPLES, SUBDIRECTORIES = 256, 257, 270, 277, 330
+GDAL_METADATA = 42112
 # Tags by which tifffile tells pages of one series from those of another.
 LAYOUT_TAGS = {
     WIDTH, HEIGHT, 258, 259, 262, 266, SAMPLES, 278, 284, 317, 322, 323, 338, 339, 32997, 32998,
@@ -101,6 +102,7 @@ class _Directories:
         self._seen: set[int] = set()
         self._layouts: set[tuple[object, ...]] = set()
         self._directory_bytes = self._value_bytes = 0
+        self.metadata: list[bytes] = []  # XML that GDAL has written
 
     def check(self) -> tuple[int, ...]:
         """Return the number of values in each page; ImageError where something cannot be."""
@@ -173,8 +175,10 @@ class _Directories:
         self._value_bytes += tag.length
         if self._value_bytes > MOST_VALUE_SHARING * self.size:
             raise self._refused("has tags that share the same bytes")
-        if tag.code == DESCRIPTION and tag.length > MOST_XML_BYTES:
+        if tag.code in (DESCRIPTION, GDAL_METADATA) and tag.length > MOST_XML_BYTES:
             raise self._refused(f"has a description of {tag.length:,} bytes")
+        if tag.code == GDAL_METADATA:
+            self.metadata.append(self._stored(tag))
 
     def _check_page(self, tags: list[_Tag]) -> int:
         """Return the number of values that a page declares."""
@@ -237,6 +241,14 @@ def check_directories(path: str) -> tuple[int, ...]:
     """
     with open_regular(path) as file:
         return _Directories(path, file).check()
+
+
+def gdal_metadata(path: str) -> list[bytes]:
+    """Return the XML of GDAL in each directory of a TIFF that is whole."""
+    with open_regular(path) as file:
+        directories = _Directories(path, file)
+        directories.check()
+        return directories.metadata
 
 
 def truncated(path: str, what: str, size: int) -> ImageError:
