@@ -7,7 +7,7 @@ import pytest
 from tests.slides import copy_of_real
 from tnetcli.errors import ImageError
 from tnetcli.readers.slide import SlideReader
-from tnetcli.readers.slide_files import check_companions
+from tnetcli.readers.slide_files import check_slide_files
 
 SLIDEDAT = """\ufeff[GENERAL]
 SLIDE_ID=A
@@ -46,7 +46,7 @@ def test_companions_in_the_folder_pass(mirax, tmp_path):
     (tmp_path / "a" / "Index.dat").write_bytes(b"")
     (tmp_path / "a" / "Other.dat").write_bytes(b"")
     (tmp_path / "a" / "Data0000.dat").symlink_to("Other.dat")
-    check_companions(mirax())
+    check_slide_files(mirax())
 
 
 @pytest.mark.parametrize("key", ["index", "data"])
@@ -86,7 +86,7 @@ def test_more_data_files_than_named_are_refused(mirax):
 def test_the_files_of_hamamatsu_are_checked(tmp_path, kind):
     path = tmp_path / "a.vms"
     path.write_text(HAMAMATSU.format(kind=kind, columns=2, rows=1, image="a.jpg"))
-    check_companions(str(path))
+    check_slide_files(str(path))
     os.mkfifo(tmp_path / "a.jpg")
     with pytest.raises(ImageError, match=r"`a.jpg`.*is a named pipe"):
         SlideReader(str(path))
@@ -100,7 +100,7 @@ def test_the_files_of_hamamatsu_are_checked(tmp_path, kind):
 
 def test_a_pipe_beside_a_dicom_slide_is_refused_without_waiting(tmp_path):
     path = copy_of_real("wsi/dicom_panimg/full_no_bot/full_no_bot.dcm", tmp_path)
-    check_companions(str(path))
+    check_slide_files(str(path))
     os.mkfifo(tmp_path / "b.dcm")
     with pytest.raises(ImageError, match=r"`b.dcm`.*is a named pipe"):
         SlideReader(str(path))

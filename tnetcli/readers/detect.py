@@ -147,9 +147,9 @@ def _slide_vendor(path: str) -> str | None:
         import openslide
     except ImportError:
         return None
-    from tnetcli.readers.slide_files import check_companions
+    from tnetcli.readers.slide_files import check_slide_files
 
-    check_companions(path)  # to find out, OpenSlide opens some of them
+    check_slide_files(path)  # to find out, OpenSlide opens some of them
     vendor: str | None = openslide.OpenSlide.detect_format(path)
     return vendor
 

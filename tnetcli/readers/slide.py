@@ -21,7 +21,7 @@ from tnetcli.readers.detect import TIFF_MAGIC
 from tnetcli.readers.placement import touched_pixels, whole_scale
 from tnetcli.readers.pyramid import PyramidReader, refuse_huge_blocks
 from tnetcli.readers.resolution import TIFF_TAGS, resolve
-from tnetcli.readers.slide_files import check_companions
+from tnetcli.readers.slide_files import check_slide_files
 from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES, open_tiff
 from tnetcli.readers.tiff_pages import SAME_PIXELS, PageTiles, TiffPages
 from tnetcli.wording import one_line
@@ -46,7 +46,7 @@ class SlideReader(PyramidReader):
         super().__init__(path, options)
 
     def _inspect(self) -> Layout:
-        check_companions(self.path)
+        check_slide_files(self.path)
         _refuse_huge_tiles(self.path)
         slide = _open_slide(self.path)
         try:

@@ -22,7 +22,7 @@ COUNTS = ((b"FILE_COUNT",), (b"NoJpegColumns", b"NoJpegRows"))
 MOST_HAMAMATSU_BYTES = 2**17
 
 
-def check_companions(path: str) -> None:
+def check_slide_files(path: str) -> None:
     """Refuse a slide whose companions are no regular files in the folder where they belong.
 
     ImageError names the companion. Missing ones are left to OpenSlide.
