@@ -6,7 +6,7 @@ part that was run into benchmarks/RESULTS.md. The seed decides every harm, signa
 - files: small sound images of every format are spoilt (bits flipped, cut off, spliced, absurd
   values, blocks swapped, files mixed up, stretches erased) and go through what `tnet info` does
   and through window reads, in worker processes: soak_images.py, soak_harm.py, soak_looks.py,
-  soak_workers.py. What "wrong pixels" means is told in soak_looks.py. `--keep` keeps the files
+  soak_workers.py. soak_looks.py defines "wrong pixels". `--keep` keeps the files
   that were not borne; `--first N --files 1` repeats one by its number.
 - kills: a batch is killed and started again, 200 times: soak_kills.py.
 - hours: as many predictions in a row as two hours hold, made smaller: soak_hours.py.

@@ -249,7 +249,7 @@ def _lose(base: Base, others: Sequence[Base], random: Random) -> Harmed | None:
 
 
 def _mix_up(base: Base, others: Sequence[Base], random: Random) -> Harmed | None:
-    """Give two files of an image each other's content. Nobody can tell what it shows then."""
+    """Give two files of an image each other's content. What it shows then is unknown."""
     if len(base.files) < 2:
         return None
     one, other = (str(name) for name in random.choice(list(base.files), 2, replace=False))

@@ -131,8 +131,8 @@ def test_every_file_of_an_image_is_spoilt(tmp_path, name):
     from soak_images import make_bases
 
     (base,) = make_bases(tmp_path / "sound", (name,))
-    looked = judged(base, unharmed(base), tmp_path / "look")
-    assert (looked.outcome, looked.wrong) == ("ok", [])
+    result = judged(base, unharmed(base), tmp_path / "look")
+    assert (result.outcome, result.wrong) == ("ok", [])
     assert len(base.files) > 1
     spoilt = set()
     for number in range(1000):
@@ -146,9 +146,9 @@ def test_mixed_up_files_are_borne(tmp_path):
 
     bases = {base.format: base for base in make_bases(tmp_path / "sound", COMPANIONS)}
     for name, base in bases.items():
-        looked = judged(base, harmed_as("mixed-up files", base, bases), tmp_path / "look" / name)
-        assert looked.outcome in ("ok", "refused")
-        assert looked.wrong == []
+        result = judged(base, harmed_as("mixed-up files", base, bases), tmp_path / "look" / name)
+        assert result.outcome in ("ok", "refused")
+        assert result.wrong == []
 
 
 def test_an_exception_of_another_kind_is_a_traceback(tmp_path, bases, monkeypatch):

@@ -94,7 +94,7 @@ def _scheduler(
         if owner is not None and os.geteuid() == 0:
             os.chown(path, owner, owner)
         elif owner is not None:
-            path.chmod(0o666)  # nobody else's file can be made: one that others may write
+            path.chmod(0o666)  # only root can give a file away: one that others may write
 
     return make
 
