@@ -1,4 +1,4 @@
-"""Open files that somebody else may have prepared: regular ones only."""
+"""Open untrusted files; refuse anything but a regular file."""
 
 import errno
 import os

@@ -1,7 +1,8 @@
-"""Parse JSON that somebody else may have prepared: strictly, and with bounded nesting."""
+"""Parse untrusted JSON strictly, with bounded nesting."""
 
 import json
 import math
+from collections import Counter
 from typing import Any, NoReturn
 
 MOST_DEPTH = 64  # arrays and objects inside each other
@@ -33,12 +34,12 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
         if "integer string conversion" not in str(error):
             raise
         raise ValueError("a number has too many digits") from error  # Python names its own setting
-    if _is_deep(value):
+    if is_deep(value):
         raise ValueError(DEEP)
     return value
 
 
-def _is_deep(value: Any) -> bool:
+def is_deep(value: Any) -> bool:
     """Return whether a value is nested deeper than code that recurses over it can take."""
     if not isinstance(value, dict | list):
         return False
@@ -69,7 +70,7 @@ def _refuse_constant(constant: str) -> NoReturn:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        times = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in times.items() if count > 1)
         raise ValueError(f"`{twice[:40]}` is there twice")
     return found

@@ -137,6 +137,8 @@ def _machine() -> str:
     """Return a digest of where process numbers have a meaning: this host, or its container."""
     try:
         space = os.readlink("/proc/self/ns/pid")
+        # Machines may share a disk and a name.
+        space += Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:
         space = ""
     return hashlib.sha256(f"{socket.gethostname()} {space}".encode()).hexdigest()[:8]

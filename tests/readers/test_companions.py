@@ -117,6 +117,7 @@ def test_overviews_of_a_vrt_and_metadata_in_xml_are_read(folder):
         (vrt(f"<SourceFilename><![CDATA[{MRF}]]></SourceFilename>"), "not plain text"),
         (vrt(relative("mrf.tif")), "no image of a kind"),
         (vrt(relative("gone.tif")), "does not exist"),
+        (vrt(relative("NITF_IM:0:a.tif")), "subdataset"),
         (vrt(relative("a.tif<!-- -->/../b.tif")), "not plain text"),
         (vrt(relative(" a.tif")), "spaces around"),
         (vrt('<SourceFilename relativeToVRT="01">a.tif</SourceFilename>'), "relativeToVRT"),

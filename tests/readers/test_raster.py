@@ -744,7 +744,7 @@ def write_circle(path):
 
 def test_directories_in_a_circle_are_noticed(path):
     write_circle(path)
-    with pytest.raises(ImageError, match="circle"):
+    with pytest.raises(ImageError, match="form a cycle"):
         check_directories(str(path))
 
 

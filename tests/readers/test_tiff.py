@@ -612,7 +612,7 @@ def test_directories_in_a_circle_are_refused(path):
     with path.open("r+b") as file:
         file.seek(end)
         file.write(struct.pack("<I", first))
-    with pytest.raises(ImageError, match="circle"):
+    with pytest.raises(ImageError, match="form a cycle"):
         TiffReader(str(path))
 
 

@@ -7,6 +7,7 @@ folder.
 """
 
 import os
+import re
 from functools import lru_cache
 from time import time
 from xml.parsers import expat
@@ -15,6 +16,7 @@ from tnetcli.errors import ImageError
 from tnetcli.files import open_regular, refuse_irregular
 from tnetcli.readers.detect import JPEG_2000_MAGIC, PNG_MAGIC, TIFF_MAGIC
 from tnetcli.readers.tiff_files import gdal_metadata
+from tnetcli.readers.watch import watching
 from tnetcli.wording import one_line, shorten
 
 HEAD_BYTES = 4096
@@ -43,6 +45,8 @@ MOST_SOURCES = 2**16
 DEEPEST_XML = 32
 RECENT = 2.0  # seconds in which a folder may change without a new time
 OVERVIEW_FILE = "overview_file"
+# `NITF_IM:0:x.ntf` names a part of a file, which GDAL opens with a driver of its choice.
+SUBDATASET = re.compile(r"[A-Za-z]\w+:")
 
 # All that `gdalbuildvrt`, `gdal_translate` and `gdalwarp` write, in small letters: GDAL does not
 # tell them from capitals. What is not here could name a file, or run code.
@@ -136,9 +140,10 @@ class _Check:
                 f"`{self._path}` is made of too many files, or of VRTs too deep inside each other",
                 hint="make one VRT of the images themselves",
             )
-        if driver == "GTiff":
-            _refuse_overview_item(path)
-        self.image(path, nested)
+        with watching(self._path):  # each source is progress
+            if driver == "GTiff":
+                _refuse_overview_item(path)
+            self.image(path, nested)
 
     def _refused(self, vrt: str, element: str, path: str, why: str) -> ImageError:
         return ImageError(
@@ -150,7 +155,7 @@ class _Check:
         if not _head(path).startswith(TIFF_MAGIC):
             raise ImageError(
                 f"`{path}`, which belongs to an image, is not a TIFF",
-                hint="take it away, or make it again with `gdaladdo`",
+                hint="remove it, or make it again with `gdaladdo`",
             )
         _refuse_overview_item(path)
         # The sidecars of sidecars were found beside the image already.
@@ -195,7 +200,7 @@ class _Xml:
         except expat.ExpatError as error:
             raise ImageError(
                 f"`{self._path}` is malformed XML: {one_line(error)}",
-                hint="make or copy it again, or take it away",
+                hint="make or copy it again, or remove it",
             ) from error
 
     def element(self, name: str, attributes: dict[str, str]) -> None:
@@ -292,6 +297,8 @@ class _Vrt(_Xml):
         if self._file is not None:
             if self._name != self._name.strip():
                 raise self.refused("a file name with spaces around it", name)
+            if SUBDATASET.match(self._name):
+                raise self.refused("the name of a subdataset", name)
             element, is_relative = self._file
             self.files.append((element, self._name, is_relative))
             self._file = None
@@ -310,7 +317,8 @@ def _content(path: str, most: int) -> bytes:
         content = file.read(most + 1)
     if len(content) > most:
         raise ImageError(
-            f"`{path}` is longer than {most // 2**20} MiB", hint="is it what its name says?"
+            f"`{path}` is longer than {most // 2**20} MiB",
+            hint="check that it is a VRT or a sidecar",
         )
     return content
 
@@ -337,7 +345,7 @@ def sidecars_of(path: str) -> list[str]:
         lowered = name.casefold()
         if name != base and (lowered.startswith(stem) or lowered.endswith(METADATA_ENDINGS)):
             place = os.path.join(folder, name)
-            raise ImageError(f"`{place}`, beside an image, is no regular file", hint="take it away")
+            raise ImageError(f"`{place}`, beside an image, is no regular file", hint="remove it")
     start = f"{base.casefold()}."
     return [os.path.join(folder, name) for name in names if name.casefold().startswith(start)]
 

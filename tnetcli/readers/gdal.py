@@ -147,7 +147,8 @@ def _check_references(path: str, dataset: Any) -> None:
         return
     folder = os.path.dirname(os.path.abspath(path))
     for name in dataset.files:
-        if os.path.commonpath([os.path.abspath(name), folder]) != folder:
+        is_inside = os.path.commonpath([os.path.abspath(name), folder]) == folder
+        if not is_inside or not os.path.exists(name):
             raise ImageError(
                 f"`{path}` has a part outside its folder: `{shorten(name)}`",
                 hint="copy all its files into one folder",

@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -124,7 +125,7 @@ def _file_bytes(path: str, dataset: Any) -> int:
     try:
         with urlopen(Request(path, method="HEAD"), timeout=HEAD_SECONDS) as answer:
             return int(answer.headers["Content-Length"])
-    except (OSError, TypeError, ValueError):
+    except (OSError, TypeError, ValueError, HTTPException):
         return 0
 
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -61,6 +62,7 @@ class ReadingThreads:
         try:
             return self.result(future)
         except BaseException:  # a signal may end the wait, not the read
+            future.cancel()
             with self._lock:
                 self._leave([future])
             raise
@@ -70,9 +72,10 @@ class ReadingThreads:
         with self._lock:
             if self._process != os.getpid():
                 self._begin()
-            while not self._queue.empty():
-                self._queue.get_nowait()[0].cancel()
-                self._unfinished -= 1
+            with suppress(Empty):
+                while True:
+                    self._queue.get_nowait()[0].cancel()
+                    self._unfinished -= 1
             begun = list(self._readings)
         for future in begun:
             self._wait(future)
@@ -131,7 +134,7 @@ class ReadingThreads:
         with self._lock:
             now = time.monotonic()
             suspended, self._checked = now - self._checked > SUSPENDED, now
-            if suspended:  # a job scheduler may stop a process for hours: no read is to blame
+            if suspended:  # a job scheduler may stop a process for hours: restart all timers
                 for reading in self._readings.values():
                     reading.last = now
                 return

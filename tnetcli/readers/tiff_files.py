@@ -3,6 +3,7 @@
 import logging
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -102,7 +103,7 @@ class _Directories:
         self._seen: set[int] = set()
         self._layouts: set[tuple[object, ...]] = set()
         self._directory_bytes = self._value_bytes = 0
-        self.metadata: list[bytes] = []  # XML that GDAL has written
+        self._metadata: list[_Tag] = []  # XML that GDAL has written
 
     def check(self) -> tuple[int, ...]:
         """Return the number of values in each page; ImageError where something cannot be."""
@@ -121,6 +122,10 @@ class _Directories:
             )
         return tuple(pages)
 
+    def metadata(self) -> Iterator[bytes]:
+        """Yield the XML of GDAL in each directory that was checked."""
+        yield from map(self._stored, self._metadata)
+
     def _check_subdirectories(self, waiting: list[int]) -> None:
         while waiting:
             if len(self._seen) >= MOST_SUBDIRECTORIES:
@@ -133,7 +138,7 @@ class _Directories:
         """Return the entries of the directory at `offset`, and where the next one is."""
         if offset in self._seen:
             raise ImageError(
-                f"the directories of `{self.path}` run in a circle",
+                f"the directories of `{self.path}` form a cycle",
                 hint="the file is damaged: make or copy it again",
             )
         self._seen.add(offset)
@@ -149,7 +154,7 @@ class _Directories:
             raise lost
         self._directory_bytes += length
         if self._directory_bytes > self.size:
-            raise self._refused("has directories that lie upon one another")
+            raise self._refused("has overlapping directories")
         raw = self.file.read(length)
         if len(raw) < length:
             raise lost
@@ -176,9 +181,9 @@ class _Directories:
         if self._value_bytes > MOST_VALUE_SHARING * self.size:
             raise self._refused("has tags that share the same bytes")
         if tag.code in (DESCRIPTION, GDAL_METADATA) and tag.length > MOST_XML_BYTES:
-            raise self._refused(f"has a description of {tag.length:,} bytes")
+            raise self._refused(f"has a description or metadata of {tag.length:,} bytes")
         if tag.code == GDAL_METADATA:
-            self.metadata.append(self._stored(tag))
+            self._metadata.append(tag)
 
     def _check_page(self, tags: list[_Tag]) -> int:
         """Return the number of values that a page declares."""
@@ -235,7 +240,7 @@ class _Directories:
 def check_directories(path: str) -> tuple[int, ...]:
     """Return the number of values in each page of a TIFF that is whole.
 
-    ImageError where its chain of directories or their values are cut off, run in a circle or
+    ImageError where its chain of directories or their values are cut off, form a cycle or
     cannot be real. GDAL and tifffile open a file that is cut off with its overviews, mask or
     nodata silently gone, and read what lies upon itself many times over.
     """
@@ -243,12 +248,12 @@ def check_directories(path: str) -> tuple[int, ...]:
         return _Directories(path, file).check()
 
 
-def gdal_metadata(path: str) -> list[bytes]:
-    """Return the XML of GDAL in each directory of a TIFF that is whole."""
+def gdal_metadata(path: str) -> Iterator[bytes]:
+    """Yield the XML of GDAL in each directory of a TIFF; ImageError where it is not whole."""
     with open_regular(path) as file:
         directories = _Directories(path, file)
         directories.check()
-        return directories.metadata
+        yield from directories.metadata()
 
 
 def truncated(path: str, what: str, size: int) -> ImageError:

@@ -33,6 +33,7 @@ from zarr.storage import FsspecStore, LocalStore, WrapperStore, ZipStore
 
 from tnetcli.errors import ImageError
 from tnetcli.files import open_regular
+from tnetcli.json_text import MOST_DEPTH, is_deep
 from tnetcli.readers.detect import ZIP_FAILURES
 from tnetcli.readers.failures import PARSING_FAILURES
 from tnetcli.readers.zarr_codecs import (
@@ -56,7 +57,6 @@ METADATA_HINT = "check its metadata: no image needs as much"
 GROUP_FILES = ("zarr.json", ".zgroup")
 MOST_METADATA = 2**24  # bytes, of all documents of one image together
 MOST_DOCUMENTS = 4096  # that are asked for, stored or not: a plate lists its wells
-MOST_NESTED = 64  # levels of JSON
 LONGEST_REASON = 500  # characters; what is wrong may be a name of any length
 
 
@@ -136,7 +136,7 @@ class WatchedStore(WrapperStore[Store]):
             raise self._nested_too_deeply(key) from error
         except ValueError:
             return
-        if _is_nested_too_deeply(document):
+        if is_deep(document):
             raise self._nested_too_deeply(key)
         name = key.rsplit("/", 1)[-1]
         if isinstance(document, dict):
@@ -147,7 +147,7 @@ class WatchedStore(WrapperStore[Store]):
 
     def _nested_too_deeply(self, key: str) -> ImageError:
         return ImageError(
-            f"`{key}` of `{self._path}` is nested more than {MOST_NESTED} levels deep",
+            f"`{key}` of `{self._path}` is nested more than {MOST_DEPTH} levels deep",
             hint=METADATA_HINT,
         )
 
@@ -156,20 +156,6 @@ class WatchedStore(WrapperStore[Store]):
         # A zip that was never opened fails on the attempt to close it.
         if self._is_open:
             super().close()
-
-
-def _is_nested_too_deeply(document: Any) -> bool:
-    values = [document]
-    for _ in range(MOST_NESTED):
-        values = [
-            each
-            for value in values
-            if isinstance(value, dict | list)
-            for each in (value.values() if isinstance(value, dict) else value)
-        ]
-        if not values:
-            return False
-    return True
 
 
 class _Folder(LocalStore):

@@ -14,6 +14,8 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 class Archive(zipfile.ZipFile):
     """A zip file for reading; BadZipFile where its directory is too large."""
 
+    _file: "_BoundedFile | None" = None
+
     def __init__(self, path: str) -> None:
         self._file = _BoundedFile(open_descriptor(path))
         try:
@@ -25,8 +27,9 @@ class Archive(zipfile.ZipFile):
 
     def close(self) -> None:
         """Close the file as well, which ZipFile leaves open where it was given one."""
-        super().close()
-        self._file.close()
+        if self._file is not None:  # ZipFile closes an archive that was never opened, too
+            super().close()
+            self._file.close()
 
     def read_part(self, name: str, most: int, start: int, stop: int | None = None) -> bytes:
         """Return bytes `start` to `stop` of a member, a negative `start` counted from its end.

@@ -13,6 +13,7 @@ from typing import IO
 
 from tnetcli.errors import ManifestError
 from tnetcli.files import open_regular
+from tnetcli.readers.zip_file import METHODS, Archive
 from tnetcli.sections.fields import SPLIT_NAMES, SPLITS, Split
 from tnetcli.wording import first_line, in_bytes, shorten, some_of
 
@@ -21,8 +22,6 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 INDEX = "index.csv"
 MOST_BYTES = 2**24  # of a tile's file
 MOST_INDEX_BYTES = 2**28
-# The others decompress without a limit.
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 DEEPEST = 6  # folders; links may lead in circles
 MOST_NAMED = 5
 # RuntimeError: encrypted.
@@ -60,12 +59,7 @@ class Zip:
     """The files of an archive by their names, read without unpacking it."""
 
     def __init__(self, path: Path) -> None:
-        self._file = open_regular(path)
-        try:
-            self._archive = zipfile.ZipFile(self._file)
-        except BaseException:
-            self._file.close()
-            raise
+        self._archive = Archive(str(path))
         members = self._archive.infolist()
         self.bytes_of = {each.filename: each.file_size for each in members if not each.is_dir()}
 
@@ -74,7 +68,6 @@ class Zip:
 
     def __exit__(self, *_: object) -> None:
         self._archive.close()
-        self._file.close()
 
     def read(self, name: str) -> bytes:
         """Return what is in a file; OSError if that is more than `bytes_of` says."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from tnetcli.errors import OutputError
 from tnetcli.exporters.geojson import HEAD, write_geojson
 from tnetcli.exporters.looked import Looked
+from tnetcli.files import open_regular
 from tnetcli.prediction import Prediction
 from tnetcli.wording import redacted
 from tnetcli.workflows.image_folder import ImageFolder
@@ -62,7 +63,7 @@ class Overlays(ImageFolder):
 def _is_overlay(path: Path, image: str) -> bool:
     """Say whether a file is as we write the overlay of an image, which may have moved."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             begin = file.read(len(BEGINNING))
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - MOST_TOLD, 0))

@@ -18,6 +18,7 @@ from tnetcli.readers.detect import detect, is_remote
 from tnetcli.readers.gdal import GDAL_FAILURES, confined, open_checked, open_dataset
 from tnetcli.readers.handles import check_unchanged, file_stamp
 from tnetcli.readers.tiff_pages import has_unwritten_blocks
+from tnetcli.readers.watch import watching
 from tnetcli.wording import in_bytes, one_line, reason
 
 SMALLEST = 256
@@ -48,7 +49,8 @@ def build_pyramid(
     target = (
         output if output is not None else os.path.realpath(image) if in_place else f"{image}.ovr"
     )
-    _check(image, target, kind, overwrite)
+    with watching(image):
+        _check(image, target, kind, overwrite)
     before = file_stamp(image)
     try:
         with folder_beside(target, hint="choose another place with -o") as folder:
