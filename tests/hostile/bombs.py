@@ -9,6 +9,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def _blosc() -> bytes:
     return head + sizes + struct.pack("<I", start) * count + block
 
 
-BOMBS: dict[str, Callable[[], bytes]] = {
+MADE: dict[str, Callable[[], bytes]] = {
     "zlib": lambda: zeros_deflated(GIGABYTES),
     "gzip": lambda: _repeated(lambda data: gzip.compress(data, 9), 2**24),
     "bz2": lambda: _repeated(bz2.compress, 2**26),
@@ -68,6 +69,14 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "zstd": _zstd,
     "blosc": _blosc,
 }
+
+
+@cache
+def bomb(codec: str) -> bytes:
+    """Return a few bytes that a decoder makes gigabytes of."""
+    return MADE[codec]()
+
+
 V2 = {
     "zlib": {"id": "zlib", "level": 1},
     "gzip": {"id": "gzip", "level": 1},
@@ -200,18 +209,18 @@ def _plain() -> Files:
 ZARR = (
     *(
         image(f"zarr2-{name}", "S5", "a.ome.zarr", info=(0, 3),
-              make=_folder(lambda name=name: zarr_v2(V2[name], BOMBS[name]())))
+              make=_folder(lambda name=name: zarr_v2(V2[name], bomb(name))))
         for name in V2
     ),
     *(
         image(f"zarr3-{name}", "S5", "a.ome.zarr", info=(0, 3),
               make=_folder(lambda name=name: zarr_v3([{"name": "bytes"}, V3[name]],
-                                                     BOMBS[name]())))
+                                                     bomb(name))))
         for name in V3
     ),
     image("zarr3-shard", "S5", "a.ome.zarr", _folder(_sharded), info=(0, 3)),
     image("zarr-zip-chunk", "S5", "a.zarr.zip",
-          _zip(lambda: zarr_v2(V2["zstd"], BOMBS["zstd"]())), info=(0, 3)),
+          _zip(lambda: zarr_v2(V2["zstd"], bomb("zstd"))), info=(0, 3)),
     image("zarr-zip-zattrs", "S5", "a.zarr.zip", _zip(_plain, ".zattrs")),
     image("zarr-zip-zarray", "S5", "a.zarr.zip", _zip(_plain, "0/.zarray")),
     image("zarr-zip-plain-chunk", "S5", "a.zarr.zip", _zip(_plain, "0/0.0.0"), info=(0, 3)),
@@ -347,11 +356,11 @@ TIFF = (
     _ome_tiles("webp-tile-too-large", "webp", lambda: _webp(2 * TILE, 2 * TILE)),
     _ome_tiles("png-tile-too-large", "png", lambda: _png(2 * TILE, 2 * TILE)),
     _ome_tiles("png-tile-20000", "png", lambda: _png_of_zeros(20_000)),
-    image("deflate-tile", "S9", "a.tif", _tiles("zlib", lambda: BOMBS["zlib"]()), info=(0, 3),
+    image("deflate-tile", "S9", "a.tif", _tiles("zlib", lambda: bomb("zlib")), info=(0, 3),
           predict=(0, 3)),
-    image("zstd-tile", "S9", "a.tif", _tiles("zstd", lambda: BOMBS["zstd"]()), info=(0, 3),
+    image("zstd-tile", "S9", "a.tif", _tiles("zstd", lambda: bomb("zstd")), info=(0, 3),
           predict=(0, 3)),
-    image("lzma-tile", "S9", "a.tif", _tiles("lzma", lambda: BOMBS["lzma"]()), info=(0, 3),
+    image("lzma-tile", "S9", "a.tif", _tiles("lzma", lambda: bomb("lzma")), info=(0, 3),
           predict=(0, 3)),
     Case(
         "float-overflow", "S17", _overflowing,

@@ -5,6 +5,7 @@ starts each as a user does. Memory is the peak of the process less that of `tnet
 image. This file is also the program of that process.
 """
 
+import gc
 import hashlib
 import importlib
 import json
@@ -34,7 +35,8 @@ ADDRESS_SPACE = 14_000_000_000  # bytes, with torch's libraries: the machine sur
 # Nothing of our own: which thread imports it first decides about settings of GDAL.
 LOADED = (
     *("torch", "torch._dynamo", "rasterio", "tifffile", "imagecodecs", "simplejpeg", "openslide"),
-    *("zarr", "PIL.Image", "typer", "rich.console", "yaml", "pyarrow", "safetensors.torch"),
+    *("zarr", "PIL.Image", "typer", "rich.console", "yaml", "pydantic", "rasterio.warp", "sqlite3"),
+    *("distributed", "matplotlib.pyplot", "jsonschema", "ijson", "xml.parsers.expat"),
 )
 RAW_WARNING = re.compile(r"\.py:\d+: \w*Warning: ")
 MOST_HASHED = 2**26  # bytes of a file that is compared by its content
@@ -136,10 +138,8 @@ class Runner:
         )
         good = write_tiff(folder / "good.tif")
         self.listener.files[f"{SERVED}good.tif"] = good.read_bytes()
-        self.idle = {
-            command: min(self._idle(command, good), self._idle(command, good))
-            for command in ("info", "predict")
-        }
+        self.idle: dict[str, float] = {}
+        self.idle = {command: self._idle(command, good) for command in ("info", "predict")}
 
     def _idle(self, command: str, good: Path) -> float:
         place = Place(self.folder / "idle", self.listener.url)
@@ -192,11 +192,8 @@ class Runner:
         self._server.stdin.flush()
         code, seconds, megabytes = json.loads(self._server.stdout.readline())
         out, err = (Path(each).read_text(errors="replace") for each in streams)
-        idle = self.idle[words[0] if words[0] == "info" else "predict"] if self._has_idle() else 0
+        idle = self.idle.get(words[0] if words[0] == "info" else "predict", 0.0)
         return Ended(tuple(words), code, seconds, max(megabytes - idle, 0), out, err)
-
-    def _has_idle(self) -> bool:
-        return hasattr(self, "idle")
 
     def close(self) -> None:
         """End the process that commands are forked from."""
@@ -269,6 +266,7 @@ def serve(questions: BinaryIO) -> None:
     for name in LOADED:
         with suppress(ImportError):  # an extra that is not installed
             importlib.import_module(name)
+    gc.freeze()  # else each child copies what it collects
     for line in questions:
         question = json.loads(line)
         start = time.monotonic()
