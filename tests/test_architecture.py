@@ -24,7 +24,7 @@ UPPER = {
 MAY_IMPORT = {
     "errors": set(),
     "files": set(),
-    "geometry": set(),
+    "geometry": {"files"},
     "json_text": set(),
     "machine": set(),
     "pipes": {"errors", "files"},

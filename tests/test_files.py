@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from tnetcli.files import open_regular
+from tnetcli.files import is_plain_crs, open_regular
 
 
 def test_a_regular_file_is_read(tmp_path):
@@ -47,3 +47,34 @@ def test_a_file_swapped_for_a_pipe_after_the_check_is_refused(tmp_path, monkeypa
     )
     with pytest.raises(OSError, match="is a named pipe"):
         open_regular(tmp_path / "pipe")
+
+
+WKT = 'PROJCS["x",EXTENSION["PROJ4","+proj=merc +nadgrids={}"]]'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "EPSG:32633",
+        "OGC:CRS84",
+        "IAU_2015:30100",
+        "EPSG:1+2",
+        "+proj=ortho +lat_0=9",
+        WKT.format("@null"),
+    ],
+)
+def test_a_code_and_wkt_are_plain(text):
+    assert is_plain_crs(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://127.0.0.1/crs", "/vsicurl/http://127.0.0.1/crs", "/etc/passwd", "a.prj",
+        "+init=pipe:1", "+proj=longlat +nadgrids=pipe", "+proj=tinshift +file=pipe", "",
+        WKT.format("pipe"),
+        'BOUNDCRS[ABRIDGEDTRANSFORMATION[PARAMETERFILE["a","pipe"]]]',
+    ],
+)  # fmt: skip
+def test_a_crs_that_would_open_something_is_not_plain(text):
+    assert not is_plain_crs(text)

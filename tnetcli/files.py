@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import stat
 from typing import BinaryIO
 
@@ -13,6 +14,11 @@ FLAGS = (
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_BINARY", 0)
 )
+# A CRS by its code, or as WKT or PROJ string that names no grid: PROJ opens grids, and GDAL takes
+# other texts for files and URLs.
+CRS_CODE = re.compile(r"[A-Za-z]\w*:[\w+]+")
+CRS_WKT = re.compile(r"\s*[A-Za-z_]+\s*[\[(]|\+proj=")
+GRIDS = re.compile(r"grids\s*=\s*(?!@null)|parameterfile|\+init|file\s*=", re.IGNORECASE)
 KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -54,3 +60,10 @@ def refuse_irregular(status: os.stat_result, path: Path) -> None:
     kind = next((name for is_kind, name in KINDS if is_kind(status.st_mode)), "of no known kind")
     number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
     raise OSError(number, f"is {kind}, not a regular file", os.fspath(path))
+
+
+def is_plain_crs(text: str) -> bool:
+    """Return whether GDAL and PROJ, given this CRS, open no file and fetch nothing."""
+    if CRS_CODE.fullmatch(text):
+        return True
+    return CRS_WKT.match(text) is not None and GRIDS.search(text) is None

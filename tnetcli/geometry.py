@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tnetcli.files import is_plain_crs
+
 ROOT = "root"
 
 
@@ -302,6 +304,10 @@ class Georeference:
     def _known_crs(self) -> str:
         if self.crs is None:
             raise ValueError("no CRS: pixels have map coordinates but no place on the Earth")
+        if not is_plain_crs(self.crs):
+            from rasterio.errors import CRSError
+
+            raise CRSError("neither a code nor WKT without grids")
         return self.crs
 
 

@@ -129,6 +129,8 @@ def test_overviews_of_a_vrt_and_metadata_in_xml_are_read(folder):
         (vrt(relative("a.tif"), 'band="1" subClass="VRTDerivedRasterBand"'), "VRTDerived"),
         (vrt(relative("a.tif"), extra="<PixelFunctionType>x</PixelFunctionType>"), "PixelFunction"),
         (vrt(relative("a.tif"), extra='<Metadata domain="OVERVIEWS"/>'), "name overviews"),
+        (vrt("<?x /><SourceFilename>b</SourceFilename><!-- ?> -->" + relative("a.tif")), "proc"),
+        (vrt(relative("a.tif"), extra="<SRS>+proj=longlat +nadgrids=pipe</SRS>"), "grid"),
         ("<!DOCTYPE a [<!ENTITY b 'c'>]>" + vrt(relative("a.tif")), "DOCTYPE"),
         (vrt(relative("a.tif")) + "<", "malformed XML"),
         (vrt(relative("self.vrt")), ""),
@@ -183,6 +185,24 @@ def test_overviews_named_elsewhere_are_refused(folder, value, where):
             f'<MDI key="OVERVIEW_FILE">{text}</MDI></Metadata></PAMDataset>'
         )
     refused(folder / "a.tif", "as OVERVIEW_FILE")
+
+
+def test_overviews_named_by_a_jpeg_2000_are_refused_also_as_a_source(folder):
+    with rasterio.open(folder / "a.tif") as source:
+        rasterio.shutil.copy(source, folder / "plain.jp2", driver="JP2OpenJPEG")
+    (folder / "plain.vrt").write_text(vrt(relative("plain.jp2")))
+    assert read(folder / "plain.vrt").shape == (1, 64, 64)
+    box = (
+        b'<GDALMultiDomainMetadata><Metadata domain="OVERVIEWS"><MDI key="OVERVIEW_FILE">'
+        b"&lt;MRF_META&gt;</MDI></Metadata></GDALMultiDomainMetadata>"
+    )
+    content = (folder / "plain.jp2").read_bytes()
+    at = content.index(b"jp2c") - 4  # boxes of XML come before the pixels
+    box = (len(box) + 8).to_bytes(4, "big") + b"xml " + box
+    (folder / "evil.jp2").write_bytes(content[:at] + box + content[at:])
+    (folder / "evil.vrt").write_text(vrt(relative("evil.jp2")))
+    for name in ("evil.jp2", "evil.vrt"):
+        refused(folder / name, "as OVERVIEW_FILE")
 
 
 def test_overviews_named_by_a_sidecar_or_a_source_are_refused(folder):

@@ -450,9 +450,10 @@ def test_a_vrt_that_points_to_nothing_is_an_image_error(tmp_path):
 def without(monkeypatch):
     """Make a library look as if it were not installed."""
 
-    def forget(library, module):
+    def forget(library, *modules):
         monkeypatch.setitem(sys.modules, library, None)
-        monkeypatch.delitem(sys.modules, module, raising=False)
+        for module in modules:
+            monkeypatch.delitem(sys.modules, module, raising=False)
 
     return forget
 
@@ -476,7 +477,7 @@ def test_a_dicom_file_without_openslide_names_the_pip_command(without):
 
 def test_a_zarr_without_zarr_names_the_pip_command(tmp_path, without):
     path = write_zarr(tmp_path / "a.zarr", SCENE)
-    without("zarr", "tnetcli.readers.ome_zarr")
+    without("zarr", "tnetcli.readers.ome_zarr", "tnetcli.readers.zarr_store")
     with pytest.raises(MissingExtraError) as caught:
         open_image(path)
     assert caught.value.exit_code == 6
@@ -487,7 +488,7 @@ def test_a_zarr_without_zarr_names_the_pip_command(tmp_path, without):
 def test_what_needs_no_extra_is_read_without_any(tmp_path, without, name):
     path = WRITERS[name](tmp_path / name)
     without("openslide", "tnetcli.readers.slide")
-    without("zarr", "tnetcli.readers.ome_zarr")
+    without("zarr", "tnetcli.readers.ome_zarr", "tnetcli.readers.zarr_store")
     with open_image(path) as reader:
         assert np.array_equal(reader.read(WHOLE, FULL).values, SCENE)
 

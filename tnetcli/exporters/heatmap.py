@@ -15,6 +15,7 @@ from tnetcli.exporters.heat_cells import HeatGrid, HeatWindows, Value
 from tnetcli.exporters.heat_file import write_cog
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.overlay import HALF_CHARACTERS, checked_transform
+from tnetcli.files import is_plain_crs
 from tnetcli.geometry import Size
 from tnetcli.output_file import (
     UNWRITABLE,
@@ -115,6 +116,8 @@ def _place(prediction: Prediction) -> _Place | None:
     from rasterio.errors import CRSError
 
     try:
+        if not is_plain_crs(prediction.crs):
+            raise CRSError("neither a code nor WKT without grids")  # noqa: TRY301
         return _Place(transform, CRS.from_string(prediction.crs))
     except CRSError as error:
         raise OutputError(

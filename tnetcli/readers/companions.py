@@ -13,7 +13,7 @@ from time import time
 from xml.parsers import expat
 
 from tnetcli.errors import ImageError
-from tnetcli.files import open_regular, refuse_irregular
+from tnetcli.files import GRIDS, open_regular, refuse_irregular
 from tnetcli.readers.detect import JPEG_2000_MAGIC, PNG_MAGIC, TIFF_MAGIC
 from tnetcli.readers.tiff_files import gdal_metadata
 from tnetcli.readers.watch import watching
@@ -45,8 +45,9 @@ MOST_SOURCES = 2**16
 DEEPEST_XML = 32
 RECENT = 2.0  # seconds in which a folder may change without a new time
 OVERVIEW_FILE = "overview_file"
-# `NITF_IM:0:x.ntf` names a part of a file, which GDAL opens with a driver of its choice.
-SUBDATASET = re.compile(r"[A-Za-z]\w+:")
+# `NITF_IM:0:x.ntf` names a part of a file and `<MRF_META>` is one: GDAL chooses the driver.
+SUBDATASET = re.compile(r"[A-Za-z]\w+:|<")
+PLAIN_NAME = re.compile(r"\w[\w .-]*")
 
 # All that `gdalbuildvrt`, `gdal_translate` and `gdalwarp` write, in small letters: GDAL does not
 # tell them from capitals. What is not here could name a file, or run code.
@@ -86,15 +87,20 @@ def driver_of(path: str) -> str | None:
     return "ENVI" if _has_envi_header(path) else None
 
 
-def check_companions(path: str) -> None:
-    """Raise ImageError if GDAL, opening this local raster, would open what it must not."""
-    _Check(path).image(path)
+def check_companions(path: str) -> list[str]:
+    """Return the sources of a local raster whose metadata only GDAL can read.
+
+    ImageError if GDAL, opening the raster, would open what it must not.
+    """
+    check = _Check(path)
+    check.image(path)
+    return check.unread
 
 
 def check_overview_file(path: str, name: str) -> None:
     """Raise ImageError unless the file that metadata name for overviews lies beside the image."""
     plain = name.removeprefix(":::BASE:::")
-    if plain != os.path.basename(plain) or plain in ("", ".", ".."):
+    if not PLAIN_NAME.fullmatch(plain):
         raise ImageError(
             f"the metadata of `{path}` name `{shorten(name)}` as OVERVIEW_FILE",
             hint="remove the item, or make overviews with `gdaladdo`",
@@ -109,6 +115,7 @@ class _Check:
         self._path = path
         self._folder = os.path.dirname(os.path.abspath(path))
         self._done: set[str] = set()
+        self.unread: list[str] = []  # sources with metadata in a format of their own
 
     def image(self, path: str, nested: int = 0) -> None:
         """Check the sidecars of an image, and of a VRT its sources."""
@@ -143,6 +150,8 @@ class _Check:
         with watching(self._path):  # each source is progress
             if driver == "GTiff":
                 _refuse_overview_item(path)
+            elif driver != "VRT":
+                self.unread.append(path)
             self.image(path, nested)
 
     def _refused(self, vrt: str, element: str, path: str, why: str) -> ImageError:
@@ -187,13 +196,13 @@ class _Xml:
         """Raise ImageError where the XML is malformed or holds what it must not."""
         # GDAL takes the bytes for UTF-8 whatever the declaration says.
         parser = expat.ParserCreate("utf-8")
-        parser.buffer_text = True
+        parser.buffer_text, parser.buffer_size = True, 2**20
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._text
         parser.StartDoctypeDeclHandler = self._doctype
         parser.CommentHandler = lambda text: self._break()
-        parser.ProcessingInstructionHandler = lambda target, text: self._break()
+        parser.ProcessingInstructionHandler = self._instruction
         parser.StartCdataSectionHandler = self._break
         try:
             parser.Parse(content, True)
@@ -224,6 +233,10 @@ class _Xml:
 
     def _break(self) -> None:
         """Notice what splits a text in two."""
+
+    def _instruction(self, target: str, text: str) -> None:
+        # GDAL takes `<?x />` for an element that ends there, and reads on inside of it.
+        raise self.refused("a processing instruction", f"?{target}")
 
     def _doctype(self, *_: object) -> None:
         raise self.refused("a DOCTYPE", "!DOCTYPE")
@@ -286,6 +299,8 @@ class _Vrt(_Xml):
             self._file, self._name = (name, relative == "1"), ""
 
     def _text(self, text: str) -> None:
+        if GRIDS.search(text):
+            raise self.refused("the name of a grid, which PROJ would open", self._open[-1])
         self._name += text if self._file is not None else ""
 
     def _break(self) -> None:
@@ -298,7 +313,7 @@ class _Vrt(_Xml):
             if self._name != self._name.strip():
                 raise self.refused("a file name with spaces around it", name)
             if SUBDATASET.match(self._name):
-                raise self.refused("the name of a subdataset", name)
+                raise self.refused("the name of a subdataset, or XML,", name)
             element, is_relative = self._file
             self.files.append((element, self._name, is_relative))
             self._file = None

@@ -170,11 +170,11 @@ def _is_mirax(path: str, head: bytes) -> bool:
 
 
 def _is_large(path: str) -> bool:
-    from tnetcli.readers.photo import MOST_PIXELS, PHOTO_FAILURES, open_photo
+    from tnetcli.readers.photo import PHOTO_FAILURES, is_large, open_photo
 
     try:
         with open_photo(path) as image:
-            return image.width * image.height > MOST_PIXELS
+            return is_large(image)
     except PHOTO_FAILURES:
         return False  # the photo reader says what is wrong with it
 

@@ -121,7 +121,9 @@ def open_checked(path: str) -> Any:
     Open it once in this way, further handles with `open_dataset`.
     """
     if not is_remote(path):
-        check_companions(path)
+        for source in check_companions(path):
+            with confined(source), open_dataset(source) as dataset:
+                _check_references(source, dataset)
     dataset = open_dataset(path)
     try:
         with confined(path):

@@ -38,7 +38,7 @@ from tnetcli.readers.zarr_store import (
 
 log = logging.getLogger(__name__)
 # One window would be read from more files than can be opened in reasonable time.
-LEAST_PIXELS, MOST_CHUNKS = 256, 2**20
+LEAST_PIXELS, MOST_CHUNKS = 256, 2**14
 AT_ONCE = 10  # chunks that zarr decodes at the same time
 # What zarr and the codecs raise over damaged chunks.
 FAILURES = (*METADATA_FAILURES, SystemError, lzma.LZMAError)

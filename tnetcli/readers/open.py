@@ -16,7 +16,11 @@ READERS = {
     "ome_zarr": "tnetcli.readers.ome_zarr:OmeZarrReader",
     "photo": "tnetcli.readers.photo:PhotoReader",
 }
-EXTRAS = {"openslide": ("slides", "reading slides"), "zarr": ("zarr", "reading OME-Zarr")}
+EXTRAS = {
+    "openslide": ("slides", "reading slides"),
+    "zarr": ("zarr", "reading OME-Zarr"),
+    "numcodecs": ("zarr", "reading OME-Zarr"),
+}
 
 
 def open_image(

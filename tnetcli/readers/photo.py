@@ -25,8 +25,10 @@ from tnetcli.readers.resolution import resolve
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data, user_nodata
 from tnetcli.wording import one_line
 
-# Three bands of this many pixels stay under 200 MB; what is larger goes to the raster reader.
-MOST_PIXELS = 2**26
+# What is larger goes to the raster reader. Decoders need up to 13 bytes for each pixel
+# (progressive JPEG in four bands), that of WebP up to 20.
+MOST_PIXELS = 2**25
+WEBP_SHARE = 2
 # We compare the size ourselves before decoding; Pillow's own check would only print a warning.
 Image.MAX_IMAGE_PIXELS = None
 # Others of Pillow's formats fetch, run programs (EPS) or are read better elsewhere.
@@ -63,6 +65,12 @@ def open_photo(path: str) -> Iterator[Image.Image]:
         yield image
 
 
+def is_large(image: Image.Image) -> bool:
+    """Return whether decoding all of an image would take more memory than a photo may."""
+    most = MOST_PIXELS // WEBP_SHARE if image.format == "WEBP" else MOST_PIXELS
+    return image.width * image.height > most
+
+
 class PhotoReader(PyramidReader):
     """Reads what Pillow opens, up to a pixel limit."""
 
@@ -81,10 +89,10 @@ class PhotoReader(PyramidReader):
 
     def _describe(self, image: Image.Image) -> Layout:
         size = Size(*image.size)
-        if size.pixels > MOST_PIXELS:
+        if is_large(image):
             raise ImageError(
-                f"`{self.path}` has {size.pixels / 1e6:.0f} million pixels, more than "
-                f"{MOST_PIXELS / 1e6:.0f} that the photo reader decodes at once",
+                f"`{self.path}` has {size.pixels / 1e6:.0f} million pixels, more than the photo "
+                "reader decodes at once",
                 hint="use --reader raster",
             )
         transparency = image.info.get("transparency")

@@ -14,6 +14,7 @@ from rasterio.enums import Interleaving, Resampling
 from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError
+from tnetcli.files import open_regular
 from tnetcli.readers.base import Block, Box, Cost, Layout, ReadOptions, Source
 from tnetcli.readers.detect import is_remote
 from tnetcli.readers.gdal import (
@@ -33,6 +34,7 @@ from tnetcli.readers.tiff_pages import OpenFile, PageTiles, TiffPages
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data
 from tnetcli.wording import one_line
 
+MOST_INTERLACED = 2**24  # pixels
 MAKER_TAGS = ("IMAGEDESCRIPTION", "SOFTWARE", "MAKE", "MODEL")
 SLIDE_MAKERS = (
     *("aperio", "hamamatsu", "ndp.scan", "nanozoomer", "leica", "philips", "ventana", "iscan"),
@@ -71,6 +73,8 @@ class RasterReader(PyramidReader):
             if dataset.driver == "ENVI":
                 _check_raw(self.path, dataset)
             self._unchecked = dataset.driver == "PNG" and os.path.isfile(self.path)
+            if self._unchecked:
+                _refuse_interlaced(self.path, dataset)
             if dataset.count == 0:
                 raise ImageError(
                     f"`{self.path}` holds several images and none of its own",
@@ -98,6 +102,17 @@ def _refuse_lost_pyramid(path: str, dataset: Any) -> None:
             f"`{path}` is a slide or a stack: over the network its levels and its microns per "
             "pixel cannot be read",
             hint="copy it here first, and give the copy",
+        )
+
+
+def _refuse_interlaced(path: str, dataset: Any) -> None:
+    """Refuse a large interlaced PNG: GDAL decodes all of it again for every few rows."""
+    with open_regular(path) as file:
+        is_interlaced = file.read(29)[28:] == b"\x01"
+    if is_interlaced and dataset.width * dataset.height > MOST_INTERLACED:
+        raise ImageError(
+            f"`{path}` is an interlaced PNG of {dataset.width} x {dataset.height} pixels",
+            hint="write it again without interlacing, or as a COG: gdal_translate -of COG IN OUT",
         )
 
 

@@ -13,7 +13,7 @@ from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.transform import from_gcps
 
 from tnetcli.errors import ImageError
-from tnetcli.files import open_regular
+from tnetcli.files import is_plain_crs, open_regular
 from tnetcli.geometry import Georeference, Size
 from tnetcli.readers.bands import choose_bands, refuse_many_bands, unique_names
 from tnetcli.readers.base import Layout, Level, ReadOptions, Resolution
@@ -89,6 +89,9 @@ def describe(
     if georeference is not None and not _is_place(georeference):
         georeference = None
         warnings.append("its transform is no place on a map and is ignored")
+    if georeference is not None and georeference.crs and not is_plain_crs(georeference.crs):
+        georeference = None
+        warnings.append("its CRS names a grid, a file that is not opened, and is ignored")
     if georeference is None and dataset.rpcs:
         warnings.append("placed by RPCs only: its windows cannot be put on a map")
     bands = ("red", "green", "blue") if palette is not None else tuple(names[i] for i in chosen)
