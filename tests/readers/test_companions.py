@@ -113,7 +113,7 @@ def test_overviews_of_a_vrt_and_metadata_in_xml_are_read(folder):
         (vrt("<SourceFilename>/etc/hostname</SourceFilename>"), "outside its folder"),
         (vrt(relative("/vsicurl/http://127.0.0.1/a.tif")), "outside its folder"),
         (vrt(relative("&#47;vsicurl&#47;http://127.0.0.1/a")), "outside its folder"),
-        (vrt(f"<SourceFilename>{MRF.replace('<', '&lt;')}</SourceFilename>"), "outside|no image"),
+        (vrt(f"<SourceFilename>{MRF.replace('<', '&lt;')}</SourceFilename>"), "subdataset"),
         (vrt(f"<SourceFilename><![CDATA[{MRF}]]></SourceFilename>"), "not plain text"),
         (vrt(relative("mrf.tif")), "no image of a kind"),
         (vrt(relative("gone.tif")), "does not exist"),

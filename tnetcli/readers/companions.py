@@ -313,7 +313,7 @@ class _Vrt(_Xml):
             if self._name != self._name.strip():
                 raise self.refused("a file name with spaces around it", name)
             if SUBDATASET.match(self._name):
-                raise self.refused("the name of a subdataset, or XML,", name)
+                raise self.refused("the name of a subdataset", name)
             element, is_relative = self._file
             self.files.append((element, self._name, is_relative))
             self._file = None
