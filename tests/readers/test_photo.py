@@ -9,9 +9,10 @@ from tests.readers.contract import TRUTH, ReaderContract, area_mean, random_wind
 from tests.slides import Once, truncate
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import blocks, photo
+from tnetcli.readers import blocks, photo, raster
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.open import open_image
 from tnetcli.readers.photo import PhotoReader
 from tnetcli.readers.png import check_png
 
@@ -362,3 +363,17 @@ def test_a_pipe_is_no_photo(tmp_path):
         PhotoReader(str(tmp_path / "a.png"))
     with pytest.raises(OSError, match="is a named pipe"):
         check_png(str(tmp_path / "a.png"))
+
+
+@pytest.mark.parametrize(("name", "options"), [("a.jpg", {"progressive": True}), ("a.png", {})])
+def test_a_large_image_that_is_decoded_as_a_whole_is_refused(tmp_path, monkeypatch, name, options):
+    values = np.zeros((64, 64, 3), np.uint8)
+    Image.fromarray(values).save(tmp_path / name, **options)
+    monkeypatch.setattr(photo, "MOST_PIXELS", 64 * 64 - 1)
+    monkeypatch.setattr(raster, "MOST_PIXELS", 64 * 64 - 1)
+    if name == "a.jpg":
+        with pytest.raises(ImageError, match="progressive JPEG"):
+            open_image(tmp_path / name)
+    else:  # not interlaced
+        with open_image(tmp_path / name) as reader:
+            assert reader.name == "raster"

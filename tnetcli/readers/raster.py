@@ -14,7 +14,6 @@ from rasterio.enums import Interleaving, Resampling
 from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError
-from tnetcli.files import open_regular
 from tnetcli.readers.base import Block, Box, Cost, Layout, ReadOptions, Source
 from tnetcli.readers.detect import is_remote
 from tnetcli.readers.gdal import (
@@ -24,6 +23,7 @@ from tnetcli.readers.gdal import (
     open_checked,
     open_dataset,
 )
+from tnetcli.readers.photo import MOST_PIXELS, open_photo
 from tnetcli.readers.placement import touched_pixels
 from tnetcli.readers.png import check_png
 from tnetcli.readers.pyramid import PyramidReader
@@ -34,7 +34,6 @@ from tnetcli.readers.tiff_pages import OpenFile, PageTiles, TiffPages
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data
 from tnetcli.wording import one_line
 
-MOST_INTERLACED = 2**24  # pixels
 MAKER_TAGS = ("IMAGEDESCRIPTION", "SOFTWARE", "MAKE", "MODEL")
 SLIDE_MAKERS = (
     *("aperio", "hamamatsu", "ndp.scan", "nanozoomer", "leica", "philips", "ventana", "iscan"),
@@ -73,7 +72,7 @@ class RasterReader(PyramidReader):
             if dataset.driver == "ENVI":
                 _check_raw(self.path, dataset)
             self._unchecked = dataset.driver == "PNG" and os.path.isfile(self.path)
-            if self._unchecked:
+            if os.path.isfile(self.path):
                 _refuse_interlaced(self.path, dataset)
             if dataset.count == 0:
                 raise ImageError(
@@ -106,13 +105,16 @@ def _refuse_lost_pyramid(path: str, dataset: Any) -> None:
 
 
 def _refuse_interlaced(path: str, dataset: Any) -> None:
-    """Refuse a large interlaced PNG: GDAL decodes all of it again for every few rows."""
-    with open_regular(path) as file:
-        is_interlaced = file.read(29)[28:] == b"\x01"
-    if is_interlaced and dataset.width * dataset.height > MOST_INTERLACED:
+    """Refuse a large PNG or JPEG that GDAL would decode as a whole for every few rows."""
+    if dataset.driver not in ("PNG", "JPEG") or dataset.width * dataset.height <= MOST_PIXELS:
+        return
+    with open_photo(path) as image:
+        is_interlaced = "interlace" in image.info or "progressive" in image.info
+    if is_interlaced:
         raise ImageError(
-            f"`{path}` is an interlaced PNG of {dataset.width} x {dataset.height} pixels",
-            hint="write it again without interlacing, or as a COG: gdal_translate -of COG IN OUT",
+            f"`{path}` has {dataset.width} x {dataset.height} pixels in an interlaced or "
+            f"progressive {dataset.driver}, which can only be decoded as a whole",
+            hint="write it as a COG where there is memory: gdal_translate -of COG IN OUT",
         )
 
 
