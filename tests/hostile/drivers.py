@@ -314,8 +314,18 @@ def _link(place: Place) -> None:
     (place.images / "a.vrt").write_text(vrt("near.tif", relative=True))
 
 
+def _hidden_by_instruction(place: Place) -> None:
+    """Write a VRT whose true source hides in what is a comment to other parsers than GDAL's."""
+    (place.images / "raw.bin").write_text(_raw(place))
+    write_tiff(place.images / "sound.tif")
+    hidden = '<?x /><SourceFilename relativeToVRT="1">raw.bin</SourceFilename><!-- ?> -->'
+    text = vrt(f"{place.images}/sound.tif").replace("<SourceFilename", f"{hidden}<SourceFilename")
+    (place.images / "a.vrt").write_text(text)
+
+
 SHOWING = (
     image("raw-band-of-passwd", "S12", "a.vrt", _text("a.vrt", _raw)),
+    image("raw-band-behind-an-instruction", "S12", "a.vrt", _hidden_by_instruction),
     image("pixel-function", "S12", "a.vrt", _text("a.vrt", lambda p: _derived(p, "real"))),
     image("pixel-function-in-python", "S12", "a.vrt", _text("a.vrt", _python),
           environment={"GDAL_VRT_ENABLE_PYTHON": "YES"}),

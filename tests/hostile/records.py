@@ -60,7 +60,25 @@ def _fetching(name: str, source: Callable[[Place], str], output: str) -> Case:
     )
 
 
+def _placed(name: str, crs: Callable[[Place], str], *words: str) -> Case:
+    """Return the case of a record whose CRS is no CRS, but something that GDAL or PROJ opens."""
+
+    def make(place: Place) -> None:
+        os.mkfifo(place.images / "pipe")
+        text = record("a.tif", crs=crs(place), transform=[10.0, 0.0, 5e5, 0.0, -10.0, 5e6])
+        (place.images / "a.jsonl").write_text(text)
+
+    return Case(name, "S4", make, (step("export", "{images}/a.jsonl", *words, codes=(7,)),))
+
+
+GEOJSON, HEAT = ("-o", "out.geojson"), ("-o", "out.tif", "-f", "heatmap")
 FETCHING = (
+    _placed("crs-url-geojson", lambda place: f"{place.url}/crs", *GEOJSON),
+    _placed("crs-url-heatmap", lambda place: f"{place.url}/crs", *HEAT),
+    _placed("crs-vsicurl", lambda place: f"/vsicurl/{place.url}/crs", *GEOJSON),
+    _placed("crs-pipe", lambda place: f"{place.images}/pipe", *HEAT),
+    _placed("crs-init-pipe", lambda place: f"+init={place.images}/pipe:1", *GEOJSON),
+    _placed("crs-grid-pipe", lambda place: f"+proj=longlat +nadgrids={place.images}/pipe", *HEAT),
     _fetching("export-url", lambda place: f"{place.url}/served/good.tif", "out.html"),
     _fetching("export-url-as-picture", lambda place: f"{place.url}/served/good.tif", "out.png"),
     _fetching("export-vsicurl", lambda place: f"/vsicurl/{place.url}/served/good.tif", "out.html"),
