@@ -194,7 +194,7 @@ def _check_security(address: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Dask from telling what is told in our own words, unless all is to be told."""
+    """Silence the log of Dask's client unless debug logging is on."""
     logger = logging.getLogger("distributed.client")
     before = logger.level
     if not log.isEnabledFor(logging.DEBUG):

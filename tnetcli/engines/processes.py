@@ -218,7 +218,7 @@ def leave_signals() -> None:
 
 
 def _end_with_parent() -> None:
-    """Leave no process behind that nobody will ever give work to."""
+    """Exit when the parent process exits."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

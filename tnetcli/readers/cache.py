@@ -23,7 +23,7 @@ def cache_folder() -> Path:
         return Path(home) / "tnet"
     try:
         return Path.home() / ".cache" / "tnet"
-    except RuntimeError as error:  # a container may run as a user that nobody knows
+    except RuntimeError as error:  # a container's user may have no passwd entry
         raise OutputError(
             "there is no home folder to keep the cache in",
             hint=ELSEWHERE,

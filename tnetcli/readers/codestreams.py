@@ -1,4 +1,4 @@
-"""The size that a compressed block declares in its header, known before it is decoded."""
+"""Read the size of a compressed block from its header, before decoding."""
 
 import struct
 

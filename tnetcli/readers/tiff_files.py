@@ -302,7 +302,7 @@ class TiffLook:
     is_rgb: bool
     is_palette: bool
     is_tiled: bool
-    levels: int  # 1 for a geographic one: nobody asks
+    levels: int  # always 1 for a GeoTIFF
     tags: frozenset[int]  # of the first page
 
 

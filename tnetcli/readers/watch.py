@@ -1,4 +1,4 @@
-"""Know which reads are under way and which of them are stuck, as on a file system that is gone."""
+"""Track reads in progress, and detect those that make none."""
 
 import os
 import threading
@@ -75,7 +75,7 @@ class watching:
 
 
 def give_up(reading: Reading) -> None:
-    """Leave the threads of a reading behind: they no longer count as under way."""
+    """Stop tracking a read whose threads may never end."""
     with _watch.lock:
         if _watch.under_way.get(reading.path) is reading:
             del _watch.under_way[reading.path]

@@ -1,4 +1,4 @@
-"""Where a zarr image is stored, a folder, a zip or a URL, and what zarr finds there in vain.
+"""Open zarr stores (folder, zip, URL), record missing keys, refuse what is too large.
 
 What is read is bounded before it is read: metadata by a fixed size, chunks by what their codecs
 can make of the values. Only regular files are opened, and none outside of the folder.
@@ -72,7 +72,7 @@ METADATA_SIZES = StoredSizes(MOST_METADATA)
 
 
 class WatchedStore(WrapperStore[Store]):
-    """Notes what zarr asks for in vain and how much it gets, and refuses what is too large."""
+    """Record missing keys and bytes read; refuse objects that are too large."""
 
     def __init__(self, store: Store, path: str) -> None:
         super().__init__(store)
