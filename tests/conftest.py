@@ -17,6 +17,9 @@ def pytest_configure(config):
 
 def pytest_addoption(parser):
     parser.addoption("--run-slow", action="store_true", help="run tests that take minutes too")
+    parser.addoption(
+        "--update-goldens", action="store_true", help="store the results of tests/golden anew"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,0 +1,17 @@
+import pytest
+
+from tests.golden import scenes
+from tests.golden.frozen import Golden
+
+
+@pytest.fixture(scope="session")
+def golden(request):
+    """Open a file of frozen results by name."""
+    update = request.config.getoption("--update-goldens")
+    return lambda name: Golden(name, update=update)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """Write the images, tiles and lists that all golden tests read."""
+    return scenes.write(tmp_path_factory.mktemp("golden"))
