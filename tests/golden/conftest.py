@@ -8,6 +8,8 @@ from tests.golden.frozen import Golden
 def golden(request):
     """Open a file of frozen results by name."""
     update = request.config.getoption("--update-goldens")
+    if update and hasattr(request.config, "workerinput"):
+        pytest.fail("--update-goldens writes files that workers would share: add -n 0")
     return lambda name: Golden(name, update=update)
 
 
