@@ -3,20 +3,18 @@
 import json
 import logging
 from collections import Counter
-from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from tnetcli import __version__
 from tnetcli.geometry import Grid
-from tnetcli.models.arguments import Arguments
+from tnetcli.models.configs import Arguments
 from tnetcli.models.registry import read_arguments
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.cropped import CropKind
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig, warn_unused
 from tnetcli.validation import Strict
-from tnetcli.walks import Traversal, tell_unused
 
 log = logging.getLogger(__name__)
 SCHEMA = "tnet.model/1"
@@ -39,7 +37,7 @@ class Description(Strict):
     classes: tuple[Name, ...] = Field(min_length=1)
     bands: tuple[Name, ...] = Field(min_length=1)
     normalisation: Normalisation
-    traversal: Traversal
+    traversal: TraversalConfig
     recipe: dict[str, Any] | None = None
     metrics: dict[str, Whole | float] = Field(default_factory=dict)
     tnet: str = __version__
@@ -101,13 +99,15 @@ class Description(Strict):
         told = data.get("crop") if isinstance(data, dict) else None
         return next((kind for kind in get_args(CropKind) if kind == told), "none")
 
-    def plan(self, *, levels: int | None = None, keep: tuple[int, ...] | None = None) -> Plan:
-        """Return how the model was trained to walk, or deeper, or with other numbers of cells.
+    def config(
+        self, *, levels: int | None = None, keep: tuple[int, ...] | None = None
+    ) -> TraversalConfig:
+        """Return the traversal the model was trained with, or one of other levels and cells.
 
         Beyond the trained depth the last number repeats, and no family goes deeper than it can;
-        both are said.
+        both are warned about.
         """
-        trained = self.traversal.plan()
+        trained = self.traversal
         depth, most = levels or trained.levels, self.model_arguments.most_levels
         if most is not None and depth > most:
             log.warning("%d levels asked for: the family `%s` has %d", depth, self.family, most)
@@ -120,8 +120,8 @@ class Description(Strict):
                 trained.levels,
             )
         if keep is not None:
-            tell_unused(depth, keep)
-        return replace(trained, levels=depth, keep=keep or trained.keep or (1,))
+            warn_unused(depth, keep)
+        return trained.changed(levels=depth, keep=keep or trained.keep or (1,))
 
     def as_json(self) -> str:
         """Return the text that goes into the file."""

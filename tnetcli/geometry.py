@@ -1,5 +1,6 @@
 """Plain values for places in an image: sizes, windows, grids of cells, regions, map positions."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,12 +44,12 @@ class Size:
 class Grid:
     """Rows and columns of equal, possibly overlapping cells, each `cell_fraction` of a window.
 
-    A family may place its rows and columns otherwise, each where its span says: the walk asks for
-    no more than spans, weights and what cells share.
+    A family may place its rows and columns otherwise, each where its span says: the traversal
+    needs no more than spans, weights and what cells share.
     """
 
-    # Whether a cell of attention 0 is never followed; otherwise it comes last.
-    only_attended: ClassVar[bool] = False
+    # Whether the model proposes the cells itself, so that no other cell may be chosen.
+    proposed_only: ClassVar[bool] = False
 
     rows: int
     columns: int
@@ -197,41 +198,62 @@ def _axis_weights(spans: Sequence[tuple[float, float]], length: int) -> NDArray[
     return weights
 
 
+def covered(window: Window, boxes: Sequence[Window]) -> float:
+    """Return the largest part of a box that lies in the window."""
+    return max((_common(window, box) / (box.width * box.height) for box in boxes), default=0.0)
+
+
+def filled(window: Window, boxes: Sequence[Window]) -> float:
+    """Return the part of the window that boxes cover together; what they share counts once."""
+    edges = np.array([box.box for box in boxes if _common(window, box) > 0]).reshape(-1, 4)
+    left, top, right, bottom = np.clip(
+        edges[edges[:, 1].argsort()].T,  # from the top down
+        [[window.left], [window.top]] * 2,
+        [[window.right], [window.bottom]] * 2,
+    )
+    area = 0.0
+    for start, end in itertools.pairwise(np.unique([left, right]).tolist()):
+        across = (left <= start) & (right >= end)  # in this strip no box begins or ends
+        reached = np.maximum.accumulate(bottom[across])
+        above = np.concatenate([[window.top], reached[:-1]])
+        area += (end - start) * float(np.maximum(reached - np.maximum(top[across], above), 0).sum())
+    return area / (window.width * window.height)
+
+
+def _common(a: Window, b: Window) -> float:
+    width = min(a.right, b.right) - max(a.left, b.left)
+    height = min(a.bottom, b.bottom) - max(a.top, b.top)
+    return max(width, 0.0) * max(height, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A window with its place in the tree of looks; `path` names it for good.
+    """A window with its place in the traversal tree.
 
-    Below its parent it is a cell, `row-column`, or no cell of any grid but the n-th window of those
-    that were told, `w` and its number.
+    `path` identifies it in records: below its parent it is a cell, `row-column`, or the n-th fixed
+    region, `w` and its number. `position` is its row, column and depth on the virtual grid of all
+    cells of its level; a fixed region has the position of the nearest cell.
     """
 
     window: Window
     path: str = ROOT
-    parent: "Region | None" = None
-
-    @property
-    def level(self) -> int:
-        """Return the depth of looking: 1 for the whole image."""
-        return self.path.count("/") + 1
+    level: int = 1
+    position: tuple[int, int, int] = (0, 0, 0)
 
     def child(self, grid: Grid, row: int, column: int) -> "Region":
-        """Return the region one level closer, at a cell of `grid`."""
+        """Return the region one level deeper at a cell of `grid`."""
         window = self.window.cell(grid, row, column)
-        return Region(window, f"{self.path}/{row}-{column}", self)
+        return self._below(grid, window, f"{row}-{column}", row, column)
 
-    def told(self, window: Window, number: int) -> "Region":
-        """Return the region one level closer at window `number`, from 1, of those told."""
-        return Region(window, f"{self.path}/w{number}", self)
+    def fixed(self, grid: Grid, window: Window, number: int) -> "Region":
+        """Return the region one level deeper at fixed window `number`, counted from 1."""
+        cell = self.window.nearest_cell(grid, *window.centre)
+        return self._below(grid, window, f"w{number}", *cell)
 
-    def cell(self, grid: Grid) -> tuple[int, int]:
-        """Return row and column among the cells of its parent; of a told window, of the nearest."""
-        if self.parent is None:
-            raise ValueError(f"`{self.path}` is no cell of anything")
-        step = self.path.rpartition("/")[2]
-        if step.startswith("w"):
-            return self.parent.window.nearest_cell(grid, *self.window.centre)
-        row, column = (int(part) for part in step.split("-"))
-        return row, column
+    def _below(self, grid: Grid, window: Window, step: str, row: int, column: int) -> "Region":
+        above_row, above_column, depth = self.position
+        position = (grid.rows * above_row + row, grid.columns * above_column + column, depth + 1)
+        return Region(window, f"{self.path}/{step}", self.level + 1, position)
 
 
 @dataclass(frozen=True, slots=True)

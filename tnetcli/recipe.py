@@ -17,7 +17,7 @@ from pydantic import (
 
 from tnetcli.errors import ModelError, RecipeError
 from tnetcli.geometry import Grid
-from tnetcli.models.arguments import Arguments
+from tnetcli.models.configs import Arguments, Objective
 from tnetcli.models.registry import find_family, read_arguments
 from tnetcli.sections import (
     Augmentation,
@@ -30,8 +30,8 @@ from tnetcli.sections import (
     Stage,
     Training,
 )
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.validation import Strict, validate
-from tnetcli.walks import Traversal
 from tnetcli.wording import did_you_mean, shorten
 from tnetcli.yaml_file import change, read_yaml
 
@@ -40,6 +40,7 @@ FILES = ("model.pretrained", "init", "data.path", "data.windows")
 STAGED: dict[str, type[Strict]] = {  # what a stage may change
     "augmentation": Augmentation,
     "loss": Loss,
+    "objective": Objective,
     "optimizer": Optimizer,
     "schedule": Schedule,
 }
@@ -142,8 +143,8 @@ class Recipe(Strict):
     """
 
     model: ModelSection = Field(description="what is built; `model: {classes: 10}` is enough")
-    traversal: Traversal = Field(
-        default=Traversal(), description="how images are walked; recipes/ shows every key"
+    traversal: TraversalConfig = Field(
+        default=TraversalConfig(), description="how images are traversed; recipes/ shows every key"
     )
     name: str | None = Field(default=None, description="of the model, in a word")
     summary: str | None = Field(default=None, description="of the model, in a line")
@@ -154,6 +155,9 @@ class Recipe(Strict):
         default=Augmentation(), description="what is changed in images"
     )
     loss: Loss = Field(default=Loss(), description="what is learned from")
+    objective: SerializeAsAny[Objective] = Field(
+        default=Objective(), description="loss terms that only the family has"
+    )
     optimizer: Optimizer = Field(default=Optimizer(), description="how weights move")
     schedule: Schedule = Field(default=Schedule(), description="how the rate changes over a stage")
     stages: tuple[Stage, ...] = Field(
@@ -169,6 +173,7 @@ class Recipe(Strict):
             return data
         data = {key: section for key, section in data.items() if section is not None}
         data["stages"] = _complete(data)
+        data = _with_objectives(data)
         walk, most = _table(data, "traversal"), _most_levels(_table(data, "model"))
         if most is None or "levels" in walk:
             return data
@@ -189,9 +194,11 @@ class Recipe(Strict):
                     f"stage `{stage.name}` learns from tiles: that needs `data.kind: mosaic`"
                 )
             _can_look(self.model, stage.levels, f"stage `{stage.name}`: `levels`")
-            if self.model.grid is None and stage.learn == "tiles":
+            if stage.learn == "tiles" and not self.model.arguments.pretrains_on_tiles:
                 raise ValueError(f"stage `{stage.name}`: `{self.model.family}` learns from scenes")
-            walk = self.walk_of(stage)
+            if stage.rehearse and not self.model.arguments.replays:
+                raise ValueError(f"stage `{stage.name}`: `{self.model.family}` cannot rehearse")
+            walk = self.traversal_of(stage)
             if self.data is not None and walk.levels > 1 and not walk.keep:
                 raise ValueError(f"stage `{stage.name}` goes deeper, and `keep` is empty")
             if self.data is not None and self.data.landscape is not None:
@@ -203,19 +210,13 @@ class Recipe(Strict):
     @model_validator(mode="after")
     def _levels_fit_the_family(self) -> Self:
         _can_look(self.model, self.traversal.levels, "`traversal.levels`")
-        deepest = max(self.walk_of(stage).levels for stage in self.stages)
+        deepest = max(self.traversal_of(stage).levels for stage in self.stages)
         if self.data is not None and self.data.windows is not None and deepest < 2:
             raise ValueError("`data.windows` tell what level 2 looks at, and there is only level 1")
         return self
 
-    @model_validator(mode="after")
-    def _lessons_are_of_the_family(self) -> Self:
-        for loss in (self.loss, *(stage.loss for stage in self.stages)):
-            loss.check_family(self.model.family)
-        return self
-
-    def walk_of(self, stage: Stage) -> Traversal:
-        """Return how a stage walks."""
+    def traversal_of(self, stage: Stage) -> TraversalConfig:
+        """Return the traversal of a stage."""
         changed = {"levels": stage.levels, "keep": stage.keep}
         given = {key: value for key, value in changed.items() if value is not None}
         return self.traversal.model_copy(update=given)
@@ -251,8 +252,35 @@ def _complete(data: Mapping[str, Any]) -> Any:
     stages = data.get("stages", [{"epochs": EPOCHS}])
     if not isinstance(stages, list | tuple):
         return stages
-    shared = {key: _table(data, key) for key, kind in STAGED.items() if _fits(kind, data.get(key))}
+    shared = {
+        key: _table(data, key)
+        for key, kind in STAGED.items()
+        if kind is Objective or _fits(kind, data.get(key))
+    }
     return [_merge(shared, stage) if isinstance(stage, Mapping) else stage for stage in stages]
+
+
+def _with_objectives(data: dict[str, Any]) -> dict[str, Any]:
+    """Validate the section `objective` of a recipe and of its stages by the family's own model."""
+    family = _table(data, "model").get("family", "tnet")
+    if not isinstance(family, str):
+        return data
+    kind = find_family(family).objective
+
+    def read(section: Any) -> Objective:
+        if isinstance(section, Objective):
+            return section
+        return validate(kind, section or {}, f"objective of `{family}`", ModelError)
+
+    stages = data["stages"]
+    if isinstance(stages, list):
+        stages = [
+            {**stage, "objective": read(stage.get("objective"))}
+            if isinstance(stage, Mapping)
+            else stage
+            for stage in stages
+        ]
+    return {**data, "objective": read(data.get("objective")), "stages": stages}
 
 
 def _merge(shared: Mapping[str, Mapping[str, Any]], stage: Mapping[str, Any]) -> dict[str, Any]:

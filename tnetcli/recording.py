@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from tnetcli import __version__
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Window
-from tnetcli.looking import Sight
 from tnetcli.prediction import (
     Prediction,
     PredictionCost,
@@ -20,6 +19,7 @@ from tnetcli.prediction import (
     SeenWindow,
 )
 from tnetcli.readers.base import Reader
+from tnetcli.traversal.inference import ImageResult
 
 MOST_CLASSES = 100  # of which every window is told: records of thousands would be all numbers
 DECIMALS = 6
@@ -53,8 +53,8 @@ def record_failure(
     )
 
 
-def record_sight(
-    sight: Sight,
+def record_result(
+    result: ImageResult,
     reader: Reader,
     *,
     id: str,
@@ -63,7 +63,7 @@ def record_sight(
 ) -> Prediction:
     """Return the record of an image that was looked at."""
     classes = maker.classes
-    probabilities = softmax(sight.scores)
+    probabilities = softmax(result.logits)
     label, probability = _best(probabilities, classes)
     georeference, microns = reader.georeference, reader.microns_per_pixel
     return Prediction(
@@ -87,45 +87,45 @@ def record_sight(
         label=label,
         probability=probability,
         probabilities=dict(zip(classes, probabilities.tolist(), strict=True)),
-        stopped=sight.stop,
-        levels=tuple(_levels(sight, classes)),
-        windows=tuple(_windows(sight, classes)),
-        cost=_cost(sight, reader),
+        stopped=result.stop,
+        levels=tuple(_levels(result, classes)),
+        windows=tuple(_windows(result, classes)),
+        cost=_cost(result, reader),
     )
 
 
-def _levels(sight: Sight, classes: Sequence[str]) -> list[SeenLevel]:
-    levels = [visit.place.region.level for visit in sight.visits]
+def _levels(result: ImageResult, classes: Sequence[str]) -> list[SeenLevel]:
+    levels = result.levels
     return [
         SeenLevel(level, levels.count(level), *_best(softmax(scores), classes))
-        for level, scores in enumerate(sight.level_scores, start=1)
+        for level, scores in enumerate(result.level_logits, start=1)
     ]
 
 
-def _windows(sight: Sight, classes: Sequence[str]) -> list[SeenWindow]:
-    probabilities = softmax(sight.window_scores)
+def _windows(result: ImageResult, classes: Sequence[str]) -> list[SeenWindow]:
+    probabilities = softmax(result.region_logits)
     return [
         SeenWindow(
-            path=visit.place.region.path,
-            level=visit.place.region.level,
-            box=visit.place.region.window.box,
-            attention=visit.attention,
-            rank=visit.rank,
+            path=node.region.path,
+            level=node.region.level,
+            box=node.region.window.box,
+            attention=node.attention,
+            rank=node.rank,
             weight=float(weight),
             label=label,
             probability=probability,
             valid=float(valid),
             probabilities=_told(each),
             steps=_rounded(steps) if steps.any() else (),
-            glimpses=tuple(_glimpses(visit.place.region.window, boxes, scores, classes)),
+            glimpses=tuple(_glimpses(node.region.window, boxes, scores, classes)),
         )
-        for visit, weight, valid, steps, boxes, scores, each, (label, probability) in zip(
-            sight.visits,
-            sight.weights,
-            sight.valid,
-            sight.steps,
-            sight.glimpses,
-            sight.glimpse_scores,
+        for node, weight, valid, steps, boxes, scores, each, (label, probability) in zip(
+            result.nodes,
+            result.weights,
+            result.valid,
+            result.steps,
+            result.glimpses,
+            result.glimpse_logits,
             probabilities,
             (_best(each, classes) for each in probabilities),
             strict=True,
@@ -154,17 +154,17 @@ def _rounded(values: NDArray[np.floating]) -> tuple[float, ...]:
     return tuple(round(float(each), DECIMALS) for each in values)
 
 
-def _cost(sight: Sight, reader: Reader) -> PredictionCost:
+def _cost(result: ImageResult, reader: Reader) -> PredictionCost:
     return PredictionCost(
-        windows=len(sight.visits),
-        pixels_decoded=sight.cost.pixels_decoded,
+        windows=len(result.nodes),
+        pixels_decoded=result.cost.pixels_decoded,
         pixels_total=reader.size.pixels,
-        fraction_decoded=sight.cost.pixels_decoded / reader.size.pixels,
-        bytes_read=sight.cost.bytes_read,
+        fraction_decoded=result.cost.pixels_decoded / reader.size.pixels,
+        bytes_read=result.cost.bytes_read,
         file_bytes=reader.layout.file_bytes,
-        read_seconds=sight.read_seconds,
-        model_seconds=sight.model_seconds,
-        seconds=sight.read_seconds + sight.model_seconds,
+        read_seconds=result.read_seconds,
+        model_seconds=result.model_seconds,
+        seconds=result.read_seconds + result.model_seconds,
     )
 
 

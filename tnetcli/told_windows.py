@@ -16,7 +16,7 @@ from tnetcli.large_records import read_apart
 from tnetcli.pipes import is_pipe
 from tnetcli.prediction import Prediction, SeenWindow
 from tnetcli.readers.detect import absolute
-from tnetcli.visits import Told
+from tnetcli.traversal.policies import ScoredRegion
 from tnetcli.wording import reason, shorten
 
 EDGES = ("left", "top", "right", "bottom")
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class _Entry:
     """What a file tells of one image; `size` is that of the image where the file knows it."""
 
-    windows: tuple[Told, ...]
+    windows: tuple[ScoredRegion, ...]
     size: Size | None = None
     failed: bool = False
 
@@ -60,7 +60,7 @@ class ToldWindows:
         else:
             self._read_table()
 
-    def of(self, id: str, path: str, size: Size) -> tuple[Told, ...]:
+    def of(self, id: str, path: str, size: Size) -> tuple[ScoredRegion, ...]:
         """Return the windows of an image, the best first; ImageError if the file has none for it.
 
         An image is known by its id, else by its path.
@@ -184,7 +184,7 @@ def _recorded(record: Prediction, windows: Iterable[SeenWindow]) -> _Entry:
             x0, y0, x1, y1 = each.box
             # A share of 1 may have been rounded up.
             share = 1.0 if 1 < each.attention <= 1 + HAIR else each.attention
-            told.append(Told(Window(x0, y0, x1 - x0, y1 - y0), share))
+            told.append(ScoredRegion(Window(x0, y0, x1 - x0, y1 - y0), share))
     best_first = sorted(told, key=lambda each: -each.attention)
     return _Entry(tuple(best_first), Size(record.width, record.height))
 
@@ -208,4 +208,4 @@ def _window(row: Row, problems: Problems) -> Window | None:
 
 def _even(windows: list[Window]) -> _Entry:
     windows = list(dict.fromkeys(windows))  # told twice, a window would take the place of another
-    return _Entry(tuple(Told(window, 1 / len(windows)) for window in windows))
+    return _Entry(tuple(ScoredRegion(window, 1 / len(windows)) for window in windows))

@@ -21,13 +21,14 @@ from tnetcli.checkpoint import save_checkpoint
 from tnetcli.cli.main import app
 from tnetcli.description import Description
 from tnetcli.errors import TnetError
-from tnetcli.looking import Looker, Sight
 from tnetcli.models.base import Model
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
 from tnetcli.told_windows import ToldWindows
-from tnetcli.walks import Traversal
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.inference import ImageResult, Inference
+from tnetcli.traversal.policies import Fixed, build_policy
 
 NORMALISATION = {"dtype": "uint8", "mean": [120.0, 130.0, 110.0], "std": [60.0, 50.0, 70.0]}
 GRID = {"rows": 3, "columns": 3, "cell_fraction": 0.5}
@@ -146,9 +147,9 @@ RECIPES: dict[str, dict[str, Any]] = {
             {"name": "read", "steps": 2, "freeze": ["location"], "optimizer": {"rate": 0.01}},
             {
                 "name": "imitate", "steps": 2, "freeze": ["backbone", "classifier"],
-                "loss": {"imitation": 1, "glimpses": 0},
+                "objective": {"imitation": 1, "glimpses": 0},
             },
-            {"name": "look", "steps": 2, "loss": {"glimpses": 1}},
+            {"name": "look", "steps": 2, "objective": {"glimpses": 1}},
         ],
         "training": RUN,
     },
@@ -207,7 +208,7 @@ def save(path: Path, family: str, classes: Sequence[str], **traversal: Any) -> P
         classes=tuple(classes),
         bands=("1", "2", "3"),
         normalisation=Normalisation(**NORMALISATION),
-        traversal=Traversal(**traversal),
+        traversal=TraversalConfig(**traversal),
     )
     save_checkpoint(path, build(family, classes=len(classes)), description, overwrite=True)
     return path
@@ -217,36 +218,30 @@ def rollout(
     model: Model, folder: Path, images: Sequence[str], walk: Mapping[str, Any], *, told: bool
 ) -> list[dict[str, Any]]:
     """Traverse images together and return what is frozen of each."""
-    traversal = Traversal(**{**WALK, **walk})
+    config = TraversalConfig(**{**WALK, **walk})
     readers = [open_image(str(folder / f"{name}.tif")) for name in images]
-    windows = None
+    policies = [build_policy(config, SEED) for _ in readers]
     if told:
         file = ToldWindows(folder / "regions.csv")
         windows = [file.of(reader.path, reader.path, reader.size) for reader in readers]
+        policies = [Fixed(*each) for each in zip(policies, windows, strict=True)]
     try:
-        with Looker(
-            model,
-            Normalisation(**NORMALISATION),
-            fit=traversal.fit,
-            background=traversal.background,
-            confidence=traversal.confidence,
-            device="cpu",
-        ) as looker:
-            found = looker.look(
-                readers, traversal.plan(), seeds=[SEED] * len(readers), told=windows
-            )
+        with Inference(
+            model, Normalisation(**NORMALISATION), background=config.background, device="cpu"
+        ) as inference:
+            found = inference.run(readers, config, policies)
     finally:
         for reader in readers:
             reader.close()
     return [_told(each, folder) for each in found]
 
 
-def _told(sight: Sight | TnetError, folder: Path) -> dict[str, Any]:
+def _told(sight: ImageResult | TnetError, folder: Path) -> dict[str, Any]:
     if isinstance(sight, TnetError):
         return {"error": type(sight).__name__, "message": str(sight).replace(f"{folder}/", "")}
     regions = []
-    for number, visit in enumerate(sight.visits):
-        region = visit.place.region
+    for number, visit in enumerate(sight.nodes):
+        region = visit.region
         regions.append(
             {
                 "path": region.path,
@@ -255,18 +250,18 @@ def _told(sight: Sight | TnetError, folder: Path) -> dict[str, Any]:
                 "attention": float(visit.attention),
                 "joint": float(visit.joint),
                 "rank": visit.rank,
-                "logits": sight.window_scores[number].tolist(),
+                "logits": sight.region_logits[number].tolist(),
                 "weight": float(sight.weights[number]),
                 "valid": float(sight.valid[number]),
                 "steps": sight.steps[number].tolist(),
                 "glimpses": sight.glimpses[number].tolist(),
-                "glimpse_logits": sight.glimpse_scores[number].tolist(),
+                "glimpse_logits": sight.glimpse_logits[number].tolist(),
             }
         )
     return {
         "stop": sight.stop,
-        "logits": sight.scores.tolist(),
-        "level_logits": sight.level_scores.tolist(),
+        "logits": sight.logits.tolist(),
+        "level_logits": sight.level_logits.tolist(),
         "regions": [{key: each for key, each in one.items() if each != []} for one in regions],
     }
 

@@ -48,7 +48,7 @@ from tnetcli.readers.watch import READ_TIMEOUT, watching
 from tnetcli.wording import counted
 
 if TYPE_CHECKING:
-    from tnetcli.traversal import Policy
+    from tnetcli.traversal.config import PolicyName as Policy
     from tnetcli.workflows.predict_text import Batch
 
 KEPT = "what is done is kept: run the same command again to go on"

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid, Window
-from tnetcli.models.arguments import Alignment, Pooling
 from tnetcli.models.backbone import Backbone
+from tnetcli.models.configs import Alignment, Pooling
 from tnetcli.models.pooling import Pool
 
 

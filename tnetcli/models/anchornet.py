@@ -1,33 +1,56 @@
-"""AnchorNet: name the patches that hold the evidence, then classify these; SPEC 4."""
+"""AnchorNet: name the patches that hold the evidence, then classify these.
 
-from collections.abc import Sequence
+"Localizing Multi-scale Semantic Patches for Image Classification".
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tnetcli.errors import ModelError
-from tnetcli.geometry import Region
-from tnetcli.models.anchor_arguments import ANCHORNET, AnchorArguments
-from tnetcli.models.anchor_decision import Decision, decide, share_out
-from tnetcli.models.anchor_grid import AnchorGrid
-from tnetcli.models.anchor_parts import Anchors, BranchSeen
 from tnetcli.models.backbone import BAGNET, build_backbone
-from tnetcli.models.base import Conclusion, Lessons, Looked, Model
+from tnetcli.models.base import Aggregated, EncoderOutput, Model, refuse_unread
+from tnetcli.models.configs import ANCHORNET, AnchorArguments, AnchorObjective
 from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
-from tnetcli.models.lsp import LOCALISATIONS
-from tnetcli.models.weighting import Mean, weigh
+from tnetcli.models.lsp import LOCALISATIONS, AnchorGrid, propose_patches
+from tnetcli.models.objective import Episodes, Terms, side_loss
+from tnetcli.tasks import Task
 
-IS_PATCH = 0.5  # above it, the last number of a feature vector says that it is of a patch
+CHANNELS = 96
+EVEN = 8  # MobileNetV3 keeps its widths multiples of that
+MOST_LOST = 0.9  # and rounds down only as far as this
+FIRST_DEVIATION = 0.01  # of the weights of classifiers
+
+# Of each block: expanded, outputs, kernel, stride, squeezed, h-swish.
+HEAD = (
+    (16, 16, 3, 2, False, False),
+    (72, 24, 3, 2, False, False),
+    (88, 24, 1, 1, False, False),
+    (96, 40, 1, 1, True, True),
+    (240, 40, 1, 1, True, True),
+    (240, 40, 1, 1, True, True),
+    (120, 48, 1, 1, True, True),
+    (144, 48, 3, 1, True, True),
+    (288, 96, 3, 1, True, True),
+)
+STEM = 16
+# The kernels of the two blocks of B63, B95 and B111.
+KERNELS = ((3, 1), (3, 5), (5, 5))
+EXPANDED = (480, 576)
+ATTENTION_EXPANDED = 192
 
 
 class AnchorNet(Model):
-    """AnchorNet sees the whole image; its patches are seen by a classifier of their own.
+    """AnchorNet encodes the whole image; its patches have a classifier of their own.
 
-    The features of a window are its class logits, and whether it is a patch. With a classifier
-    for patches there are two levels; AnchorNet that sees its patches itself can go on.
+    Features are class logits. With a classifier for patches there are two levels; an AnchorNet
+    that encodes its patches itself can go deeper.
     """
 
     family = "anchornet"
@@ -43,12 +66,11 @@ class AnchorNet(Model):
     ) -> None:
         super().__init__(arguments, grid=arguments.grid, classes=classes, bands=bands)
         self.anchor = Anchors(arguments, classes=classes, bands=bands)
-        self.mean = Mean()
         self.attended = arguments.heat == "attended"
         self.localisation = LOCALISATIONS[arguments.patches]
         self.most_named = self.localisation.most_of(arguments.view_size)
-        self.sees_patches = arguments.backbone == ANCHORNET
-        if self.sees_patches:
+        self.encodes_patches = arguments.backbone == ANCHORNET
+        if self.encodes_patches:
             _check_nothing_to_load(pretrained)
             return
         self.backbone = build_backbone(arguments, bands=bands, pretrained=pretrained)
@@ -59,77 +81,97 @@ class AnchorNet(Model):
 
     @property
     def feature_size(self) -> int:
-        """Return the length of a feature vector: a logit a class, and whether it is a patch."""
-        return self.classes + 1
+        """Return the length of a feature vector: one logit per class."""
+        return self.classes
 
-    def look(self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True) -> Looked:
-        """See `views` (regions, bands, height, width); LSP names the cells if asked to."""
-        return self.study(views, regions, score_cells=score_cells)[0]
+    def encoder(self, level: int) -> nn.Module:
+        """Return AnchorNet itself for level 1, the classifier of patches below it."""
+        if level == 1 or self.encodes_patches:
+            return self
+        return PatchClassifier(self.backbone, self.dropout, self.classifier, self.grid)
 
-    def study(
-        self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True
-    ) -> tuple[Looked, Lessons | None]:
-        """Look, and return what else labels can teach, None where AnchorNet saw none of it."""
-        own = [i for i, region in enumerate(regions) if self.sees_patches or region.level == 1]
-        rest = [i for i in range(len(regions)) if i not in set(own)]
-        attention = views.new_zeros(len(regions), self.grid.rows, self.grid.columns)
-        parts: list[Tensor] = []
-        lessons = None
-        if own:
-            seen: list[BranchSeen] = self.anchor(_rows(views, own))
-            scores = torch.stack([branch.scores for branch in seen], dim=1)  # (own, 3, classes)
-            decisions = _decide(scores)
-            parts.append(scores[range(len(own)), [each.branch for each in decisions]])
-            lessons = Lessons(tuple(own), scores=_with_auxiliary(scores, seen))
-            if score_cells and not views.is_meta:
-                named = torch.from_numpy(self._name_cells(seen, decisions))
-                attention[own] = named.to(attention)
-        if rest:
-            parts.append(self._classify_patches(_rows(views, rest)))
-        order = np.argsort(own + rest).tolist()
-        scores = _rows(torch.cat(parts), order)  # (regions, classes)
-        is_patch = torch.tensor([[float(region.level > 1)] for region in regions])
-        features = torch.cat([scores, is_patch.to(scores)], dim=1)
-        return Looked(features, attention if score_cells else None, features), lessons
+    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+        """Return the logits of the surest branch; `cell_logits` hold the class map of each branch.
 
-    def conclude(self, features: Tensor, present: Tensor) -> Conclusion:
-        """Add up the probabilities of the patches; without any, AnchorNet's own answer stands."""
-        features = features.masked_fill(~present.unsqueeze(-1), 0)  # as 0 times NaN is NaN
-        patches = present & (features[..., -1] > IS_PATCH)  # (images, regions)
-        counted = torch.where(patches.any(dim=1, keepdim=True), patches, present)
-        logs = self.classify(features)  # (images, regions, classes)
-        total = logs.masked_fill(~counted.unsqueeze(-1), -torch.inf).logsumexp(dim=1)
-        scores = total - counted.sum(dim=1, keepdim=True).log()  # (images, classes)
-        flag, weights = weigh(self.mean, features[..., -1:], counted)
-        return Conclusion(scores, weights.detach(), torch.cat([scores, flag], dim=1))
+        Maps stand in their branch's block of the grid, those of the decided class. `aux` has the
+        decided `branch` (n,) and, in training, `side_logits` (n, branches, classes).
+        """
+        branches: list[BranchOutput] = self.anchor(views)
+        logits = torch.stack([each.scores for each in branches], dim=1)  # (n, 3, classes)
+        label, branch = decide(logits)
+        rows = torch.arange(views.shape[0], device=views.device)
+        maps = views.new_zeros(views.shape[0], self.grid.rows, self.grid.columns)
+        for number, each in enumerate(branches):
+            block = self.grid.block_of(number)
+            heat = each.heat(label, attended=self.attended)  # (n, height, width)
+            maps[:, block, block] = heat.detach().to(maps)
+        aux = {"branch": branch}
+        if self.training:
+            aux["side_logits"] = _with_auxiliary(logits, branches)
+        return EncoderOutput(logits[rows, branch], maps.flatten(1).unsqueeze(2), aux)
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Return the logarithms of the class probabilities of single feature vectors."""
-        return features[..., : self.classes].log_softmax(dim=-1)
-
-    def _classify_patches(self, views: Tensor) -> Tensor:
-        _, features = self.backbone(views)
-        scores: Tensor = self.classifier(self.dropout(features))
-        return scores
-
-    def _name_cells(
-        self, seen: Sequence[BranchSeen], decisions: Sequence[Decision]
+    def propose(
+        self, cell_logits: NDArray[np.float32], aux: Mapping[str, NDArray[Any]]
     ) -> NDArray[np.float32]:
-        """Return the attention (views, rows, columns): 0 for all that LSP did not take."""
-        labels = torch.tensor([each.label for each in decisions], device=seen[0].scores.device)
-        heats = [
-            branch.heat(labels, attended=self.attended).detach().float().cpu().numpy()
-            for branch in seen
-        ]  # of each branch (views, height, width)
-        grid = self.grid
-        attention = np.zeros((len(decisions), grid.rows, grid.columns), np.float32)
-        for view, decision in enumerate(decisions):
-            heat = heats[decision.branch][view]
-            positions = self.localisation.localise(heat, decision.branch)
-            block = grid.block_of(decision.branch)
-            own = attention[view, block, block]  # a part of it, not a copy
-            own[positions[:, 0], positions[:, 1]] = share_out(heat, positions)
-        return attention
+        """Return logits (n, places, 1) of the patches that LSP takes, -inf for all others."""
+        if "branch" not in aux:  # of patches: nothing is read below them
+            return cell_logits
+        heat, branch = cell_logits[..., 0], aux["branch"]
+        return propose_patches(heat, branch, self.grid, self.localisation)[..., None]
+
+    def aggregate(
+        self, features: Tensor, mask: Tensor, levels: Tensor, unread: Tensor | None = None
+    ) -> Aggregated:
+        """Average the probabilities of the patches; without any, AnchorNet's own answer stands."""
+        refuse_unread(unread)
+        features = features.masked_fill(~mask.unsqueeze(-1), 0)  # as 0 times NaN is NaN
+        patches = mask & (levels > 1)  # (images, regions)
+        counted = torch.where(patches.any(dim=1, keepdim=True), patches, mask)
+        log_probs = self.classify(features, levels)  # (images, regions, classes)
+        total = log_probs.masked_fill(~counted.unsqueeze(-1), -torch.inf).logsumexp(dim=1)
+        count = counted.sum(dim=1, keepdim=True)  # (images, 1)
+        logits = total - count.log()  # (images, classes)
+        weights = counted.to(features) / count
+        return Aggregated(logits, weights, logits, {"instances": log_probs})
+
+    def classify(self, features: Tensor, levels: Tensor) -> Tensor:
+        """Return log-probabilities of single regions: (..., classes) -> (..., classes)."""
+        return features.log_softmax(dim=-1)
+
+
+class PatchClassifier(nn.Module):
+    """Encode patches with a network of their own; it proposes no further cells."""
+
+    def __init__(
+        self, backbone: nn.Module, dropout: nn.Module, classifier: nn.Module, grid: AnchorGrid
+    ) -> None:
+        super().__init__()
+        self.backbone, self.dropout, self.classifier = backbone, dropout, classifier
+        self.places = grid.rows * grid.columns
+
+    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+        """Return the class logits of each patch."""
+        _, features = self.backbone(views)
+        logits: Tensor = self.classifier(self.dropout(features))
+        nothing = logits.new_full((views.shape[0], self.places, 1), -torch.inf)
+        return EncoderOutput(logits, nothing, {})
+
+
+def decide(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the class (n,) and the branch (n,) decided from logits (n, branches, classes).
+
+    The class is what two branches agree on, else that of the surest branch; the branch is the
+    surest of those that name the class. Ties: the first class, the smallest receptive field.
+    """
+    # Log-probabilities in double precision: probabilities near 1 round to 1, and would tie.
+    log_probs = logits.detach().double().log_softmax(dim=-1)
+    sureness, named = log_probs.max(dim=2)  # (n, branches)
+    votes = (named.unsqueeze(1) == named.unsqueeze(2)).sum(dim=2)  # (n, branches)
+    agreed = votes >= 2
+    first = torch.where(agreed.any(dim=1), agreed.int().argmax(dim=1), sureness.argmax(dim=1))
+    label = named.gather(1, first.unsqueeze(1))  # (n, 1)
+    branch = sureness.masked_fill(named != label, -torch.inf).argmax(dim=1)
+    return label.squeeze(1), branch
 
 
 def _check_nothing_to_load(pretrained: bool | Path) -> None:
@@ -140,20 +182,202 @@ def _check_nothing_to_load(pretrained: bool | Path) -> None:
         )
 
 
-def _decide(scores: Tensor) -> list[Decision]:
-    """Return a decision a view from (views, branches, classes)."""
-    if scores.is_meta:  # only the cost is wanted
-        return [Decision(0, 0)] * len(scores)
-    # Logarithms, as probabilities near 1 round to 1, where no branch is surer than another.
-    sureness = scores.detach().float().cpu().double().log_softmax(dim=-1).numpy()
-    return [decide(each) for each in sureness]
+def _with_auxiliary(logits: Tensor, branches: "Sequence[BranchOutput]") -> Tensor:
+    more = [branch.auxiliary for branch in branches if branch.auxiliary is not None]
+    return torch.cat([logits, torch.stack(more, dim=1)], dim=1) if more else logits
 
 
-def _with_auxiliary(scores: Tensor, seen: Sequence[BranchSeen]) -> Tensor:
-    more = [branch.auxiliary for branch in seen if branch.auxiliary is not None]
-    return torch.cat([scores, torch.stack(more, dim=1)], dim=1) if more else scores
+class SqueezeExcite(nn.Module):
+    """Scale channels by what the whole map shows; the one part that is not local."""
+
+    def __init__(self, channels: int, inner: int) -> None:
+        super().__init__()
+        self.reduce = nn.Conv2d(channels, inner, 1)
+        self.expand = nn.Conv2d(inner, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a map of the same shape."""
+        mean = x.mean(dim=(2, 3), keepdim=True)  # (views, channels, 1, 1)
+        return x * functional.hardsigmoid(self.expand(functional.relu(self.reduce(mean))))
 
 
-def _rows(values: Tensor, numbers: list[int]) -> Tensor:
-    """Return the rows of these numbers; all of them in order are the tensor itself."""
-    return values if numbers == list(range(len(values))) else values[numbers]
+class Bottleneck(nn.Module):
+    """Expand, filter each channel without padding, project; beside a shortcut that is cropped."""
+
+    def __init__(
+        self,
+        inputs: int,
+        expanded: int,
+        outputs: int,
+        arguments: AnchorArguments,
+        *,
+        kernel: int = 1,
+        stride: int = 1,
+        squeezed: bool = True,
+        swish: bool = True,
+    ) -> None:
+        super().__init__()
+        kind = nn.Hardswish if swish else nn.ReLU
+        squeeze = arguments.squeeze if squeezed else "none"
+        ratio = arguments.squeeze_ratio
+        self.cut = kernel - 1 if stride == 1 and inputs == outputs else None
+        self.crop = arguments.crop
+        layers: list[nn.Module] = [
+            nn.Conv2d(inputs, expanded, 1, bias=False),
+            nn.BatchNorm2d(expanded),
+            kind(),
+            nn.Conv2d(expanded, expanded, kernel, stride, groups=expanded, bias=False),
+            nn.BatchNorm2d(expanded),
+            kind(),
+        ]
+        if squeeze in ("input", "expanded", "mobilenetv3"):
+            width = inputs if squeeze == "input" else expanded
+            inner = _even(width / ratio) if squeeze == "mobilenetv3" else max(width // ratio, 1)
+            layers.append(SqueezeExcite(expanded, inner))
+        layers += [nn.Conv2d(expanded, outputs, 1, bias=False), nn.BatchNorm2d(outputs)]
+        if squeeze == "output":
+            layers.append(SqueezeExcite(outputs, max(outputs // ratio, 1)))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a map (views, outputs, height, width) that is `kernel - 1` smaller a side."""
+        seen: Tensor = self.layers(x)
+        if self.cut is None:
+            return seen
+        first = self.cut // 2 if self.crop == "center" else 0
+        height, width = seen.shape[2:]
+        return seen + x[:, :, first : first + height, first : first + width]
+
+
+def _even(width: float) -> int:
+    near = max(EVEN, int(width + EVEN / 2) // EVEN * EVEN)
+    return near + EVEN if near < MOST_LOST * width else near
+
+
+class Head(nn.Sequential):
+    """What all branches share: a position sees 47 pixels a side, 8 from the next."""
+
+    def __init__(self, bands: int, arguments: AnchorArguments) -> None:
+        blocks: list[nn.Module] = [
+            nn.Conv2d(bands, STEM, 3, 2, bias=False),
+            nn.BatchNorm2d(STEM),
+            nn.Hardswish(),
+        ]
+        inputs = STEM
+        for expanded, outputs, kernel, stride, squeezed, swish in HEAD:
+            blocks.append(
+                Bottleneck(
+                    inputs,
+                    expanded,
+                    outputs,
+                    arguments,
+                    kernel=kernel,
+                    stride=stride,
+                    squeezed=squeezed,
+                    swish=swish,
+                )
+            )
+            inputs = outputs
+        super().__init__(*blocks)
+
+
+class Attended(NamedTuple):
+    """What the attention of a branch makes of its map."""
+
+    shares: Tensor  # (views, 1, height, width), of sum 1 over positions
+    seen: Tensor  # (views, channels, height, width), what they were found from
+
+
+class Attention(nn.Module):
+    """Find out which positions count: by place, by channel, then by place again."""
+
+    def __init__(self, arguments: AnchorArguments) -> None:
+        super().__init__()
+        self.block = Bottleneck(CHANNELS, ATTENTION_EXPANDED, CHANNELS, arguments)
+        self.score = nn.Conv2d(CHANNELS, 1, 1)
+
+    def forward(self, x: Tensor) -> Attended:
+        """Weigh the positions of a map (views, channels, height, width)."""
+        seen = self.block(x)
+        places = over_positions(self.score(seen))  # (views, 1, height, width)
+        channels = (places * seen).sum(dim=(2, 3), keepdim=True).softmax(dim=1)
+        return Attended(over_positions((channels * seen).sum(dim=1, keepdim=True)), seen)
+
+
+def over_positions(logits: Tensor) -> Tensor:
+    """Return the softmax over all positions of each view (views, 1, height, width)."""
+    return logits.flatten(1).softmax(dim=1).view_as(logits)
+
+
+class BranchOutput(NamedTuple):
+    """Output of one branch."""
+
+    scores: Tensor  # (views, classes), logits
+    logits: Tensor  # (views, classes, height, width), of each position before attention
+    shares: Tensor  # (views, 1, height, width), how much each position counts
+    auxiliary: Tensor | None  # (views, classes), logits for training
+
+    def heat(self, labels: Tensor, *, attended: bool) -> Tensor:
+        """Return the map (views, height, width) of one class a view (views,)."""
+        index = labels.view(-1, 1, 1, 1).expand(-1, 1, *self.logits.shape[2:])
+        heat = self.logits.gather(1, index)  # (views, 1, height, width)
+        return (self.shares * heat if attended else heat).squeeze(1)
+
+
+class Branch(nn.Module):
+    """See patches of one size; say of each position how much it speaks for each class."""
+
+    def __init__(
+        self, kernels: tuple[int, int], arguments: AnchorArguments, *, classes: int
+    ) -> None:
+        super().__init__()
+        first, second = (
+            Bottleneck(CHANNELS, expanded, CHANNELS, arguments, kernel=kernel)
+            for expanded, kernel in zip(EXPANDED, kernels, strict=True)
+        )
+        self.blocks = nn.Sequential(first, second)
+        self.attention = Attention(arguments)
+        self.classifier = nn.Conv2d(CHANNELS, classes, 1)
+        self.auxiliary = nn.Linear(CHANNELS, classes) if arguments.auxiliary else None
+        self.pool = arguments.pool
+
+    def forward(self, x: Tensor) -> BranchOutput:
+        """See a map (views, channels, height, width), of 23 x 23 where views have 224 pixels."""
+        x = self.blocks(x)
+        shares, seen = self.attention(x)
+        logits = self.classifier(x)  # (views, classes, height, width)
+        attended = shares * logits
+        scores = attended.sum(dim=(2, 3)) if self.pool == "sum" else attended.mean(dim=(2, 3))
+        more = None
+        if self.auxiliary is not None and self.training:
+            more = self.auxiliary(seen.mean(dim=(2, 3)))
+        return BranchOutput(scores, logits, shares, more)
+
+
+class Anchors(nn.Module):
+    """The head and its three branches."""
+
+    def __init__(self, arguments: AnchorArguments, *, classes: int, bands: int) -> None:
+        super().__init__()
+        self.head = Head(bands, arguments)
+        self.branches = nn.ModuleList(
+            Branch(kernels, arguments, classes=classes) for kernels in KERNELS
+        )
+        start_as_efficientnet(self)
+        for branch in self.branches:
+            assert isinstance(branch, Branch)
+            for layer in (branch.classifier, branch.auxiliary, branch.attention.score):
+                if layer is not None:
+                    nn.init.normal_(layer.weight, std=FIRST_DEVIATION)
+
+    def forward(self, views: Tensor) -> list[BranchOutput]:
+        """Return the output of each branch for (views, bands, height, width), B63 first."""
+        x = self.head(views)
+        return [branch(x) for branch in self.branches]
+
+
+def objective(episodes: Episodes, task: Task, config: AnchorObjective) -> Terms:
+    """Let every branch and auxiliary classifier learn the label."""
+    if "side_logits" not in episodes.aux:
+        return {}
+    return {"side": (config.side, side_loss(episodes, task))}

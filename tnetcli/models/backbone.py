@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from tnetcli.errors import ModelError
-from tnetcli.models.arguments import Arguments, Pooling
 from tnetcli.models.bagnet import BagNet77
 from tnetcli.models.compact import Compact
+from tnetcli.models.configs import Arguments, Pooling
 from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
 from tnetcli.models.pooling import MapSize, pool_map
 from tnetcli.models.receptive_field import Pair, UntraceableError, trace

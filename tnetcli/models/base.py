@@ -1,60 +1,58 @@
-"""What every model promises: look at views, conclude from what was seen."""
+"""Interface of every model: encode views, propose cells, aggregate features."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tnetcli.geometry import Grid, Region
-from tnetcli.models.arguments import Arguments
+from tnetcli.models.configs import Arguments
 
 
-class Within(NamedTuple):
-    """Where a model looked inside of views, glimpse after glimpse."""
+class EncoderOutput(NamedTuple):
+    """Output of an encoder for n views.
 
-    boxes: Tensor  # (regions, glimpses, 4), left, top, right, bottom; a view goes from 0 to 1
-    features: Tensor  # (regions, glimpses, features), of each glimpse, or after it
+    `cell_logits` are raw: policies take a softmax over places where they need probabilities.
+    Places are the cells of the model's grid in reading order. Keys of `aux` that the rest of the
+    program knows:
 
+    - `pooled` (n, D): features before the positional encoding, for replay;
+    - `step_weights` (n, steps): weight of each recurrent step;
+    - `glimpse_boxes` (n, glimpses, 4): left, top, right, bottom; a view spans 0 to 1;
+    - `glimpse_features` (n, glimpses, D): features of each glimpse, or after it.
+    """
 
-class Looked(NamedTuple):
-    """What a model saw in some views."""
-
-    features: Tensor  # (regions, features)
-    attention: Tensor | None  # (regions, rows, columns), each region's cells sum to 1
-    bare: Tensor | None = None  # (regions, features), before their places were mixed in
-    within: Within | None = None  # of models that take glimpses
-
-
-class Conclusion(NamedTuple):
-    """What a model makes of all the views of an image."""
-
-    scores: Tensor  # (images, classes), logits
-    weights: Tensor  # (images, regions), how much each region counted; they sum to 1
-    features: Tensor  # (images, features), what was classified: the weighted mean
+    features: Tensor  # (n, D)
+    cell_logits: Tensor  # (n, places, channels)
+    aux: dict[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lessons:
-    """What can be learned from views beside their features; a row belongs to one of `regions`."""
+class Aggregated(NamedTuple):
+    """Output of an aggregator.
 
-    regions: tuple[int, ...]  # their numbers among the views that were looked at
-    scores: Tensor | None = None  # (views, several, classes), logits that each learn the label
-    log_p: Tensor | None = None  # (views,), of all that was drawn inside of a view, with gradient
-    own: Tensor | None = None  # (views,), a loss that needs no label
+    `parts` holds what the family computes on the way: logits of the `whole` view and of the
+    `regions` (images, classes), and of `instances`, each region alone (images, regions, classes).
+    """
+
+    logits: Tensor  # (images, classes)
+    weights: Tensor  # (images, regions), they sum to 1
+    embedding: Tensor  # (images, D), the input of the head
+    parts: dict[str, Tensor]
 
 
 class Model(nn.Module, ABC):
-    """A classifier that is shown views and asked where to look closer.
+    """Encoder, location module, positional encoding, aggregator and head.
 
-    One set of weights serves all levels, so a model can be walked to any depth, with any number
-    of windows.
+    `encoder(level)` and `aggregate` are pure tensor functions that torch.export accepts. Level and
+    mask are arguments; nothing about a region is hidden in its feature vector.
     """
 
     family: str
-    most_levels: int | None  # None: as many as asked for
-    smallest_view: int  # pixels a side that a view has to have at least; by itself all
+    most_levels: int | None  # None: no limit
+    smallest_view: int  # pixels a side below which a region is finer than the image
 
     def __init__(self, arguments: Arguments, *, grid: Grid, classes: int, bands: int) -> None:
         super().__init__()
@@ -72,30 +70,48 @@ class Model(nn.Module, ABC):
     def feature_size(self) -> int:
         """Return the length of a feature vector."""
 
+    def encoder(self, level: int) -> nn.Module:
+        """Return the module (views, positions) -> EncoderOutput of a level.
+
+        `views` (n, bands, side, side) are normalised, `positions` (n, 3) are those of the regions.
+        A family with one encoder implements it as its `forward`.
+        """
+        return self
+
+    def view_size_of(self, region: Region) -> int:
+        """Return the pixels a side at which a region is read."""
+        return self.view_size
+
+    def propose(
+        self, cell_logits: NDArray[np.float32], aux: Mapping[str, NDArray[Any]]
+    ) -> NDArray[np.float32]:
+        """Return the logits (n, places, channels) that policies see; -inf is never chosen.
+
+        It runs on the host, outside the exported encoder. By default all cells are proposed.
+        """
+        return cell_logits
+
+    def embed(self, pooled: Tensor, positions: Tensor) -> Tensor:
+        """Return features (n, D) from the pooled output of the backbone, for replay."""
+        return pooled
+
     @abstractmethod
-    def look(self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True) -> Looked:
-        """See `views` (regions, bands, height, width), normalised; score the cells if asked to."""
+    def aggregate(
+        self, features: Tensor, mask: Tensor, levels: Tensor, unread: Tensor | None = None
+    ) -> Aggregated:
+        """Combine the features (images, regions, D) that `mask` (images, regions) marks.
 
-    def study(
-        self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True
-    ) -> tuple[Looked, Lessons | None]:
-        """Look as a model that learns, and return what else can be learned from it, if anything."""
-        return self.look(views, regions, score_cells=score_cells), None
-
-    @abstractmethod
-    def conclude(self, features: Tensor, present: Tensor) -> Conclusion:
-        """Weigh the features (images, regions, features) that are present (images, regions).
-
-        `present` is boolean, true at least once for every image; the rest may hold anything.
+        `mask` is boolean and true at least once per image; masked features may hold anything.
+        `levels` (images, regions) counts from 1. `unread` (images, classes + 1) is the log-sum of
+        evidence in regions that were not read, per class, and their number; None without survey.
         """
 
     @abstractmethod
-    def classify(self, features: Tensor) -> Tensor:
-        """Return the class scores of single feature vectors: (..., features) -> (..., classes)."""
+    def classify(self, features: Tensor, levels: Tensor) -> Tensor:
+        """Return the logits of single regions: (..., D), (...) -> (..., classes)."""
 
-    def step_shares(self, features: Tensor) -> Tensor | None:
-        """Return how much each step counted: (..., features) -> (..., steps), None without steps.
 
-        All zeros where a view was not thought about in steps.
-        """
-        return None
+def refuse_unread(unread: Tensor | None) -> None:
+    """Raise a ValueError if unread evidence is given to an aggregator that does not use it."""
+    if unread is not None:
+        raise ValueError("this aggregator does not use unread evidence")

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tnetcli.models.arguments import Pooling
+from tnetcli.models.configs import Pooling
 from tnetcli.models.pooling import pool_map
 
 MOMENTUM = 0.03  # of the running statistics: each level moves them by other views

@@ -6,26 +6,29 @@ glimpse_model.py (Apache 2.0). docs/decisions/0011 says what differs.
 """
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tnetcli.geometry import Region
+from tnetcli.geometry import Grid
+from tnetcli.models.aggregators import Mean, WeightedMean
 from tnetcli.models.backbone import build_backbone
-from tnetcli.models.base import Lessons, Looked, Within
-from tnetcli.models.dram_arguments import DramArguments
-from tnetcli.models.glimpses import Glimpsed, Glimpses, cell_places
+from tnetcli.models.base import EncoderOutput
+from tnetcli.models.configs import DramArguments, DramObjective
 from tnetcli.models.initial import start_as_bagnet
-from tnetcli.models.weighting import Mean, Weighed
+from tnetcli.models.objective import Episodes, Terms, glimpse_loss, side_loss
+from tnetcli.models.position import cell_places
+from tnetcli.tasks import Task
 
 FORGET = 1.0  # added to the forget gate, as TensorFlow does: memories last from the start
 EVERYWHERE = 1e-3  # of the attention is uniform: a bell curve rounds to 0 far away
+# Places at the far edge must not lose a pixel to rounding.
+HAIR = 1e-3
 
 
-class Dram(Weighed):
+class Dram(WeightedMean):
     """All glimpses are cut out of one view, so one look takes them all.
 
     One level is the published model. Further levels, which are ours, look at the cells it attended
@@ -66,50 +69,38 @@ class Dram(Weighed):
         """Return the length of a feature vector."""
         return self.recurrent.size
 
-    def look(self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True) -> Looked:
-        """See `views`: their features are the state after the last glimpse.
+    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+        """Return the state after the last glimpse.
 
-        While it learns, places are drawn; otherwise they are the most probable ones. Where all but
-        the location learns (a stage that freezes it), they are drawn from everywhere: what is to be
-        seen is learned before it is known where to look.
+        In training places are sampled, otherwise they are the most probable ones. Where all but
+        the location module trains (a stage that freezes it), they are sampled from the whole view.
+
+        In training `aux` has `side_logits` (n, glimpses, classes), those after the first look and
+        after each glimpse but the last, and `log_p` (n,) of the places, unless the location module
+        is frozen.
         """
-        return self._looked(self._learning_glimpse(views), score_cells)
-
-    def study(
-        self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True
-    ) -> tuple[Looked, Lessons | None]:
-        """Look, and return how likely the places were, and what was known before the last glimpse.
-
-        These are the scores after the first look and after each glimpse but the last, which is
-        what is concluded from.
-        """
-        glimpsed = self._learning_glimpse(views)
-        assert glimpsed.context is not None
-        earlier = torch.cat([glimpsed.context.unsqueeze(1), glimpsed.features[:, :-1]], dim=1)
-        lessons = Lessons(
-            tuple(range(len(views))),
-            scores=self.classify(earlier),  # (regions, glimpses, classes)
-            log_p=glimpsed.log_p.sum(dim=1) if self.location.training else None,
-        )
-        return self._looked(glimpsed, score_cells), lessons
-
-    def _learning_glimpse(self, views: Tensor) -> Glimpsed:
         anywhere = self.training and not self.location.training
-        return self.glimpse(views, sample=self.training, anywhere=anywhere)
+        glimpsed = self.glimpse(views, sample=self.training, anywhere=anywhere)
+        aux = {
+            "glimpse_boxes": self.cut.sharpest(glimpsed.places),
+            "glimpse_features": glimpsed.features,
+        }
+        if self.training:
+            first = glimpsed.context.unsqueeze(1)  # (n, 1, size)
+            earlier = torch.cat([first, glimpsed.features[:, :-1]], dim=1)
+            aux["side_logits"] = self.classifier(self.dropout(earlier))
+            if self.location.training:
+                aux["log_p"] = glimpsed.log_p.sum(dim=1)
+        return EncoderOutput(glimpsed.features[:, -1], glimpsed.attention.log().unsqueeze(2), aux)
 
-    def _looked(self, glimpsed: Glimpsed, score_cells: bool) -> Looked:
-        features = glimpsed.features[:, -1]
-        within = Within(self.cut.sharpest(glimpsed.places), glimpsed.features)
-        return Looked(features, glimpsed.attention if score_cells else None, features, within)
-
-    def glimpse(self, views: Tensor, *, sample: bool = False, anywhere: bool = False) -> Glimpsed:
-        """Take glimpses of `views` (regions, bands, height, width), and tell each of them.
+    def glimpse(self, views: Tensor, *, sample: bool = False, anywhere: bool = False) -> "Glimpsed":
+        """Take glimpses of `views` (regions, bands, height, width), and return each of them.
 
         The first look, at the centre and by all scales, only says where to begin: what is
         classified starts from nothing again. With `sample` places are drawn, with `anywhere` from
         the whole view.
         """
-        nowhere = views.new_zeros(len(views), 2)
+        nowhere = views.new_zeros(views.shape[0], 2)
         context = self.recurrent(self._see(views, nowhere, sharp_only=False), None)
         emitted = self.location(context.output, None, sample=sample, anywhere=anywhere)
         state, seen, emissions = None, [], [emitted]
@@ -117,7 +108,7 @@ class Dram(Weighed):
             features = self._see(views, emitted.place, sharp_only=self.sharp_only)
             state = self.recurrent(features, state)
             seen.append(state.output)
-            if number + 1 < self.count:  # nobody asks where a further one would be
+            if number + 1 < self.count:  # no further place is needed
                 emitted = self.location(
                     state.output, emitted.state, sample=sample, anywhere=anywhere
                 )
@@ -137,15 +128,14 @@ class Dram(Weighed):
         return found
 
     def _attention(self, means: Tensor) -> Tensor:
-        """Return how likely each cell was (regions, rows, columns), over all of the glimpses.
+        """Return how likely each cell was (regions, cells), over all of the glimpses.
 
         A place is drawn around its mean (regions, glimpses, 2): cells share it by how near they
         are.
         """
         apart = (means.unsqueeze(2) - self.centres.to(means)).square().sum(dim=3)
         each = (-apart / (2 * self.location.deviation**2)).softmax(dim=2)
-        attention = (1 - EVERYWHERE) * each.mean(dim=1) + EVERYWHERE / each.shape[2]
-        return attention.view(-1, self.grid.rows, self.grid.columns)
+        return (1 - EVERYWHERE) * each.mean(dim=1) + EVERYWHERE / each.shape[2]
 
 
 class State(NamedTuple):
@@ -166,7 +156,7 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor, state: State | None) -> State:
         """Go on from `state`, or begin, with what is seen now (regions, inputs)."""
         if state is None:
-            nothing = x.new_zeros(len(x), self.size)
+            nothing = x.new_zeros(x.shape[0], self.size)
             state = State(nothing, nothing)
         gates: Tensor = self.gates(torch.cat([x, state.output.to(x)], dim=1))
         enter, new, keep, leave = gates.chunk(4, dim=1)
@@ -215,3 +205,112 @@ class Emission(nn.Module):
         squares = ((drawn - mean) / self.deviation).square().sum(dim=1)
         log_p = -squares / 2 - math.log(2 * math.pi * self.deviation**2)
         return Emitted(drawn.clamp(-self.reach, self.reach), mean, log_p, state)
+
+
+class Glimpsed(NamedTuple):
+    """The glimpses of some views, in order.
+
+    A place is the row and the column of a glimpse's centre; -1 and 1 are the edges of the view.
+    `context` is the state before the first glimpse, which chooses the first place.
+    """
+
+    features: Tensor  # (regions, glimpses, features), of each glimpse, or after it
+    places: Tensor  # (regions, glimpses, 2), without gradient
+    log_p: Tensor  # (regions, glimpses), of each choice given those before it, with gradient
+    attention: Tensor  # (regions, cells), each region's sum to 1
+    context: Tensor  # (regions, features)
+
+
+def fields_of_view(view_size: int, glimpse_size: int, scales: int) -> tuple[int, ...]:
+    """Return the pixels a side that glimpses show: from their own size up to the whole view."""
+    step = (view_size - glimpse_size) / max(scales - 1, 1)
+    return (glimpse_size, *(int(glimpse_size + step * scale) for scale in range(1, scales)))
+
+
+class Glimpses(nn.Module):
+    """Cuts glimpses of several scales out of views, each with where its pixels lie.
+
+    The sharpest shows the view's own pixels; the others show more of it, in area means. (The
+    original interpolates between four pixels, which skips some of the wider ones.)
+    """
+
+    position: Tensor
+
+    def __init__(self, view_size: int, glimpse_size: int, scales: int) -> None:
+        super().__init__()
+        self.size = glimpse_size
+        self.fields = fields_of_view(view_size, glimpse_size, scales)
+        axis = torch.linspace(-1, 1, view_size)
+        position = torch.stack(torch.meshgrid(axis, axis, indexing="ij"))
+        self.register_buffer("position", position, persistent=False)  # (2, height, width)
+        self.means = nn.ModuleList(_AreaMean(field, glimpse_size) for field in self.fields)
+
+    def channels(self, bands: int) -> int:
+        """Return how many channels the glimpses of all scales have together."""
+        return len(self.fields) * (bands + 2)
+
+    def forward(self, views: Tensor, places: Tensor, *, sharp_only: bool = False) -> Tensor:
+        """Return glimpses (regions, channels, size, size) at `places` (regions, 2).
+
+        With `sharp_only` the wider scales show nothing but their mean.
+        """
+        position = self.position.to(views).expand(views.shape[0], -1, -1, -1)
+        placed = torch.cat([views, position], dim=1)  # (regions, bands + 2, height, width)
+        glimpses = []
+        for number, (field, mean) in enumerate(zip(self.fields, self.means, strict=True)):
+            glimpse = mean(_cut(placed, places, field))
+            if number and sharp_only:
+                glimpse = glimpse.mean(dim=(2, 3), keepdim=True).expand_as(glimpse)
+            glimpses.append(glimpse)
+        return torch.cat(glimpses, dim=1).detach()
+
+    def sharpest(self, places: Tensor) -> Tensor:
+        """Return what glimpses show at the view's own pixels: (..., 2) -> (..., 4), parts of it."""
+        length = self.position.shape[-1]
+        start = _start(places, self.size, length).flip(-1)  # across, then down
+        return torch.cat([start, start + self.size], dim=-1) / length
+
+
+def _cut(images: Tensor, places: Tensor, field: int) -> Tensor:
+    """Return `field` pixels a side around each place; past the edge its last pixel goes on."""
+    count, channels, height, width = images.shape
+    rows = _pixels(places[:, 0], field, height)[:, None, :, None]
+    columns = _pixels(places[:, 1], field, width)[:, None, None]
+    across = images.gather(3, columns.expand(count, channels, height, field))
+    return across.gather(2, rows.expand(count, channels, field, field))
+
+
+def _pixels(at: Tensor, field: int, length: int) -> Tensor:
+    """Return the pixels (regions, field) of a span around places along one axis."""
+    start = _start(at, field, length)
+    return (start[:, None] + torch.arange(field, device=at.device)).clamp(0, length - 1)
+
+
+def _start(at: Tensor, field: int, length: int) -> Tensor:
+    return (length * (at.float() + 1) / 2 - field / 2 + HAIR).floor().long()
+
+
+class _AreaMean(nn.Module):
+    """Makes maps smaller; each pixel of the result is the mean of the area under it."""
+
+    weights: Tensor
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.is_exact = inputs == outputs
+        side_by_side = Grid(outputs, outputs, 1 / outputs)
+        weights = torch.tensor(side_by_side.row_weights(inputs), dtype=torch.float32)
+        self.register_buffer("weights", weights, persistent=False)  # (outputs, inputs)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(regions, channels, inputs, inputs) -> (regions, channels, outputs, outputs)."""
+        weights = self.weights.to(maps)
+        return maps if self.is_exact else weights @ maps @ weights.T
+
+
+def objective(episodes: Episodes, task: Task, config: DramObjective) -> Terms:
+    """Let every glimpse learn the label, and rewards teach where to place them."""
+    terms: Terms = {"side": (config.side, side_loss(episodes, task))}
+    if "log_p" in episodes.aux:
+        terms["glimpses"] = config.glimpses, glimpse_loss(episodes)
+    return terms

@@ -1,4 +1,4 @@
-"""The location module: how probable it is that each cell is worth a closer look; SPEC 1.6."""
+"""Location modules: one logit per cell of a view (Papadopoulos et al. 2021, sec. 3)."""
 
 import torch
 from torch import Tensor, nn
@@ -7,19 +7,18 @@ from torch.nn import functional
 SMALLEST_NORM = 1e-12
 
 
-def cell_probabilities(logits: Tensor, *, centered: bool, temperature: float) -> Tensor:
-    """Turn logits (regions, rows, columns) of any size into probabilities of the same shape.
+def normalised_logits(logits: Tensor, *, centered: bool, temperature: float) -> Tensor:
+    """Scale logits (n, rows, columns) to unit norm, then divide by the temperature: (n, cells).
 
-    These are single precision at least, so that their logarithm can be learned from.
-    Divided by their L2 norm, logits cannot run away; at temperature 1 this keeps attention close
-    to uniform. Centering lets a common offset not eat up the norm.
+    They are single precision at least, so that the logarithm of their softmax can be learned from.
+    Divided by their norm, logits cannot diverge; at temperature 1 attention stays close to uniform.
+    Centering keeps a common offset out of the norm.
     """
-    exact = torch.promote_types(logits.dtype, torch.float32)  # half knows no smallest norm
-    flat = logits.flatten(1).to(exact)  # (regions, cells)
+    exact = torch.promote_types(logits.dtype, torch.float32)  # half cannot hold the smallest norm
+    flat = logits.flatten(1).to(exact)  # (n, cells)
     if centered:
         flat = flat - flat.mean(dim=1, keepdim=True)
-    flat = functional.normalize(flat, dim=1, eps=SMALLEST_NORM) / temperature
-    return flat.softmax(dim=1).view_as(logits)
+    return functional.normalize(flat, dim=1, eps=SMALLEST_NORM) / temperature
 
 
 class Coordinates(nn.Module):

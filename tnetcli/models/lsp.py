@@ -1,12 +1,17 @@
-"""LSP: from the class map of a branch to the few patches that hold the evidence; SPEC 4.5."""
+"""AnchorNet on the host: its grid of patches, and LSP, which picks patches from a class map.
+
+"Localizing Multi-scale Semantic Patches for Image Classification" (AnchorNet).
+"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tnetcli.geometry import Grid
 
 FIELDS = (63, 95, 111)  # pixels a side of what one position of each branch's map sees
 STRIDE = 8  # pixels from one position of a map to the next
@@ -93,3 +98,125 @@ def localise(
         free &= shared < overlap
         free[best] = False  # where `overlap` is above 1
     return np.stack([rows[taken], columns[taken]], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorGrid(Grid):
+    """Rows of all branches, one branch below the other, and columns, one beside the other.
+
+    Where row and column belong to one branch, their cell is what a position of its map sees.
+    Cells of a row and a column of two branches are not square; the model gives them no attention.
+    This way cells of three sizes are still a product of rows and columns.
+    """
+
+    proposed_only: ClassVar[bool] = True
+
+    rows: int = field(init=False)
+    columns: int = field(init=False)
+    cell_fraction: float = field(init=False)  # of the smallest cells
+    view_size: int
+
+    def __post_init__(self) -> None:
+        if self.view_size < max(FIELDS):
+            raise ValueError(f"a view is smaller than {max(FIELDS)} pixels: `{self.view_size}`")
+        side = sum(self.counts)
+        for name, value in (
+            ("rows", side),
+            ("columns", side),
+            ("cell_fraction", min(FIELDS) / self.view_size),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Return how many positions a side each branch has."""
+        return tuple(count_positions(self.view_size, each) for each in FIELDS)
+
+    def described(self) -> str:
+        """Return what there is to choose from, in a few words."""
+        patches = sum(count**2 for count in self.counts)
+        *sizes, largest = FIELDS
+        return f"{patches} patches of {', '.join(map(str, sizes))} and {largest} pixels"
+
+    def block_of(self, branch: int) -> slice:
+        """Return the rows, or the columns, of a branch."""
+        first = sum(self.counts[:branch])
+        return slice(first, first + self.counts[branch])
+
+    def choices(self) -> NDArray[np.bool_]:
+        """Return which cells (rows, columns) are the patch of a branch."""
+        found = np.zeros((self.rows, self.columns), np.bool_)
+        for branch in range(len(FIELDS)):
+            found[self.block_of(branch), self.block_of(branch)] = True
+        return found
+
+    def row_span(self, start: float, length: float, row: int) -> tuple[float, float]:
+        """Return where a grid row starts and how long it is, in `length` that begins at `start`."""
+        branch, position = self._place(row)
+        before = length * (STRIDE * position) / self.view_size
+        return start + before, length * FIELDS[branch] / self.view_size
+
+    def column_span(self, start: float, length: float, column: int) -> tuple[float, float]:
+        """Return where a grid column starts and how long it is."""
+        return self.row_span(start, length, column)  # views and receptive fields are square
+
+    def shared(self, row: int, column: int) -> NDArray[np.float64]:
+        """Return the part (rows, columns) of each cell that the cell `row-column` covers too."""
+        return np.outer(self._axis_shared(row), self._axis_shared(column))
+
+    def _axis_shared(self, index: int) -> NDArray[np.float64]:
+        side = float(self.view_size)  # in which spans are whole numbers
+        spans = np.array([self.row_span(0.0, side, each) for each in range(self.rows)])
+        starts, lengths = spans[:, 0], spans[:, 1]  # (rows,)
+        ends = starts + lengths
+        common = np.minimum(ends, ends[index]) - np.maximum(starts, starts[index])
+        shared: NDArray[np.float64] = np.maximum(common, 0.0) / lengths
+        return shared
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the branch of a row or a column, and which of its own it is."""
+        for branch, count in enumerate(self.counts):
+            if 0 <= index < count:
+                return branch, index
+            index -= count
+        raise ValueError(f"no row or column `{index + self.rows}` of {self.rows}")
+
+
+LEAST = 1e-6  # of the best: a patch as low as the lowest is still one that was taken
+
+
+def share_out(heat: NDArray[np.floating], positions: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return the attention (patches,) of what LSP took, above 0 and of sum 1.
+
+    By how far each stands above the lowest of the map: class evidence adds up, so that its
+    differences count, and not their exponentials, of which all but one may vanish.
+    """
+    values = heat.astype(np.float64)
+    low, high = values.min(), values.max()
+    if low == high:
+        return np.full(len(positions), 1 / len(positions))
+    with np.errstate(invalid="ignore"):  # infinite: who uses the attention will notice
+        above = (values[positions[:, 0], positions[:, 1]] - low) / (high - low)  # (patches,)
+    above = np.maximum(above, LEAST)
+    shares: NDArray[np.float64] = above / above.sum()
+    return shares
+
+
+def propose_patches(
+    heat: NDArray[np.floating], branch: NDArray[np.integer], grid: AnchorGrid, how: Localisation
+) -> NDArray[np.float32]:
+    """Return logits (views, cells) of the patches that LSP takes, -inf for all others.
+
+    `heat` (views, cells) holds the class map of every branch in its block of the grid; LSP reads
+    that of `branch` (views,).
+    """
+    maps = heat.reshape(-1, grid.rows, grid.columns)
+    logits = np.full(maps.shape, -np.inf, np.float32)
+    for view, number in enumerate(branch.tolist()):
+        block = grid.block_of(number)
+        own = maps[view, block, block]
+        positions = how.localise(own, number)
+        with np.errstate(divide="ignore"):
+            shares = np.log(share_out(own, positions))
+        logits[view, block, block][positions[:, 0], positions[:, 1]] = shares
+    return logits.reshape(len(maps), -1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tnetcli.geometry import Grid
-from tnetcli.models.arguments import Pooling
+from tnetcli.models.configs import Pooling
 
 COUNTS = 0.5  # a map pixel belongs to a cell if at least this part of it does
 

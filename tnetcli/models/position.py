@@ -1,24 +1,14 @@
-"""Where a window lies, told to the classifier: SPEC 1.7."""
+"""Positional encoding of regions (Papadopoulos et al. 2021, sec. 3), and places in a view."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from tnetcli.geometry import Grid, Region
+from tnetcli.geometry import Grid
 
 LOWEST_FREQUENCY = 1 / 100
 SMALLEST = 12  # numbers: sine and cosine of two frequencies for row, column and depth
-
-
-def position_of(region: Region, grid: Grid) -> tuple[int, int, int]:
-    """Return row, column and depth of a region on the virtual grid of all cells of its level."""
-    if region.parent is None:
-        return 0, 0, 0
-    row, column, depth = position_of(region.parent, grid)
-    cell_row, cell_column = region.cell(grid)
-    return grid.rows * row + cell_row, grid.columns * column + cell_column, depth + 1
 
 
 def encode_positions(positions: Tensor, size: int) -> Tensor:
@@ -34,17 +24,15 @@ def encode_positions(positions: Tensor, size: int) -> Tensor:
 
 
 class Position(nn.Module):
-    """Mix the place of each window into its features."""
+    """Mix the position of each region into its features."""
 
     def __init__(
         self,
         feature_size: int,
-        grid: Grid,
         mode: Literal["add", "concat", "mix"],
         size: int | None,
     ) -> None:
         super().__init__()
-        self.grid = grid
         self.mode = mode
         # As the papers: as wide as the features to stand beside them, a quarter to be added.
         own = feature_size if mode == "concat" else feature_size // 4
@@ -52,20 +40,19 @@ class Position(nn.Module):
         inputs = self.size if mode == "add" else feature_size + self.size
         self.linear = nn.Linear(inputs, feature_size)
 
-    def forward(self, features: Tensor, regions: Sequence[Region]) -> Tensor:
-        """Return features of the same shape (regions, features) that know their place."""
-        if len(regions) != len(features):  # one region would be taken for all
-            raise ValueError(f"{len(regions)} regions for {len(features)} views")
-        return self.mix(features, self.places(regions))
-
-    def places(self, regions: Sequence[Region]) -> Tensor:
-        """Return row, column and depth of each region (regions, 3)."""
-        return torch.tensor([position_of(region, self.grid) for region in regions]).view(-1, 3)
-
-    def mix(self, features: Tensor, places: Tensor) -> Tensor:
-        """Return features (regions, features) that know their places (regions, 3)."""
-        code = encode_positions(places, self.size).to(features)  # (regions, size)
+    def forward(self, features: Tensor, positions: Tensor) -> Tensor:
+        """Return features (n, D) mixed with the encoding of their positions (n, 3)."""
+        code = encode_positions(positions, self.size).to(features)  # (n, size)
         if self.mode == "add":
             return nn.functional.silu(features + self.linear(code))
         mixed: Tensor = self.linear(torch.cat([features, code], dim=1))
         return mixed if self.mode == "concat" else nn.functional.silu(mixed)
+
+
+def cell_places(grid: Grid) -> Tensor:
+    """Return the centres of cells (rows, columns, 2), row then column; a view spans -1 to 1."""
+    axes = []
+    for count in (grid.rows, grid.columns):
+        reach = 1 - grid.cell_fraction if count > 1 else 0.0
+        axes.append(torch.linspace(-reach, reach, count))
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)

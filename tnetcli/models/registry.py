@@ -7,25 +7,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tnetcli.errors import ModelError
-from tnetcli.models.anchor_arguments import AnchorArguments
-from tnetcli.models.arguments import Arguments, TNetArguments, WholeArguments
-from tnetcli.models.dram_arguments import DramArguments
-from tnetcli.models.saccader_arguments import SaccaderArguments
-from tnetcli.models.two_stream_arguments import TwoStreamArguments
+from tnetcli.models.configs import (
+    AnchorArguments,
+    AnchorObjective,
+    Arguments,
+    DramArguments,
+    DramObjective,
+    Objective,
+    SaccaderArguments,
+    SaccaderObjective,
+    TNetArguments,
+    TwoStreamArguments,
+    TwoStreamObjective,
+    WholeArguments,
+)
 from tnetcli.validation import validate
 from tnetcli.wording import did_you_mean
 
 if TYPE_CHECKING:
     from tnetcli.models.base import Model
+    from tnetcli.models.objective import FamilyTerms
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One way to build a model: what it is, what it is built from, and who builds it."""
+    """A kind of model: its configuration, its class, and what it learns from.
+
+    `terms` adds to the losses of labels and REINFORCE, or with `replaces_loss` stands in for them.
+    """
 
     summary: str
     arguments: type[Arguments]
     builder: str  # module:class, imported when a model is built
+    objective: type[Objective] = Objective
+    terms: str | None = None  # module:function, imported when a model is trained
+    replaces_loss: bool = False
 
 
 FAMILIES = {
@@ -40,24 +56,33 @@ FAMILIES = {
         "a classifier of its own reads these closer, and their probabilities add up",
         AnchorArguments,
         "tnetcli.models.anchornet:AnchorNet",
+        AnchorObjective,
+        "tnetcli.models.anchornet:objective",
     ),
     "two_stream": Family(
         "two streams: the whole image, and its windows, which a recurrent network\n"
         "thinks about in steps; it says which step counted",
         TwoStreamArguments,
         "tnetcli.models.two_stream:TwoStream",
+        TwoStreamObjective,
+        "tnetcli.models.two_stream:objective",
+        replaces_loss=True,
     ),
     "saccader": Family(
         "a bag of 77-pixel patches: classifies by the few places of one map\n"
         "that it visits, one after another; sees the whole view to choose them",
         SaccaderArguments,
         "tnetcli.models.saccader:Saccader",
+        SaccaderObjective,
+        "tnetcli.models.saccader:objective",
     ),
     "dram": Family(
         "a recurrent network that takes glimpses of a view at several scales,\n"
         "each where the one before has led it",
         DramArguments,
         "tnetcli.models.dram:Dram",
+        DramObjective,
+        "tnetcli.models.dram:objective",
     ),
     "whole": Family(
         "the baseline: the whole image in one view, however large it is;\nany backbone of timm",
@@ -104,7 +129,17 @@ def build_model(
     found = find_family(family)
     if not isinstance(arguments, found.arguments):
         raise TypeError(f"`{type(arguments).__name__}` do not describe a `{family}`")
-    module, name = found.builder.split(":")
-    builder = getattr(import_module(module), name)
+    builder = _imported(found.builder)
     model: Model = builder(arguments, classes=classes, bands=bands, pretrained=pretrained)
     return model
+
+
+def find_terms(family: str) -> "FamilyTerms | None":
+    """Return the function that computes a family's own loss terms, None if it has none."""
+    terms = find_family(family).terms
+    return None if terms is None else _imported(terms)
+
+
+def _imported(name: str) -> Any:
+    module, attribute = name.split(":")
+    return getattr(import_module(module), attribute)

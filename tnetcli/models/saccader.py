@@ -5,22 +5,22 @@ saccader/visual_attention/saccader.py and saccader/feedforward/bagnet_model.py (
 docs/decisions/0011 says what differs.
 """
 
-from collections.abc import Sequence
+import math
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tnetcli.errors import ModelError
-from tnetcli.geometry import Region
-from tnetcli.models.base import Lessons, Looked, Within
-from tnetcli.models.glimpses import Glimpsed, cell_places
+from tnetcli.models.aggregators import Mean, WeightedMean
+from tnetcli.models.base import EncoderOutput
+from tnetcli.models.configs import GLIMPSE, STEP, SaccaderArguments, SaccaderObjective
 from tnetcli.models.initial import start_as_bagnet
-from tnetcli.models.saccader_arguments import GLIMPSE, STEP, SaccaderArguments
-from tnetcli.models.saccader_cell import SaccaderLocation, Visited, visit
-from tnetcli.models.weighting import Mean, Weighed
+from tnetcli.models.objective import Episodes, Terms, glimpse_loss, mean_by_image
 from tnetcli.models.weights import load_weights
+from tnetcli.tasks import Task
 
 STEM, EXPANSION = 64, 4
 # Of each group: channels inside its blocks, blocks, the stride of the first of them. The first two
@@ -28,9 +28,11 @@ STEM, EXPANSION = 64, 4
 GROUPS = ((64, 3, 2), (128, 4, 2), (256, 6, 2), (512, 3, 1))
 WIDE_BLOCKS = 2
 IMITATED = 2  # times the glimpses: published are 12 places to imitate, and 6 to visit
+ATTENTION_GROUPS = 2  # of the attention network, each half as wide as the one before
+SMALLEST_SHARE = 1e-12  # of the attention: its logarithm can be learned from
 
 
-class Saccader(Weighed):
+class Saccader(WeightedMean):
     """All glimpses of a view are places of one map, so one look takes them all.
 
     One level is the published model. Further levels, which are ours, look at chosen places again
@@ -38,7 +40,6 @@ class Saccader(Weighed):
     """
 
     family = "saccader"
-    centres: Tensor
 
     def __init__(
         self,
@@ -57,8 +58,6 @@ class Saccader(Weighed):
         self.feature_dropout = nn.Dropout(arguments.feature_dropout)
         self.dropout = nn.Dropout(arguments.dropout)
         self.classifier = nn.Linear(narrow, classes)
-        centres = cell_places(self.grid).flatten(0, 1)
-        self.register_buffer("centres", centres, persistent=False)  # (places, 2)
         start_as_bagnet(self)
         _load(self.backbone, pretrained)
 
@@ -67,47 +66,32 @@ class Saccader(Weighed):
         """Return the length of a feature vector."""
         return self.backbone.feature_size
 
-    def look(self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True) -> Looked:
-        """See `views`: their features are the mean of those at the places visited.
+    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+        """Return the mean of the features at the places visited.
 
-        Scores are linear, so those of the mean are the mean of those at the places.
-        While it learns, places are drawn; otherwise the best are visited. Where all but the
-        location learns (a stage that freezes it, the first of the three published ones), all
-        places count: what they show is learned before it is known where to look.
+        The head is linear, so its logits are the mean of those at the places. In training places
+        are sampled, otherwise the best are taken. Where all but the location module trains (a stage
+        that freezes it, the first of the three published ones), all places count.
+
+        In training `aux` has `log_p` (n,), of the places sampled, and `imitation` (n,), the loss of
+        not following the places with the most evidence; neither if the location module is frozen.
         """
         wide, narrow = self.backbone(views)
-        visited = self.visit(wide, narrow, sample=self.training)
-        return self._looked(narrow, visited, score_cells)
-
-    def study(
-        self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True
-    ) -> tuple[Looked, Lessons | None]:
-        """Look, and return how likely the places were, and how far from those to imitate.
-
-        Imitation needs no label: with it a Saccader learns where to look before rewards teach it.
-        Where the location does not learn there is nothing else to learn from.
-        """
-        wide, narrow = self.backbone(views)
+        # No gradient reaches the backbone from here: it learns from labels, attention from rewards.
         mixed = self.location.mixed(wide.detach(), narrow.detach())
         visited = visit(self.location.cell, mixed, self.glimpses, sample=self.training)
-        looked = self._looked(narrow, visited, score_cells)
-        if not self.location.training:
-            return looked, None
-        targets = self._speaking_most(narrow.detach())
-        followed = visit(self.location.cell, mixed, targets.shape[1], follow=targets)
-        everywhere = tuple(range(len(views)))
-        log_p, own = visited.log_p.sum(dim=1), -followed.log_p.mean(dim=1)
-        return looked, Lessons(everywhere, log_p=log_p, own=own)
-
-    def _looked(self, narrow: Tensor, visited: Visited, score_cells: bool) -> Looked:
-        within = None
+        cell_logits = visited.attention.log().unsqueeze(2)
         if self.training and not self.location.training:
             features = self.feature_dropout(narrow.mean(dim=(2, 3)))
-        else:
-            each = self._at(narrow, visited.places)  # (regions, glimpses, features)
-            features, within = each.mean(dim=1), Within(self._boxes(visited.places), each)
-        attention = self._on_grid(visited) if score_cells else None
-        return Looked(features, attention, features, within)
+            return EncoderOutput(features, cell_logits, {})
+        each = self._at(narrow, visited.places)  # (n, glimpses, features)
+        aux = {"glimpse_boxes": self._boxes(visited.places), "glimpse_features": each}
+        if self.training:
+            targets = self._most_evident(narrow.detach())
+            followed = visit(self.location.cell, mixed, targets.shape[1], follow=targets)
+            aux["log_p"] = visited.log_p.sum(dim=1)
+            aux["imitation"] = -followed.log_p.mean(dim=1)
+        return EncoderOutput(each.mean(dim=1), cell_logits, aux)
 
     def _boxes(self, places: Tensor) -> Tensor:
         """Return what places (regions, glimpses) see of a view, as parts of it."""
@@ -115,28 +99,9 @@ class Saccader(Weighed):
         start = STEP * corner  # (regions, glimpses, 2), pixels across and down
         return torch.cat([start, start + GLIMPSE], dim=2) / self.view_size
 
-    def glimpse(self, views: Tensor, *, sample: bool = False) -> Glimpsed:
-        """Visit places of `views` (regions, bands, height, width), and tell each of them."""
-        wide, narrow = self.backbone(views)
-        visited = self.visit(wide, narrow, sample=sample)
-        return Glimpsed(
-            self._at(narrow, visited.places),
-            self.centres[visited.places],
-            visited.log_p,
-            self._on_grid(visited),
-        )
-
-    def visit(self, wide: Tensor, narrow: Tensor, *, sample: bool = False) -> Visited:
-        """Choose places of maps (regions, channels, height, width).
-
-        Gradients stop here: what is seen is learned from labels, where to look from rewards.
-        """
-        found: Visited = self.location(wide.detach(), narrow.detach(), self.glimpses, sample=sample)
-        return found
-
     @torch.no_grad()
-    def _speaking_most(self, narrow: Tensor) -> Tensor:
-        """Return the places (regions, several) of a map that speak most for the view's own class.
+    def _most_evident(self, narrow: Tensor) -> Tensor:
+        """Return the places (regions, several) with the most evidence for the view's own class.
 
         The class is the one of all places together; the place where it scores highest comes first.
         """
@@ -146,9 +111,6 @@ class Saccader(Weighed):
         of_best = scores.gather(2, best[:, None, None].expand(-1, scores.shape[1], 1))
         several = min(IMITATED * self.glimpses, scores.shape[1])
         return of_best.squeeze(2).topk(several, dim=1).indices
-
-    def _on_grid(self, visited: Visited) -> Tensor:
-        return visited.attention.view(-1, self.grid.rows, self.grid.columns)
 
     def _at(self, narrow: Tensor, places: Tensor) -> Tensor:
         """Return the features (regions, glimpses, features) at places (regions, glimpses)."""
@@ -234,3 +196,128 @@ def _load(net: PatchNet, pretrained: bool | Path) -> None:
         )
     if pretrained:
         load_weights(net, Path(pretrained))
+
+
+class Visited(NamedTuple):
+    """Places of a map in the order they were visited, numbered in reading order."""
+
+    places: Tensor  # (regions, glimpses)
+    log_p: Tensor  # (regions, glimpses), of each given those before it, with gradient
+    attention: Tensor  # (regions, places), each region's sum to 1, with gradient
+
+
+class SaccaderLocation(nn.Module):
+    """Reads the wide and the narrow map of a BagNet and chooses places."""
+
+    def __init__(self, channels: int, narrow: int) -> None:
+        super().__init__()
+        self.attention = AttentionNetwork(channels)
+        self.mix = nn.Conv2d(self.attention.channels + narrow, narrow, 1)
+        self.cell = SaccaderCell(narrow)
+
+    def mixed(self, wide: Tensor, narrow: Tensor) -> Tensor:
+        """Return what places are chosen by (regions, channels, places)."""
+        mixed: Tensor = self.mix(torch.cat([self.attention(wide), narrow], dim=1))
+        return mixed.flatten(2)
+
+
+class AttentionNetwork(nn.Sequential):
+    """Lets places see their surroundings: in each group a dense layer, then a dilated one."""
+
+    def __init__(self, channels: int) -> None:
+        layers: list[nn.Module] = []
+        for _ in range(ATTENTION_GROUPS):
+            inputs, channels = channels, channels // 2
+            layers += [
+                nn.Conv2d(inputs, channels, 1, bias=False),
+                nn.BatchNorm2d(channels),
+                nn.ReLU(),
+                nn.Conv2d(channels, channels, 3, padding=2, dilation=2, bias=False),
+                nn.BatchNorm2d(channels),
+                nn.ReLU(),
+            ]
+        super().__init__(*layers)
+        self.channels = channels
+
+
+class SaccaderCell(nn.Module):
+    """Says how likely each place is to be the next, from all that were not visited yet."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(channels, 1, bias=False)
+
+    def forward(self, mixed: Tensor) -> Tensor:
+        """Return the logits (regions, places) by which features (regions, channels, places) count.
+
+        They do not depend on what was visited, so that one call serves all steps.
+        """
+        logits: Tensor = self.score(mixed.transpose(1, 2)).squeeze(2)
+        return logits / math.sqrt(mixed.shape[1])
+
+    @staticmethod
+    def step(mixed: Tensor, logits: Tensor, visited: Tensor) -> Tensor:
+        """Return the log-probability (regions, places) of each place to be the next.
+
+        `visited` (regions, places) tells where it was; a place counts through its features, which
+        say by what channels places are compared.
+        """
+        lowest = torch.finfo(mixed.dtype).min  # not -inf: in the end nothing may be left
+        shares = logits.masked_fill(visited, lowest).softmax(dim=1)  # (regions, places)
+        channels = (mixed @ shares.unsqueeze(2)).to(mixed).softmax(dim=1)  # (regions, channels, 1)
+        scores = (mixed * channels).sum(dim=1)  # (regions, places)
+        return scores.masked_fill(visited, lowest).log_softmax(dim=1)
+
+
+def visit(
+    cell: SaccaderCell,
+    mixed: Tensor,
+    glimpses: int,
+    *,
+    sample: bool = False,
+    follow: Tensor | None = None,
+) -> Visited:
+    """Choose `glimpses` of the places of a map (regions, channels, places), one after another.
+
+    The best is visited each time, or with `sample` one that is drawn, or those of `follow`
+    (regions, glimpses), which names no place twice.
+
+    The attention is one distribution for all steps: drawn from without replacement, it gives the
+    places in their order exactly the probabilities that they had when they were chosen. What is
+    left goes to the other places as a further step would share it.
+    """
+    single = torch.promote_types(mixed.dtype, torch.float32)  # chances are multiplied many times
+    logits, mixed = cell(mixed).to(single), mixed.to(single)
+    visited = torch.zeros_like(logits, dtype=torch.bool)  # (regions, places)
+    attention, left = torch.zeros_like(logits), torch.ones_like(logits[:, :1])
+    chosen, log_p = [], []
+    for number in range(glimpses):
+        logs = cell.step(mixed, logits, visited)
+        chances = logs.exp()
+        if follow is not None:
+            place = follow[:, number : number + 1]  # (regions, 1)
+        elif sample:
+            place = torch.multinomial(chances.detach(), 1)
+        else:
+            place = logs.argmax(dim=1, keepdim=True)
+        here = torch.zeros_like(visited).scatter(1, place, True)
+        attention = attention + left * chances * here
+        left = left * (chances * ~here).sum(dim=1, keepdim=True)
+        visited = visited | here
+        chosen.append(place)
+        log_p.append(logs.gather(1, place))
+    rest = cell.step(mixed, logits, visited).exp() * ~visited
+    attention = (attention + left * rest).clamp(min=SMALLEST_SHARE)
+    return Visited(torch.cat(chosen, dim=1), torch.cat(log_p, dim=1), attention)
+
+
+def objective(episodes: Episodes, task: Task, config: SaccaderObjective) -> Terms:
+    """Let rewards teach which places to visit, or those with the most evidence be imitated."""
+    if "log_p" not in episodes.aux:  # the location module is frozen
+        return {}
+    region, imitation = episodes.aux["imitation"]
+    each = mean_by_image(imitation, episodes.image[region], len(episodes.targets))  # (images,)
+    return {
+        "glimpses": (config.glimpses, glimpse_loss(episodes)),
+        "imitation": (config.imitation, each.mean()),
+    }

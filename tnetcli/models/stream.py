@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tnetcli.errors import ModelError
-from tnetcli.models.arguments import Arguments
 from tnetcli.models.backbone import BAGNET, COMPACT, FAILURES, build_backbone, create_timm
 from tnetcli.models.bagnet import SLOPE, BagNet77
 from tnetcli.models.compact import Compact
+from tnetcli.models.configs import Arguments
 from tnetcli.models.pooling import MapSize, pool_map
 from tnetcli.wording import first_line
 

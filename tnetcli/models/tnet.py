@@ -1,29 +1,30 @@
-"""TNet: see a view, score its cells, conclude from all the views that were worth a look; SPEC 1."""
+"""TNet: encode a view, score its cells, aggregate all regions that were read.
 
-from collections.abc import Sequence
+Papadopoulos, Korus and Memon 2021, "Hard-Attention for Scalable Image Classification".
+"""
+
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from tnetcli.geometry import Region
+from tnetcli.models.aggregators import Mean, WeightedMean, Weighting
 from tnetcli.models.alignment import build_alignment, find_reference
-from tnetcli.models.arguments import TNetArguments
 from tnetcli.models.backbone import BAGNET, build_backbone
-from tnetcli.models.base import Looked
+from tnetcli.models.base import EncoderOutput
+from tnetcli.models.configs import TNetArguments
 from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
-from tnetcli.models.location import ContextLocation, SqueezeLocation, cell_probabilities
+from tnetcli.models.location import ContextLocation, SqueezeLocation, normalised_logits
 from tnetcli.models.position import Position
-from tnetcli.models.weighting import Mean, Weighed, Weighting
 
 FIRST_BASELINE = 0.5
 
 
-class TNet(Weighed):
+class TNet(WeightedMean):
     """One set of weights for all levels."""
 
     family = "tnet"
-    baseline: Tensor  # the mean reward so far; training compares with it
+    baseline: Tensor  # (1,), the mean reward so far; training compares with it
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class TNet(Weighed):
             if arguments.location == "context"
             else SqueezeLocation(channels, arguments.location_size)
         )
-        self.position = Position(size, self.grid, arguments.position, arguments.position_size)
+        self.position = Position(size, arguments.position, arguments.position_size)
         self.weighting = Weighting(size) if arguments.weighting else Mean()
         self.dropout = nn.Dropout(arguments.dropout)
         self.classifier = nn.Linear(size, classes)
@@ -72,19 +73,19 @@ class TNet(Weighed):
         """Return the length of a feature vector."""
         return self.backbone.feature_size
 
-    def look(self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True) -> Looked:
-        """See `views` (regions, bands, height, width); score the cells of each if asked to."""
-        seen, features = self.backbone(views)
-        attention = self.attend(seen, features) if score_cells else None
-        return Looked(self.position(features, regions), attention, features)
-
-    def attend(self, seen: Tensor, features: Tensor) -> Tensor:
-        """Return the probability of each cell (regions, rows, columns).
-
-        Gradients stop here: what is seen is learned from labels, where to look from rewards.
-        """
-        logits = self.location(self.align(seen.detach()), features.detach())
+    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+        """Encode views (n, bands, side, side) of regions at positions (n, 3)."""
+        maps, pooled = self.backbone(views)
+        # No gradient reaches the backbone from here: it learns from labels, attention from rewards.
+        logits = self.location(self.align(maps.detach()), pooled.detach())  # (n, rows, columns)
         assert isinstance(self.arguments, TNetArguments)
-        return cell_probabilities(
+        logits = normalised_logits(
             logits, centered=self.arguments.centered, temperature=self.arguments.temperature
-        )
+        )  # (n, cells)
+        features = self.embed(pooled, positions)
+        return EncoderOutput(features, logits.unsqueeze(2), {"pooled": pooled})
+
+    def embed(self, pooled: Tensor, positions: Tensor) -> Tensor:
+        """Return the pooled features mixed with the encoding of their positions."""
+        features: Tensor = self.position(pooled, positions)
+        return features

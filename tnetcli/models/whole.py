@@ -1,19 +1,18 @@
-"""The fully convolutional baseline: one view of the whole image, nothing closer."""
+"""The fully convolutional baseline: one view of the whole image."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from tnetcli.geometry import Grid, Region
-from tnetcli.models.arguments import WholeArguments
+from tnetcli.geometry import Grid
+from tnetcli.models.aggregators import Mean, WeightedMean
 from tnetcli.models.backbone import BAGNET, build_backbone
-from tnetcli.models.base import Looked
+from tnetcli.models.base import EncoderOutput
+from tnetcli.models.configs import WholeArguments
 from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
-from tnetcli.models.weighting import Mean, Weighed
 
 
-class Whole(Weighed):
+class Whole(WeightedMean):
     """A backbone and a classifier, so that cost and accuracy compare like with like."""
 
     family = "whole"
@@ -39,8 +38,8 @@ class Whole(Weighed):
         """Return the length of a feature vector."""
         return self.backbone.feature_size
 
-    def look(self, views: Tensor, regions: Sequence[Region], *, score_cells: bool = True) -> Looked:
-        """See `views`; the one cell of a view is all of it."""
+    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+        """Encode views; the one cell of a view is all of it."""
         _, features = self.backbone(views)
-        attention = features.new_ones(len(features), 1, 1) if score_cells else None
-        return Looked(features, attention, features)
+        cell_logits = features.new_zeros(features.shape[0], 1, 1)
+        return EncoderOutput(features, cell_logits, {"pooled": features})

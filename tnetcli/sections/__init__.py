@@ -2,7 +2,7 @@
 
 from tnetcli.sections.data import Augmentation, Data, Landscape
 from tnetcli.sections.fields import File
-from tnetcli.sections.learning import Loss, Optimizer, Schedule, Streams
+from tnetcli.sections.learning import Loss, Optimizer, Schedule
 from tnetcli.sections.stages import Stage, Tiles, Training
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "Optimizer",
     "Schedule",
     "Stage",
-    "Streams",
     "Tiles",
     "Training",
 ]

@@ -1,12 +1,12 @@
-"""How is learned: what counts, how weights move, and how fast."""
+"""Sections of a recipe: loss, optimizer and schedule."""
 
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from tnetcli.sections.fields import Rate, Share, Weight
+from tnetcli.traversal.config import Count
 from tnetcli.validation import Strict
-from tnetcli.walks import Count
 
 PAPER = {
     "selection": "topk",
@@ -15,32 +15,10 @@ PAPER = {
     "per_feature": "each",
     "uniform": 0.0,
 }
-# Lessons that only some families have; for others these keys have no meaning.
-LESSONS = {
-    "side": ("anchornet", "dram"),
-    "glimpses": ("saccader", "dram"),
-    "imitation": ("saccader",),
-    "streams": ("two_stream",),
-}
-
-
-class Streams(Strict):
-    """What the two streams of `two_stream` learn from; SPEC 5.4."""
-
-    local: Weight = Field(
-        default=1.0, description="weight of the windows' labels beside those of the whole image"
-    )
-    ranking: Weight = Field(
-        default=0.5, description="weight of windows having to know better than the whole image"
-    )
-    margin: Share = Field(default=0.5, description="by so much more probable is the true class")
-    hold_global: bool = Field(
-        default=False, description="that they have to know better teaches the windows only"
-    )
 
 
 class Loss(Strict):
-    """What is learned from; SPEC 2.2 by `rule: paper`, otherwise what was found to learn more."""
+    """Loss of the labels and of REINFORCE; `rule: paper` is Papadopoulos et al. 2021, sec. 3.3."""
 
     rule: Literal["paper", "free"] = Field(
         default="free", description="`paper`: top-k, one running baseline, reward 1 if right"
@@ -50,10 +28,10 @@ class Loss(Strict):
     )
     temperature: Rate = Field(default=1.0, description="of the draw")
     uniform: Share = Field(default=0.1, description="of the draw that ignores attention")
-    baseline: Literal["ema", "per_level", "per_class", "leave_one_out", "coarse"] = Field(
+    baseline: Literal["ema", "per_level", "per_class", "leave_one_out"] = Field(
         default="per_level",
-        description="what a reward is compared with: one running mean, one a level, one a level "
-        "and class, the other samples, or the conclusion of the level above",
+        description="what a reward is compared with: one running mean, one per level, one per "
+        "level and class, or the other samples",
     )
     decay: Share = Field(default=0.9, description="of the running means")
     reward: Literal["correct", "probability"] = Field(
@@ -80,22 +58,13 @@ class Loss(Strict):
     level_weights: tuple[Weight, ...] | None = Field(
         default=None, description="of windows alone, by level; the last repeats"
     )
-    entropy: Weight = Field(default=0.0, description="weight of staying above the entropy floor")
-    entropy_floor: Share = Field(default=0.5, description="of the entropy of a uniform choice")
+    entropy: Weight = Field(
+        default=0.0, description="weight of keeping half the entropy of a uniform choice"
+    )
     contrastive: Weight = Field(
         default=0.0, description="weight of pulling classes together and apart"
     )
     margin: Share = Field(default=0.4, description="other classes may be as alike as that")
-    side: Weight = Field(
-        default=1.0, description="weight of scores with a label of their own (anchornet, dram)"
-    )
-    glimpses: Weight = Field(
-        default=1.0, description="weight of rewards of looks inside a view (saccader, dram)"
-    )
-    imitation: Weight = Field(
-        default=0.0, description="weight of attending to what speaks for the class (saccader)"
-    )
-    streams: Streams = Field(default=Streams(), description="how two_stream learns")
     l2: Weight = Field(default=0.0, description="weight of the squares of all weights")
     l2_of: Literal["all", "new"] = Field(
         default="all", description="or only of what is not the backbone"
@@ -118,14 +87,6 @@ class Loss(Strict):
         if self.baseline == "leave_one_out" and self.samples < 2:
             raise ValueError("`baseline: leave_one_out` needs `samples` of 2 or more")
         return self
-
-    def check_family(self, family: str) -> None:
-        """Raise a ValueError if a lesson was changed that a family does not have."""
-        for key, families in LESSONS.items():
-            # Recipes that were run have all keys written out, most as they are by themselves.
-            changed = getattr(self, key) != type(self).model_fields[key].default
-            if changed and family not in families:
-                raise ValueError(f"`loss.{key}` is of {' and '.join(families)}, not of `{family}`")
 
 
 class Optimizer(Strict):
@@ -160,4 +121,3 @@ class Schedule(Strict):
         default=(0.8,), description="parts of the steps after which it falls"
     )
     factor: Share = Field(default=0.1, description="to this part (step)")
-    floor: Share = Field(default=0.0, description="it ends at this part (cosine)")

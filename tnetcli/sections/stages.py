@@ -2,13 +2,14 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from tnetcli.models.configs import Objective
 from tnetcli.sections.data import Augmentation
 from tnetcli.sections.fields import Share, Weight, in_order
 from tnetcli.sections.learning import Loss, Optimizer, Schedule
+from tnetcli.traversal.config import Count, as_counts
 from tnetcli.validation import Strict
-from tnetcli.walks import Count, as_counts
 
 Part = Literal[
     "backbone",
@@ -93,6 +94,9 @@ class Stage(Strict):
     tiles: Tiles = Field(default=Tiles(), description="how tiles are learned from")
     batch_size: Count | None = Field(default=None, description="images in a step")
     loss: Loss = Field(default=Loss(), description="what differs from the recipe's")
+    objective: SerializeAsAny[Objective] = Field(
+        default=Objective(), description="what differs from the recipe's"
+    )
     optimizer: Optimizer = Field(default=Optimizer(), description="what differs from the recipe's")
     schedule: Schedule = Field(default=Schedule(), description="what differs from the recipe's")
     augmentation: Augmentation = Field(

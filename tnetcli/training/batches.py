@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +14,39 @@ from tnetcli.sections import Augmentation
 from tnetcli.training.distributed import ALONE, Ranks
 from tnetcli.training.sources import Item, Source, derive
 from tnetcli.training.views import augment, move_boxes
-from tnetcli.training.walking import Batch
-from tnetcli.views import Fit, Views, root_window
-from tnetcli.visits import Told
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import ScoredRegion
+from tnetcli.traversal.rollout import root
+from tnetcli.traversal.views import View, Views
 
 log = logging.getLogger(__name__)
 AHEAD = 2  # batches whose first views are being read
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Images of one step; their views of level 1 are being read."""
+
+    readers: Sequence[Reader]
+    targets: Sequence[int]
+    seeds: Sequence[int]  # of what is drawn in each
+    names: Sequence[str]
+    first: "Sequence[Future[View | TnetError]]"
+    fixed: Sequence[Sequence[ScoredRegion] | None]  # regions of level 2 in place of cells
+
+    def repeated(self, samples: int) -> "Batch":
+        """Return every image `samples` times, side by side, each with a seed of its own."""
+        if samples == 1:
+            return self
+        order = [i for i in range(len(self.targets)) for _ in range(samples)]
+        return Batch(
+            [self.readers[i] for i in order],
+            [self.targets[i] for i in order],
+            [self.seeds[i] * samples + n % samples for n, i in enumerate(order)],
+            [self.names[i] for i in order],
+            [self.first[i] for i in order],
+            [self.fixed[i] for i in order],
+        )
 
 
 class Batches:
@@ -36,12 +65,12 @@ class Batches:
         *,
         batch_size: int,
         seed: int,
-        fit: Fit,
+        traversal: TraversalConfig,
         value_range: tuple[float, float],
         ranks: Ranks = ALONE,
     ) -> None:
         self._source, self._views, self._augmentation = source, views, augmentation
-        self._seed, self._fit, self._value_range = seed, fit, value_range
+        self._seed, self._traversal, self._value_range = seed, traversal, value_range
         self.batch_size = min(batch_size, source.count("train"))
         self.steps_per_epoch = source.count("train") // self.batch_size
         self._alone = ranks.count == 1
@@ -70,8 +99,8 @@ class Batches:
             [item.label for item in items],
             seeds,
             [item.name for item in items],
-            [self._views.submit(reader, root_window(reader.size, self._fit)) for reader in readers],
-            [_moved(reader, item.told) for reader, item in zip(readers, items, strict=True)],
+            [self._views.submit(reader, root(reader, self._traversal)) for reader in readers],
+            [_moved(reader, item.fixed) for reader, item in zip(readers, items, strict=True)],
         )
 
     def _open(self, numbers: list[int], epoch: int) -> list[Item]:
@@ -95,13 +124,13 @@ class Batches:
         return self._order[1]
 
 
-def _moved(reader: Reader, told: Sequence[Told] | None) -> list[Told] | None:
-    """Return where windows of an image are in what was made of it; what is cropped away is gone."""
-    if told is None:
+def _moved(reader: Reader, fixed: Sequence[ScoredRegion] | None) -> list[ScoredRegion] | None:
+    """Return fixed regions in the coordinates of the augmented image, without those cropped."""
+    if fixed is None:
         return None
     return [
-        Told(window, each.attention)
-        for each in told
+        ScoredRegion(window, each.attention)
+        for each in fixed
         for window in move_boxes(reader, [each.window])
     ]
 

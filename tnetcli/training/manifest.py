@@ -4,11 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tnetcli.csv_file import Problems
-from tnetcli.errors import RecipeError
 from tnetcli.geometry import Window
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.cropped import Crop
@@ -94,37 +90,6 @@ def read_examples(
     ]
     of_split = {split: tuple(each for each in examples if each.split == split) for split in SPLITS}
     return Examples(names, **of_split)
-
-
-def class_weights(
-    choice: str | dict[str, float], labels: Sequence[int], classes: Sequence[str]
-) -> NDArray[np.float32] | None:
-    """Return (classes,) how much an image of each counts, on average over `labels` 1.
-
-    `balanced` lets every class count the same in all; a class that is not named counts 1 before
-    all are scaled.
-    """
-    if choice == "none":
-        return None
-    counts = np.bincount(np.asarray(labels, np.intp), minlength=len(classes))  # (classes,)
-    if choice == "balanced":
-        weights = np.where(counts > 0, 1 / np.maximum(counts, 1), 0.0)
-    elif isinstance(choice, dict):
-        for name in choice:
-            if name not in classes:
-                raise RecipeError(
-                    f"`data.class_weights` names an unknown class: `{shorten(name)}`",
-                    hint=nearest(name, classes),
-                )
-        weights = np.array([choice.get(name, 1.0) for name in classes], np.float64)
-    else:
-        raise ValueError(f"no way to weigh classes: `{choice}`")
-    total = float((weights * counts).sum())
-    if total <= 0:
-        raise RecipeError(
-            "`data.class_weights` leaves no image that counts", hint="give one class more than 0"
-        )
-    return np.asarray(weights * len(labels) / total, np.float32)
 
 
 def _name_classes(

@@ -1,6 +1,5 @@
 """How well labels are told and windows are placed: plain numbers, with how sure they are."""
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.geometry import Window
+from tnetcli.geometry import Window, covered, filled
 
 Labels = NDArray[np.integer]  # (images,), numbers of classes
 NORMAL_95 = 1.959963984540054  # 95 % of a normal distribution lie within this many deviations
@@ -161,28 +160,6 @@ def bootstrap(
     return Interval(float(statistic(*columns)), float(low), float(high))
 
 
-def covered(window: Window, boxes: Sequence[Window]) -> float:
-    """Return the largest part of a box that lies in the window."""
-    return max((_common(window, box) / (box.width * box.height) for box in boxes), default=0.0)
-
-
-def filled(window: Window, boxes: Sequence[Window]) -> float:
-    """Return the part of the window that boxes cover together; what they share counts once."""
-    edges = np.array([box.box for box in boxes if _common(window, box) > 0]).reshape(-1, 4)
-    left, top, right, bottom = np.clip(
-        edges[edges[:, 1].argsort()].T,  # from the top down
-        [[window.left], [window.top]] * 2,
-        [[window.right], [window.bottom]] * 2,
-    )
-    area = 0.0
-    for start, end in itertools.pairwise(np.unique([left, right]).tolist()):
-        across = (left <= start) & (right >= end)  # in this strip no box begins or ends
-        reached = np.maximum.accumulate(bottom[across])
-        above = np.concatenate([[window.top], reached[:-1]])
-        area += (end - start) * float(np.maximum(reached - np.maximum(top[across], above), 0).sum())
-    return area / (window.width * window.height)
-
-
 def hits(window: Window, boxes: Sequence[Window]) -> bool:
     """Say whether a window shows half of a box, or is filled to a quarter by boxes."""
     return (
@@ -209,9 +186,3 @@ def hit_rate(images: Iterable[dict[int, bool]]) -> dict[int, Interval]:
         for level, hit in found.items():
             levels[level].append(hit)
     return {level: wilson(sum(hit), len(hit)) for level, hit in sorted(levels.items())}
-
-
-def _common(a: Window, b: Window) -> float:
-    width = min(a.right, b.right) - max(a.left, b.left)
-    height = min(a.bottom, b.bottom) - max(a.top, b.top)
-    return max(width, 0.0) * max(height, 0.0)

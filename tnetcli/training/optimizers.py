@@ -73,7 +73,7 @@ def rate_at(step: int, steps: int, schedule: Schedule) -> float:
         return (step + 1) / warmup
     if schedule.kind == "cosine":
         done = (step - warmup) / max(steps - warmup, 1)
-        return schedule.floor + (1 - schedule.floor) * (1 + math.cos(math.pi * done)) / 2
+        return (1 + math.cos(math.pi * done)) / 2
     if schedule.kind == "step":
         return schedule.factor ** sum(step >= math.floor(drop * steps) for drop in schedule.drops)
     return 1.0

@@ -15,7 +15,7 @@ from tnetcli.sections import Data
 from tnetcli.sections.fields import SPLITS
 from tnetcli.told_windows import ToldWindows
 from tnetcli.training.manifest import Example, Examples, read_examples
-from tnetcli.visits import Told
+from tnetcli.traversal.policies import ScoredRegion
 
 MOST_OPEN = 512  # images of a split that are kept open; their file handles are fewer
 IN_FLIGHT = 4  # batches, more than are being read or worked on at once
@@ -30,7 +30,7 @@ class Item:
     label: int
     boxes: tuple[Window, ...]
     name: str
-    told: tuple[Told, ...] | None = None  # what level 2 looks at, where that is told
+    fixed: tuple[ScoredRegion, ...] | None = None  # regions of level 2, where they are given
 
 
 class Source(Protocol):
@@ -92,10 +92,10 @@ class Files:
         known[number] = reader
         if len(known) > self._most_open:
             known.popitem(last=False)[1].close()
-        told = None
+        fixed = None
         if self._windows is not None:
-            told = self._windows.of(example.id, example.path, reader.size)
-        return Item(reader, example.label, example.boxes, example.id, told)
+            fixed = self._windows.of(example.id, example.path, reader.size)
+        return Item(reader, example.label, example.boxes, example.id, fixed)
 
     def close(self) -> None:
         """Close all images."""

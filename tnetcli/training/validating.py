@@ -9,19 +9,18 @@ from numpy.typing import NDArray
 
 from tnetcli.devices import Precision
 from tnetcli.errors import ManifestError
-from tnetcli.looking import Looker, Sight
 from tnetcli.models.base import Model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Reader
 from tnetcli.training.batches import take
-from tnetcli.training.choices import by_chance
 from tnetcli.training.distributed import ALONE, Ranks
 from tnetcli.training.metrics import Outcomes, hit_levels, hit_rate
 from tnetcli.training.pictures import Sample
 from tnetcli.training.sources import Item, Source
 from tnetcli.training.statistics import read_small
-from tnetcli.traversal import Plan
-from tnetcli.walks import Traversal
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.inference import ImageResult, Inference
+from tnetcli.traversal.policies import Fixed, Policy, Random, build_policy
 
 BATCH = 32
 BY_CHANCE = 100  # images that are looked at by chance too
@@ -51,8 +50,7 @@ def validate(
     model: Model,
     normalisation: Normalisation,
     source: Source,
-    traversal: Traversal,
-    plan: Plan,
+    config: TraversalConfig,
     *,
     images: int | None,
     device: str,
@@ -66,32 +64,32 @@ def validate(
     """
     count = min(images or source.count("validation"), source.count("validation"))
     own = ranks.part(count)
-    with Looker(
+    config = config.changed(confidence=None)  # every level is validated
+    with Inference(
         model,
         normalisation,
-        fit=traversal.fit,
-        background=traversal.background,
+        background=config.background,
         device=device,
         precision=precision,
         threads=threads,
-    ) as looker:
+    ) as inference:
 
-        def look(until: int, *, at_random: bool = False) -> list[tuple[Item, Sight]]:
+        def run(until: int, *, at_random: bool = False) -> list[tuple[Item, ImageResult]]:
             stop = min(own.stop, until)
             return [
                 pair
                 for start in range(own.start, stop, BATCH)
-                for pair in _look(
-                    looker,
+                for pair in _run(
+                    inference,
                     take(source, "validation", start, min(start + BATCH, stop)),
-                    plan,
+                    config,
                     at_random=at_random,
                 )
             ]
 
-        found = look(count)
-        compared = min(count, BY_CHANCE) if plan.levels > 1 else 0
-        random = look(compared, at_random=True)
+        found = run(count)
+        compared = min(count, BY_CHANCE) if config.levels > 1 else 0
+        random = run(compared, at_random=True)
     seen = [each for part in ranks.gather([_check(*pair) for pair in found]) for each in part]
     chance = [each for part in ranks.gather([_check(*pair) for pair in random]) for each in part]
     if not seen:
@@ -114,28 +112,34 @@ def validate(
     return Validation(row, [_sample(*pair, source.classes) for pair in found[:SHOWN]])
 
 
-def _check(item: Item, sight: Sight) -> dict[str, Any]:
+def _check(item: Item, result: ImageResult) -> dict[str, Any]:
     """Return what is to be known of one image, as plain values."""
     return {
         "name": item.name,
-        "loss": float(_outcome(item, sight).log_loss[0]),
-        "right": [bool(scores.argmax() == item.label) for scores in sight.level_scores],
-        "windows": len(sight.visits) - 1,
-        "hits": [*hit_levels(_windows(sight), item.boxes).items()],
+        "loss": float(_outcome(item, result).log_loss[0]),
+        "right": [bool(scores.argmax() == item.label) for scores in result.level_logits],
+        "windows": len(result.nodes) - 1,
+        "hits": [*hit_levels(_windows(result), item.boxes).items()],
     }
 
 
-def _look(
-    looker: Looker, items: list[Item], plan: Plan, *, at_random: bool = False
-) -> list[tuple[Item, Sight]]:
-    seeds = [zlib.crc32(item.name.encode()) for item in items]
-    attend = by_chance(seeds) if at_random else None
-    told = None if at_random else [item.told for item in items]
-    sights = looker.look(
-        [item.reader for item in items], plan, seeds=seeds, attend=attend, told=told
-    )
+def _run(
+    inference: Inference, items: list[Item], config: TraversalConfig, *, at_random: bool = False
+) -> list[tuple[Item, ImageResult]]:
+    policies: list[Policy] = []
+    for item in items:
+        seed = zlib.crc32(item.name.encode())
+        policy = build_policy(config, seed)
+        if at_random:
+            policy = Random(policy, inference.model.grid, seed)
+        elif item.fixed is not None:
+            policy = Fixed(policy, item.fixed)
+        policies.append(policy)
+    results = inference.run([item.reader for item in items], config, policies)
     return [
-        (item, sight) for item, sight in zip(items, sights, strict=True) if isinstance(sight, Sight)
+        (item, result)
+        for item, result in zip(items, results, strict=True)
+        if isinstance(result, ImageResult)
     ]
 
 
@@ -144,23 +148,20 @@ def _accuracy(seen: list[dict[str, Any]], level: int) -> float:
     return float(np.mean([each["right"][min(level, len(each["right"]) - 1)] for each in seen]))
 
 
-def _outcome(item: Item, sight: Sight) -> Outcomes:
-    return Outcomes.of(sight.scores[None], np.array([item.label]))
+def _outcome(item: Item, result: ImageResult) -> Outcomes:
+    return Outcomes.of(result.logits[None], np.array([item.label]))
 
 
-def _windows(sight: Sight) -> list[tuple[int, Any]]:
-    return [(visit.place.region.level, visit.place.region.window) for visit in sight.visits]
+def _windows(result: ImageResult) -> list[tuple[int, Any]]:
+    return [(node.region.level, node.region.window) for node in result.nodes]
 
 
-def _sample(item: Item, sight: Sight, classes: tuple[str, ...]) -> Sample:
-    outcome = _outcome(item, sight)
+def _sample(item: Item, result: ImageResult, classes: tuple[str, ...]) -> Sample:
+    outcome = _outcome(item, result)
     return Sample(
         _thumbnail(item.reader),
         item.reader.size,
-        [
-            (visit.place.region.window, visit.place.region.level, visit.attention)
-            for visit in sight.visits[1:]
-        ],
+        [(node.region.window, node.region.level, node.attention) for node in result.nodes[1:]],
         classes[item.label],
         classes[int(outcome.predicted[0])],
         float(outcome.confidence[0]),

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from tnetcli.checkpoint import load_model
 from tnetcli.errors import UsageError
-from tnetcli.looking import Looker
 from tnetcli.readers.cropped import CropKind
 from tnetcli.sections import Data
 from tnetcli.sections.fields import Split
@@ -23,7 +22,8 @@ from tnetcli.training.metrics import (
     macro_f1,
     summarise,
 )
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.inference import Inference
 from tnetcli.workflows.labelled import read_labelled, read_told
 from tnetcli.workflows.steps import steps_of_plan
 from tnetcli.workflows.tally import AttentionSummary, Choice, Failure, MeanCost, Row, Tally
@@ -41,7 +41,7 @@ class Evaluation:
     data: str
     split: Split
     classes: tuple[str, ...]
-    plan: Plan
+    config: TraversalConfig
     seed: int
     images: int
     images_with_boxes: int
@@ -85,8 +85,8 @@ def evaluate(
     start = time.perf_counter()
     checkpoint = load_model(model)
     description, grid = checkpoint.description, checkpoint.model.grid
-    plan = description.plan(levels=levels, keep=keep)
-    most = sum(step.views for step in steps_of_plan(plan, grid)) - 1
+    config = description.config(levels=levels, keep=keep)
+    most = sum(step.views for step in steps_of_plan(config, grid)) - 1
     chosen = choose_counts(counts, most)
     if crop is None and description.crop != "none":
         crop = description.crop
@@ -95,9 +95,11 @@ def evaluate(
     choices: list[Choice] = ["attention"]
     choices += ["random"] if random and most else []
     choices += ["oracle"] if oracle and most and with_boxes else []
-    with Looker.of(checkpoint, device=device, threads=threads) as looker:
+    with Inference.of(checkpoint, device=device, threads=threads) as inference:
         checked = description.classes if check_attention else None
-        tally = Tally(looker, plan, choices, chosen, seed, classes=checked, windows=read_told(data))
+        tally = Tally(
+            inference, config, choices, chosen, seed, classes=checked, windows=read_told(data)
+        )
         for first in range(0, len(images), batch_size):
             tally.add(images[first : first + batch_size])
             if advance is not None:
@@ -111,7 +113,7 @@ def evaluate(
         data=str(data.path if isinstance(data, Data) else data),
         split=split,
         classes=description.classes,
-        plan=plan,
+        config=config,
         seed=seed,
         images=tally.images,
         images_with_boxes=tally.images_with_boxes,

@@ -55,7 +55,7 @@ def as_json(evaluation: Evaluation) -> str:
         "data": evaluation.data,
         "split": evaluation.split,
         "classes": list(evaluation.classes),
-        "plan": asdict(evaluation.plan),
+        "traversal": evaluation.config.model_dump(mode="json"),
         "seed": evaluation.seed,
         "images": evaluation.images,
         "images_with_boxes": evaluation.images_with_boxes,
@@ -112,9 +112,9 @@ def as_text(evaluation: Evaluation) -> str:
 
 
 def _headline(evaluation: Evaluation) -> str:
-    plan, failed = evaluation.plan, len(evaluation.failures)
-    keep = ",".join(map(str, plan.keep))
-    walk = f"{plan.levels} levels, keep {keep}" if plan.levels > 1 else "the whole image only"
+    config, failed = evaluation.config, len(evaluation.failures)
+    keep = ",".join(map(str, config.keep))
+    walk = f"{config.levels} levels, keep {keep}" if config.levels > 1 else "the whole image only"
     left_out = f", {failed} failed and left out" if failed else ""
     return (
         f"{printable(evaluation.model, 200)}\n"

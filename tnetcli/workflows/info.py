@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Self
 
@@ -18,9 +18,9 @@ from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.flat import FlatReader
 from tnetcli.readers.open import open_image
 from tnetcli.readers.threads import ReadingThreads
-from tnetcli.traversal import Plan, traverse
-from tnetcli.visits import Place, Seen
-from tnetcli.walks import tell_unused
+from tnetcli.traversal.config import TraversalConfig, warn_unused
+from tnetcli.traversal.policies import build_policy
+from tnetcli.traversal.tree import CellScores, Node, traverse
 from tnetcli.wording import counted, in_bytes, printable, redacted
 
 # A larger block is decoded almost in vain for one 224 px window.
@@ -31,14 +31,14 @@ LONGEST = 10_000  # characters of a line
 
 
 # What the papers use on large images.
-USUAL_PLAN, USUAL_GRID, VIEW_SIZE = Plan(3, (2, 1)), Grid(3, 3, 0.5), 224
+USUAL, USUAL_GRID, VIEW_SIZE = TraversalConfig(levels=3, keep=(2, 1)), Grid(3, 3, 0.5), 224
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
     """How a prediction would look."""
 
-    plan: Plan = USUAL_PLAN
+    config: TraversalConfig = USUAL
     view_size: int = VIEW_SIZE
     grid: Grid = USUAL_GRID
 
@@ -51,10 +51,10 @@ class Walk:
         view_size: int | None = None,
     ) -> Self:
         """Return how the papers look, or otherwise where that is told."""
-        plan = Plan(levels or USUAL_PLAN.levels, keep or USUAL_PLAN.keep)
+        config = USUAL.changed(levels=levels or USUAL.levels, keep=keep or USUAL.keep)
         if keep is not None:
-            tell_unused(plan.levels, keep)
-        return cls(plan, view_size or VIEW_SIZE)
+            warn_unused(config.levels, keep)
+        return cls(config, view_size or VIEW_SIZE)
 
     @classmethod
     def of_model(
@@ -64,15 +64,15 @@ class Walk:
         from tnetcli.checkpoint import find_model_file, read_description  # half of a second
 
         told = read_description(find_model_file(model))
-        return cls(told.plan(levels=levels, keep=keep), told.view_size, told.grid)
+        return cls(told.config(levels=levels, keep=keep), told.view_size, told.grid)
 
-    def costliest(self) -> Plan:
+    def costliest(self) -> TraversalConfig:
         """Return the same walk, to the most that it may cost."""
-        plan, least = self.plan, self.plan.least_side
-        policy = "topk" if plan.policy == "sample" else plan.policy
+        config, least = self.config, self.config.least_side
+        policy = "topk" if config.policy == "sample" else config.policy
         side = self.view_size if least is None else least
         # Windows that coincide count each time.
-        return replace(plan, policy=policy, least_side=side, once=False)
+        return config.changed(policy=policy, least_side=side, once=False, confidence=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +160,21 @@ def _plain(value: float) -> float | int | str:
 def _prediction(reader: Reader, walk: Walk) -> dict[str, Any]:
     """Count what the costliest choice of cells would decode, level by level."""
     grid, view = walk.grid, Size(walk.view_size, walk.view_size)
-    ones = np.ones((grid.rows, grid.columns))
-    looked = 0
+    ones = np.ones(grid.rows * grid.columns)
+    read = 0
 
-    def look(places: Sequence[Place]) -> list[Seen]:
-        nonlocal looked
-        looked += len(places)
-        if looked > MOST_WINDOWS:
+    def encode(nodes: Sequence[Node]) -> list[CellScores]:
+        nonlocal read
+        read += len(nodes)
+        if read > MOST_WINDOWS:
             raise UsageError(
-                f"more than {MOST_WINDOWS} windows would be looked at",
-                hint="lower --keep or --levels",
+                f"more than {MOST_WINDOWS} regions would be read", hint="lower --keep or --levels"
             )
-        return [Seen(_costs(reader, place.region.window, grid, view), ones) for place in places]
+        return [CellScores(_costs(reader, node.region.window, grid, view), ones) for node in nodes]
 
-    walked = traverse([Window.whole(reader.size)], look, grid, walk.costliest())
-    regions = [visit.place.region for visit in walked.visits]
+    config = walk.costliest()
+    found = traverse([Window.whole(reader.size)], encode, grid, config, [build_policy(config)])
+    regions = [node.region for node in found.nodes]
     pixels = sum(reader.decoded(region.window, view) for region in regions)
     return {
         "levels": max(region.level for region in regions),
@@ -186,11 +186,10 @@ def _prediction(reader: Reader, walk: Walk) -> dict[str, Any]:
 
 
 def _costs(reader: Reader, window: Window, grid: Grid, view: Size) -> NDArray[np.float64]:
-    """Return the share (rows, columns) of each cell in what all cells would decode."""
+    """Return logits (cells, 1) that prefer the cells that decode the most pixels."""
     decoded = [reader.decoded(window.cell(grid, *cell), view) for cell in grid.cells()]
-    costs = np.array(decoded, np.float64).reshape(grid.rows, grid.columns) * grid.choices()
-    shares: NDArray[np.float64] = costs / max(costs.sum(), 1)
-    return shares
+    logits = np.where(grid.choices().ravel(), np.log(np.maximum(decoded, 1)), -np.inf)
+    return logits[:, None]
 
 
 def _warnings(reader: Reader) -> list[str]:

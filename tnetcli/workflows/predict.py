@@ -14,14 +14,14 @@ from tnetcli.checkpoint import Checkpoint, load_model
 from tnetcli.devices import sharing_cores
 from tnetcli.engines.local import LANES, in_lanes
 from tnetcli.errors import ImageError, UsageError, kind_of
-from tnetcli.looking import Looker
 from tnetcli.output_file import refuse_inputs
 from tnetcli.prediction import Prediction
 from tnetcli.prediction_file import PredictionFile, read_lines
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cropped import CropKind
 from tnetcli.readers.watch import READ_TIMEOUT
-from tnetcli.traversal import Policy
+from tnetcli.traversal.config import PolicyName
+from tnetcli.traversal.inference import Inference
 from tnetcli.wording import first_line
 from tnetcli.workflows.elsewhere import Elsewhere, Order, predict_elsewhere
 from tnetcli.workflows.images import Image
@@ -68,20 +68,20 @@ def predict_images(
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_model(model)
     with ExitStack() as closing:
-        looker = Looker.of(
+        inference = Inference.of(
             checkpoint,
             device=means.device,
             precision=settings.precision,
             threads=means.threads,
             read_timeout=means.read_timeout,
         )
-        closing.enter_context(looker)
-        predictor = Predictor(checkpoint, looker, settings)
+        closing.enter_context(inference)
+        predictor = Predictor(checkpoint, inference, settings)
         _check_asked(images, predictor, settings, checkpoint.description.crop)
         file = None
         left: Iterable[Image] = images
         if output is not None:
-            _refuse_images(output, images, looker)
+            _refuse_images(output, images, inference)
             file = closing.enter_context(PredictionFile(output, overwrite=overwrite))
             done = _resume(file, predictor, images)
             left = [image for image in images if image.id not in done]
@@ -124,11 +124,11 @@ def _check_asked(
         log.warning("only whole images are seen: there is no attention to check")
 
 
-def _refuse_images(output: Path, images: Sequence[Image], looker: Looker) -> None:
+def _refuse_images(output: Path, images: Sequence[Image], inference: Inference) -> None:
     """Refuse to write to an image; one whose file system does not answer fails later."""
     for path in (image.path for image in images):
         with suppress(ImageError):
-            looker.opening.run(path, partial(refuse_inputs, output, [path]))
+            inference.opening.run(path, partial(refuse_inputs, output, [path]))
 
 
 def _look(
@@ -197,7 +197,7 @@ class Choices(TypedDict, total=False):
     model: str | os.PathLike[str] | Checkpoint
     levels: int
     keep: Sequence[int]  # cells followed of each window, level by level
-    policy: Policy
+    policy: PolicyName
     budget: int  # windows per image, the whole image included
     confidence: float  # stop as soon as a class is as probable
     seed: int

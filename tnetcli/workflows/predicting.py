@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from tnetcli.checkpoint import Checkpoint
 from tnetcli.devices import Precision
 from tnetcli.errors import ImageError, TnetError, UsageError
-from tnetcli.looking import Looker, Sight
 from tnetcli.prediction import AttentionCheck, Prediction, Problem
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.cropped import CroppedReader
 from tnetcli.readers.fingerprint import fingerprint
 from tnetcli.readers.open import open_image
 from tnetcli.readers.rescaled import RescaledReader
-from tnetcli.recording import Maker, record_failure, record_sight
+from tnetcli.recording import Maker, record_failure, record_result
 from tnetcli.told_windows import ToldWindows
-from tnetcli.traversal import Plan, Policy
-from tnetcli.visits import Told
+from tnetcli.traversal.config import PolicyName, TraversalConfig
+from tnetcli.traversal.inference import ImageResult, Inference
+from tnetcli.traversal.policies import Fixed, Policy, ScoredRegion, build_policy
 from tnetcli.wording import first_line
 from tnetcli.workflows.attention_check import check_attention
 from tnetcli.workflows.cropping import on_whole_image
@@ -42,7 +43,7 @@ class Settings:
 
     levels: int | None = None
     keep: tuple[int, ...] | None = None
-    policy: Policy | None = None
+    policy: PolicyName | None = None
     budget: int | None = None
     confidence: float | None = None
     seed: int = 0
@@ -58,19 +59,20 @@ class Settings:
         windows = None if self.windows is None else self.windows.absolute()
         return replace(self, windows=windows)
 
-    def plan(self, checkpoint: Checkpoint) -> Plan:
-        """Return the walk that is asked of a model."""
-        plan = checkpoint.description.plan(levels=self.levels, keep=self.keep)
+    def config(self, checkpoint: Checkpoint) -> TraversalConfig:
+        """Return the traversal that is asked of a model."""
+        config = checkpoint.description.config(levels=self.levels, keep=self.keep)
         changes = {
             name: value
-            for name in ("policy", "budget")
+            for name in ("policy", "budget", "confidence")
             if (value := getattr(self, name)) is not None
         }
         try:
-            return replace(plan, **changes)
-        except ValueError as error:
-            hint = "give --budget WINDOWS too" if "budget" in str(error) else "see --help"
-            raise UsageError(f"this walk cannot be: {error}", hint=hint) from error
+            return config.changed(**changes)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            hint = "give --budget WINDOWS too" if "budget" in reason else "see --help"
+            raise UsageError(f"impossible traversal: {reason}", hint=hint) from error
 
 
 class Predictor:
@@ -79,23 +81,23 @@ class Predictor:
     What is found of an image depends neither on the others nor on who asked.
     """
 
-    def __init__(self, checkpoint: Checkpoint, looker: Looker, settings: Settings) -> None:
-        self._looker = looker
-        self.device = looker.device
+    def __init__(self, checkpoint: Checkpoint, inference: Inference, settings: Settings) -> None:
+        self._inference = inference
+        self.device = inference.device
         self._normalisation = checkpoint.description.normalisation
         self._pixel_size = checkpoint.description.pixel_size
         self._settings = settings
-        self._plan = settings.plan(checkpoint)
+        self._config = settings.config(checkpoint)
         description = checkpoint.description
         self._windows = None if settings.windows is None else ToldWindows(settings.windows)
         if self._windows is not None:
-            _refuse_flat(self._plan, checkpoint.model.most_levels)
+            _refuse_flat(self._config, checkpoint.model.most_levels)
         self.maker = Maker(
             description.name or checkpoint.path.stem,
             checkpoint.sha256,
             description.classes,
             {
-                **_telling(self._plan, settings, description.traversal.confidence),
+                **_telling(self._config, settings),
                 **({} if self._windows is None else {"windows": self._windows.digest}),
                 "view_size": description.view_size,
             },
@@ -118,7 +120,7 @@ class Predictor:
         Empty where the file system does not answer.
         """
         try:
-            return self._looker.opening.run(image.path, partial(self._mark, image))
+            return self._inference.opening.run(image.path, partial(self._mark, image))
         except ImageError:
             return ""
 
@@ -144,32 +146,32 @@ class Predictor:
         failed: dict[str, Prediction] = {}
         marks: dict[str, str] = {}
         opened: list[tuple[Image, Reader]] = []
-        told: list[tuple[Told, ...]] = []
+        fixed: list[tuple[ScoredRegion, ...]] = []
         with ExitStack() as closing:
             for image in images:
                 try:
-                    found = self._looker.opening.run(
+                    found = self._inference.opening.run(
                         image.path, partial(self._mark_and_open, image, marks)
                     )
                     reader = closing.enter_context(found)
                     if self._windows is not None:
-                        told.append(self._windows.of(image.id, image.path, reader.size))
+                        fixed.append(self._windows.of(image.id, image.path, reader.size))
                     opened.append((image, reader))
                 except TnetError as error:
                     failed[image.id] = self._fail(image, error, marks.get(image.id, ""))
             readers = [reader for _, reader in opened]
             seeds = [self._seed(image) for image, _ in opened]
-            known = None if self._windows is None else told
-            sights = self._looker.look(
-                readers, self._plan, seeds=seeds, confidence=self._settings.confidence, told=known
-            )
+            policies: list[Policy] = [build_policy(self._config, seed) for seed in seeds]
+            if self._windows is not None:
+                policies = [Fixed(*each) for each in zip(policies, fixed, strict=True)]
+            results = self._inference.run(readers, self._config, policies)
             made = {
-                image.id: self._record(image, reader, sight, marks[image.id])
-                for (image, reader), sight in zip(opened, sights, strict=True)
+                image.id: self._record(image, reader, result, marks[image.id])
+                for (image, reader), result in zip(opened, results, strict=True)
             }
             if self._settings.check_attention:
                 for (image, _), check in zip(
-                    opened, self._check_attention(readers, sights, seeds, known), strict=True
+                    opened, self._check_attention(readers, results, policies, seeds), strict=True
                 ):
                     made[image.id] = replace(made[image.id], attention_check=check)
         return [failed.get(image.id) or made[image.id] for image in images]
@@ -177,20 +179,19 @@ class Predictor:
     def _check_attention(
         self,
         readers: Sequence[Reader],
-        sights: Sequence[Sight | TnetError],
+        results: Sequence[ImageResult | TnetError],
+        policies: Sequence[Policy],
         seeds: Sequence[int],
-        told: Sequence[Sequence[Told]] | None,
     ) -> list[AttentionCheck | None]:
         return check_attention(
-            self._looker,
+            self._inference,
             readers,
-            sights,
-            self._plan,
+            results,
+            self._config,
+            policies,
             classes=self.maker.classes,
             seeds=seeds,
             seed=self._settings.seed,
-            confidence=self._settings.confidence,
-            told=told,
         )
 
     def _mark_and_open(self, image: Image, marks: dict[str, str]) -> Reader:
@@ -209,12 +210,12 @@ class Predictor:
         return zlib.crc32(name.encode(errors="surrogateescape"))
 
     def _record(
-        self, image: Image, reader: Reader, sight: Sight | TnetError, mark: str
+        self, image: Image, reader: Reader, result: ImageResult | TnetError, mark: str
     ) -> Prediction:
-        if isinstance(sight, TnetError):
-            return self._fail(image, sight, mark)
-        record = record_sight(sight, reader, id=image.id, maker=self.maker, fingerprint=mark)
-        warnings = [*self._values_unlike(sight, reader), *self._pixels_unlike(reader)]
+        if isinstance(result, TnetError):
+            return self._fail(image, result, mark)
+        record = record_result(result, reader, id=image.id, maker=self.maker, fingerprint=mark)
+        warnings = [*self._values_unlike(result, reader), *self._pixels_unlike(reader)]
         for warning in warnings:
             log.warning("%s: %s", image.id, warning)
         own = {} if image.options == self._settings.options else _reading(image.options)
@@ -223,13 +224,13 @@ class Predictor:
             own = _reading(image.options) | {"crop": _edges(reader)}
         return replace(record, image=image.path, reading=own, warnings=tuple(warnings))
 
-    def _values_unlike(self, sight: Sight, reader: Reader) -> list[str]:
+    def _values_unlike(self, result: ImageResult, reader: Reader) -> list[str]:
         """Say so where an image is brighter or darker than all that the model was trained on."""
-        worst = int(np.abs(sight.values).argmax())
-        if abs(float(sight.values[worst])) <= UNLIKE:
+        worst = int(np.abs(result.band_means).argmax())
+        if abs(float(result.band_means[worst])) <= UNLIKE:
             return []
         mean, std = self._normalisation.mean[worst], self._normalisation.std[worst]
-        own = mean + std * float(sight.values[worst])
+        own = mean + std * float(result.band_means[worst])
         return [
             f"the values of band {reader.bands[worst]} are unlike those the model was trained on: "
             f"{own:.4g} on average, not {mean:.4g}; are the bands right (--bands), or is it scaled "
@@ -256,20 +257,19 @@ class Predictor:
         )
 
 
-def _refuse_flat(plan: Plan, most: int | None) -> None:
+def _refuse_flat(config: TraversalConfig, most: int | None) -> None:
     """Refuse to tell windows to a walk that has no level 2."""
-    if min(plan.levels, most or plan.levels) < 2:
+    if min(config.levels, most or config.levels) < 2:
         raise UsageError(
             "--windows tells what level 2 looks at, and there is only level 1",
             hint="give --levels 2" if most != 1 else "this model sees no more: choose another one",
         )
 
 
-def _telling(plan: Plan, settings: Settings, trained: float | None) -> dict[str, Any]:
+def _telling(config: TraversalConfig, settings: Settings) -> dict[str, Any]:
     """Return all that the answer depends on beside model and image, as JSON has it."""
-    told: dict[str, Any] = asdict(plan) | {"keep": list(plan.keep)}
-    told["confidence"] = trained if settings.confidence is None else settings.confidence
-    told["seed"] = settings.seed if plan.policy == "sample" else None
+    told: dict[str, Any] = config.model_dump(mode="json", exclude={"background", "fit"})
+    told["seed"] = settings.seed if config.policy == "sample" else None
     told["precision"] = settings.precision
     told["reader"] = settings.reader
     told["reading"] = _reading(settings.options)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tnetcli.errors import UsageError
 from tnetcli.geometry import Grid, Region, Window
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
 
 MOST_VIEWS = 2000  # on one level; more would be a mistake in keep or levels
 
@@ -40,7 +40,7 @@ def steps_of(keep: Sequence[int], *, root_always_scored: bool = False) -> Steps:
     return tuple(steps)
 
 
-def steps_of_plan(plan: Plan, grid: Grid, *, most: int | None = None) -> Steps:
+def steps_of_plan(plan: TraversalConfig, grid: Grid, *, most: int | None = None) -> Steps:
     """Return the most that a walk by `plan` can cost; windows that coincide may save some.
 
     `most` of a window's cells can be followed, by itself all.

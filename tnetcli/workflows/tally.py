@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.errors import TnetError, kind_of_all
-from tnetcli.looking import Looker, Sight
+from tnetcli.geometry import Window
 from tnetcli.prediction import AttentionCheck, Problem
 from tnetcli.readers.base import Reader
 from tnetcli.recording import softmax
 from tnetcli.told_windows import ToldWindows
-from tnetcli.training.choices import by_boxes, by_chance
 from tnetcli.training.metrics import (
     Interval,
     Outcomes,
@@ -25,8 +24,9 @@ from tnetcli.training.metrics import (
     hit_rate,
     summarise,
 )
-from tnetcli.traversal import Plan
-from tnetcli.visits import Told
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.inference import ImageResult, Inference
+from tnetcli.traversal.policies import Fixed, Oracle, Policy, Random, ScoredRegion, build_policy
 from tnetcli.wording import public_name, redacted
 from tnetcli.workflows.attention_check import check_attention
 from tnetcli.workflows.labelled import Labelled
@@ -106,8 +106,8 @@ class Tally:
 
     def __init__(
         self,
-        looker: Looker,
-        plan: Plan,
+        inference: Inference,
+        config: TraversalConfig,
         choices: Sequence[Choice],
         counts: Sequence[int],
         seed: int,
@@ -128,8 +128,9 @@ class Tally:
         self._classes = classes
         self._windows = windows
         self._checks: list[tuple[int, float, AttentionCheck]] = []
-        self._looker, self._plan, self._counts, self._seed = looker, plan, counts, seed
-        model = looker.model
+        self._inference, self._config = inference, config
+        self._counts, self._seed = counts, seed
+        model = inference.model
         self._counter = Counter(
             model.family, model.arguments, classes=model.classes, bands=model.bands
         )
@@ -144,83 +145,85 @@ class Tally:
         ]
         self._number += len(images)
         readers: dict[int, Reader] = {}
-        told: dict[int, tuple[Told, ...]] = {}  # by the number of the image, or nothing
-        sights: dict[tuple[Choice, int], Sight] = {}
+        fixed: dict[int, tuple[ScoredRegion, ...]] = {}  # by the number of the image, or nothing
+        results: dict[tuple[Choice, int], ImageResult] = {}
         with ExitStack() as stack:
             for number, image in enumerate(images):
                 try:
                     reader = stack.enter_context(image.open())
                     if self._windows is not None:
-                        told[number] = self._windows.of(image.id, image.path, reader.size)
+                        fixed[number] = self._windows.of(image.id, image.path, reader.size)
                     readers[number] = reader
                 except TnetError as error:
                     self._fail(image, error)
             for choice in self._found:
-                for number, found in self._look(choice, images, readers, seeds, told):
-                    if isinstance(found, Sight):
-                        sights[choice, number] = found
+                for number, found in self._run(choice, images, readers, seeds, fixed):
+                    if isinstance(found, ImageResult):
+                        results[choice, number] = found
                     else:
                         self._fail(images[number], found)
                         del readers[number]
-            self._check_attention(readers, sights, seeds, told)
+            self._check_attention(readers, results, seeds, fixed)
             for number, reader in readers.items():
                 self.images += 1
                 self.images_with_boxes += bool(images[number].boxes)
-                own = sights["attention", number]
+                own = results["attention", number]
                 self._costs.append(self._cost(own, reader))
                 for choice, kept in self._found.items():
-                    kept.append(self._keep(images[number], sights.get((choice, number), own)))
+                    kept.append(self._keep(images[number], results.get((choice, number), own)))
 
     def _check_attention(
         self,
         readers: dict[int, Reader],
-        sights: dict[tuple[Choice, int], Sight],
+        results: dict[tuple[Choice, int], ImageResult],
         seeds: Sequence[int],
-        told: dict[int, tuple[Told, ...]],
+        fixed: dict[int, tuple[ScoredRegion, ...]],
     ) -> None:
         if self._classes is None or not readers:
             return
-        own = [sights["attention", number] for number in readers]
+        own = [results["attention", number] for number in readers]
         checks = check_attention(
-            self._looker,
+            self._inference,
             list(readers.values()),
             own,
-            self._plan,
+            self._config,
+            [self._policy("attention", (), seeds[n], fixed.get(n)) for n in readers],
             classes=self._classes,
             seeds=[seeds[number] for number in readers],
             seed=self._seed,
-            told=[told[number] for number in readers] if told else None,
         )
         self._checks += [
-            (int(sight.scores.argmax()), float(softmax(sight.scores).max()), check)
-            for sight, check in zip(own, checks, strict=True)
+            (int(result.logits.argmax()), float(softmax(result.logits).max()), check)
+            for result, check in zip(own, checks, strict=True)
             if check is not None
         ]
 
-    def _look(
+    def _policy(
+        self,
+        choice: Choice,
+        boxes: Sequence[Window],
+        seed: int,
+        fixed: Sequence[ScoredRegion] | None,
+    ) -> Policy:
+        policy, grid = build_policy(self._config, seed), self._inference.model.grid
+        if choice == "random":
+            return Random(policy, grid, seed)
+        if choice == "oracle":
+            return Oracle(policy, grid, boxes)
+        return policy if fixed is None else Fixed(policy, fixed)
+
+    def _run(
         self,
         choice: Choice,
         images: Sequence[Labelled],
         readers: dict[int, Reader],
         seeds: Sequence[int],
-        told: dict[int, tuple[Told, ...]],
-    ) -> list[tuple[int, Sight | TnetError]]:
-        """Walk the images by one way to choose; without boxes the oracle chooses as the model."""
+        fixed: dict[int, tuple[ScoredRegion, ...]],
+    ) -> list[tuple[int, ImageResult | TnetError]]:
+        """Traverse the images with one policy; the oracle takes only images with boxes."""
         numbers = [number for number in readers if choice != "oracle" or images[number].boxes]
-        own_seeds = [seeds[number] for number in numbers]
-        attend = None
-        if choice == "random":
-            attend = by_chance(own_seeds)
-        elif choice == "oracle":
-            boxes = [images[number].boxes for number in numbers]
-            attend = by_boxes(boxes, self._looker.model.grid)
-        found = self._looker.look(
-            [readers[number] for number in numbers],
-            self._plan,
-            seeds=own_seeds,
-            attend=attend,
-            told=[told[number] for number in numbers] if told and attend is None else None,
-        )
+        policies = [self._policy(choice, images[n].boxes, seeds[n], fixed.get(n)) for n in numbers]
+        found = self._inference.run([readers[n] for n in numbers], self._config, policies)
         return list(zip(numbers, found, strict=True))
 
     def _fail(self, image: Labelled, error: TnetError) -> None:
@@ -229,47 +232,49 @@ class Tally:
         self.failures.append(Failure(*named, Problem.of(error)))
         self._errors.append(error)
 
-    def _keep(self, image: Labelled, sight: Sight) -> _Found:
-        visits = sight.visits
-        order = sorted(
-            range(len(visits)), key=lambda i: (visits[i].place.region.level, visits[i].rank)
-        )
-        scores = self._conclude(sight.features[order])
-        regions = [visits[i].place.region for i in order[1:]]
+    def _keep(self, image: Labelled, result: ImageResult) -> _Found:
+        nodes = result.nodes
+        order = sorted(range(len(nodes)), key=lambda i: (nodes[i].region.level, nodes[i].rank))
+        regions = [nodes[i].region for i in order]
+        logits = self._aggregate(result.features[order], [each.level for each in regions])
+        regions = regions[1:]
         return _Found(
             tuple(region.level for region in regions),
-            Outcomes.of(scores, np.full(len(scores), image.label)),
+            Outcomes.of(logits, np.full(len(logits), image.label)),
             hit_levels(((region.level, region.window) for region in regions), image.boxes),
         )
 
-    def _conclude(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Conclude from the first windows, for each count, then without the whole image.
+    def _aggregate(
+        self, features: NDArray[np.float32], levels: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """Aggregate the first regions, for each count, then without the whole image.
 
-        (windows, features), the whole image first -> (2 * counts, classes).
+        (regions, D), the whole image first -> (2 * counts, classes).
         """
         import torch
 
-        seen = torch.from_numpy(features).unsqueeze(0).to(self._looker.device)
-        present = torch.ones(seen.shape[:2], dtype=torch.bool, device=self._looker.device)
-        scores = []
-        with torch.inference_mode():
-            for start in (0, 1):
-                for count in self._counts:
-                    part = slice(start, count + 1) if count and len(features) > 1 else slice(0, 1)
-                    scores.append(self._looker.model.conclude(seen[:, part], present[:, part])[0])
-        concluded: NDArray[np.float32] = torch.cat(scores).float().cpu().numpy()
-        return concluded
+        own = torch.from_numpy(features).unsqueeze(0)  # (1, regions, D)
+        depth = torch.tensor([levels])  # (1, regions)
+        logits = []
+        for start in (0, 1):
+            for count in self._counts:
+                part = slice(start, count + 1) if count and len(features) > 1 else slice(0, 1)
+                mask = torch.ones_like(depth[:, part], dtype=torch.bool)
+                found = self._inference.runner.aggregate(own[:, part], mask, depth[:, part])
+                logits.append(found.logits)
+        aggregated: NDArray[np.float32] = torch.cat(logits).float().cpu().numpy()
+        return aggregated
 
-    def _cost(self, sight: Sight, reader: Reader) -> MeanCost:
-        levels = tuple(visit.place.region.level for visit in sight.visits)
+    def _cost(self, result: ImageResult, reader: Reader) -> MeanCost:
+        levels = tuple(result.levels)
         return MeanCost(
             windows=len(levels) - 1,
-            pixels_decoded=sight.cost.pixels_decoded,
-            fraction_decoded=sight.cost.pixels_decoded / reader.size.pixels,
-            bytes_read=sight.cost.bytes_read,
-            multiplications=self._multiply(levels, self._plan.levels),
-            read_seconds=sight.read_seconds,
-            model_seconds=sight.model_seconds,
+            pixels_decoded=result.cost.pixels_decoded,
+            fraction_decoded=result.cost.pixels_decoded / reader.size.pixels,
+            bytes_read=result.cost.bytes_read,
+            multiplications=self._multiply(levels, self._config.levels),
+            read_seconds=result.read_seconds,
+            model_seconds=result.model_seconds,
         )
 
     def _multiply(self, levels: Sequence[int], deepest: int) -> int:
@@ -313,7 +318,7 @@ class Tally:
                         float(np.mean(work)),
                         summarise(
                             self.outcomes(choice, count, context=context),
-                            self._looker.model.classes,
+                            self._inference.model.classes,
                         ),
                     )
 

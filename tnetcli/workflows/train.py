@@ -18,13 +18,13 @@ from tnetcli.recipe import Recipe
 from tnetcli.sections import Data
 from tnetcli.training.distributed import Ranks, joined, note_start, was_restarted
 from tnetcli.training.events import Events
-from tnetcli.training.loop import train
 from tnetcli.training.pictures import draw_curves, draw_samples
 from tnetcli.training.run import Keeper, Listener, Run, batch_of
 from tnetcli.training.run_folder import Onlooker, RunFolder
 from tnetcli.training.sources import Advance, Source, open_source
 from tnetcli.training.speaking import speaking_once
 from tnetcli.training.statistics import as_text, estimate
+from tnetcli.training.trainer import train
 from tnetcli.training.validating import Validation
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
-"""Learning from the labels of tiles what a view shows at each scale, before where to look."""
+"""Pre-training on the labels of tiles: what a view shows at each scale, before where to look."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,15 +11,15 @@ from torch.nn import functional
 
 from tnetcli.devices import Precision, autocast
 from tnetcli.geometry import Grid, Region, Window
-from tnetcli.models.tnet import TNet
+from tnetcli.models.base import Model
 from tnetcli.scenes.landscape import AMBIGUOUS, LandscapeScene
 from tnetcli.sections import Tiles
 from tnetcli.training.sources import Landscapes, derive
-from tnetcli.views import View, Views
-from tnetcli.visits import Place
+from tnetcli.traversal.tree import Node
+from tnetcli.traversal.views import View, Views
 
 
-class Lesson(NamedTuple):
+class TileBatch(NamedTuple):
     """Views of one step, and what they show."""
 
     values: Tensor  # (views, bands, height, width)
@@ -29,15 +29,15 @@ class Lesson(NamedTuple):
     level: Tensor  # (views,)
 
 
-class TileLessons(nn.Module):
-    """Asks the map for the classes of tiles under it, and the features for the view's label.
+class TilePretraining(nn.Module):
+    """Classifies the tiles under a map, and the view by its features.
 
-    What reads the classes from the map is learned here and forgotten afterwards.
+    The dense head over the map is trained here and dropped afterwards.
     """
 
     def __init__(
         self,
-        model: TNet,
+        model: Model,
         source: Landscapes,
         views: Views,
         tiles: Tiles,
@@ -47,7 +47,8 @@ class TileLessons(nn.Module):
         precision: Precision,
     ) -> None:
         super().__init__()
-        size = model.backbone.map_size()
+        backbone: Any = model.backbone
+        size = backbone.map_size()
         maker = source.makers["train"]
         self.dense = nn.Conv2d(size.channels, len(maker.tile_classes), 1).to(device)
         self._parts = (model, maker, views)  # hidden from `parameters`
@@ -59,56 +60,59 @@ class TileLessons(nn.Module):
     def forward(self, step: int) -> tuple[Tensor, dict[str, float]]:
         """Return the loss of a step and its parts."""
         model, _, _ = self._parts
-        lesson = self._prepare(step)
+        batch = self._prepare(step)
         with autocast(self._device, self._precision):
-            seen, features = model.backbone(lesson.values)
-            classes = self.dense(seen).permute(0, 2, 3, 1).float()  # (views, side, side, classes)
-            scores = model.classify(model.position(features, lesson.regions)).float()
-        dense = self._dense_loss(classes, lesson)
-        known = lesson.labels != AMBIGUOUS
-        count = known.sum().clamp(min=1)  # a small lesson may have none
-        window = functional.cross_entropy(scores[known], lesson.labels[known], reduction="sum")
+            backbone: Any = model.backbone
+            maps, pooled = backbone(batch.values)
+            classes = self.dense(maps).permute(0, 2, 3, 1).float()  # (views, side, side, classes)
+            positions = [region.position for region in batch.regions]
+            features = model.embed(pooled, torch.tensor(positions, device=pooled.device))
+            scores = model.classify(features, batch.level).float()
+        dense = self._dense_loss(classes, batch)
+        known = batch.labels != AMBIGUOUS
+        count = known.sum().clamp(min=1)  # a small batch may have none
+        window = functional.cross_entropy(scores[known], batch.labels[known], reduction="sum")
         window = window / count
         total = self._tiles.dense * dense + self._tiles.window * window
-        right = (scores[known].argmax(dim=1) == lesson.labels[known]).sum() / count
+        right = (scores[known].argmax(dim=1) == batch.labels[known]).sum() / count
         return total, {
             "dense": float(dense.detach()),
             "window": float(window.detach()),
             "window_accuracy": float(right),
         }
 
-    def _dense_loss(self, classes: Tensor, lesson: Lesson) -> Tensor:
+    def _dense_loss(self, classes: Tensor, batch: TileBatch) -> Tensor:
         """Return the mean over views; within a view, what is site counts more."""
         by_level = torch.tensor(self._tiles.site_weights, device=classes.device)
-        extra = by_level[(lesson.level - 1).clamp(max=len(by_level) - 1)]  # (views,)
-        site = lesson.shares[..., self._first_site :].sum(dim=-1)  # (views, side, side)
+        extra = by_level[(batch.level - 1).clamp(max=len(by_level) - 1)]  # (views,)
+        site = batch.shares[..., self._first_site :].sum(dim=-1)  # (views, side, side)
         weight = 1 + extra[:, None, None] * site
-        wrong = -(lesson.shares * classes.log_softmax(dim=-1)).sum(dim=-1)  # (views, side, side)
+        wrong = -(batch.shares * classes.log_softmax(dim=-1)).sum(dim=-1)  # (views, side, side)
         return ((wrong * weight).sum(dim=(1, 2)) / weight.sum(dim=(1, 2))).mean()
 
-    def _prepare(self, step: int) -> Lesson:
+    def _prepare(self, step: int) -> TileBatch:
         model, maker, views = self._parts
         random = np.random.default_rng(derive(self._seed, "tiles", step))
         scenes = [
             maker.scene(int(seed), training=True, crowd=self._tiles)
             for seed in random.integers(2**48, size=self._tiles.views[0])
         ]
-        above = [Place(i, Region(Window.whole(scene.size))) for i, scene in enumerate(scenes)]
+        above = [Node(i, Region(Window.whole(scene.size))) for i, scene in enumerate(scenes)]
         pixels = [_read(views, above, scenes)]
-        places = list(above)
+        nodes = list(above)
         for level, count in enumerate(self._tiles.views[1:], start=2):
             doubted = random.binomial(count, self._tiles.doubt) if above else 0
             closer = self._doubt(above, pixels[-1], doubted, random) if doubted else []
             for image in random.integers(len(scenes), size=count - doubted):
                 region = self._choose(scenes[image], level, model.grid, random)
-                closer.append(Place(int(image), region))
+                closer.append(Node(int(image), region))
             pixels.append(_read(views, closer, scenes))
-            places += closer
+            nodes += closer
             above = closer
-        regions = [place.region for place in places]
-        shown = [(scenes[place.image], place.region.window) for place in places]
+        regions = [node.region for node in nodes]
+        shown = [(scenes[node.image], node.region.window) for node in nodes]
         shares = [scene.fractions(window, self._side) for scene, window in shown]
-        return Lesson(
+        return TileBatch(
             torch.cat(pixels).to(self._device, memory_format=torch.channels_last),
             regions,
             torch.from_numpy(np.stack(shares)).to(self._device),
@@ -117,11 +121,11 @@ class TileLessons(nn.Module):
         )
 
     def _doubt(
-        self, above: Sequence[Place], pixels: Tensor, count: int, random: np.random.Generator
-    ) -> list[Place]:
-        """Return places within views of the level above, where the map itself sees a site.
+        self, above: Sequence[Node], pixels: Tensor, count: int, random: np.random.Generator
+    ) -> list[Node]:
+        """Return regions of the level above where the map itself predicts a site.
 
-        What it is wrong about is what the model would look at later, and mostly has no site.
+        Its errors are what the model would read later, and mostly hold no site.
         """
         grid = self._parts[0].grid
         drawn = random.integers(len(above), size=count)
@@ -133,15 +137,15 @@ class TileLessons(nn.Module):
             cell = random.choice(share.size, p=share / share.sum())
             parent = above[number]
             region = parent.region.child(grid, *divmod(int(cell), grid.columns))
-            places.append(Place(parent.image, region))
+            places.append(Node(parent.image, region))
         return places
 
     @torch.no_grad()
     def _sites(self, pixels: Tensor) -> NDArray[np.float32]:
         """Return how probable a site is under each pixel of the map (views, side, side)."""
-        backbone = self._parts[0].backbone
+        backbone: Any = self._parts[0].backbone
         learning = backbone.training
-        backbone.eval()  # a look before the step leaves no trace in the running statistics
+        backbone.eval()  # running statistics stay as they are
         try:
             with autocast(self._device, self._precision):
                 views = pixels.to(self._device, memory_format=torch.channels_last)
@@ -167,8 +171,8 @@ class TileLessons(nn.Module):
         return region
 
 
-def _read(views: Views, places: Sequence[Place], scenes: Sequence[LandscapeScene]) -> Tensor:
+def _read(views: Views, places: Sequence[Node], scenes: Sequence[LandscapeScene]) -> Tensor:
     """Return the views of places (places, bands, height, width)."""
-    chunks = views.read(places, scenes, max(len(places), 1))
-    seen = [view.values for chunk in chunks for _, view in chunk if isinstance(view, View)]
-    return torch.from_numpy(np.stack(seen)) if seen else torch.empty(0)
+    batches = views.read(places, scenes)
+    read = [view.values for batch in batches for _, view in batch if isinstance(view, View)]
+    return torch.from_numpy(np.stack(read)) if read else torch.empty(0)

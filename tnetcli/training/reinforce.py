@@ -1,0 +1,300 @@
+"""Training losses: the task's loss for the labels, REINFORCE for the location module.
+
+Papadopoulos et al. 2021, sec. 3.3.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from tnetcli.models.objective import Episodes, Terms, image_weights, mean_by_image
+from tnetcli.sections import Loss
+from tnetcli.tasks import Task, at_least_single
+from tnetcli.training.parts import is_of_backbone
+
+Kind: TypeAlias = Literal["ema", "per_level", "per_class", "leave_one_out"]
+FIRST_VALUE = 0.5
+ENTROPY_FLOOR = 0.5  # of the entropy of a uniform choice
+ROW_EPSILON = 1e-10  # added before rows are normalised, as in the code of the paper
+
+
+def label_terms(episodes: Episodes, task: Task, loss: Loss) -> Terms:
+    """Return the losses of the labels: of all regions together, and of each alone."""
+    targets, images = episodes.targets, len(episodes.targets)
+    importance = task.importance(targets) / images  # (images,)
+    alone = _weights_alone(episodes.level, loss)  # (regions,)
+    if loss.per_feature == "mixture":
+        regions = task.loss(_mixture(episodes, alone), targets, importance * _has(episodes, alone))
+    else:
+        weights = image_weights(episodes.image, episodes, task, alone)
+        regions = task.loss(episodes.region_logits, targets[episodes.image], weights)
+    return {
+        "ce_sequence": (loss.sequence, task.loss(episodes.logits, targets, importance)),
+        "ce_windows": (1 - loss.sequence, regions),
+    }
+
+
+def policy_terms(
+    episodes: Episodes, task: Task, loss: Loss, baselines: "Baselines"
+) -> tuple[Terms, Episodes]:
+    """Return the REINFORCE losses and the episodes with their advantage; update the baselines.
+
+    Every image counts alike: terms of single regions are the mean over images of the mean over its
+    regions. Images without such regions add nothing. `rewards` (of the sequences) and `advantage`
+    (of the cells over their baseline) are metrics; an advantage far from 0 means that the baseline
+    pushes all choices one way.
+    """
+    images, below = len(episodes.targets), episodes.level > 1  # (regions,)
+    image = episodes.image[below]  # (cells,)
+    rewards = Rewards(
+        sequence=task.reward(episodes.logits, episodes.targets),
+        cells=task.reward(episodes.region_logits[below], episodes.targets[image]),
+        image=image,
+        level=episodes.level[below],
+        labels=episodes.targets,
+        samples=episodes.samples,
+    )
+    expected_sequence, expected_alone = baselines.expected(rewards)  # (cells,)
+    surprise = rewards.sequence - baselines.expected_of_images(rewards)  # (images,)
+    baselines.update(rewards, sequence=loss.reinforce_sequence, cap=loss.cap)
+    unlikely = -episodes.log_p[below]  # (cells,)
+    gain = rewards.sequence[image] - expected_sequence  # (cells,)
+    advantage = rewards.cells - expected_alone  # (cells,)
+    alone = _weights_alone(episodes.level, loss)[below]  # (cells,)
+    nothing = unlikely.new_zeros(())
+    lacking = (ENTROPY_FLOOR - episodes.entropy).clamp(min=0)  # (choices,)
+    share = loss.reinforce_sequence
+    terms: Terms = {
+        "reinforce_sequence": (loss.reinforce * share, (gain * unlikely).sum() / images),
+        "reinforce_windows": (
+            loss.reinforce * (1 - share),
+            mean_by_image(advantage * unlikely, image, images, alone).mean(),
+        ),
+        "entropy": (loss.entropy, lacking.mean() if len(lacking) else nothing),
+        "rewards": (None, rewards.sequence.mean()),
+        "advantage": (None, advantage.mean() if len(advantage) else nothing),
+    }
+    return terms, replace(episodes, advantage=surprise)
+
+
+def contrastive_term(episodes: Episodes, loss: Loss) -> Terms:
+    """Return the contrastive loss of the embeddings, 0 unless the recipe gives it a weight."""
+    apart = episodes.logits.new_zeros(())
+    if loss.contrastive:
+        apart = contrastive(
+            episodes.embedding, episodes.targets, margin=loss.margin, samples=episodes.samples
+        )
+    return {"contrastive": (loss.contrastive, apart)}
+
+
+def total_loss(terms: Terms) -> tuple[Tensor, dict[str, float]]:
+    """Return the weighted sum of the terms, and each of them before weighting."""
+    total = torch.stack(
+        [weight * term for weight, term in terms.values() if weight is not None]
+    ).sum()
+    numbers = torch.stack([term.detach().float() for _, term in terms.values()]).tolist()
+    return total, dict(zip(terms, numbers, strict=True))
+
+
+def _mixture(episodes: Episodes, weights: Tensor) -> Tensor:
+    """Return the log of the weighted mean of the regions' probabilities (images, classes)."""
+    counted = weights > 0  # (regions,)
+    image, weights = episodes.image[counted], weights[counted]
+    logs = at_least_single(episodes.region_logits[counted]).log_softmax(dim=1)
+    logs = logs + weights.to(logs.dtype).log()[:, None]  # (regions, classes)
+    shape = (len(episodes.targets), logs.shape[1])
+    lowest = torch.full(shape, torch.finfo(logs.dtype).min, dtype=logs.dtype, device=logs.device)
+    top = lowest.scatter_reduce(0, image[:, None].expand_as(logs), logs.detach(), "amax")
+    total = logs.new_zeros(shape).index_add(0, image, (logs - top[image]).exp())
+    weight = weights.new_zeros(shape[0]).index_add(0, image, weights)  # (images,)
+    some = weight > 0
+    mixture = top + torch.where(some[:, None], total, 1).log()  # (images, classes)
+    mixture = mixture - torch.where(some, weight, 1).to(logs.dtype).log()[:, None]
+    return torch.where(some[:, None], mixture, 0)
+
+
+def _has(episodes: Episodes, weights: Tensor) -> Tensor:
+    """Return 1 for images with a region that counts, else 0 (images,)."""
+    total = weights.new_zeros(len(episodes.targets)).index_add(0, episodes.image, weights)
+    return (total > 0).to(weights.dtype)
+
+
+def contrastive(embedding: Tensor, labels: Tensor, *, margin: float, samples: int = 1) -> Tensor:
+    """Return how unlike rows (images, D) of a class are, and how alike those of others.
+
+    The mean over all pairs, each with itself included; each sample of the images apart.
+    """
+    rows = functional.normalize(at_least_single(embedding) + ROW_EPSILON, dim=1)
+    rows = rows.view(-1, samples, rows.shape[1]).transpose(0, 1)  # (samples, images, features)
+    alike = rows @ rows.mT  # (samples, images, images)
+    once = labels[::samples]
+    same = once[:, None] == once  # (images, images)
+    return torch.where(same, 1 - alike, (alike - margin).clamp(min=0)).mean()
+
+
+def l2_penalty(model: nn.Module, loss: Loss) -> Tensor:
+    """Return the weighted sum of squares of what is trained, biases too but not batch norms."""
+    learned: dict[int, Tensor] = {}  # by id: a weight that two modules share counts once
+    for name, module in model.named_modules():
+        for full_name, weight in module.named_parameters(name, recurse=False):
+            skipped = loss.l2_of == "new" and is_of_backbone(full_name)
+            if weight.requires_grad and not skipped and not isinstance(module, _BatchNorm):
+                learned[id(weight)] = weight
+    if not loss.l2 or not learned:
+        return next(model.parameters()).new_zeros(())
+    return loss.l2 * torch.stack([weight.square().sum() for weight in learned.values()]).sum()
+
+
+def _weights_alone(level: Tensor, loss: Loss) -> Tensor:
+    """Return the weight of each region alone (regions,); 0 if it is deeper than the cap."""
+    by_level = torch.tensor(loss.level_weights or (1.0,), device=level.device)
+    weights = by_level[(level - 1).clamp(max=len(by_level) - 1)]
+    return weights if loss.cap is None else weights * (level <= loss.cap)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rewards:
+    """Rewards of one step; `cells` are the regions below level 1."""
+
+    sequence: Tensor  # (images,), the samples of an image side by side
+    cells: Tensor  # (cells,), of each alone
+    image: Tensor  # (cells,), the image each belongs to
+    level: Tensor  # (cells,), from 2
+    labels: Tensor  # (images,), class numbers
+    samples: int = 1
+
+
+class Baselines:
+    """Running means of rewards, which rewards of a step are compared with.
+
+    `values` (1 + levels,) holds that of the sequence at 0 and that of the cells of a level at its
+    number; 1 has no meaning. With `ema` all are one. With `per_class` there is a column for each
+    class (1 + levels, classes): some are easier than others. `leave_one_out` compares within a
+    step: its running means stand in where there is no other sample. No kind uses the draw that it
+    is compared with, which keeps the expected gradient unbiased. `total` adds up what several
+    processes have found, so that all have the same means.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        levels: int,
+        *,
+        classes: int = 1,
+        decay: float = 0.9,
+        start: float = FIRST_VALUE,
+        total: Callable[[Tensor], Tensor] = lambda values: values,
+    ) -> None:
+        if levels < 1:
+            raise ValueError(f"levels is below 1: `{levels}`")
+        self.kind, self.decay, self._total = kind, decay, total
+        shape = (1 + levels, classes) if kind == "per_class" else (1 + levels,)
+        self.values = torch.full(shape, float(start))
+
+    @property
+    def mean(self) -> float:
+        """Return one number for all, to be stored with the model."""
+        return float(torch.cat([self.values[:1], self.values[2:]]).mean())
+
+    def start(self, value: float) -> None:
+        """Start from what a model has stored."""
+        self.values.fill_(float(value))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what has to be stored to go on."""
+        return {"values": self.values.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from what `state_dict` returned for as many levels."""
+        values = state["values"]
+        if values.shape != self.values.shape:
+            found, own = tuple(values.shape), tuple(self.values.shape)
+            raise ValueError(f"baselines of shape {found} instead of {own}")
+        self.values = values.to(self.values, copy=True)
+
+    def expected(self, rewards: Rewards) -> tuple[Tensor, Tensor]:
+        """Return for each cell what to expect of the sequence, and of it alone; both (cells,)."""
+        self.values = self.values.to(rewards.sequence.device)
+        values = self.values.to(rewards.sequence.dtype)
+        if self.kind == "per_class":
+            label = rewards.labels[rewards.image]  # (cells,)
+            return values[0, label], values[rewards.level, label]
+        usual = (values[0].expand(len(rewards.cells)), values[rewards.level])
+        if self.kind == "leave_one_out":
+            return _others(rewards, usual, slots=len(values))
+        return usual
+
+    def expected_of_images(self, rewards: Rewards) -> Tensor:
+        """Return what to expect of each sequence (images,), whatever was read of it."""
+        values = self.values.to(rewards.sequence)
+        if self.kind == "per_class":
+            return values[0, rewards.labels]
+        if self.kind == "leave_one_out" and rewards.samples > 1:
+            each = rewards.sequence.view(-1, rewards.samples)  # (images / samples, samples)
+            return _mean_of_others(each).flatten()
+        return values[0].expand_as(rewards.sequence)
+
+    def update(self, rewards: Rewards, *, sequence: float, cap: int | None = None) -> None:
+        """Move on by the rewards of a step.
+
+        The one mean of `ema` follows a mixture: a part `sequence` of the sequences, the rest of
+        the cells down to level `cap`.
+        """
+        self.values = self.values.to(rewards.sequence.device)
+        self._move(self._tally(rewards, cap), sequence)
+
+    def sit_out(self, *, sequence: float) -> None:
+        """Move on by what other processes have found, where this one has seen nothing."""
+        self._move(self.values.new_zeros(2, self.values.numel() + 1), sequence)
+
+    def _tally(self, rewards: Rewards, cap: int | None) -> Tensor:
+        """Return sums and counts (2, values + 1): of every mean, and of cells down to `cap`."""
+        classes = self.values.shape[1] if self.kind == "per_class" else 1
+        label = rewards.labels if self.kind == "per_class" else torch.zeros_like(rewards.labels)
+        slots = torch.cat([label, rewards.level * classes + label[rewards.image]])
+        earned = torch.cat([rewards.sequence, rewards.cells]).to(self.values)
+        tally = self.values.new_zeros(2, self.values.numel() + 1)
+        tally[0, :-1].index_add_(0, slots, earned)
+        tally[1, :-1].index_add_(0, slots, torch.ones_like(earned))
+        counted = rewards.cells if cap is None else rewards.cells[rewards.level <= cap]
+        tally[:, -1] = torch.stack([counted.sum(), counted.new_tensor(len(counted))]).to(tally)
+        return tally
+
+    def _move(self, tally: Tensor, sequence: float) -> None:
+        sums, counts = self._total(tally)
+        means = sums / counts.clamp(min=1)
+        flat = self.values.flatten()
+        target = torch.where(counts[:-1] > 0, means[:-1], flat)  # where there is none, what it was
+        if self.kind == "ema" and counts[0] > 0:
+            mixed = means[0]
+            if counts[-1] > 0:
+                mixed = sequence * mixed + (1 - sequence) * means[-1]
+            target = mixed.expand_as(flat)
+        self.values = (self.decay * flat + (1 - self.decay) * target).view_as(self.values)
+
+
+def _others(rewards: Rewards, usual: tuple[Tensor, Tensor], *, slots: int) -> tuple[Tensor, Tensor]:
+    """Return the mean of the other samples of an image: of the sequence, of cells of the level."""
+    samples = rewards.samples
+    sequence, alone = usual
+    if samples > 1:
+        each = rewards.sequence.view(-1, samples)  # (images / samples, samples)
+        sequence = _mean_of_others(each).flatten()[rewards.image]  # (cells,)
+    place = rewards.image * slots + rewards.level  # (cells,)
+    empty = rewards.cells.new_zeros(len(rewards.sequence) * slots)
+    shape = (-1, samples, slots)  # of each image, sample and level
+    total = empty.index_add(0, place, rewards.cells).view(shape)
+    count = empty.index_add(0, place, torch.ones_like(rewards.cells)).view(shape)
+    total = (total.sum(dim=1, keepdim=True) - total).flatten()[place]  # (cells,)
+    count = (count.sum(dim=1, keepdim=True) - count).flatten()[place]  # (cells,)
+    return sequence, torch.where(count > 0, total / count.clamp(min=1), alone)
+
+
+def _mean_of_others(each: Tensor) -> Tensor:
+    """Return the mean of the other samples of the same image: (images, samples), 2 or more."""
+    return (each.sum(dim=1, keepdim=True) - each) / (each.shape[1] - 1)

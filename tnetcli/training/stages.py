@@ -1,0 +1,340 @@
+"""Stages of a training: what is trained, from which batches, by which loss."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tnetcli.models.objective import Episodes, Terms
+from tnetcli.models.registry import find_family, find_terms
+from tnetcli.sections import Stage as StageConfig
+from tnetcli.tasks import Classification
+from tnetcli.training.batches import Batch, Batches
+from tnetcli.training.episodes import blocked_cells, build_episodes, kept_images
+from tnetcli.training.parts import prepare_parts
+from tnetcli.training.reinforce import (
+    Baselines,
+    contrastive_term,
+    l2_penalty,
+    label_terms,
+    policy_terms,
+    total_loss,
+)
+from tnetcli.training.replay import ReplayBuffer
+from tnetcli.training.run import Run, batch_of, steps_of
+from tnetcli.training.sources import Landscapes, derive
+from tnetcli.training.statistics import value_range
+from tnetcli.training.tiles import TilePretraining
+from tnetcli.training.validating import Validation, validate
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import Fixed, Policy, build_policy
+from tnetcli.traversal.rollout import Rollout, effective, rollout
+from tnetcli.traversal.runner import TorchRunner
+from tnetcli.traversal.views import Views
+
+REPLAYED = 4  # times as many images as are read
+# Crops make images smaller: a cell of one may be somewhat finer than the image's own pixels, so
+# that they are traversed as deep as whole images are in prediction.
+SCALE_OF_CROPS = 0.5  # of the view
+
+
+class Stage(Protocol):
+    """One part of a training."""
+
+    config: StageConfig
+    steps: int
+    validates: bool
+    modules: list[nn.Module]  # whose parameters are trained and stored
+    views: Views
+
+    def setup(self) -> None:
+        """Freeze and unfreeze parts of the model, before every step."""
+        ...
+
+    def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
+        """Return the loss of batch `number`, its metrics, and how many images they are of."""
+        ...
+
+    def replays(self, step: int) -> Iterator[Tensor]:
+        """Yield the losses of further updates after a step."""
+        ...
+
+    def validate(self, model: nn.Module) -> Validation:
+        """Evaluate a model on the validation images."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what has to be stored to resume."""
+        ...
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Resume from what `state` returned."""
+        ...
+
+
+def build_stage(run: Run, config: StageConfig, device: torch.device) -> Stage:
+    """Return the stage that a recipe describes."""
+    kind = TileStage if config.learn == "tiles" else SceneStage
+    return kind(run, config, device)
+
+
+class _Stage:
+    """What all stages share."""
+
+    validates = False
+
+    def __init__(self, run: Run, config: StageConfig, device: torch.device) -> None:
+        self.run, self.config, self.device = run, config, device
+        self.steps = steps_of(config, run)
+        self.traversal: TraversalConfig = run.recipe.traversal_of(config)
+        self.modules: list[nn.Module] = [run.model]
+        self.views = Views(
+            run.model.view_size_of,
+            run.model.grid,
+            run.normalisation,
+            background=self.traversal.background,
+            threads=run.recipe.training.threads,
+        )
+        self.setup()
+
+    def setup(self) -> None:
+        """Freeze and unfreeze parts of the model, before every step."""
+        prepare_parts(self.run.model, self.config)
+
+    def replays(self, step: int) -> Iterator[Tensor]:
+        """Yield nothing."""
+        yield from ()
+
+    def state(self) -> dict[str, Tensor]:
+        """Return nothing."""
+        return {}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Do nothing."""
+
+    def validate(self, model: nn.Module) -> Validation:
+        """Traverse the validation images as a prediction would."""
+        training = self.run.recipe.training
+        return validate(
+            model,  # type: ignore[arg-type]
+            self.run.normalisation,
+            self.run.source,
+            self.traversal,
+            images=training.validation_images,
+            device=str(self.device),
+            precision=training.precision,
+            threads=training.threads,
+            ranks=self.run.ranks,
+        )
+
+
+class TileStage(_Stage):
+    """Pre-train the encoder on the labels of tiles."""
+
+    def __init__(self, run: Run, config: StageConfig, device: torch.device) -> None:
+        super().__init__(run, config, device)
+        assert isinstance(run.source, Landscapes)  # the recipe sees to it
+        torch.manual_seed(derive(run.recipe.seed, config.name, "lessons"))
+        own = (run.ranks.rank,) if run.ranks.rank else ()  # each process has its own scenes
+        self._tiles = TilePretraining(
+            run.model,
+            run.source,
+            self.views,
+            config.tiles,
+            seed=derive(run.recipe.seed, config.name, *own),
+            device=device,
+            precision=run.recipe.training.precision,
+        )
+        self.modules.append(self._tiles)
+
+    def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
+        """Return the loss of views of tiles at all levels."""
+        total, parts = self._tiles(number)
+        total = total + l2_penalty(self.run.model, self.config.loss)
+        row = {"loss": float(total.detach()), **parts, "windows": self._tiles.windows}
+        return total, row, self._tiles.windows
+
+
+class SceneStage(_Stage):
+    """Train on the labels of images, by rollouts of a policy that explores."""
+
+    validates = True
+
+    def __init__(self, run: Run, config: StageConfig, device: torch.device) -> None:
+        super().__init__(run, config, device)
+        recipe, model, loss = run.recipe, run.model, config.loss
+        self._batch_size = batch_of(config, run)
+        self._runner = TorchRunner(model, device, recipe.training.precision, grad=True)
+        scale = SCALE_OF_CROPS if config.augmentation.crop is not None else 1.0
+        self._exploring = effective(self.traversal, model, scale=scale).changed(
+            policy=loss.selection,
+            temperature=loss.temperature,
+            once=False,  # every choice has a reward of its own
+            budget=None,
+            confidence=None,
+        )
+        blocked = blocked_cells(model.grid, self.traversal.most_shared)
+        self._blocked = None if blocked is None else blocked.to(device)
+        self._task = Classification(
+            run.source.classes,
+            label_smoothing=loss.label_smoothing,
+            reward=loss.reward,
+            class_weights="none" if recipe.data is None else recipe.data.class_weights,
+        )
+        self._task.fit(run.source.labels())
+        self._family = find_family(model.family)
+        self._terms = find_terms(model.family)
+        self._baselines = Baselines(
+            loss.baseline,
+            self.traversal.levels,
+            classes=len(run.source.classes),
+            decay=loss.decay,
+            total=run.ranks.total,
+        )
+        self._baselines.start(float(getattr(model, "baseline", torch.tensor(0.5))))
+        self._replay: ReplayBuffer | None = None
+        if config.rehearse:
+            self._replay = ReplayBuffer(
+                model,
+                self.traversal,
+                config,
+                self._task,
+                images=REPLAYED * self._batch_size // run.ranks.count,
+                seed=derive(recipe.seed, config.name),
+                device=device,
+            )
+        self._batches: Iterator[Batch] | None = None
+
+    def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
+        """Return the loss of a rollout: labels, rewards and the family's own terms."""
+        batch = self._next(number).repeated(self.config.loss.samples)
+        found = rollout(
+            batch.readers,
+            self._runner,
+            self.views,
+            self._exploring,
+            self._policies(batch),
+            first=batch.first,
+        )
+        if not self._is_readable(found, batch):
+            self._baselines.sit_out(sequence=self.config.loss.reinforce_sequence)
+            return torch.zeros((), device=self.device), {}, 0
+        episodes, distinct = build_episodes(
+            found,
+            self._runner,
+            batch.targets,
+            self.config.loss,
+            least_valid=self._exploring.least_valid,
+            blocked=self._blocked,
+        )
+        if self._replay is not None:
+            self._replay.add(episodes)
+        total, parts = total_loss(self._all_terms(episodes))
+        total = total + l2_penalty(self.run.model, self.config.loss)
+        right = episodes.level_logits.argmax(dim=2) == episodes.targets  # (levels, images)
+        row = {
+            "loss": float(total.detach()),
+            **parts,
+            "accuracy": right.float().mean(dim=1).tolist(),
+            **_openness(episodes),
+            "distinct": distinct,
+            "windows": len(found.nodes),
+            "waiting": found.waiting,
+        }
+        return total, row, len(episodes.targets)
+
+    def replays(self, step: int) -> Iterator[Tensor]:
+        """Yield losses of images that were read before, by their labels alone."""
+        if self._replay is not None:
+            for time in range(self._replay.times):
+                yield self._replay.loss(step, time)
+
+    def validate(self, model: nn.Module) -> Validation:
+        """Traverse the validation images as a prediction would."""
+        for each in (self.run.model, model):
+            baseline = getattr(each, "baseline", None)
+            if isinstance(baseline, Tensor):
+                baseline.fill_(self._baselines.mean)
+        return super().validate(model)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the baselines and the replay buffer."""
+        found = {f"baselines.{k}": v for k, v in self._baselines.state_dict().items()}
+        if self._replay is not None:
+            found |= {f"replay.{k}": v for k, v in self._replay.state().items()}
+        return found
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Resume from what `state` returned."""
+        self._baselines.load_state_dict(under(state, "baselines."))
+        if self._replay is not None:
+            self._replay.load(under(state, "replay."))
+
+    def _policies(self, batch: Batch) -> list[Policy]:
+        # A model that proposes the cells itself has no use for others.
+        uniform = 0.0 if self.run.model.grid.proposed_only else self.config.loss.uniform
+        return [
+            policy if fixed is None else Fixed(policy, fixed)
+            for policy, fixed in (
+                (build_policy(self._exploring, seed, uniform=uniform), fixed)
+                for seed, fixed in zip(batch.seeds, batch.fixed, strict=True)
+            )
+        ]
+
+    def _all_terms(self, episodes: Episodes) -> Terms:
+        loss, terms = self.config.loss, {}
+        if not self._family.replaces_loss:
+            terms = label_terms(episodes, self._task, loss)
+            by_rewards, episodes = policy_terms(episodes, self._task, loss, self._baselines)
+            terms |= by_rewards | contrastive_term(episodes, loss)
+        if self._terms is not None:
+            terms |= self._terms(episodes, self._task, self.config.objective)
+        return terms
+
+    def _is_readable(self, found: Rollout, batch: Batch) -> bool:
+        """Warn about images that could not be read; return whether any is left.
+
+        Without other processes to continue, none left is an error.
+        """
+        samples = self.config.loss.samples
+        for image in sorted({image // samples for image in found.errors}):
+            error = next(e for i, e in found.errors.items() if i // samples == image)
+            self.run.listener.warn(f"`{batch.names[image * samples]}` is left out: {error}")
+        if kept_images(found, samples):
+            return True
+        if found.errors and self.run.ranks.count == 1:
+            raise next(iter(found.errors.values()))
+        return False
+
+    def _next(self, number: int) -> Batch:
+        if self._batches is None:
+            batches = Batches(
+                self.run.source,
+                self.views,
+                self.config.augmentation,
+                batch_size=self._batch_size,
+                seed=derive(self.run.recipe.seed, self.config.name),
+                traversal=self.traversal,
+                value_range=value_range(self.run.normalisation),
+                ranks=self.run.ranks,
+            )
+            self._batches = batches.since(number, self.steps * self.config.optimizer.accumulate)
+        return next(self._batches)
+
+
+def _openness(episodes: Episodes) -> dict[str, float]:
+    """Return the mean entropy of the choices, where it can be learned."""
+    if not len(episodes.entropy):  # of several levels: regions were fixed, nothing was chosen
+        return {} if len(episodes.level_logits) > 1 else {"entropy": 1.0}
+    learns = episodes.entropy.requires_grad
+    return {"entropy": float(episodes.entropy.detach().mean())} if learns else {}
+
+
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,1 @@
+"""The traversal: configuration, policies, the tree of regions, views, runners and the rollout."""

@@ -1,0 +1,102 @@
+"""TraversalConfig: how an image is traversed, as a recipe states it and a checkpoint stores it."""
+
+import logging
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from tnetcli.validation import Strict
+
+log = logging.getLogger(__name__)
+Fit: TypeAlias = Literal["stretch", "pad"]
+PolicyName: TypeAlias = Literal["topk", "sample", "best_first"]
+
+
+def as_counts(value: Any) -> Any:
+    """Turn `2` and `2,1`, as the command line has them, into lists."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class TraversalConfig(Strict):
+    """How an image is traversed.
+
+    `keep` cells per region are followed when leaving level 1, 2, ...; the last number repeats.
+    "topk" follows the cells with the most attention, "sample" draws without replacement in
+    proportion to `attention ** (1 / temperature)`, and "best_first" spends the budget on the most
+    probable cells of all levels and ignores `keep`.
+    """
+
+    levels: int = Field(default=3, ge=1, le=12, description="number of levels; 1 is one view")
+    keep: Annotated[tuple[Count, ...], BeforeValidator(as_counts)] = Field(
+        default=(2, 1),
+        description="cells followed per region when leaving each level; the last repeats",
+    )
+    policy: PolicyName = Field(
+        default="topk", description="the best cells, a sample, or the best of all levels"
+    )
+    temperature: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="of the sample; small values follow the attention",
+    )
+    budget: Count | None = Field(
+        default=None, description="maximum number of regions per image, the whole image included"
+    )
+    confidence: float | None = Field(
+        default=None, gt=0, le=1, description="stop once a class is as probable as that"
+    )
+    least_valid: float = Field(
+        default=0.0, ge=0, lt=1, description="minimum fraction of a cell that holds data"
+    )
+    least_side: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="minimum side of a cell in full-resolution pixels; default: that of a view",
+    )
+    most_shared: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="maximum fraction of a cell that a sibling chosen before it may cover",
+    )
+    once: bool = Field(default=True, description="read regions of the same pixels once")
+    background: tuple[float, float] | None = Field(
+        default=None, description="pixels with every band in this range are empty: glass, collars"
+    )
+    fit: Fit = Field(
+        default="stretch", description="how an image that is not square becomes a square view"
+    )
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if not self.keep and self.levels > 1 and self.policy != "best_first":
+            raise ValueError("keep is empty")
+        if self.budget is None and self.policy == "best_first":
+            raise ValueError("best_first needs a budget")
+        if self.background is not None and self.background[0] > self.background[1]:
+            raise ValueError(f"background ends before it begins: `{self.background}`")
+        return self
+
+    def keep_at(self, level: int) -> int:
+        """Return how many cells are followed per region when leaving `level`."""
+        return self.keep[min(level, len(self.keep)) - 1] if self.keep else 0
+
+    def changed(self, **changes: Any) -> "TraversalConfig":
+        """Return a copy with other values, validated like any other."""
+        return type(self)(**{**dict(self), **changes})
+
+
+def warn_unused(levels: int, keep: tuple[int, ...]) -> None:
+    """Warn about numbers of `keep` beyond the last level."""
+    given = ",".join(map(str, keep))
+    if levels == 1:
+        log.warning("one level has no cells: keep %s is not used", given)
+    elif len(keep) >= levels:
+        log.warning("%d levels use the first %d of keep %s", levels, levels - 1, given)

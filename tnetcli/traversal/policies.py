@@ -1,0 +1,223 @@
+"""Policies: how the next regions are chosen. They see numbers, never tensors.
+
+A policy belongs to one image. It turns the raw logits of a view's cells into probabilities, and
+says which candidates come first. How many are followed, and when to stop, is TraversalConfig's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.geometry import Grid, Region, Window, covered, filled
+from tnetcli.traversal.config import TraversalConfig
+
+Numbers = NDArray[np.float64]
+TIE = 1e-6  # weight of the model's own attention where boxes do not distinguish cells
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRegion:
+    """A region that another model or a person has found, with its attention."""
+
+    window: Window
+    attention: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.attention <= 1:
+            raise ValueError(f"attention is not within [0, 1]: `{self.attention}`")
+
+
+class Policy(Protocol):
+    """Choose the next regions of one image.
+
+    A `persistent` policy keeps candidates that were not chosen for later rounds, and chooses
+    `batch` new regions a round from all of them.
+    """
+
+    @property
+    def persistent(self) -> bool:
+        """Return whether candidates are kept for later rounds."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Return how many new regions a persistent policy chooses a round."""
+        ...
+
+    def fixed(self, region: Region) -> Sequence[ScoredRegion] | None:
+        """Return the regions that replace the cells of `region`, None to use the cells."""
+        ...
+
+    def probabilities(self, region: Region, logits: Numbers) -> Numbers:
+        """Return the attention (places,) from raw logits (places, channels)."""
+        ...
+
+    def preference(
+        self, region: Region, cells: NDArray[np.intp], probs: Numbers, joint: float
+    ) -> Numbers:
+        """Return what candidates (n,) are ordered by, the largest first.
+
+        `probs` (n,) is the attention of each, `joint` that of the region along its path.
+        """
+        ...
+
+
+class TopK:
+    """Follow the cells with the most attention."""
+
+    persistent: ClassVar[bool] = False
+    batch: int = 1
+
+    def fixed(self, region: Region) -> Sequence[ScoredRegion] | None:
+        """Return None: cells are used."""
+        return None
+
+    def probabilities(self, region: Region, logits: Numbers) -> Numbers:
+        """Return the softmax over places of the log-sum of the channels."""
+        scores: Numbers = np.logaddexp.reduce(logits, axis=1)  # (places,)
+        top = scores.max(initial=-np.inf)
+        if top == -np.inf:
+            return np.zeros(len(scores))
+        powers = np.exp(scores - top)
+        probs: Numbers = powers / powers.sum()
+        return probs
+
+    def preference(
+        self, region: Region, cells: NDArray[np.intp], probs: Numbers, joint: float
+    ) -> Numbers:
+        """Return the attention itself."""
+        return probs
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(TopK):
+    """Draw cells without replacement in proportion to `attention ** (1 / temperature)`.
+
+    A fraction `uniform` of the draw ignores attention. The draw depends on the seed and on the
+    path of the region, not on the batch.
+    """
+
+    seed: int
+    temperature: float = 1.0
+    uniform: float = 0.0
+
+    def preference(
+        self, region: Region, cells: NDArray[np.intp], probs: Numbers, joint: float
+    ) -> Numbers:
+        """Return Gumbel keys, whose k largest are a draw of k without replacement."""
+        random = np.random.default_rng([self.seed, *region.path.encode()])
+        # A number for each cell up to the last, whichever of them are candidates.
+        noise = random.gumbel(size=int(cells.max(initial=-1)) + 1)[cells]  # (n,)
+        even = np.full(len(probs), 1 / max(len(probs), 1))
+        own = probs / probs.sum() if probs.sum() > 0 else even
+        with np.errstate(divide="ignore"):  # a probability of 0 is drawn last
+            # Times the temperature, as log / temperature may overflow.
+            mixed = np.log((1 - self.uniform) * own + self.uniform * even)
+        keys: Numbers = mixed + self.temperature * noise
+        return keys
+
+
+@dataclass(frozen=True, slots=True)
+class BestFirst(TopK):
+    """Follow the most probable of all candidates, at whatever level, `batch` of them a round."""
+
+    batch: int = 1
+
+    persistent: ClassVar[bool] = True
+
+    def preference(
+        self, region: Region, cells: NDArray[np.intp], probs: Numbers, joint: float
+    ) -> Numbers:
+        """Return the probability along the path."""
+        return joint * probs
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrapper:
+    """Let another policy choose, by other probabilities or from other regions."""
+
+    inner: Policy
+
+    @property
+    def persistent(self) -> bool:
+        return self.inner.persistent
+
+    @property
+    def batch(self) -> int:
+        return self.inner.batch
+
+    def fixed(self, region: Region) -> Sequence[ScoredRegion] | None:
+        return self.inner.fixed(region)
+
+    def probabilities(self, region: Region, logits: Numbers) -> Numbers:
+        return self.inner.probabilities(region, logits)
+
+    def preference(
+        self, region: Region, cells: NDArray[np.intp], probs: Numbers, joint: float
+    ) -> Numbers:
+        return self.inner.preference(region, cells, probs, joint)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed(_Wrapper):
+    """Read these regions at level 2 instead of cells of the whole image."""
+
+    regions: Sequence[ScoredRegion]
+
+    def fixed(self, region: Region) -> Sequence[ScoredRegion] | None:
+        """Return the regions for level 1, None below."""
+        return self.regions if region.level == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Random(_Wrapper):
+    """Prefer no cell: the baseline that learned attention is compared with.
+
+    Probabilities are drawn cell by cell, so that the largest are a draw without replacement. They
+    depend on the seed and on the path of the region, not on the batch.
+    """
+
+    grid: Grid
+    seed: int
+
+    def probabilities(self, region: Region, logits: Numbers) -> Numbers:
+        """Return random probabilities (places,) of all cells that the grid offers."""
+        random = np.random.default_rng([self.seed, 0, *region.path.encode()])
+        drawn = random.exponential(size=(self.grid.rows, self.grid.columns))
+        probs: Numbers = np.where(self.grid.choices(), drawn / drawn.sum(), 0).ravel()
+        return probs
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle(_Wrapper):
+    """Prefer cells that show the true `boxes`: the upper bound that attention is compared with.
+
+    A cell counts by how much of a box it covers and by how much boxes fill it. Where boxes do not
+    distinguish cells, and in an image without boxes, the model's attention decides.
+    """
+
+    grid: Grid
+    boxes: Sequence[Window]
+
+    def probabilities(self, region: Region, logits: Numbers) -> Numbers:
+        """Return probabilities (places,) by the overlap with the boxes."""
+        attention = self.inner.probabilities(region, logits)
+        if not self.boxes:
+            return attention
+        cells = [region.window.cell(self.grid, *cell) for cell in self.grid.cells()]
+        overlap = [covered(cell, self.boxes) + filled(cell, self.boxes) for cell in cells]
+        known = np.where(self.grid.choices().ravel(), np.array(overlap) + TIE * attention, 0)
+        total = known.sum()
+        return known / total if total > 0 else attention
+
+
+def build_policy(config: TraversalConfig, seed: int = 0, *, uniform: float = 0.0) -> Policy:
+    """Return the policy that a configuration names, for one image."""
+    if seed < 0:
+        raise ValueError(f"a seed is below 0: `{seed}`")
+    if config.policy == "sample":
+        return Sample(seed, config.temperature, uniform)
+    return BestFirst() if config.policy == "best_first" else TopK()

@@ -1,0 +1,266 @@
+"""rollout(): one traversal of a batch of images, shared by prediction, evaluation and training."""
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tnetcli.errors import ImageError, TnetError
+from tnetcli.geometry import Region
+from tnetcli.models.base import Model
+from tnetcli.readers.base import Reader
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import Policy
+from tnetcli.traversal.runner import TorchRunner
+from tnetcli.traversal.tree import CellScores, Node, Stop, traverse
+from tnetcli.traversal.views import Read, View, Views, root_window
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """Regions that were encoded together, and what their cells were chosen by."""
+
+    nodes: list[Node]
+    logits: Tensor  # (n, places, channels), with gradient in training
+    cell_valid: NDArray[np.float64]  # (n, places)
+
+
+@dataclass(slots=True, eq=False)
+class Spent:
+    """Time spent on one image, and its mean values."""
+
+    read_seconds: float = 0.0  # of all reading threads together
+    model_seconds: float = 0.0
+    band_means: NDArray[np.float32] | None = None  # (bands,), of the whole view, normalised
+
+
+@dataclass(slots=True, eq=False)
+class Rollout:
+    """Result of one traversal of a batch of images; arrays are aligned with `nodes`.
+
+    `nodes` are those of the images that could be read; the others are in `errors`. `aux` holds for
+    each of the model's auxiliary outputs the numbers of the nodes that have it, and its values.
+    """
+
+    images: int
+    nodes: tuple[Node, ...]
+    stops: tuple[Stop, ...]  # (images,)
+    errors: dict[int, TnetError]
+    features: Tensor  # (nodes, D)
+    image: Tensor  # (nodes,)
+    level: Tensor  # (nodes,), from 1
+    valid: NDArray[np.float32]  # (nodes,), the fraction of the view that holds data
+    aux: dict[str, tuple[Tensor, Tensor]]
+    rounds: list[Round]
+    spent: list[Spent]  # (images,)
+    waiting: float  # seconds without pixels to encode
+
+
+def effective(config: TraversalConfig, model: Model, *, scale: float = 1.0) -> TraversalConfig:
+    """Return the configuration for a model: no deeper than its levels or the image's own pixels.
+
+    By default a cell is at least `scale` times as large as the model's view.
+    """
+    least = config.least_side
+    return config.changed(
+        least_side=scale * model.smallest_view if least is None else least,
+        levels=min(config.levels, model.most_levels or config.levels),
+    )
+
+
+def rollout(
+    readers: Sequence[Reader],
+    runner: TorchRunner,
+    views: Views,
+    config: TraversalConfig,
+    policies: Sequence[Policy],
+    *,
+    errors: dict[int, TnetError] | None = None,
+    first: "Sequence[Future[View | TnetError]] | None" = None,
+) -> Rollout:
+    """Read whole images, score cells, let policies choose, until every image has a stop reason.
+
+    One round encodes the next regions of all images. Inference and training differ in the runner
+    (gradients or not) and in what they do with the result. `errors` names images that are not to be
+    read, `first` holds views of level 1 that are being read already.
+    """
+    state = _State(readers, runner, views, config, dict(errors or {}), first)
+    confident = None if config.confidence is None else state.confident
+    traversal = traverse(
+        [root_window(reader.size, config.fit) for reader in readers],
+        state.encode,
+        runner.model.grid,
+        config,
+        policies,
+        confident=confident,
+    )
+    return state.result(traversal.nodes, traversal.stops)
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """What is known of a batch while it is traversed."""
+
+    readers: Sequence[Reader]
+    runner: TorchRunner
+    views: Views
+    config: TraversalConfig
+    errors: dict[int, TnetError]
+    first: "Sequence[Future[View | TnetError]] | None"
+    rows: dict[Node, int] = field(default_factory=dict)  # into features, as encoded
+    features: list[Tensor] = field(default_factory=list)
+    valid: list[float] = field(default_factory=list)
+    aux: dict[str, list[tuple[list[Node], Tensor]]] = field(default_factory=dict)
+    rounds: list[Round] = field(default_factory=list)
+    spent: list[Spent] = field(default_factory=list)
+    waiting: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.spent = [Spent() for _ in self.readers]
+
+    def encode(self, nodes: Sequence[Node]) -> list[CellScores | None]:
+        """Read and encode regions; None for those of an image that has failed."""
+        scores: dict[Node, CellScores] = {}
+        batches = iter(self._read([node for node in nodes if node.image not in self.errors]))
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.waiting += time.perf_counter() - start
+            if batch is None:
+                break
+            for node, view in batch:
+                self._note(node, view)
+            good = [
+                (node, view)
+                for node, view in batch
+                if isinstance(view, View) and node.image not in self.errors
+            ]
+            if good:
+                scores |= self._encode(good)
+        # An image may have failed after the first regions of the round were encoded.
+        return [None if node.image in self.errors else scores[node] for node in nodes]
+
+    def _read(self, nodes: list[Node]) -> Iterable[list[Read]]:
+        if self.first is not None and nodes and nodes[0].region.level == 1:
+            futures = self.first
+            return [[(node, self.views.result(futures[node.image])) for node in nodes]]
+        return self.views.read(nodes, self.readers, self.runner.max_batch)
+
+    def _note(self, node: Node, view: View | TnetError) -> None:
+        """Note the time a read took, or why the image failed."""
+        if isinstance(view, TnetError):
+            self.errors.setdefault(node.image, view)
+            return
+        spent = self.spent[node.image]
+        spent.read_seconds += view.seconds
+        if node.region.level > 1 or self.runner.grad:
+            return
+        if view.valid == 0:
+            error = ImageError(
+                f"`{self.readers[node.image].path}` holds no valid pixel",
+                hint="is its nodata value or its mask right? see `tnet info`",
+            )
+            self.errors.setdefault(node.image, error)
+            return
+        # Invalid pixels are zero: the mean of the rest is that of all by the valid fraction.
+        spent.band_means = view.values.mean(axis=(1, 2)) / np.float32(view.valid)
+
+    def _encode(self, good: list[tuple[Node, View]]) -> dict[Node, CellScores]:
+        start = time.perf_counter()
+        pixels = np.stack([view.values for _, view in good])  # (n, bands, side, side)
+        outputs = self.runner.encode(pixels, [node.region for node, _ in good])
+        scores: dict[Node, CellScores] = {}
+        for rows, out in outputs:
+            nodes = [good[row][0] for row in rows]
+            cell_valid = np.stack([good[row][1].cell_valid for row in rows])  # (n, places)
+            deeper = any(node.region.level < self.config.levels for node in nodes)
+            numbers, logits = self.runner.propose(out) if deeper else _nothing(out.cell_logits)
+            if deeper:
+                self.rounds.append(Round(nodes, logits, cell_valid))
+            for node, row, own, valid in zip(nodes, rows, numbers, cell_valid, strict=True):
+                self.rows[node] = len(self.rows)
+                self.valid.append(good[row][1].valid)
+                scores[node] = CellScores(own, valid)
+            self.features.append(out.features)
+            for name, value in out.aux.items():
+                self.aux.setdefault(name, []).append((nodes, value))
+        seconds = (time.perf_counter() - start) / len(good)
+        for node, _ in good:
+            self.spent[node.image].model_seconds += seconds
+        return scores
+
+    def confident(self, images: Sequence[int]) -> list[bool]:
+        """Return for each image whether a class is as probable as asked for."""
+        assert self.config.confidence is not None
+        features = torch.cat(self.features)
+        found = []
+        for image in images:
+            nodes = [node for node in self.rows if node.image == image]
+            own = features[[self.rows[node] for node in nodes]].unsqueeze(0)
+            levels = torch.tensor([[node.region.level for node in nodes]])
+            logits = self.runner.aggregate(own, levels > 0, levels).logits
+            found.append(float(logits.softmax(dim=1).max()) >= self.config.confidence)
+        return found
+
+    def result(self, nodes: tuple[Node, ...], stops: tuple[Stop, ...]) -> Rollout:
+        """Return the rollout of the images that have not failed."""
+        kept = tuple(node for node in nodes if node.image not in self.errors)
+        rows = [self.rows[node] for node in kept]
+        features = torch.cat(self.features) if self.features else torch.zeros(0, 0)
+        if rows != list(range(len(features))):
+            features = features[rows]
+        device = features.device
+        number = {node: index for index, node in enumerate(kept)}
+        aux = {}
+        for name, parts in self.aux.items():
+            owners = [number.get(node, -1) for own, _ in parts for node in own]
+            known = torch.tensor(owners, device=device)
+            values = torch.cat([value for _, value in parts])
+            if min(owners) < 0:
+                values, known = values[known >= 0], known[known >= 0]
+            aux[name] = known, values
+        return Rollout(
+            images=len(self.readers),
+            nodes=kept,
+            stops=stops,
+            errors=self.errors,
+            features=features,
+            image=torch.tensor([node.image for node in kept], device=device, dtype=torch.long),
+            level=torch.tensor(
+                [node.region.level for node in kept], device=device, dtype=torch.long
+            ),
+            valid=np.array([self.valid[row] for row in rows], np.float32),
+            aux=aux,
+            rounds=self.rounds,
+            spent=self.spent,
+            waiting=self.waiting,
+        )
+
+
+def _nothing(logits: Tensor) -> tuple[NDArray[np.float32], Tensor]:
+    """Return zeros: cells of the last level are not chosen from."""
+    return np.zeros(logits.shape, np.float32), logits
+
+
+def by_image(features: Tensor, image: Tensor, level: Tensor, images: int) -> tuple[Tensor, Tensor]:
+    """Return features (images, most, D) and their levels (images, most), 0 where there is none."""
+    order = torch.argsort(image, stable=True)
+    counts = torch.bincount(image, minlength=images)  # (images,)
+    starts = counts.cumsum(0) - counts
+    slot = torch.arange(len(image), device=image.device) - starts[image[order]]  # within its image
+    most = int(counts.max())
+    place = image[order] * most + slot
+    padded = features.new_zeros(images * most, features.shape[1])
+    padded = padded.index_copy(0, place, features[order]).view(images, most, -1)
+    levels = level.new_zeros(images * most).index_copy(0, place, level[order]).view(images, most)
+    return padded, levels
+
+
+def root(reader: Reader, config: TraversalConfig) -> Region:
+    """Return the region of level 1."""
+    return Region(root_window(reader.size, config.fit))

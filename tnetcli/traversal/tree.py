@@ -1,0 +1,357 @@
+"""The tree of regions and the loop that grows it, from whole images to the cells that matter.
+
+Numbers only: `traverse` is given a function that encodes regions, and knows no pixels or tensors.
+"""
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.geometry import Grid, Region, Window
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import Policy, ScoredRegion
+
+# Why an image was not traversed any further. Where several hold, the first of this order: a region
+# could not be read; the last level was reached; the next view would be finer than the image's own
+# pixels; only regions that were already read were left; no cell with data was left; the budget is
+# spent; the answer was sure enough (asked only about images that would go on).
+Stop: TypeAlias = Literal["failed", "levels", "pixels", "repeats", "empty", "budget", "confidence"]
+DEAD_ENDS: tuple[Stop, ...] = ("levels", "pixels", "repeats", "empty")
+# Edges that differ by this fraction of a window's side or less are equal: far below a pixel of any
+# view, far above the rounding errors along a path.
+SAME = 1e-6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edge:
+    """A cell that was followed, and the node that shows it.
+
+    `order` counts from 0 in the order in which the cells of a region were chosen.
+    """
+
+    cell: int  # in reading order
+    node: "Node"
+    order: int
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One region of the tree of `image`, an index into the images of the traversal.
+
+    `attention` is what its parent gave this cell, `joint` the product along the path; both are 1
+    for the whole image. `rank` 1 is the most probable of its image and level by `joint` (ties: the
+    earlier). `edges` lead to the cells that were read, in reading order; fixed regions are no
+    cells, and not among them. Several parents may share a node; its path, attention and joint are
+    those of the parent that came first. Where cells are as large as their region, an edge may lead
+    back to its own node.
+    """
+
+    image: int
+    region: Region
+    attention: float = 1.0
+    joint: float = 1.0
+    rank: int = 0
+    edges: tuple[Edge, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CellScores:
+    """Scores of the cells of one region, in reading order."""
+
+    logits: NDArray[np.floating]  # (places, channels), raw; -inf is never chosen
+    valid: NDArray[np.floating]  # (places,), the fraction that holds data
+
+
+Encode: TypeAlias = Callable[[Sequence[Node]], Sequence[CellScores | None]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traversal:
+    """All nodes in the order they were read, and one stop reason per image."""
+
+    nodes: tuple[Node, ...]
+    stops: tuple[Stop, ...]
+
+    def of(self, image: int) -> list[int]:
+        """Return the indices of the nodes of one image."""
+        return [i for i, node in enumerate(self.nodes) if node.image == image]
+
+
+def traverse(
+    roots: Sequence[Window],
+    encode: Encode,
+    grid: Grid,
+    config: TraversalConfig,
+    policies: Sequence[Policy],
+    *,
+    confident: Callable[[Sequence[int]], Sequence[bool]] | None = None,
+) -> Traversal:
+    """Encode whole images, then cells of what was encoded, until every image has a stop reason.
+
+    `encode` is called once per round for all images together, never with nothing, and answers node
+    by node; None ends that image while the others continue. Its nodes, call after call, are
+    `Traversal.nodes`: image by image, parents in their own order, the cells of a parent in reading
+    order. A round is a level, or for persistent policies the next regions at any level.
+
+    A level that would overspend the budget keeps its best regions by joint probability. After every
+    round `confident` is given the images that would continue and says which may stop.
+    """
+    if len(policies) != len(roots):
+        raise ValueError(f"{len(policies)} policies for {len(roots)} images")
+    nodes: list[Node] = []
+    trees = [
+        _Tree(image, Region(root), grid, config, policy)
+        for image, (root, policy) in enumerate(zip(roots, policies, strict=True))
+    ]
+    active = trees
+    while active:
+        rounds = [tree.enter() for tree in active]
+        fresh = [node for own in rounds for node in own]
+        nodes += fresh
+        answers = encode(fresh)
+        if len(answers) != len(fresh):
+            raise ValueError(f"{len(answers)} answers for {len(fresh)} regions")
+        start = 0
+        for tree, own in zip(active, rounds, strict=True):
+            tree.choose(answers[start : start + len(own)])
+            start += len(own)
+        active = [tree for tree in active if tree.stop is None]
+        if confident is not None and active:
+            sure = confident([tree.image for tree in active])
+            for tree, is_sure in zip(active, sure, strict=True):
+                tree.stop = "confidence" if is_sure else None
+            active = [tree for tree in active if tree.stop is None]
+    _rank(nodes)
+    return Traversal(tuple(nodes), tuple(tree.stop for tree in trees if tree.stop is not None))
+
+
+def _rank(nodes: Iterable[Node]) -> None:
+    levels: defaultdict[tuple[int, int], list[Node]] = defaultdict(list)
+    for node in nodes:
+        levels[node.image, node.region.level].append(node)
+    for peers in levels.values():
+        for rank, node in enumerate(_by_joint(peers), 1):
+            node.rank = rank
+
+
+def _by_joint(nodes: Iterable[Node]) -> list[Node]:
+    return sorted(nodes, key=lambda node: -node.joint)
+
+
+class _Pool:
+    """Candidates of one image as a struct of arrays; regions exist only for those chosen."""
+
+    def __init__(self) -> None:
+        self.parent = np.empty(0, np.intp)  # (n,), number of the node
+        self.cell = np.empty(0, np.intp)  # (n,)
+        self.prob = np.empty(0)  # (n,), attention
+        self.key = np.empty(0)  # (n,), what the policy orders them by
+
+    def add(
+        self, parent: int, cells: NDArray[np.intp], probs: NDArray[Any], keys: NDArray[Any]
+    ) -> None:
+        """Append the candidates of one node."""
+        self.parent = np.concatenate([self.parent, np.full(len(cells), parent)])
+        self.cell = np.concatenate([self.cell, cells])
+        self.prob = np.concatenate([self.prob, probs])
+        self.key = np.concatenate([self.key, keys])
+
+    def pop_best(self) -> tuple[int, int, float]:
+        """Remove and return parent, cell and attention of the best; ties: the earlier."""
+        best = int(self.key.argmax())
+        found = int(self.parent[best]), int(self.cell[best]), float(self.prob[best])
+        self.key[best] = -np.inf
+        return found
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if no candidate is left."""
+        return not self.key.size or bool(self.key.max() == -np.inf)
+
+
+class _Tree:
+    """The regions of one image that were read, and those to be read next."""
+
+    def __init__(
+        self, image: int, root: Region, grid: Grid, config: TraversalConfig, policy: Policy
+    ) -> None:
+        self.image = image
+        self.stop: Stop | None = None
+        self._grid, self._config, self._policy = grid, config, policy
+        self._read: list[Node] = []
+        self._numbers: dict[Node, int] = {}  # of what was read
+        self._fresh: list[Node] = []
+        self._known: list[tuple[float, int, Node]] = []  # sorted by left edge
+        self._pool = _Pool()
+        self._dead_ends: set[Stop] = set()
+        self._cut = False  # whether the budget had no room for all that was chosen
+        self._choices: list[tuple[Node, int, Node]] = []  # parent, cell, the node that shows it
+        self._chosen: defaultdict[Node, list[int]] = defaultdict(list)  # cells of a parent
+        self._next = [self._node(root, 1.0, 1.0)]
+
+    def enter(self) -> list[Node]:
+        """Return the nodes to be read now."""
+        self._fresh, self._next = self._next, []
+        for node in self._fresh:
+            self._numbers[node] = len(self._read)
+            self._read.append(node)
+        self._link()
+        return self._fresh
+
+    def choose(self, scores: Sequence[CellScores | None]) -> None:
+        """Choose the nodes to be read next, or set the stop reason."""
+        self._choices = []
+        for node, own in zip(self._fresh, scores, strict=True):
+            if own is None:
+                self.stop = "failed"
+                return
+            _check(own, self._grid, node)
+            self._open(node, own)
+        if self._policy.persistent:
+            self._choose_from_pool()
+        # A dict is a set that keeps the order: two parents may have chosen the same region.
+        chosen = dict.fromkeys(node for _, _, node in self._choices)
+        new = [node for node in chosen if node not in self._numbers]
+        budget = self._config.budget
+        left = math.inf if budget is None else budget - len(self._read)
+        if not new:
+            dead_end = next(reason for reason in DEAD_ENDS if reason in self._dead_ends)
+            self.stop = "budget" if self._cut else dead_end
+            self._link()
+        elif left < 1:
+            self.stop = "budget"
+        elif len(new) > left:
+            self._cut = True
+            best = set(_by_joint(new)[: int(left)])
+            new = [node for node in new if node in best]
+        self._next = new
+
+    def _open(self, node: Node, scores: CellScores) -> None:
+        """Add the cells of a node to the candidates, or note why it has none."""
+        region, fixed = node.region, self._policy.fixed(node.region)
+        if fixed is not None:
+            cells = np.arange(len(fixed))
+            probs = np.array([each.attention for each in fixed], np.float64)
+        else:
+            probs = self._policy.probabilities(region, scores.logits.astype(np.float64))
+            cells = np.flatnonzero((scores.valid > self._config.least_valid) & (probs > 0))
+            probs = probs[cells]
+        if dead_end := self._dead_end(region, fixed, bool(cells.size)):
+            self._dead_ends.add(dead_end)
+            return
+        keys = self._policy.preference(region, cells, probs, node.joint)
+        if self._policy.persistent:
+            self._pool.add(self._numbers[node], cells, probs, keys)
+            return
+        best = np.argsort(-keys, kind="stable")
+        for i in np.sort(self._take(node, cells, best)):
+            self._follow(node, int(cells[i]), float(probs[i]))
+
+    def _take(
+        self, node: Node, cells: NDArray[np.intp], best: NDArray[np.intp]
+    ) -> NDArray[np.intp]:
+        """Return the first of `best` that are to be followed, and note their order."""
+        keep = self._config.keep_at(node.region.level)
+        taken: list[int] = []
+        for i in best.tolist():
+            if len(taken) == keep:
+                break
+            if self._stands_apart(node, int(cells[i])):
+                self._chosen[node].append(int(cells[i]))
+                taken.append(i)
+        return np.array(taken, np.intp)
+
+    def _choose_from_pool(self) -> None:
+        new = 0
+        while new < self._policy.batch and not self._pool.is_empty:
+            number, cell, attention = self._pool.pop_best()
+            parent = self._read[number]
+            if not self._stands_apart(parent, cell):
+                continue
+            self._chosen[parent].append(cell)
+            new += self._follow(parent, cell, attention) not in self._numbers
+
+    def _stands_apart(self, parent: Node, cell: int) -> bool:
+        """Return True if no sibling chosen so far covers too much of `cell`."""
+        most = self._config.most_shared
+        if most == 1 or self._policy.fixed(parent.region) is not None:
+            return True
+        columns = self._grid.columns
+        place = divmod(cell, columns)
+        return all(
+            self._grid.shared(*divmod(other, columns))[place] <= most * (1 + SAME)
+            for other in self._chosen[parent]
+        )
+
+    def _dead_end(
+        self, region: Region, fixed: Sequence[ScoredRegion] | None, has_data: bool
+    ) -> Stop | None:
+        if region.level >= self._config.levels:
+            return "levels"
+        cell, least = region.window.cell(self._grid, 0, 0), self._config.least_side or 0.0
+        if fixed is None and max(cell.width, cell.height) < least * (1 - SAME):
+            return "pixels"
+        return None if has_data else "empty"
+
+    def _follow(self, parent: Node, cell: int, attention: float) -> Node:
+        region = self._child(parent.region, cell)
+        node = self._find(region.window)
+        if node is None:
+            node = self._node(region, attention, parent.joint * attention)
+        elif node in self._numbers:
+            self._dead_ends.add("repeats")
+        self._choices.append((parent, cell, node))
+        return node
+
+    def _child(self, region: Region, cell: int) -> Region:
+        if (fixed := self._policy.fixed(region)) is not None:
+            return region.fixed(self._grid, fixed[cell].window, cell + 1)
+        return region.child(self._grid, *divmod(cell, self._grid.columns))
+
+    def _node(self, region: Region, attention: float, joint: float) -> Node:
+        node = Node(self.image, region, attention, joint)
+        insort(self._known, (region.window.left, len(self._known), node))
+        return node
+
+    def _find(self, window: Window) -> Node | None:
+        """Return the node that shows the same pixels, if there is one to be shared."""
+        if not self._config.once:
+            return None
+        across, down = SAME * window.width, SAME * window.height
+        start = bisect_left(self._known, (window.left - across,))
+        end = bisect_right(self._known, (window.left + across, math.inf))
+        for _, _, node in self._known[start:end]:
+            other = node.region.window
+            same_rows = (
+                abs(other.top - window.top) <= down and abs(other.bottom - window.bottom) <= down
+            )
+            if same_rows and abs(other.right - window.right) <= across:
+                return node
+        return None
+
+    def _link(self) -> None:
+        """Add edges from parents to the nodes that show the cells they chose."""
+        for parent, cell, node in self._choices:
+            # Not to nodes left out for the budget; fixed regions are no cells.
+            if node in self._numbers and self._policy.fixed(parent.region) is None:
+                edge = Edge(cell, node, self._chosen[parent].index(cell))
+                parent.edges = tuple(sorted((*parent.edges, edge), key=lambda each: each.cell))
+
+
+def _check(scores: CellScores, grid: Grid, node: Node) -> None:
+    where = f"image {node.image}, `{node.region.path}`"
+    places = grid.rows * grid.columns
+    if scores.logits.ndim != 2 or len(scores.logits) != places:
+        raise ValueError(f"logits of {where} have shape {scores.logits.shape}, not ({places}, ...)")
+    if scores.valid.shape != (places,):
+        raise ValueError(f"valid of {where} has shape {scores.valid.shape}, not ({places},)")
+    if not (scores.logits < math.inf).all():  # NaN is not
+        raise ValueError(f"logits of {where} hold NaN or infinity")
+    if not (np.isfinite(scores.valid) & (scores.valid >= 0)).all():
+        raise ValueError(f"valid of {where} holds a negative number, NaN or infinity")

@@ -1,0 +1,207 @@
+"""Threads that read regions as views: normalised arrays of the size that a model takes."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.errors import TnetError
+from tnetcli.geometry import Grid, Region, Size, Window
+from tnetcli.normalisation import Normalisation
+from tnetcli.readers.base import Pixels, Reader
+from tnetcli.readers.threads import ReadingThreads
+from tnetcli.readers.watch import READ_TIMEOUT
+from tnetcli.traversal.config import Fit
+from tnetcli.traversal.tree import Node
+
+Read = tuple[Node, "View | TnetError"]
+
+
+def root_window(size: Size, fit: Fit) -> Window:
+    """Return the window of level 1: the image itself, or the square around it.
+
+    `stretch` squeezes an image that is not square into a square view; `pad` keeps its shape and
+    leaves the rest of the view invalid.
+    """
+    if fit == "stretch":
+        return Window.whole(size)
+    side = max(size.width, size.height)
+    return Window((size.width - side) / 2, (size.height - side) / 2, side, side)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """One region as the model takes it."""
+
+    values: NDArray[np.float32]  # (bands, height, width), normalised
+    valid: float  # the fraction of its pixels that hold data
+    cell_valid: NDArray[np.float64]  # (places,), the fraction of each cell that may be followed
+    seconds: float
+
+
+class Views:
+    """Read views of open images; a context that owns its threads.
+
+    `view_size` returns the pixels a side of a region's view. `background` is a range of values: a
+    pixel with every band inside it is empty, so that a cell of nothing else (glass, a black
+    collar) is never followed. A view fails where reading makes no progress for `read_timeout`
+    seconds.
+    """
+
+    def __init__(
+        self,
+        view_size: Callable[[Region], int],
+        grid: Grid,
+        normalisation: Normalisation,
+        *,
+        background: tuple[float, float] | None = None,
+        threads: int = 4,
+        read_timeout: float = READ_TIMEOUT,
+    ) -> None:
+        if threads < 1:
+            raise ValueError(f"threads is below 1: `{threads}`")
+        if background is not None and not background[0] <= background[1]:
+            raise ValueError(f"background ends before it begins: `{background}`")
+        self._view_size, self._grid = view_size, grid
+        self._normalisation = normalisation
+        self._background = background
+        self._weights: dict[int, _CellWeights] = {}  # by view size
+        self._threads = ReadingThreads(threads, read_timeout)
+
+    def __enter__(self) -> "Views":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the threads; reads that have not begun are dropped."""
+        self._threads.close()
+
+    def submit(self, reader: Reader, region: Region) -> "Future[View | TnetError]":
+        """Begin to read one view."""
+        return self._submit_one(reader, region, threading.Event())
+
+    def _submit_one(
+        self, reader: Reader, region: Region, stop: threading.Event
+    ) -> "Future[View | TnetError]":
+        return self._threads.submit(reader.path, partial(self._read_one, reader, region, stop))
+
+    def read(
+        self, nodes: Sequence[Node], readers: Sequence[Reader], max_batch: int | None = None
+    ) -> Iterator[list[Read]]:
+        """Yield views in batches of one size, `max_batch` at most; read ahead by one batch.
+
+        A region that cannot be read yields its error, and the rest are read all the same.
+        """
+        by_size: defaultdict[int, list[Node]] = defaultdict(list)
+        for node in nodes:
+            by_size[self._view_size(node.region)].append(node)
+        step = max_batch or max(len(nodes), 1)
+        batches = [
+            alike[start : start + step]
+            for alike in by_size.values()
+            for start in range(0, len(alike), step)
+        ]
+        stop = threading.Event()
+        ahead: list[list[Future[View | TnetError]]] = []
+        try:
+            for number, batch in enumerate(batches):
+                while len(ahead) < 2 and number + len(ahead) < len(batches):
+                    ahead.append(self._submit(batches[number + len(ahead)], readers, stop))
+                yield [
+                    (node, self.result(each))
+                    for node, each in zip(batch, ahead.pop(0), strict=True)
+                ]
+        finally:
+            stop.set()  # a caller that left wants nothing more
+
+    def result(self, future: "Future[View | TnetError]") -> View | TnetError:
+        """Return a view that was submitted, or why it could not be read."""
+        try:
+            return self._threads.result(future)
+        except TnetError as error:  # it is stuck
+            return error
+
+    def _submit(
+        self, nodes: Sequence[Node], readers: Sequence[Reader], stop: threading.Event
+    ) -> "list[Future[View | TnetError]]":
+        # Neighbours share blocks of the file, which are cached for a while: read them together.
+        order = sorted(range(len(nodes)), key=lambda index: _locality(nodes[index]))
+        futures: dict[int, Future[View | TnetError]] = {}
+        for index in order:
+            node = nodes[index]
+            futures[index] = self._submit_one(readers[node.image], node.region, stop)
+        return [futures[index] for index in range(len(nodes))]
+
+    def _read_one(self, reader: Reader, region: Region, stop: threading.Event) -> View | TnetError:
+        if stop.is_set():
+            return TnetError("stopped")
+        start = time.perf_counter()
+        side = self._view_size(region)
+        try:
+            pixels = reader.read(region.window, Size(side, side))
+        except TnetError as error:
+            return error
+        values, known = self._normalisation.apply(pixels)
+        weights = self._weights.get(side)
+        if weights is None:
+            weights = self._weights[side] = _CellWeights(self._grid, side)
+        return View(
+            values,
+            float(known.mean()),
+            weights.fractions(self._worth(known, pixels)),
+            time.perf_counter() - start,
+        )
+
+    def _worth(self, known: NDArray[np.bool_], pixels: Pixels) -> NDArray[np.bool_]:
+        """Return which pixels (height, width) hold data that is not background."""
+        if self._background is None:
+            return known
+        low, high = self._background
+        inside = (pixels.values >= low) & (pixels.values <= high)  # (bands, height, width)
+        empty: NDArray[np.bool_] = np.logical_and.reduce(inside, axis=0)
+        return known & ~empty
+
+
+class _CellWeights:
+    """Fractions of cells from pixels of a view of one size."""
+
+    def __init__(self, grid: Grid, side: int) -> None:
+        self._down = grid.row_weights(side)  # (rows, height)
+        self._across = grid.column_weights(side)  # (columns, width)
+        self._down_within, self._across_within = _within(self._down), _within(self._across)
+        # Most views are whole: the sum of the weights, which is not always exactly 1.
+        self._whole: NDArray[np.float64] = np.outer(
+            self._down.sum(axis=1), self._across.sum(axis=1)
+        ).ravel()  # (places,)
+
+    def fractions(self, worth: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the fraction (places,) of each cell that pixels (height, width) mark.
+
+        A pixel on the edge of a cell may hold what lies outside: where no pixel within the cell
+        is marked, the fraction is 0.
+        """
+        if worth.all():
+            return self._whole.copy()
+        marked = worth.astype(np.float64)
+        found: NDArray[np.float64] = self._down @ marked @ self._across.T  # (rows, columns)
+        found[self._down_within @ marked @ self._across_within.T == 0] = 0
+        return found.ravel()
+
+
+def _within(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return 1 for the pixels that a cell covers in full, or at all where it covers none so."""
+    full: NDArray[np.bool_] = weights >= weights.max(axis=1, keepdims=True) * (1 - 1e-9)
+    return full.astype(np.float64)
+
+
+def _locality(node: Node) -> tuple[int, float, float]:
+    window = node.region.window
+    return node.image, window.top, window.left
