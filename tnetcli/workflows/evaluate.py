@@ -24,8 +24,8 @@ from tnetcli.training.metrics import (
     summarise,
 )
 from tnetcli.traversal import Plan
+from tnetcli.workflows.cost import steps_of_plan
 from tnetcli.workflows.labelled import read_labelled, read_told
-from tnetcli.workflows.steps import steps_of_plan
 from tnetcli.workflows.tally import AttentionSummary, Choice, Failure, MeanCost, Row, Tally
 
 EVERY_COUNT = 8  # windows; of a longer walk only some numbers are told
