@@ -45,7 +45,9 @@ def test_a_shipped_recipe_is_shown_as_text():
 
 def test_a_checkpoint_is_counted(tmp_path):
     path = write_tiny(tmp_path / "model.safetensors")
-    done = tnet("profile", "--model", path, "--no-timing", "--json", TNET_RECIPE="ignored.yaml")
+    done = tnet(
+        "profile", "--model", path, "--no-timing", "--json", TNET_PROFILE_RECIPE="ignored.yaml"
+    )
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["measured"] is None
@@ -128,7 +130,7 @@ def test_settings_may_stand_in_the_environment():
     recipe = ROOT / "recipes" / "whole-b0.yaml"
     result = tnet(
         "profile", "--recipe", recipe, "--no-timing",
-        TNET_SET="model.classes=7 model.bands=4", TNET_JSON="1",
+        TNET_PROFILE_SET="model.classes=7 model.bands=4", TNET_PROFILE_JSON="1",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)

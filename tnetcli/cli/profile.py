@@ -18,34 +18,30 @@ def profile(
     recipe: Annotated[
         Path | None,
         typer.Option(
-            envvar="TNET_RECIPE",
             readable=False,  # the reader of recipes reports what is wrong
             help="The model of a recipe, untrained.",
         ),
     ] = None,
     json: Json = False,
-    settings: Settings = None,
+    set: Settings = None,
     windows: Annotated[
         str | None,
         typer.Option(
-            envvar="TNET_WINDOWS",
             help="How many windows beside the whole image, on two levels: `0,1,2,3,5`.",
             show_default="0,1,2,3,4,5",
         ),
     ] = None,
-    no_timing: Annotated[
-        bool, typer.Option("--no-timing", envvar="TNET_NO_TIMING", help="Count, do not measure.")
-    ] = False,
+    no_timing: Annotated[bool, typer.Option("--no-timing", help="Count, do not measure.")] = False,
     device: Annotated[
         str, typer.Option(envvar="TNET_DEVICE", help="Measure on auto, cpu, cuda, cuda:1 or mps.")
     ] = "auto",
     precision: Annotated[
         PrecisionName,
-        typer.Option(envvar="TNET_PRECISION", help="Measure with numbers this wide."),
+        typer.Option(help="Measure with numbers this wide."),
     ] = PrecisionName.fp32,
     repeats: Annotated[
         int,
-        typer.Option(envvar="TNET_REPEATS", min=1, max=10_000, help="The median of how many runs."),
+        typer.Option(min=1, max=10_000, help="The median of how many runs."),
     ] = 5,
 ) -> None:
     """Count parameters and multiplications, and measure the time of an image, by number of windows.
@@ -54,7 +50,7 @@ def profile(
     convolutions and matrix products. Times are of one image, without reading it.
     """
     source = _source(context)
-    if source != "recipe" and settings and is_typed(context, "settings"):
+    if source != "recipe" and set and is_typed(context, "set"):
         raise UsageError("--set changes a recipe, and none is given", hint="give --recipe FILE")
     counts = None if windows is None else parse_windows(windows)
 
@@ -73,7 +69,7 @@ def profile(
         timing = Timing(str(choose_device(device)), precision.value, repeats)
     if source == "recipe":
         assert recipe is not None
-        result = profile_recipe(recipe, settings or [], windows=counts, timing=timing)
+        result = profile_recipe(recipe, set or [], windows=counts, timing=timing)
     else:
         assert model is not None
         result = profile_checkpoint(model, windows=counts, timing=timing)
