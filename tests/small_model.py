@@ -1,10 +1,10 @@
 """A model that sees in microseconds, for tests of what surrounds a model."""
 
 import torch
+from tnetcli.models.arguments import Arguments
 from torch import nn
 
 from tnetcli.geometry import Grid
-from tnetcli.models.arguments import Arguments
 from tnetcli.models.base import Conclusion, Looked, Model
 
 

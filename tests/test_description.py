@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tnetcli.models.arguments import TNetArguments
 
 from tests.checkpoints import fields, pack_description
 from tests.strategies import grids, numbers
@@ -15,7 +16,6 @@ from tnetcli.checkpoint import read_description
 from tnetcli.description import SCHEMA, Description
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
-from tnetcli.models.arguments import TNetArguments
 from tnetcli.traversal import Plan
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -6,6 +6,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from tnetcli.looking import Looker, Sight
 
 from tests.checkpoints import tiny
 from tests.images import area_average, noise, write_geotiff, write_pyramid_tiff
@@ -14,7 +15,6 @@ from tests.small_model import SmallModel
 from tnetcli.checkpoint import load_model, save_checkpoint
 from tnetcli.errors import ImageError, ModelError
 from tnetcli.geometry import Grid, Region, Size, Window
-from tnetcli.looking import Looker, Sight
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image

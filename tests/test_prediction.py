@@ -5,6 +5,7 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tnetcli.visits import Stop
 
 from tnetcli.errors import ImageError
 from tnetcli.prediction import (
@@ -17,7 +18,6 @@ from tnetcli.prediction import (
     SeenLevel,
     SeenWindow,
 )
-from tnetcli.visits import Stop
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 words = st.text(max_size=12)

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tnetcli.looking import Looker
 
 from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
 from tnetcli.errors import ImageError
-from tnetcli.looking import Looker
 from tnetcli.normalisation import Normalisation
 from tnetcli.prediction import Prediction
 from tnetcli.readers.open import open_image

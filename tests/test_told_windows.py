@@ -4,19 +4,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tnetcli.looking import Looker
+from tnetcli.visits import Told
 
 from tests.exporters.records import record, window
 from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError, ManifestError
 from tnetcli.geometry import Size, Window
-from tnetcli.looking import Looker
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.prediction import Prediction, Problem
 from tnetcli.readers.open import open_image
 from tnetcli.told_windows import ToldWindows
 from tnetcli.traversal import Plan
-from tnetcli.visits import Told
 
 SIZE = Size(4000, 3000)
 TWO = record(

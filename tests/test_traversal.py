@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tnetcli.visits import Seen, Told
 
 from tests.strategies import grids, numbers, plans, windows
 from tnetcli.geometry import Grid, Region, Window
 from tnetcli.traversal import SAME, Plan, traverse
-from tnetcli.visits import Seen, Told
 
 GRID = Grid(3, 3, 0.5)
 ROOT = Window(0, 0, 1024, 1024)

@@ -2,6 +2,8 @@ import threading
 
 import numpy as np
 import pytest
+from tnetcli.views import View, Views, root_window
+from tnetcli.visits import Place
 
 from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError
@@ -9,8 +11,6 @@ from tnetcli.geometry import Grid, Region, Size, Window
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Pixels
 from tnetcli.readers.open import open_image
-from tnetcli.views import View, Views, root_window
-from tnetcli.visits import Place
 
 UNIT = Normalisation.to_unit_range("uint8", 3)
 GRID = Grid(2, 2, 0.5)

@@ -30,10 +30,12 @@ def test_images_a_manifest_and_a_summary_are_made(tmp_path):
 
 
 def test_options_come_from_the_environment_too(tmp_path):
-    done = tnet("synth", "out", cwd=tmp_path, TNET_KIND="digits", TNET_IMAGES="1", TNET_SIZE="64",
-                TNET_FORMAT="jpeg", TNET_PROTOCOL="site", TNET_CLASSES="2")  # fmt: skip
+    options = {"KIND": "digits", "IMAGES": "1", "SIZE": "64", "FORMAT": "png"}
+    options |= {"PROTOCOL": "site", "CLASSES": "2"}
+    environment = {f"TNET_SYNTH_{name}": value for name, value in options.items()}
+    done = tnet("synth", "out", cwd=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
-    with Image.open(tmp_path / "out" / "images" / "00001.jpg") as image:
+    with Image.open(tmp_path / "out" / "images" / "00001.png") as image:
         assert image.size == (64, 64)
 
 

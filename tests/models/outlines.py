@@ -3,8 +3,8 @@
 from functools import cache
 
 import torch
-
 from tnetcli.models.arguments import Arguments
+
 from tnetcli.models.backbone import Backbone, Tap, build_backbone
 
 

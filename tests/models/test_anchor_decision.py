@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tnetcli.models.anchor_decision import Decision, decide, share_out
+
 from tnetcli.models.lsp import LOOSE, STRICT
 
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tnetcli.models.anchor_grid import AnchorGrid
+from tnetcli.visits import Seen
 
 from tests.models.places import branch_of, patch_at, patch_cell
 from tests.strategies import windows
 from tnetcli.geometry import Grid, Region, Window
-from tnetcli.models.anchor_grid import AnchorGrid
 from tnetcli.models.lsp import FIELDS
 from tnetcli.traversal import Plan, traverse
-from tnetcli.visits import Seen
 
 GRID = AnchorGrid(224)
 VIEW = Window(0, 0, 224, 224)

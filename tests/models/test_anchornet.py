@@ -4,8 +4,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from tnetcli.looking import Looker, Sight
+from tnetcli.models.anchor_grid import AnchorGrid
+from tnetcli.training.choices import by_boxes, by_chance
 from torch.nn import functional
 
+from benchmarks.paper_tables import count_layers
 from tests.images import noise as noisy_image
 from tests.images import write_geotiff
 from tests.models.contract import Case, ModelContract, everywhere, noise, root_and_cells
@@ -15,15 +19,12 @@ from tnetcli.checkpoint import load_checkpoint, save_checkpoint
 from tnetcli.description import Description
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Region, Size, Window
-from tnetcli.looking import Looker, Sight
-from tnetcli.models.anchor_grid import AnchorGrid
-from tnetcli.models.counting import count_multiplications, count_parameters
 from tnetcli.models.lsp import FIELDS
 from tnetcli.models.registry import build_model, read_arguments
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
-from tnetcli.training.choices import by_boxes, by_chance
 from tnetcli.traversal import Plan
+from tnetcli.workflows.cost import count_parameters
 
 UNIT = Normalisation.to_unit_range("uint8", 3)
 ROOT = Region(Window(0, 0, 4000, 3000))
@@ -352,7 +353,7 @@ def test_costs_are_counted_without_numbers():
         model = build(backbone="resnet50", view_size=224, classes=1000)
         costs = []
         for region in (ROOT, ROOT.child(model.grid, 0, 0)):
-            with count_multiplications(model) as count:
+            with count_layers(model) as count:
                 looked = model.look(torch.empty(1, 3, 224, 224), [region])
             assert looked.attention.shape == (1, 53, 53)
             costs.append(count.layers)

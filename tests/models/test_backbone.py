@@ -8,13 +8,13 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 from timm.models.resnet import ResNet
+from tnetcli.models.arguments import Arguments
 from torch import nn
 
 from tests.models.contract import noise
 from tests.models.outlines import outline
 from tnetcli.errors import ModelError
 from tnetcli.models import backbone as backbone_module
-from tnetcli.models.arguments import Arguments
 from tnetcli.models.backbone import build_backbone, create_timm
 from tnetcli.models.bagnet import BagNet77
 

@@ -3,14 +3,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.paper_tables import count_layers
 from tests.models.contract import ROOT, Case, ModelContract, noise
 from tests.models.places import glimpse_windows
-from tests.models.test_counting import billions, outline, walk
+from tests.models.published import billions, outline, traverse
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Window
-from tnetcli.models.counting import count_multiplications, count_parameters
 from tnetcli.models.dram import Emission, Recurrent, State
 from tnetcli.models.registry import build_model, read_arguments
+from tnetcli.workflows.cost import count_parameters
 
 SMALL = {
     "backbone": "compact", "view_size": 64, "glimpse_size": 32, "glimpses": 3, "state_size": 32,
@@ -62,7 +63,7 @@ def test_a_recurrent_step_is_one_of_torch_with_the_forget_gate_raised():
 
 def test_the_gates_of_a_recurrent_layer_are_counted():
     layer = Recurrent(5, 4)
-    with count_multiplications(layer) as count:
+    with count_layers(layer) as count:
         layer(noise(3, 5), None)
     assert count.layers == 3 * (5 + 4) * 16
 
@@ -217,7 +218,7 @@ ONE_PASS = 617_462_720  # of ResNet-50 over a glimpse of 77 pixels
 
 def test_a_glimpse_takes_617_million_multiplications_before_it_is_remembered():
     model = published(2)
-    with count_multiplications(model.backbone) as count:
+    with count_layers(model.backbone) as count:
         model.backbone(torch.zeros(1, 15, 77, 77, device="meta"))
     assert count.layers == ONE_PASS
 
@@ -226,7 +227,7 @@ def test_a_glimpse_takes_617_million_multiplications_before_it_is_remembered():
     ("glimpses", "ours"), [(2, 1.9079), (4, 3.1848), (8, 5.7386), (20, 13.3998)]
 )
 def test_it_multiplies_2_to_3_percent_more_often_than_published(glimpses, ours):
-    counted = walk(published(glimpses)).layers
+    counted = traverse(published(glimpses)).layers
     one_more = (glimpses + 1) * (ONE_PASS + 3072 * 4096)  # seen, and remembered
     assert counted == one_more + glimpses * (2048 * 4096 + 1024 * 2) + 1024 * 1000
     assert billions(counted) == ours

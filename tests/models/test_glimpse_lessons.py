@@ -5,6 +5,8 @@ from itertools import permutations
 
 import pytest
 import torch
+from tnetcli.training.baselines import Baselines
+from tnetcli.training.losses import Taught, Walked, learn
 from torch.nn import functional
 
 from tests.models.contract import ROOT, learned_parts, noise
@@ -12,8 +14,6 @@ from tests.models.test_saccader import step_by_hand
 from tnetcli.models.dram import Emission
 from tnetcli.models.registry import build_model
 from tnetcli.sections import Loss
-from tnetcli.training.baselines import Baselines
-from tnetcli.training.losses import Taught, Walked, learn
 
 CLASSES, LABEL = 3, 1
 SACCADER = {"view_size": 85, "width": 0.0625, "glimpses": 2}  # 2 x 2 places

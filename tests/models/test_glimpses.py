@@ -3,11 +3,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tnetcli.models.glimpses import Glimpses, cell_places, fields_of_view
 
 from tests.models.contract import noise
 from tests.models.places import glimpse_windows
 from tnetcli.geometry import Grid, Window
-from tnetcli.models.glimpses import Glimpses, cell_places, fields_of_view
 
 
 def brute_force(view, place, field, size):

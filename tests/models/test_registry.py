@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+from tnetcli.models.arguments import TNetArguments, WholeArguments
 
 from tests.models import (
     test_anchornet,
@@ -13,7 +14,6 @@ from tests.models import (
 from tests.models.contract import ModelContract
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
-from tnetcli.models.arguments import TNetArguments, WholeArguments
 from tnetcli.models.registry import BACKBONES, FAMILIES, build_model, find_family, read_arguments
 
 

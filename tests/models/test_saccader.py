@@ -6,25 +6,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tnetcli.looking import Looker
+from tnetcli.models.saccader_arguments import SaccaderArguments
+from tnetcli.models.saccader_cell import SaccaderCell, SaccaderLocation, visit
+from tnetcli.training.draws import draw_log_probability
 from torch.nn import functional
 
 from tests.images import noise as image_noise
 from tests.images import write_geotiff
 from tests.models.contract import ROOT, Case, ModelContract, noise
 from tests.models.places import glimpse_windows
-from tests.models.test_counting import billions, outline, walk
+from tests.models.published import billions, outline, traverse
 from tnetcli.errors import ModelError
-from tnetcli.looking import Looker
-from tnetcli.models.counting import count_parameters
 from tnetcli.models.receptive_field import trace
 from tnetcli.models.registry import build_model, read_arguments
 from tnetcli.models.saccader import PatchNet
-from tnetcli.models.saccader_arguments import SaccaderArguments
-from tnetcli.models.saccader_cell import SaccaderCell, SaccaderLocation, visit
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
-from tnetcli.training.draws import draw_log_probability
 from tnetcli.traversal import Plan
+from tnetcli.workflows.cost import count_parameters
 
 SMALL = {"view_size": 101, "width": 0.0625, "glimpses": 3}  # 4 x 4 places
 PUBLISHED = {"view_size": 224, "glimpses": 6}
@@ -347,7 +347,7 @@ def test_it_holds_35_58_million_parameters_as_published():
 
 def test_it_multiplies_19_32_billion_times_and_19_50_with_scores_at_every_place():
     model = outline("saccader", PUBLISHED, 1000)
-    ours = walk(model).layers
+    ours = traverse(model).layers
     assert billions(ours) == 19.3192
     assert abs(ours / 1e9 - 19.5) < 0.02 * 19.5
     everywhere = ours + (19 * 19 - 1) * 512 * 1000
@@ -357,7 +357,7 @@ def test_it_multiplies_19_32_billion_times_and_19_50_with_scores_at_every_place(
 @pytest.mark.parametrize("glimpses", [1, 6, 20])
 def test_more_glimpses_cost_no_more_layers(glimpses):
     model = outline("saccader", PUBLISHED | {"glimpses": glimpses}, 1000)
-    assert billions(walk(model).layers) == 19.3192
+    assert billions(traverse(model).layers) == 19.3192
 
 
 # That it can learn, by the losses of the paper.

@@ -2,14 +2,14 @@ import math
 
 import pytest
 import torch
+from tnetcli.models.self_attention import SelfAttention, spatial_basis
+from tnetcli.models.step_attention import Recurrence
 from torch.nn import functional
 
 from tests.models.contract import noise
 from tests.models.test_step_attention import torch_lstm
 from tnetcli.errors import ModelError
 from tnetcli.models.pooling import MapSize
-from tnetcli.models.self_attention import SelfAttention, spatial_basis
-from tnetcli.models.step_attention import Recurrence
 
 SIZE = MapSize(6, 3, 4)
 

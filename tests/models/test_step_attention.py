@@ -5,9 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tests.models.contract import noise
-from tnetcli.models.counting import count_multiplications, count_parameters
 from tnetcli.models.step_attention import (
     FixedSteps,
     Recurrence,
@@ -15,6 +12,10 @@ from tnetcli.models.step_attention import (
     build_step_shares,
     weigh_steps,
 )
+
+from benchmarks.paper_tables import count_layers
+from tests.models.contract import noise
+from tnetcli.workflows.cost import count_parameters
 
 
 def memory(inputs=5, size=3, layers=2):
@@ -98,7 +99,7 @@ def test_the_published_recurrence_has_as_many_parameters_as_torch_s():
 def test_what_the_recurrence_multiplies_is_counted_and_the_same_input_once():
     with torch.device("meta"):
         recurrence = Recurrence(20, 8)
-        with count_multiplications(recurrence) as count:
+        with count_layers(recurrence) as count:
             recurrence(torch.empty(3, 20), 5)
     first = 32 * 20 + 5 * 32 * 8
     second = 5 * (32 * 8 + 32 * 8)

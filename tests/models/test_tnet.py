@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 import torch
+from tnetcli.visits import Seen
 
 from tests.models.contract import ROOT, everywhere, noise, tensors_of
 from tnetcli.errors import ModelError
 from tnetcli.models.registry import build_model
 from tnetcli.traversal import Plan, traverse
-from tnetcli.visits import Seen
 
 SMALL = {"backbone": "resnet18", "view_size": 32, "tap": 1}
 

@@ -7,24 +7,25 @@ import pytest
 import safetensors.torch
 import torch
 from pydantic import ValidationError
+from tnetcli.looking import Looker
+from tnetcli.models.two_stream_arguments import TwoStreamArguments
+from tnetcli.training.choices import by_boxes, by_chance
+from tnetcli.visits import Told
 from torch.nn import functional
 
+from benchmarks.paper_tables import count_layers
 from tests.images import noise as image_noise
 from tests.images import write_geotiff
 from tests.models.contract import ROOT, everywhere, learned_parts, noise, tensors_of
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid, Window
-from tnetcli.looking import Looker
-from tnetcli.models.counting import count_multiplications, count_parameters
 from tnetcli.models.two_stream import TwoStream
-from tnetcli.models.two_stream_arguments import TwoStreamArguments
 from tnetcli.normalisation import Normalisation
 from tnetcli.prediction import Prediction
 from tnetcli.readers.open import open_image
 from tnetcli.recording import Maker, record_sight
-from tnetcli.training.choices import by_boxes, by_chance
 from tnetcli.traversal import Plan
-from tnetcli.visits import Told
+from tnetcli.workflows.cost import count_parameters
 
 SMALL = {"backbone": "compact", "view_size": 64, "state_size": 16, "step_count": 5}
 PUBLISHED = {"backbone": "vgg19", "view_size": 448, "local_size": 224}
@@ -85,9 +86,9 @@ class TestPublished:
     def test_multiplications_are_those_of_the_layers(self):
         model = published()
         view = torch.empty(1, 3, 448, 448, device="meta")
-        with count_multiplications(model) as whole:
+        with count_layers(model) as whole:
             model.look(view, [ROOT])
-        with count_multiplications(model) as near:
+        with count_layers(model) as near:
             model.look(view, [CELL])
         head = 512 * 200  # the class whose evidence is looked for
         assert whole.layers == vgg19_multiplications(448) + head

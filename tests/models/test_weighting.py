@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
+from tnetcli.models.weighting import Mean, Weighting, weigh
 
 from tests.models.contract import noise
-from tnetcli.models.weighting import Mean, Weighting, weigh
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from tnetcli.training.baselines import Baselines, Rewards, reward
 
 KINDS = ("ema", "per_level", "per_class", "leave_one_out", "coarse")

@@ -4,6 +4,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from tnetcli.views import View, Views, root_window
 
 from tests.runs import UNIT
 from tnetcli.errors import ImageError
@@ -13,7 +14,6 @@ from tnetcli.sections import Augmentation
 from tnetcli.training.batches import AHEAD, Batches, take
 from tnetcli.training.sources import Item
 from tnetcli.training.views import Augmented
-from tnetcli.views import View, Views, root_window
 
 CLASSES = ("a", "b", "c")
 

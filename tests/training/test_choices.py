@@ -2,12 +2,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from tnetcli.training.choices import by_boxes, by_chance
+from tnetcli.visits import Place, Seen
 
 from tnetcli.geometry import Grid, Region, Window
-from tnetcli.training.choices import by_boxes, by_chance
 from tnetcli.training.metrics import hits
 from tnetcli.traversal import Plan, traverse
-from tnetcli.visits import Place, Seen
 
 GRID = Grid(3, 4, 0.4)
 IMAGES = 1000

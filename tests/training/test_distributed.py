@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from tnetcli.training.gathering import merge
 
 from tests.runs import CLASSES, write_images
 from tnetcli.errors import RecipeError
@@ -24,7 +25,6 @@ from tnetcli.training.distributed import (
     synchronise,
     was_restarted,
 )
-from tnetcli.training.gathering import merge
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 STEPS = 20

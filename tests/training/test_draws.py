@@ -5,9 +5,6 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-
-from tnetcli.geometry import Grid, Window
-from tnetcli.sections import Loss
 from tnetcli.training.draws import (
     blocked_cells,
     chosen_log_probability,
@@ -16,8 +13,11 @@ from tnetcli.training.draws import (
     independent_log_probability,
     mix,
 )
-from tnetcli.traversal import Plan, traverse
 from tnetcli.visits import Seen
+
+from tnetcli.geometry import Grid, Window
+from tnetcli.sections import Loss
+from tnetcli.traversal import Plan, traverse
 
 ATTENTION = [0.3, 0.05, 0.1, 0.15, 0.0, 0.08, 0.2, 0.02, 0.1]
 ALL = torch.ones(1, 9, dtype=torch.bool)

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tnetcli.training.baselines import Baselines, reward
+from tnetcli.training.losses import Taught, learn
 
 from tests.training.test_losses import random_walk
 from tnetcli.models.base import Lessons
 from tnetcli.sections import Loss
-from tnetcli.training.baselines import Baselines, reward
-from tnetcli.training.losses import Taught, learn
 
 IMAGES, CLASSES = 4, 3
 PLAIN = {"reinforce": 0.0, "sequence": 1.0}

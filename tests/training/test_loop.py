@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tnetcli.training.learner import Learner
+from tnetcli.training.loop import train
 
 from tests.runs import (
     SIDE,
@@ -23,8 +25,6 @@ from tests.small_model import SmallModel
 from tnetcli.errors import ImageError, ModelError, RecipeError, UsageError
 from tnetcli.geometry import Window
 from tnetcli.training import learner
-from tnetcli.training.learner import Learner
-from tnetcli.training.loop import train
 from tnetcli.training.run import StoppedError
 from tnetcli.training.sources import Item, open_source
 

@@ -4,13 +4,13 @@ from itertools import product
 
 import pytest
 import torch
+from tnetcli.training.baselines import Baselines
+from tnetcli.training.draws import draw_log_probability, independent_log_probability, mix
+from tnetcli.training.losses import Walked, contrastive, l2_penalty, learn
 from torch import nn
 
 from tests.training.test_draws import NEIGHBOURS, all_draws, chain, padded
 from tnetcli.sections import Loss
-from tnetcli.training.baselines import Baselines
-from tnetcli.training.draws import draw_log_probability, independent_log_probability, mix
-from tnetcli.training.losses import Walked, contrastive, l2_penalty, learn
 
 KINDS = ("ema", "per_level", "leave_one_out", "coarse")
 PARTS = {

@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tnetcli.training.losses import Walked, label_loss
+from tnetcli.training.rehearsal import Rehearsal
+from tnetcli.training.walking import Sights
 
 from tests.runs import MODEL
 from tnetcli.geometry import Region, Window
 from tnetcli.models.registry import build_model
 from tnetcli.sections import Stage
-from tnetcli.training.losses import Walked, label_loss
-from tnetcli.training.rehearsal import Rehearsal
-from tnetcli.training.walking import Sights
 from tnetcli.traversal import Plan
 
 STAGE = Stage(steps=1, freeze=("backbone",), rehearse=2, remember=5, loss={"label_smoothing": 0.1})

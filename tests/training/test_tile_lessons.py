@@ -3,6 +3,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from tnetcli.training.tile_lessons import TileLessons
+from tnetcli.views import Views
 
 from tests.runs import MODEL, UNIT
 from tests.scenes.test_landscape import BACKGROUND, RULES, tile_files
@@ -13,8 +15,6 @@ from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import read_tiles
 from tnetcli.sections import Tiles
 from tnetcli.training.sources import Landscapes
-from tnetcli.training.tile_lessons import TileLessons
-from tnetcli.views import Views
 
 CPU = torch.device("cpu")
 GRID = Grid(3, 3, 0.5)

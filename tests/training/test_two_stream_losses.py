@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tnetcli.training.losses import Taught, Walked
+from tnetcli.training.two_stream_losses import learn_two_streams, ranking_loss
 
 from tnetcli.models.base import Lessons
 from tnetcli.sections import Streams
-from tnetcli.training.losses import Taught, Walked
-from tnetcli.training.two_stream_losses import learn_two_streams, ranking_loss
 
 LN3, LN9 = math.log(3), math.log(9)
 

@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tnetcli.looking import Looker
+from tnetcli.walks import Traversal
 
 from tests.images import noise, write_geotiff
 from tests.runs import CLASSES, SIDE, UNIT, recipe_of, write_images
 from tests.small_model import SmallModel
 from tnetcli.errors import ManifestError
 from tnetcli.geometry import Size, Window
-from tnetcli.looking import Looker
 from tnetcli.normalisation import Normalisation
 from tnetcli.training import validating
 from tnetcli.training.sources import Item, open_source
 from tnetcli.training.validating import validate
 from tnetcli.traversal import Plan
-from tnetcli.walks import Traversal
 
 PLAN = Plan(levels=2, keep=(2,))
 

@@ -4,19 +4,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tnetcli.looking import Looker
+from tnetcli.training.baselines import Baselines
+from tnetcli.training.losses import learn
+from tnetcli.training.walking import Batch, UnreadableError, Walker
+from tnetcli.views import Views, root_window
 
 from tests.images import noise, write_geotiff
 from tests.runs import MODEL, UNIT
 from tnetcli.errors import ImageError, ModelError
-from tnetcli.looking import Looker
 from tnetcli.models.registry import build_model
 from tnetcli.readers.open import open_image
 from tnetcli.sections import Loss
-from tnetcli.training.baselines import Baselines
-from tnetcli.training.losses import learn
-from tnetcli.training.walking import Batch, UnreadableError, Walker
 from tnetcli.traversal import Plan
-from tnetcli.views import Views, root_window
 
 CPU = torch.device("cpu")
 PAPER = Loss(rule="paper")

@@ -3,11 +3,11 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
+from tnetcli.looking import Looker
 
 from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
 from tnetcli.errors import ImageError
-from tnetcli.looking import Looker
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
 from tnetcli.traversal import Plan

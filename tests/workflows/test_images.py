@@ -131,7 +131,7 @@ def test_an_option_that_could_do_nothing_is_refused(tmp_path, command):
 
 def test_an_option_that_the_environment_sets_for_all_commands_is_no_mistake(tmp_path):
     write_geotiff(tmp_path / "a.tif", noise((64, 64)))
-    done = tnet("info", "a.tif", cwd=tmp_path, TNET_0="1")
+    done = tnet("info", "a.tif", cwd=tmp_path, TNET_INFO_NULL="1")
     assert done.returncode == 0, done.stderr
 
 

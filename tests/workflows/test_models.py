@@ -6,8 +6,8 @@ from tests.checkpoints import fields, pack_description, tiny, write_tiny
 from tnetcli import checkpoint
 from tnetcli.checkpoint import file_sha256, save_checkpoint
 from tnetcli.errors import ModelError
-from tnetcli.models.counting import count_parameters
 from tnetcli.models.registry import BACKBONES, FAMILIES
+from tnetcli.workflows.cost import count_parameters
 from tnetcli.workflows.models import as_json, as_text, match_backbones, read_card, survey
 
 

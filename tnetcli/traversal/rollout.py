@@ -173,12 +173,13 @@ class _State:
     def _encode(self, good: list[tuple[Node, View]]) -> dict[Node, CellScores]:
         start = time.perf_counter()
         pixels = np.stack([view.values for _, view in good])  # (n, bands, side, side)
-        outputs = self.runner.encode(pixels, [node.region for node, _ in good])
+        regions = [node.region for node, _ in good]
+        deeper = any(region.level < self.config.levels for region in regions)
+        outputs = self.runner.encode(pixels, regions, score_cells=deeper)
         scores: dict[Node, CellScores] = {}
         for rows, out in outputs:
             nodes = [good[row][0] for row in rows]
             cell_valid = np.stack([good[row][1].cell_valid for row in rows])  # (n, places)
-            deeper = any(node.region.level < self.config.levels for node in nodes)
             numbers, logits = self.runner.propose(out) if deeper else _nothing(out.cell_logits)
             if deeper:
                 self.rounds.append(Round(nodes, logits, cell_valid))

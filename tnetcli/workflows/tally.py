@@ -29,9 +29,8 @@ from tnetcli.traversal.inference import ImageResult, Inference
 from tnetcli.traversal.policies import Fixed, Oracle, Policy, Random, ScoredRegion, build_policy
 from tnetcli.wording import public_name, redacted
 from tnetcli.workflows.attention_check import check_attention
+from tnetcli.workflows.cost import Counter, Step
 from tnetcli.workflows.labelled import Labelled
-from tnetcli.workflows.profile import Counter
-from tnetcli.workflows.steps import Step
 
 log = logging.getLogger(__name__)
 Choice = Literal["attention", "random", "oracle"]
@@ -284,7 +283,7 @@ class Tally:
             steps = tuple(
                 Step(level, views, level < deepest) for level, views in enumerate(key[0]) if views
             )
-            self._counted[key] = self._counter.count(steps).total
+            self._counted[key] = self._counter.count(steps)
         return self._counted[key]
 
     def check(self) -> None:
