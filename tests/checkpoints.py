@@ -15,6 +15,7 @@ from tnetcli.models.registry import build_model
 
 BACKBONE = "test_efficientnet"  # the smallest of timm's, made for tests
 VIEW_SIZE = 64
+LEVELS = {"whole": 1, "two_stream": 2, "anchornet": 2}  # of families that have so many
 
 
 def fields(family: str = "tnet", **changes: Any) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def fields(family: str = "tnet", **changes: Any) -> dict[str, Any]:
             "mean": [400.5, 600.0, 500.0, 2000.0],
             "std": [200.0, 200.0, 250.0, 900.5],
         },
-        "traversal": {"levels": 1 if family == "whole" else 3, "keep": [2, 1]},
+        "traversal": {"levels": LEVELS.get(str(family), 3), "keep": [2, 1]},
         **changes,
     }
 

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "large_records": {"errors", "files", "json_text", "prediction", "prediction_file", "wording"},
     "told_windows": GROUND | {"csv_file", "large_records", "prediction", "readers"},
     "engines": {"__init__", "errors", "files", "readers", "wording"},
-    "models": GROUND | {"validation"},
+    "models": GROUND | {"tensor_file", "validation"},
     "devices": {"errors"},
     "normalisation": GROUND | {"readers", "validation"},
     "views": GROUND | {"readers", "normalisation", "traversal"},
@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "output_file": {"errors", "files", "wording"},
     "exporters": {"errors", "files", "geometry", "json_text"}
     | {"output_file", "prediction", "wording"},
-    "tensor_file": {"errors", "files", "json_text", "output_file", "wording"},
+    "tensor_file": {"errors", "files", "output_file", "wording"},
     "walks": {"traversal", "validation"},
     "description": MODEL_WORDS | {"readers", "traversal", "walks"},
     "checkpoint": MODEL_WORDS | {"description", "devices", "tensor_file"},

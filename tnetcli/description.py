@@ -1,4 +1,4 @@
-"""What a trained model says of itself: enough to predict with it, and to tell where it is from."""
+"""The description stored with a trained model: what inference needs, and its provenance."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from tnetcli.traversal.config import TraversalConfig, warn_unused
 from tnetcli.validation import Strict
 
 log = logging.getLogger(__name__)
-SCHEMA = "tnet.model/1"
+SCHEMA = "tnet.model/2"
 WHOLE_VIEW = Grid(1, 1, 1.0)  # of a family that has no cells
 
 Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
@@ -25,11 +25,10 @@ Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class Description(Strict):
-    """All that a prediction has to know of a model, and where the model comes from.
+    """Family, classes, bands, scaling and traversal of a model, and how it was trained.
 
-    `arguments` are kept complete, so that a new default does not change an old model. The
-    `traversal` is what it was trained with; a prediction may choose another. `weights` is how
-    the numbers are stored, and is set by `save_checkpoint`.
+    `arguments` are complete, so that a new default does not change a stored model. `traversal` is
+    the one of training; inference may use another. `save_checkpoint` sets `weights`.
     """
 
     family: Name
@@ -52,8 +51,8 @@ class Description(Strict):
     def _complete(cls, given: Any, info: ValidationInfo) -> Any:
         if "family" not in info.data:
             return {}  # that problem is reported already
-        arguments = read_arguments(info.data["family"], _plain(given))
-        return arguments.model_dump(mode="json")
+        given = given.model_dump() if isinstance(given, Arguments) else given
+        return read_arguments(info.data["family"], given).model_dump(mode="json")
 
     @field_validator("recipe")
     @classmethod
@@ -66,13 +65,14 @@ class Description(Strict):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         bands, numbers = len(self.bands), len(self.normalisation.mean)
+        levels, most = self.traversal.levels, self.model_arguments.most_levels
         (name, times), *_ = Counter(self.classes).most_common(1)
-        for wrong, problem in (
-            (times > 1, f"two classes share a name: `{name}`"),
-            (numbers != bands, f"`normalisation` is of {numbers} bands, the model has {bands}"),
-        ):
-            if wrong:
-                raise ValueError(problem)
+        if times > 1:
+            raise ValueError(f"two classes share a name: `{name}`")
+        if numbers != bands:
+            raise ValueError(f"`normalisation` is of {numbers} bands, the model has {bands}")
+        if most is not None and levels > most:
+            raise ValueError(f"`levels` is above the {most} of `{self.family}`: `{levels}`")
         return self
 
     @property
@@ -128,7 +128,3 @@ class Description(Strict):
         return json.dumps(
             {"schema": SCHEMA, **self.model_dump(mode="json")}, ensure_ascii=False, allow_nan=False
         )
-
-
-def _plain(given: Any) -> Any:
-    return given.model_dump() if isinstance(given, Arguments) else given

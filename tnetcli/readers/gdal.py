@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import rasterio
-from rasterio._env import set_gdal_config
-from rasterio._err import CPLE_BaseError
+from rasterio._err import CPLE_BaseError  # public names exist for none of GDAL's own errors
+from rasterio.env import set_gdal_config
 from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
 from rasterio.io import DatasetReader
 
@@ -170,5 +170,5 @@ def _refuse_other_letters(path: str) -> None:
 
 def _bound_cache() -> None:
     if "GDAL_CACHEMAX" not in os.environ:
-        # In bytes: `Env` hands the number to GDAL as it is, unlike the environment variable.
+        # In bytes, and for good: `Env` would restore GDAL's own limit while other threads read.
         set_gdal_config("GDAL_CACHEMAX", CACHE_BYTES)

@@ -3,6 +3,7 @@
 import difflib
 import fnmatch
 import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import Any
 from tnetcli.checkpoint import (
     bundled_models,
     describe,
-    file_sha256,
     find_model_file,
     read_description,
 )
@@ -102,9 +102,9 @@ def read_card(name_or_path: str) -> Card:
     """Return the card of a bundled model or a file; loads neither torch nor any tensor."""
     path = find_model_file(name_or_path)
     with open_tensor_file(path) as file:
-        description, size = describe(file), file.size
+        description, size, sha256 = describe(file), file.size, file.sha256
         parameters = sum(
-            entry.count for name, entry in file.entries.items() if not name.endswith(STEPS)
+            math.prod(shape) for name, shape in file.shapes.items() if not name.endswith(STEPS)
         )
     told = description.model_dump(mode="json")
     grid = description.grid
@@ -113,7 +113,7 @@ def read_card(name_or_path: str) -> Card:
             "schema": SCHEMA,
             "file": os.fsencode(path).decode(errors="replace"),
             "file_bytes": size,
-            "sha256": file_sha256(path),
+            "sha256": sha256,
             "name": told.pop("name") or _bundled_name(path),
             "summary": told.pop("summary"),
             "family": told.pop("family"),
