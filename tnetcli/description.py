@@ -13,6 +13,7 @@ from tnetcli.models.configs import Arguments
 from tnetcli.models.registry import read_arguments
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.cropped import CropKind
+from tnetcli.tasks import Classification, Task
 from tnetcli.traversal.config import TraversalConfig, warn_unused
 from tnetcli.validation import Strict
 
@@ -22,6 +23,13 @@ WHOLE_VIEW = Grid(1, 1, 1.0)  # of a family that has no cells
 
 Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class TaskDescription(Strict):
+    """The task of a model, and the state that was fitted to its training targets."""
+
+    name: Literal["classification"] = "classification"
+    state: dict[str, Any] = Field(default_factory=dict)
 
 
 class Description(Strict):
@@ -37,6 +45,7 @@ class Description(Strict):
     bands: tuple[Name, ...] = Field(min_length=1)
     normalisation: Normalisation
     traversal: TraversalConfig
+    task: TaskDescription = TaskDescription()
     recipe: dict[str, Any] | None = None
     metrics: dict[str, Whole | float] = Field(default_factory=dict)
     tnet: str = __version__
@@ -74,6 +83,12 @@ class Description(Strict):
         if most is not None and levels > most:
             raise ValueError(f"`levels` is above the {most} of `{self.family}`: `{levels}`")
         return self
+
+    def build_task(self) -> Task:
+        """Return the task with its fitted state."""
+        task = Classification(self.classes)
+        task.state = dict(self.task.state)
+        return task
 
     @property
     def model_arguments(self) -> Arguments:
