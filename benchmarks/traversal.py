@@ -33,6 +33,7 @@ from rasterio.windows import Window as RasterioWindow
 from rich.console import Console
 
 from tnetcli.geometry import Region, Size
+from tnetcli.inference import ImageResult, Inference
 from tnetcli.models.base import Model
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
@@ -40,7 +41,6 @@ from tnetcli.readers.base import Reader
 from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.open import open_image
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.inference import ImageResult, Inference
 from tnetcli.traversal.policies import build_policy
 
 FORMAT = "COG JPEG"

@@ -10,11 +10,11 @@ import argparse
 import torch
 
 from tnetcli import open_image
+from tnetcli.inference import Inference
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.recording import Maker, record_result
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.inference import Inference
 from tnetcli.traversal.policies import build_policy
 
 CLASSES = ("field", "forest", "lake", "village")

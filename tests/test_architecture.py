@@ -12,6 +12,7 @@ MODEL_WORDS = GROUND | {"__init__", "models", "validation", "normalisation"}
 MIDDLE = GROUND | {"readers", "tasks", "traversal", "models", "prediction", "normalisation"}
 UPPER = {
     "checkpoint",
+    "inference",
     "output_file",
     "description",
     "devices",
@@ -30,9 +31,8 @@ MAY_IMPORT = {
     "validation": {"errors", "wording"},
     "readers": GROUND | {"output_file"},
     "tasks": {"errors", "wording"},
-    # Policies, the tree and the configuration need no more than the ground; inference the rest.
-    "traversal": GROUND
-    | {"checkpoint", "devices", "models", "normalisation", "readers", "validation"},
+    "traversal": GROUND | {"devices", "models", "normalisation", "readers", "validation"},
+    "inference": MIDDLE | {"checkpoint", "devices"},
     "prediction": {"errors", "wording"},
     "prediction_file": {"errors", "files", "json_text", "output_file", "prediction", "wording"},
     "large_records": {"errors", "files", "json_text", "prediction", "prediction_file", "wording"},
@@ -49,8 +49,8 @@ MAY_IMPORT = {
         "geometry",
         "prediction",
         "readers",
+        "inference",
         "tasks",
-        "traversal",
     },
     "output_file": {"errors", "files", "wording"},
     "exporters": {"errors", "files", "geometry", "json_text"}
@@ -150,8 +150,8 @@ def test_a_model_of_our_own_needs_no_timm():
     assert {"torch", "timm"} & modules_loaded_by(code) == {"torch"}
 
 
-@pytest.mark.parametrize("part", ["geometry", "visits", "traversal"])
-def test_places_and_walks_need_nothing_but_numpy(part):
+@pytest.mark.parametrize("part", ["geometry", "traversal.policies", "traversal.tree"])
+def test_the_tree_of_regions_needs_nothing_but_numpy(part):
     assert modules_loaded_by(f"import tnetcli.{part}") == {"numpy"}
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tnetcli import __version__
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Window
+from tnetcli.inference import ImageResult
 from tnetcli.prediction import (
     Prediction,
     PredictionCost,
@@ -19,7 +20,6 @@ from tnetcli.prediction import (
     SeenWindow,
 )
 from tnetcli.readers.base import Reader
-from tnetcli.traversal.inference import ImageResult
 
 MOST_CLASSES = 100  # of which every window is told: records of thousands would be all numbers
 DECIMALS = 6

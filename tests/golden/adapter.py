@@ -21,13 +21,13 @@ from tnetcli.checkpoint import save_checkpoint
 from tnetcli.cli.main import app
 from tnetcli.description import Description
 from tnetcli.errors import TnetError
+from tnetcli.inference import ImageResult, Inference
 from tnetcli.models.base import Model
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
 from tnetcli.told_windows import ToldWindows
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.inference import ImageResult, Inference
 from tnetcli.traversal.policies import Fixed, build_policy
 
 NORMALISATION = {"dtype": "uint8", "mean": [120.0, 130.0, 110.0], "std": [60.0, 50.0, 70.0]}

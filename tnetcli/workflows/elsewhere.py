@@ -14,12 +14,12 @@ from tnetcli.devices import limit_threads
 from tnetcli.engines.dask import Cluster, in_dask
 from tnetcli.engines.processes import in_processes
 from tnetcli.errors import ModelError, UsageError
+from tnetcli.inference import Inference
 from tnetcli.machine import available_cores, reuse_freed_memory
 from tnetcli.prediction import Prediction, Problem
 from tnetcli.readers.detect import absolute
 from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.recording import record_failure
-from tnetcli.traversal.inference import Inference
 from tnetcli.workflows.images import Image
 from tnetcli.workflows.predicting import Predictor, Settings
 

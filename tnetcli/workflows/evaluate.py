@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tnetcli.checkpoint import load_model
 from tnetcli.errors import UsageError
+from tnetcli.inference import Inference
 from tnetcli.readers.cropped import CropKind
 from tnetcli.sections import Data
 from tnetcli.sections.fields import Split
@@ -23,7 +24,6 @@ from tnetcli.training.metrics import (
     summarise,
 )
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.inference import Inference
 from tnetcli.workflows.cost import steps_of_config
 from tnetcli.workflows.labelled import read_labelled, read_told
 from tnetcli.workflows.tally import AttentionSummary, Choice, Failure, MeanCost, Row, Tally

@@ -14,6 +14,7 @@ from tnetcli.checkpoint import Checkpoint, load_model
 from tnetcli.devices import sharing_cores
 from tnetcli.engines.local import LANES, in_lanes
 from tnetcli.errors import ImageError, UsageError, kind_of
+from tnetcli.inference import Inference
 from tnetcli.output_file import refuse_inputs
 from tnetcli.prediction import Prediction
 from tnetcli.prediction_file import PredictionFile, read_lines
@@ -21,7 +22,6 @@ from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cropped import CropKind
 from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.traversal.config import PolicyName
-from tnetcli.traversal.inference import Inference
 from tnetcli.wording import first_line
 from tnetcli.workflows.elsewhere import Elsewhere, Order, predict_elsewhere
 from tnetcli.workflows.images import Image

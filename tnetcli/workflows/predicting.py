@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from tnetcli.checkpoint import Checkpoint
 from tnetcli.devices import Precision
 from tnetcli.errors import ImageError, TnetError, UsageError
+from tnetcli.inference import ImageResult, Inference
 from tnetcli.prediction import AttentionCheck, Prediction, Problem
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.cropped import CroppedReader
@@ -25,7 +26,6 @@ from tnetcli.readers.rescaled import RescaledReader
 from tnetcli.recording import Maker, record_failure, record_result
 from tnetcli.told_windows import ToldWindows
 from tnetcli.traversal.config import PolicyName, TraversalConfig
-from tnetcli.traversal.inference import ImageResult, Inference
 from tnetcli.traversal.policies import Fixed, Policy, ScoredRegion, build_policy
 from tnetcli.wording import first_line
 from tnetcli.workflows.attention_check import check_attention

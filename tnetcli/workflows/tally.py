@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tnetcli.errors import TnetError, kind_of_all
 from tnetcli.geometry import Window
+from tnetcli.inference import ImageResult, Inference
 from tnetcli.prediction import AttentionCheck, Problem
 from tnetcli.readers.base import Reader
 from tnetcli.recording import softmax
@@ -25,7 +26,6 @@ from tnetcli.training.metrics import (
     summarise,
 )
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.inference import ImageResult, Inference
 from tnetcli.traversal.policies import Fixed, Oracle, Policy, Random, ScoredRegion, build_policy
 from tnetcli.wording import public_name, redacted
 from tnetcli.workflows.attention_check import check_attention
