@@ -23,7 +23,7 @@ from tnetcli.traversal.views import Read, View, Views, root_window
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """Regions that were encoded together, and what their cells were chosen by."""
+    """Regions that were encoded together, and what their cells were chosen by; training only."""
 
     nodes: list[Node]
     logits: Tensor  # (n, places, channels), with gradient in training
@@ -181,7 +181,7 @@ class _State:
             nodes = [good[row][0] for row in rows]
             cell_valid = np.stack([good[row][1].cell_valid for row in rows])  # (n, places)
             numbers, logits = self.runner.propose(out) if deeper else _nothing(out.cell_logits)
-            if deeper:
+            if deeper and self.runner.grad:  # inference needs no more than the choices
                 self.rounds.append(Round(nodes, logits, cell_valid))
             for node, row, own, valid in zip(nodes, rows, numbers, cell_valid, strict=True):
                 self.rows[node] = len(self.rows)
