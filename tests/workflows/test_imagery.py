@@ -14,7 +14,7 @@ from tests.slides import real, write_ome_rgb
 from tnetcli.errors import ImageError
 from tnetcli.prediction import Prediction
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.fingerprint import fingerprint
+from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.open import open_image
 from tnetcli.traversal import Plan
 from tnetcli.workflows import imagery

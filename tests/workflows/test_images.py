@@ -10,8 +10,7 @@ from tests.commands import tnet
 from tests.images import noise, write_geotiff
 from tests.slides import copy_of_real, real
 from tnetcli.errors import ImageError, UsageError
-from tnetcli.readers.detect import detect
-from tnetcli.readers.dicom import series_of
+from tnetcli.readers.detect import detect, series_of
 from tnetcli.workflows.images import find_images
 
 AS_NOBODY = """

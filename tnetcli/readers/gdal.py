@@ -16,6 +16,7 @@ from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOEr
 from rasterio.io import DatasetReader
 
 from tnetcli.errors import ImageError
+from tnetcli.files import is_inside
 from tnetcli.readers.companions import (
     OVERVIEW_FILE,
     check_companions,
@@ -149,8 +150,7 @@ def _check_references(path: str, dataset: Any) -> None:
         return
     folder = os.path.dirname(os.path.abspath(path))
     for name in dataset.files:
-        is_inside = os.path.commonpath([os.path.abspath(name), folder]) == folder
-        if not is_inside or not os.path.exists(name):
+        if not is_inside(name, folder) or not os.path.exists(name):
             raise ImageError(
                 f"`{path}` has a part outside its folder: `{shorten(name)}`",
                 hint="copy all its files into one folder",

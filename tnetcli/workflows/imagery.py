@@ -18,7 +18,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.prediction import BoxEdges, Prediction
 from tnetcli.readers.base import Pixels, Reader, ReadOptions
 from tnetcli.readers.detect import is_remote
-from tnetcli.readers.fingerprint import fingerprint
+from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.open import READERS, open_image
 from tnetcli.wording import HIDDEN
 

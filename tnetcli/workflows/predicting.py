@@ -20,7 +20,7 @@ from tnetcli.inference import ImageResult, Inference
 from tnetcli.prediction import AttentionCheck, Prediction, Problem
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.cropped import CroppedReader
-from tnetcli.readers.fingerprint import fingerprint
+from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.open import open_image
 from tnetcli.readers.rescaled import RescaledReader
 from tnetcli.recording import Maker, record_failure, record_result
