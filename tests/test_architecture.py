@@ -55,8 +55,7 @@ MAY_IMPORT = {
         "readers",
     },
     "output_file": {"errors", "files", "wording"},
-    "exporters": {"errors", "files", "geometry", "json_text"}
-    | {"output_file", "prediction", "wording"},
+    "exporters": {"errors", "files", "geometry"} | {"output_file", "prediction", "wording"},
     "tensor_file": {"errors", "files", "json_text", "output_file", "wording"},
     "walks": {"traversal", "validation"},
     "description": MODEL_WORDS | {"readers", "traversal", "walks"},

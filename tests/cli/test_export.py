@@ -17,6 +17,7 @@ from PIL import Image
 
 from tests.cli.test_predict import invoke
 from tests.commands import tnet
+from tests.exporters.conformance import check_overlay
 from tests.exporters.pictures import listen
 from tests.exporters.records import UTM, record, window
 from tests.images import noise, write_geotiff
@@ -343,8 +344,6 @@ class TestPixels:
         (["s"], 7, "cannot read `s`"),
         (["p.jsonl", "-o", "a.xyz"], 2, "no format ends like `a.xyz`"),
         (["types.jsonl", "-o", "a.html"], 7, "`crs` is no str"),
-        (["--check", "gone.geojson"], 7, "gone.geojson"),
-        (["p.jsonl", "--check", "a.geojson"], 2, "--check takes"),
     ],
 )
 def test_what_cannot_be_is_told_in_two_lines(folder, arguments, code, says):
@@ -454,12 +453,10 @@ def test_a_file_without_an_ending_is_no_folder(folder):
 
 
 class TestSequences:
-    def test_one_of_nothing_passes_its_own_check(self, folder):
+    def test_one_of_nothing_conforms(self, folder):
         for name in ("a.geojsonl", "a.geojsons.gz"):
             assert export("one.jsonl", "-o", name, "--level", "9").exit_code == 0
-            done = export("--check", name)
-            assert done.exit_code == 0
-            assert "0 features" in done.stdout
+            assert check_overlay(folder / name).features == 0
 
     def test_they_are_named_as_what_they_are(self, folder):
         assert export("one.jsonl", "--sequence").stdout == "one.geojsonl\n"
@@ -496,16 +493,9 @@ def test_failures_can_be_listed(folder):
     assert "damaged" in done.stdout
 
 
-def test_overlays_are_checked(folder):
+def test_overlays_of_several_images_conform(folder):
     export("p.jsonl", "-o", "a.geojson")
-    done = export("--check", "a.geojson")
-    assert done.exit_code == 0
-    assert "8 features of 2 images" in done.stdout
-    text = (folder / "a.geojson").read_text().replace('"level":2', '"level":-2', 1)
-    (folder / "b.geojson").write_text(text)
-    done = export("--check", "b.geojson")
-    assert done.exit_code == 7
-    assert "level" in done.stderr
+    assert check_overlay(folder / "a.geojson")[:2] == (8, 2)
 
 
 def test_torch_is_never_imported(folder):

@@ -361,8 +361,6 @@ NESTED = (
          (step("predict", "{images}/good.tif", "-o", "out.jsonl", codes=(4, 7)),)),
     Case("nested-windows", "S14", _nested("a.jsonl", *RECORD),
          (step("predict", "{images}/good.tif", "--windows", "{images}/a.jsonl", codes=(4, 7)),)),
-    Case("nested-overlay-to-check", "S14", _nested("a.geojson"),
-         (step("export", "--check", "{images}/a.geojson", codes=(4, 7)),)),
     Case("nested-recipe", "S14", _nested("a.yaml", "model: "),
          (step("train", "{images}/a.yaml", "-o", "run", codes=(4,)),)),
     Case("nested-labels", "S14", _nested("a.yaml", "data: "),

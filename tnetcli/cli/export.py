@@ -40,7 +40,6 @@ def export(
     model: options.Model = None,
     title: options.Title = "",
     per_image: options.PerImage = False,
-    check: options.Check = None,
     resume: options.Resume = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -53,9 +52,6 @@ def export(
 
     Exits with 8 when some images could not be shown, or not with their pixels.
     """
-    if check is not None:
-        _check(check, predictions)
-        return
     if not predictions:
         raise UsageError("no predictions", hint="name a file that `tnet predict -o` wrote")
     if resume and overwrite:
@@ -157,14 +153,3 @@ def _refuse_ending(output: str) -> None:
             f"no format ends like `{output}`",
             hint="for example .geojson, .tif, .png, .html, .csv or .parquet; or --format",
         )
-
-
-def _check(path: Path, predictions: list[str] | None) -> None:
-    from tnetcli.exporters.checking import check_overlay
-
-    if predictions:
-        raise UsageError(
-            "--check takes the name of an overlay, and no predictions",
-            hint=f"tnet export --check {path}",
-        )
-    typer.echo(check_overlay(path))

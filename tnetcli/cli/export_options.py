@@ -190,14 +190,6 @@ PerImage = Annotated[
     bool,
     typer.Option("--per-image", envvar="TNET_PER_IMAGE", help="A row an image, not one a window."),
 ]
-Check = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="TNET_CHECK",
-        help="Do not export: say whether this GeoJSON is one that QGIS and QuPath open.",
-        show_default=False,
-    ),
-]
 Resume = Annotated[
     bool,
     typer.Option(

@@ -63,7 +63,6 @@ LIBRARIES = (
     Library("matplotlib", "matplotlib.figure"),
     Library("safetensors", "safetensors"),
     Library("ijson", "ijson"),
-    Library("jsonschema", "jsonschema"),
     Library("packaging", "packaging"),
     Library(
         "openslide-python", "openslide", "slides"
