@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tnetcli.cli import export_options as options
-from tnetcli.cli.options import Overwrite, Quiet, is_typed, parse_counts
+from tnetcli.cli.options import Overwrite, Quiet, parse_counts
 from tnetcli.errors import ImageError, SomeFailedError, UsageError
 from tnetcli.pipes import STANDARD, lasting
 from tnetcli.wording import counted
@@ -35,9 +35,6 @@ def export(
     no_pixels: options.NoPixels = False,
     root: options.Root = None,
     allow_remote: options.AllowRemote = False,
-    explain: options.Explain = None,
-    step: options.Step = None,
-    model: options.Model = None,
     title: options.Title = "",
     per_image: options.PerImage = False,
     resume: options.Resume = False,
@@ -59,14 +56,10 @@ def export(
 
     from tnetcli.exporters.looked import Choice
     from tnetcli.workflows.export import Export, Wanted, survey, text_of
-    from tnetcli.workflows.export_formats import Explain, How
+    from tnetcli.workflows.export_formats import How
 
     form = _form(format, output)
     options.refuse_others(context, form.name)
-    if explain is None and (is_typed(context, "step") or is_typed(context, "model")):
-        raise UsageError("--step and --model say what to explain", hint="give --explain step too")
-    if explain is not None and no_pixels:
-        raise UsageError("--explain needs the pixels of the images", hint="without --no-pixels")
     chosen = None if levels is None else frozenset(parse_counts(levels, "--level", example="2,3"))
     wanted = Wanted(tuple(ids or ()), Choice(chosen, min_attention))
     how = How(
@@ -81,7 +74,6 @@ def export(
         root=root,
         remote=allow_remote,
         title=title,
-        explain=None if explain is None or form.name != "picture" else Explain(model, step),
     )
     with ExitStack() as kept:
         files = [kept.enter_context(lasting(name)) for name in predictions]

@@ -35,12 +35,6 @@ class ValueName(StrEnum):
     joint = "joint"
 
 
-class ExplainName(StrEnum):
-    """What a picture explains."""
-
-    step = "step"
-
-
 # What has no meaning elsewhere; said aloud, so that no flag is silently without effect.
 BELONGS_TO = {
     "frame": ("geojson",),
@@ -52,9 +46,6 @@ BELONGS_TO = {
     "no_pixels": ("picture", "page"),
     "root": ("picture", "page"),
     "allow_remote": ("picture", "page"),
-    "explain": ("picture",),
-    "step": ("picture",),
-    "model": ("picture",),
     "title": ("page",),
     "per_image": ("csv", "parquet"),
 }
@@ -158,31 +149,6 @@ AllowRemote = Annotated[
         "--allow-remote",
         envvar="TNET_ALLOW_REMOTE",
         help="Fetch images that the predictions name by URL.",
-    ),
-]
-Explain = Annotated[
-    ExplainName | None,
-    typer.Option(
-        envvar="TNET_EXPLAIN",
-        help="Show in each window where a step of a two_stream model found the answer (Grad-CAM).",
-    ),
-]
-Step = Annotated[
-    int | None,
-    typer.Option(
-        envvar="TNET_STEP",
-        min=1,
-        help="The step to explain.",
-        show_default="the one that counted most",
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        envvar="TNET_MODEL",
-        metavar="NAME|FILE",
-        help="The model to explain, which made the predictions.",
-        show_default="as they name it, if it is bundled",
     ),
 ]
 Title = Annotated[str, typer.Option(envvar="TNET_TITLE", help="Of the page.")]

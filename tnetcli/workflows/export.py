@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tnetcli.errors import ImageError, ModelError, OutputError, TnetError, UsageError
+from tnetcli.errors import ImageError, OutputError, TnetError, UsageError
 from tnetcli.exporters.geojson import SEQUENCES
 from tnetcli.exporters.looked import EVERYTHING, Choice, Looked
 from tnetcli.exporters.sound import sound
@@ -201,8 +201,8 @@ def write_each(
         except TnetError as error:
             if isinstance(error.__cause__, OSError) and isinstance(error, OutputError):
                 raise  # the disk: the next one would fare no better
-            if isinstance(error, UsageError | ModelError):
-                raise  # what was asked for, or the model to explain: nor would it then
+            if isinstance(error, UsageError):
+                raise  # every image would fail for the same reason
             _noting(done)(each.prediction.id, error)
         else:
             done.images += 1

@@ -39,15 +39,6 @@ class How:
     root: Path | None = None  # where images lie that are named by relative paths
     remote: bool = False  # whether images in the network are fetched
     title: str = ""
-    explain: "Explain | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class Explain:
-    """What a picture is to explain: a step of the model, by itself the one that counted most."""
-
-    model: str | None = None  # by itself that of the record, if it is bundled
-    step: int | None = None
 
 
 Write: TypeAlias = Callable[[Path, Iterable[Looked], How, Note, bool], None]
@@ -101,15 +92,6 @@ def _picture(path: Path, looked: Iterable[Looked], how: How, note: Note, overwri
 
     for each in looked:
         draw = partial(write_picture, path, each, size=how.size, sheet=how.sheet)
-        if how.explain is not None:
-            from tnetcli.workflows.explain import open_explained  # torch loads here
-
-            told = how.explain
-            with open_explained(
-                each, model=told.model, step=told.step, root=how.root, remote=how.remote
-            ) as explained:
-                draw(explained, notes=[explained.note], overwrite=overwrite)
-            continue
         if not how.pixels:
             draw(None, overwrite=overwrite)
             continue
