@@ -80,7 +80,7 @@ FETCHING = (
     _placed("crs-init-pipe", lambda place: f"+init={place.images}/pipe:1", *GEOJSON),
     _placed("crs-grid-pipe", lambda place: f"+proj=longlat +nadgrids={place.images}/pipe", *HEAT),
     _fetching("export-url", lambda place: f"{place.url}/served/good.tif", "out.html"),
-    _fetching("export-url-as-picture", lambda place: f"{place.url}/served/good.tif", "out.png"),
+    _fetching("export-url-as-figure", lambda place: f"{place.url}/served/good.tif", "out.png"),
     _fetching("export-vsicurl", lambda place: f"/vsicurl/{place.url}/served/good.tif", "out.html"),
     _fetching(
         "export-vsicurl-past-the-proxy",

@@ -41,10 +41,10 @@ def export(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Export where the model looked: GeoJSON, heat map, picture, page or table.
+    """Export where the model looked: GeoJSON, heat map, figure, page or table.
 
     geojson is RFC 7946 for images on the Earth and QuPath's dialect for all others; heatmap is a
-    COG of attention, picture a PNG or JPEG, page one HTML file for the browser; csv and parquet
+    COG of attention, figure a PNG or JPEG, page one HTML file for the browser; csv and parquet
     have a row for each window. The files are named on standard output.
 
     Exits with 8 when some images could not be shown, or not with their pixels.

@@ -15,7 +15,7 @@ class FormatName(StrEnum):
 
     geojson = "geojson"
     heatmap = "heatmap"
-    picture = "picture"
+    figure = "figure"
     page = "page"
     csv = "csv"
     parquet = "parquet"
@@ -41,11 +41,11 @@ BELONGS_TO = {
     "sequence": ("geojson",),
     "record_separator": ("geojson",),
     "value": ("heatmap",),
-    "size": ("picture",),
-    "no_sheet": ("picture",),
-    "no_pixels": ("picture", "page"),
-    "root": ("picture", "page"),
-    "allow_remote": ("picture", "page"),
+    "size": ("figure",),
+    "no_sheet": ("figure",),
+    "no_pixels": ("figure", "page"),
+    "root": ("figure", "page"),
+    "allow_remote": ("figure", "page"),
     "title": ("page",),
     "per_image": ("csv", "parquet"),
 }
@@ -123,12 +123,14 @@ Value = Annotated[
     ),
 ]
 Size = Annotated[
-    int, typer.Option(envvar="TNET_SIZE", min=600, max=5000, help="Pixels across a picture.")
+    int, typer.Option(envvar="TNET_SIZE", min=600, max=5000, help="Width of a figure in pixels.")
 ]
 NoSheet = Annotated[
     bool,
     typer.Option(
-        "--no-sheet", envvar="TNET_NO_SHEET", help="A picture without its windows one by one."
+        "--no-sheet",
+        envvar="TNET_NO_SHEET",
+        help="Leave the thumbnails of the views out of a figure.",
     ),
 ]
 NoPixels = Annotated[

@@ -9,8 +9,7 @@ from typing import Any
 from tnetcli.exporters.colours import as_hex, attention_colour, class_colour
 from tnetcli.exporters.overlay import WithJoint, checked_transform, measured
 from tnetcli.exporters.page_pictures import Picture, Pictures
-from tnetcli.exporters.page_windows import Drawn
-from tnetcli.exporters.shown import MOST_LEVELS
+from tnetcli.exporters.page_windows import MOST_LEVELS, Drawn
 from tnetcli.geometry import Georeference
 from tnetcli.prediction import BoxEdges, Prediction, PredictionCost
 from tnetcli.wording import counted

@@ -2,13 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.overlay import WithJoint, checked_box
-from tnetcli.exporters.shown import MOST_LEVELS, keep_best
 
+MOST_LEVELS = 16
 MOST_OF_A_LEVEL = 250  # windows: more than these nobody tells apart on a screen
 
 
@@ -34,26 +33,27 @@ class Drawn:
 
 
 def strongest(looked: Looked) -> Drawn:
-    """Choose what to draw while the windows pass by once; of equals, the first.
+    """Return the windows of the highest attention of each level; of equals, the first.
 
-    ValueError for a box that is none.
+    ValueError for a box that is no rectangle.
     """
-    kept: dict[int, list[tuple[float, int, WithJoint]]] = {}
-    counts: Counter[int] = Counter()
+    levels: dict[int, list[WithJoint]] = {}
     deeper = 0
-    for number, (window, joint) in enumerate(looked.with_joint()):
+    for window, joint in looked.with_joint():
         if not 1 <= window.level <= MOST_LEVELS:
             deeper += 1
             continue
-        counts[window.level] += 1
         checked_box(window)
-        attention = window.attention if math.isfinite(window.attention) else -math.inf
-        entry = (attention, -number, (window, joint))
-        level = kept.setdefault(window.level, [])
-        keep_best(level, entry, MOST_OF_A_LEVEL)
-    return Drawn(tuple(_in_order(kept)), dict(sorted(counts.items())), deeper)
+        levels.setdefault(window.level, []).append((window, joint))
+    chosen = [
+        each
+        for _, level in sorted(levels.items())
+        for each in sorted(level, key=_rating, reverse=True)[:MOST_OF_A_LEVEL]
+    ]
+    counts = {level: len(windows) for level, windows in sorted(levels.items())}
+    return Drawn(tuple(chosen), counts, deeper)
 
 
-def _in_order(kept: dict[int, list[tuple[float, int, WithJoint]]]) -> Iterator[WithJoint]:
-    for _, level in sorted(kept.items()):
-        yield from (each for _, _, each in sorted(level, reverse=True))
+def _rating(each: WithJoint) -> float:
+    attention = each[0].attention
+    return attention if math.isfinite(attention) else -math.inf

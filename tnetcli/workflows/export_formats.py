@@ -32,8 +32,8 @@ class How:
     sequence: bool = False
     record_separator: bool = False
     value: Literal["attention", "joint"] = "attention"
-    size: int = 1600  # pixels of the longer side of a picture
-    sheet: bool = True  # windows one by one beside the picture
+    size: int = 1600  # width of a figure in pixels
+    sheet: bool = True  # a thumbnail of every view in a figure
     pixels: bool = True
     per_image: bool = False
     root: Path | None = None  # where images lie that are named by relative paths
@@ -87,11 +87,11 @@ def _heatmap(path: Path, looked: Iterable[Looked], how: How, note: Note, overwri
         write_heatmap(path, each, value=how.value, overwrite=overwrite)
 
 
-def _picture(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
-    from tnetcli.exporters.picture import write_picture
+def _figure(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
+    from tnetcli.exporters.figure import write_figure
 
     for each in looked:
-        draw = partial(write_picture, path, each, size=how.size, sheet=how.sheet)
+        draw = partial(write_figure, path, each, size=how.size, sheet=how.sheet)
         if not how.pixels:
             draw(None, overwrite=overwrite)
             continue
@@ -155,7 +155,7 @@ FORMATS = {
             together=False,
         ),
         Format("heatmap", (".tif", ".tiff"), _heatmap, many=False, together=False),
-        Format("picture", (".png", ".jpg", ".jpeg"), _picture, many=False, together=False),
+        Format("figure", (".png", ".jpg", ".jpeg"), _figure, many=False, together=False),
         Format("page", (".html", ".htm"), _page),
         Format("csv", (".csv", ".csv.gz"), _csv, _csv_text),
         Format("parquet", (".parquet",), _parquet),
