@@ -11,7 +11,7 @@ from tnetcli.exporters.map_overlay import MapOverlay
 from tnetcli.exporters.overlay import Overlay, as_line, checked_transform
 from tnetcli.exporters.pixel_overlay import FRAMES, Frame, PixelOverlay
 from tnetcli.exporters.streaming import write_text
-from tnetcli.geometry import Georeference, Size
+from tnetcli.geometry import Georeference, Size, UnknownCRSError
 from tnetcli.prediction import Prediction
 
 RECORD_SEPARATOR = "\x1e"
@@ -178,12 +178,10 @@ def globe_of(prediction: Prediction) -> Globe | None:
     transform = checked_transform(prediction)
     if prediction.crs is None or transform is None:
         return None
-    from rasterio.errors import CRSError  # GDAL loads for images on the Earth only
-
     georeference = Georeference(prediction.crs, transform)
     try:
         globe = Globe(georeference, Size(prediction.width, prediction.height))
-    except CRSError as error:
+    except UnknownCRSError as error:
         raise OutputError(
             f"cannot place `{prediction.image}` on the Earth: no CRS is known as "
             f"`{prediction.crs[:60]}`",

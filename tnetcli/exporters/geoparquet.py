@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from tnetcli.errors import MissingExtraError, OutputError
-from tnetcli.exporters.antimeridian import Outline
-from tnetcli.exporters.lonlat import Globe
+from tnetcli.exporters.lonlat import Globe, Outline
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.streaming import MakerError, made
 from tnetcli.exporters.table_rows import Kind, Rows, tabulated

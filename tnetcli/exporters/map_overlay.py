@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from tnetcli.exporters.antimeridian import Outline
 from tnetcli.exporters.colours import as_hex, class_colour
-from tnetcli.exporters.lonlat import Globe
+from tnetcli.exporters.lonlat import Globe, Outline
 from tnetcli.exporters.overlay import Feature, WithJoint, checked_box, measured, shared_facts
 from tnetcli.prediction import Prediction, SeenWindow
 

@@ -10,7 +10,7 @@ from tnetcli.exporters.colours import as_hex, attention_colour, class_colour
 from tnetcli.exporters.overlay import WithJoint, checked_transform, measured
 from tnetcli.exporters.page_pictures import Picture, Pictures
 from tnetcli.exporters.page_windows import MOST_LEVELS, Drawn
-from tnetcli.geometry import Georeference
+from tnetcli.geometry import Georeference, UnknownCRSError
 from tnetcli.prediction import BoxEdges, Prediction, PredictionCost
 from tnetcli.wording import counted
 
@@ -134,13 +134,11 @@ def _centres(prediction: Prediction, boxes: Sequence[BoxEdges]) -> list[list[flo
     transform = checked_transform(prediction)
     if prediction.crs is None or transform is None or not boxes:
         return nowhere
-    from rasterio.errors import CRSError  # GDAL loads for images on the Earth only
-
     column = [(box[0] + box[2]) / 2 for box in boxes]
     row = [(box[1] + box[3]) / 2 for box in boxes]
     try:
         found = Georeference(prediction.crs, transform).to_lonlat(column, row)
-    except CRSError:
+    except UnknownCRSError:
         return nowhere
     places = zip(*(each.tolist() for each in found), strict=True)
     return [_on_earth(longitude, latitude) for longitude, latitude in places]

@@ -61,6 +61,8 @@ LIBRARIES = (
     Library("pydantic", "pydantic"),
     Library("pyyaml", "yaml"),
     Library("matplotlib", "matplotlib.figure"),
+    Library("pyproj", "pyproj"),
+    Library("shapely", "shapely"),
     Library("safetensors", "safetensors"),
     Library("ijson", "ijson"),
     Library("packaging", "packaging"),
