@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from tnetcli.errors import ImageError, TnetError
 from tnetcli.exporters.geojson import (
     SEQUENCES,
+    Frame,
     collection_text,
     sequence_text,
     write_geojson,
@@ -17,7 +18,6 @@ from tnetcli.exporters.geojson import (
 )
 from tnetcli.exporters.imagery import Imagery
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.pixel_overlay import Frame
 from tnetcli.prediction import Prediction
 
 Note: TypeAlias = Callable[[str, TnetError], None]
@@ -139,7 +139,7 @@ def _csv_text(looked: Iterable[Looked], how: How) -> Iterator[str]:
 
 
 def _parquet(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
-    from tnetcli.exporters.table import write_parquet
+    from tnetcli.exporters.geoparquet import write_parquet
 
     write_parquet(path, looked, per_image=how.per_image, overwrite=overwrite)
 
