@@ -284,8 +284,8 @@ def _rounded(x: float, y: float, decimals: int) -> Point:
 
 def _cut(ring: Sequence[Point], shifts: Sequence[float], decimals: int) -> list[list[Point]]:
     """Return the pieces of a ring on the maps of the world `shifts` degrees to the east."""
-    # Not the library antimeridian: it moves corners within 2e-7 degrees onto the meridian and rounds
-    # crossings to seven decimals, which is more than 0.01 pixels of an image of centimetres.
+    # Not the library antimeridian: it moves corners within 2e-7 degrees onto the meridian and
+    # rounds crossings to seven decimals: more than 0.01 pixels where these are centimetres.
     import shapely  # loads for rings that cross 180 degrees only
 
     whole, rings = shapely.Polygon(ring), []
