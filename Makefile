@@ -50,7 +50,7 @@ cov: setup
 	$(BIN)/python -m coverage report
 	$(BIN)/python -m coverage report --fail-under=100 --include=$(WHOLE)
 
-# What takes minutes: a night of kills, a million windows.
+# Tests that take minutes.
 soak: setup
 	$(BIN)/python -m pytest --run-slow -m slow
 

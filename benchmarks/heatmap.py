@@ -32,7 +32,7 @@ from tnetcli.prediction import Prediction, SeenWindow
 
 SIDE = 100_000
 GRID = Grid(5, 5, 0.34)
-WALKS = {"few": (2, 7), "many": (10, 5), "a million": (16, 5)}  # kept of each window, how deep
+WALKS = {"few": (2, 7), "many": (5, 5)}  # kept of each window, how deep
 UTM = {"crs": "EPSG:32633", "transform": (0.5, 0.0, 399_960.0, 0.0, -0.5, 5_000_040.0)}
 LIBRARIES = ("rasterio", "numpy")
 

@@ -53,8 +53,7 @@ MAY_IMPORT = {
         "tasks",
     },
     "output_file": {"errors", "files", "wording"},
-    "exporters": {"errors", "files", "geometry", "json_text"}
-    | {"output_file", "prediction", "wording"},
+    "exporters": {"errors", "files", "geometry"} | {"output_file", "prediction", "wording"},
     "tensor_file": {"errors", "files", "output_file", "wording"},
     "description": MODEL_WORDS | {"readers", "tasks", "traversal"},
     "checkpoint": MODEL_WORDS | {"description", "devices", "tensor_file"},

@@ -8,7 +8,7 @@ from rasterio.warp import transform as warp
 
 from tests.readers.contract import area_mean
 from tests.strategies import georeferences, grids, numbers, paths, windows
-from tnetcli.geometry import Georeference, Grid, Region, Size, Window
+from tnetcli.geometry import Georeference, Grid, Region, Size, UnknownCRSError, Window
 
 # Dataset, side of the crop, cells per axis, cell fraction, starts in crop pixels: SPEC.md 1.2.
 REFERENCE_GRIDS = [
@@ -249,6 +249,32 @@ def test_web_mercator_follows_its_closed_form(x, y):
 def test_longitude_comes_first_also_where_the_authority_says_otherwise(longitude, latitude):
     here = Georeference("EPSG:4326", (0.1, 0.0, longitude, 0.0, -0.1, latitude))
     assert np.allclose(here.to_lonlat(0, 0), (longitude, latitude), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("crs", ["EPSG:4326", "OGC:CRS84", "EPSG:4258", "EPSG:4269"])
+def test_crs84_is_longitude_then_latitude(crs):
+    # EPSG defines latitude first; rasters and GeoJSON have longitude first.
+    here = Georeference(crs, (0.001, 0.0, 15.0, 0.0, -0.001, 48.0))
+    assert np.allclose(here.to_lonlat(0, 0), (15.0, 48.0), rtol=0, atol=1e-4)
+    assert np.allclose(here.from_lonlat(15.5, 47.5), (500, 500), rtol=0, atol=0.1)
+
+
+def test_a_northing_becomes_a_latitude():
+    longitude, latitude = UTM.to_lonlat(0, 0)
+    assert (longitude, latitude) == pytest.approx((13.729, 45.147), abs=0.01)
+
+
+@pytest.mark.parametrize("crs", ["EPSG:99999", "GEOGCS[nonsense", "nonsense"])
+def test_an_unknown_crs_is_named(crs):
+    with pytest.raises(UnknownCRSError):
+        Georeference(crs, (1.0, 0.0, 0.0, 0.0, -1.0, 0.0)).to_lonlat(0, 0)
+
+
+def test_the_plan_of_a_building_lies_nowhere():
+    plan = 'LOCAL_CS["plan",UNIT["metre",1]]'
+    longitude, latitude = Georeference(plan, (1.0, 0.0, 0.0, 0.0, -1.0, 0.0)).to_lonlat([0, 1], 0)
+    assert np.isnan(longitude).all()
+    assert np.isnan(latitude).all()
 
 
 @given(numbers(0, 10_980), numbers(0, 10_980))

@@ -10,7 +10,6 @@ import pytest
 
 from tests.exporters.records import UTM, read, record, window
 from tnetcli.errors import ImageError, OutputError
-from tnetcli.exporters import joint
 from tnetcli.exporters.geojson import (
     collection_text,
     sequence_text,
@@ -167,23 +166,6 @@ def many(count, side=50.0):
         yield window(f"{above}/{number // 1000}-{number % 1000}", (x, y, x + side, y + side))
 
 
-@pytest.mark.parametrize("base", [SCENE, SLIDE], ids=["scene", "slide"])
-def test_memory_does_not_follow_the_number_of_windows(base, monkeypatch):
-    monkeypatch.setattr(joint, "MOST_IN_MEMORY", 200)
-
-    def peak(count):
-        tracemalloc.start()
-        pieces = sum(1 for _ in collection_text([Looked(base, many(count))]))
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert pieces == count + 2
-        return most
-
-    peak(300)  # what is loaded once
-    few, lots = peak(700), peak(3000)
-    assert lots < 1.1 * few + 50_000
-
-
 def test_memory_does_not_follow_the_number_of_images():
     def peak(count):
         tracemalloc.start()
@@ -197,7 +179,7 @@ def test_memory_does_not_follow_the_number_of_images():
     assert peak(60) < 1.1 * peak(10) + 50_000
 
 
-MILLION = """
+WRITE = """
 import resource, sys
 from tests.exporters.records import UTM, record
 from tests.exporters.test_geojson import many
@@ -216,7 +198,7 @@ print(peak() - before, "torch" in sys.modules)
 
 def megabytes_for(kind, count, path):
     done = subprocess.run(
-        [sys.executable, "-c", MILLION, kind, str(path), str(count)],
+        [sys.executable, "-c", WRITE, kind, str(path), str(count)],
         capture_output=True,
         text=True,
         check=True,
@@ -230,16 +212,6 @@ def megabytes_for(kind, count, path):
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are counted in other units elsewhere")
 def test_a_file_is_written_in_little_memory_without_torch(kind, tmp_path):
     assert megabytes_for(kind, 2000, tmp_path / "a.geojson") < 150
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["scene", "slide"])
-def test_a_million_windows_are_written_in_little_memory(kind, tmp_path):
-    target = tmp_path / "a.geojson"
-    assert megabytes_for(kind, 1_000_000, target) < 150
-    with open(target, encoding="utf-8") as file:
-        assert sum(line.startswith('{"type":"Feature",') for line in file) == 1_000_000
-    target.unlink()  # pytest keeps the folder, and this is half a gigabyte
 
 
 def test_torch_is_never_imported():

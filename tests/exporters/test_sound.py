@@ -6,10 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.exporters.conformance import ODD, check_overlay, put, records
 from tests.exporters.records import UTM, record, window
-from tests.exporters.test_checking import ODD, put, records
 from tnetcli.errors import ImageError, OutputError
-from tnetcli.exporters.checking import check_overlay
 from tnetcli.exporters.geojson import collection_text, sequence_text
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.page import page_text

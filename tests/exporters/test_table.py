@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -20,9 +19,10 @@ from pyarrow import parquet
 
 from tests.exporters.records import UTM, read, record, to_lonlat, window
 from tnetcli.errors import ImageError, MissingExtraError, OutputError
-from tnetcli.exporters import geoparquet, table_rows
+from tnetcli.exporters import geoparquet
+from tnetcli.exporters.geoparquet import write_parquet
 from tnetcli.exporters.looked import Choice, Looked
-from tnetcli.exporters.table import csv_text, neutral, write_csv, write_parquet
+from tnetcli.exporters.table import csv_text, neutral, write_csv
 from tnetcli.prediction import AttentionCheck, Prediction, PredictionCost, Problem, SeenLevel
 
 COLUMNS = [
@@ -325,8 +325,7 @@ def test_a_row_tells_all_of_an_image():
     }
 
 
-def test_failed_images_that_wait_for_the_classes_take_no_memory(monkeypatch):
-    monkeypatch.setattr(table_rows, "MOST_WAITING", 100)
+def test_failed_images_come_before_the_first_that_knows_the_classes():
     failed = [replace(FAILED, image=f"{number}\n") for number in range(50)]
     found = table(*failed, SCENE, per_image=True)
     assert [row["image"] for row in found] == [
@@ -461,7 +460,6 @@ def test_the_metadata_is_that_of_geoparquet(tmp_path):
 
 
 def test_many_windows_are_written_in_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr(geoparquet, "BATCH", 10_000)
     monkeypatch.setattr(geoparquet, "GROUP", 30_000)
     chance = random.Random(0)
     windows = [
@@ -483,49 +481,3 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     assert "tnetcli[tables]" in caught.value.hint
     assert os.listdir(tmp_path) == []
     write_csv(tmp_path / "a.csv", looked(SCENE))
-
-
-MILLION = """
-import resource, sys
-from tests.exporters.records import UTM, record
-from tests.exporters.test_geojson import many
-from tnetcli.exporters.looked import Looked
-from tnetcli.exporters import table
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-told = {} if sys.argv[1] == "slide" else UTM
-write = getattr(table, sys.argv[2])
-write(sys.argv[3], [Looked(record(**told), many(1000))], overwrite=True)  # what is loaded once
-before = peak()
-write(sys.argv[3], [Looked(record(**told), many(int(sys.argv[4])))], overwrite=True)
-print(peak() - before, "torch" in sys.modules)
-"""
-
-
-def megabytes_for(kind, write, count, path):
-    done = subprocess.run(
-        [sys.executable, "-c", MILLION, kind, write, str(path), str(count)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    more, torch = done.stdout.split()
-    assert torch == "False"
-    return float(more)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="peaks are counted in other units elsewhere")
-@pytest.mark.parametrize("kind", ["scene", "slide"])
-@pytest.mark.parametrize("write", ["write_csv", "write_parquet"])
-def test_a_million_windows_are_written_in_little_memory(kind, write, tmp_path):
-    target = tmp_path / "table"
-    assert megabytes_for(kind, write, 1_000_000, target) < 150
-    if write == "write_csv":
-        with open(target, encoding="utf-8") as file:
-            assert sum(1 for _ in file) == 1_000_001
-    else:
-        assert parquet.read_metadata(target).num_rows == 1_000_000
-    target.unlink()

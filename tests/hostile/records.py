@@ -80,7 +80,7 @@ FETCHING = (
     _placed("crs-init-pipe", lambda place: f"+init={place.images}/pipe:1", *GEOJSON),
     _placed("crs-grid-pipe", lambda place: f"+proj=longlat +nadgrids={place.images}/pipe", *HEAT),
     _fetching("export-url", lambda place: f"{place.url}/served/good.tif", "out.html"),
-    _fetching("export-url-as-picture", lambda place: f"{place.url}/served/good.tif", "out.png"),
+    _fetching("export-url-as-figure", lambda place: f"{place.url}/served/good.tif", "out.png"),
     _fetching("export-vsicurl", lambda place: f"/vsicurl/{place.url}/served/good.tif", "out.html"),
     _fetching(
         "export-vsicurl-past-the-proxy",
@@ -361,8 +361,6 @@ NESTED = (
          (step("predict", "{images}/good.tif", "-o", "out.jsonl", codes=(4, 7)),)),
     Case("nested-windows", "S14", _nested("a.jsonl", *RECORD),
          (step("predict", "{images}/good.tif", "--windows", "{images}/a.jsonl", codes=(4, 7)),)),
-    Case("nested-overlay-to-check", "S14", _nested("a.geojson"),
-         (step("export", "--check", "{images}/a.geojson", codes=(4, 7)),)),
     Case("nested-recipe", "S14", _nested("a.yaml", "model: "),
          (step("train", "{images}/a.yaml", "-o", "run", codes=(4,)),)),
     Case("nested-labels", "S14", _nested("a.yaml", "data: "),

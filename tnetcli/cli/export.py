@@ -37,22 +37,18 @@ def export(
     allow_remote: options.AllowRemote = False,
     title: options.Title = "",
     per_image: options.PerImage = False,
-    check: options.Check = None,
     resume: options.Resume = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Export where the model looked: GeoJSON, heat map, picture, page or table.
+    """Export where the model looked: GeoJSON, heat map, figure, page or table.
 
     geojson is RFC 7946 for images on the Earth and QuPath's dialect for all others; heatmap is a
-    COG of attention, picture a PNG or JPEG, page one HTML file for the browser; csv and parquet
+    COG of attention, figure a PNG or JPEG, page one HTML file for the browser; csv and parquet
     have a row for each window. The files are named on standard output.
 
     Exits with 8 when some images could not be shown, or not with their pixels.
     """
-    if check is not None:
-        _check(check, predictions)
-        return
     if not predictions:
         raise UsageError("no predictions", hint="name a file that `tnet predict -o` wrote")
     if resume and overwrite:
@@ -149,14 +145,3 @@ def _refuse_ending(output: str) -> None:
             f"no format ends like `{output}`",
             hint="for example .geojson, .tif, .png, .html, .csv or .parquet; or --format",
         )
-
-
-def _check(path: Path, predictions: list[str] | None) -> None:
-    from tnetcli.exporters.checking import check_overlay
-
-    if predictions:
-        raise UsageError(
-            "--check takes the name of an overlay, and no predictions",
-            hint=f"tnet export --check {path}",
-        )
-    typer.echo(check_overlay(path))

@@ -15,7 +15,7 @@ class FormatName(StrEnum):
 
     geojson = "geojson"
     heatmap = "heatmap"
-    picture = "picture"
+    figure = "figure"
     page = "page"
     csv = "csv"
     parquet = "parquet"
@@ -41,11 +41,11 @@ BELONGS_TO = {
     "sequence": ("geojson",),
     "record_separator": ("geojson",),
     "value": ("heatmap",),
-    "size": ("picture",),
-    "no_sheet": ("picture",),
-    "no_pixels": ("picture", "page"),
-    "root": ("picture", "page"),
-    "allow_remote": ("picture", "page"),
+    "size": ("figure",),
+    "no_sheet": ("figure",),
+    "no_pixels": ("figure", "page"),
+    "root": ("figure", "page"),
+    "allow_remote": ("figure", "page"),
     "title": ("page",),
     "per_image": ("csv", "parquet"),
 }
@@ -112,10 +112,10 @@ Value = Annotated[
     ValueName,
     typer.Option(help="Attention within the parent, or the product from the root."),
 ]
-Size = Annotated[int, typer.Option(min=600, max=5000, help="Pixels across a picture.")]
+Size = Annotated[int, typer.Option(min=600, max=5000, help="Width of a figure in pixels.")]
 NoSheet = Annotated[
     bool,
-    typer.Option("--no-sheet", help="A picture without its windows one by one."),
+    typer.Option("--no-sheet", help="Leave the thumbnails of the views out of a figure."),
 ]
 NoPixels = Annotated[
     bool,
@@ -139,13 +139,6 @@ Title = Annotated[str, typer.Option(help="Of the page.")]
 PerImage = Annotated[
     bool,
     typer.Option("--per-image", help="A row an image, not one a window."),
-]
-Check = Annotated[
-    Path | None,
-    typer.Option(
-        help="Do not export: say whether this GeoJSON is one that QGIS and QuPath open.",
-        show_default=False,
-    ),
 ]
 Resume = Annotated[
     bool,

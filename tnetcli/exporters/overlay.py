@@ -1,17 +1,14 @@
-"""What the overlays of all images have in common, wherever their windows are drawn."""
+"""Checked boxes, transforms and numbers of a record, as all exporters write them."""
 
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from tnetcli.geometry import Window
 from tnetcli.prediction import BoxEdges, Prediction, SeenGlimpse, SeenWindow
 from tnetcli.wording import printable, shorten
 
-Feature: TypeAlias = dict[str, Any]
 Transform: TypeAlias = tuple[float, float, float, float, float, float]
 WithJoint: TypeAlias = tuple[SeenWindow, float | None]  # as `Looked.with_joint` yields them
 FARTHEST = 1e12  # metres or degrees: no planet is as large
@@ -19,36 +16,6 @@ SMALLEST = 1e-30  # of a pixel, in the square of these: a millionth of what is e
 DIGITS = 9  # significant, as many as a number of 32 bits holds
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
-
-
-class Overlay(Protocol):
-    """The windows of one image in one dialect of GeoJSON."""
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Return what a reader must know of the image and the coordinates: the `tnet` member."""
-        ...
-
-    def features(self, windows: Iterable[WithJoint]) -> Iterator[Feature]:
-        """Yield one feature a window, in their order, holding no more than a few at once."""
-        ...
-
-
-def shared_facts(prediction: Prediction, frame: str) -> dict[str, Any]:
-    """Return what is told of an image in every dialect."""
-    facts: dict[str, Any] = {
-        "version": prediction.tnet,
-        "model": prediction.model,
-        "model_sha256": prediction.model_sha256,
-        "frame": frame,
-        "offset": list(prediction.offset),
-        "width": prediction.width,
-        "height": prediction.height,
-        "image": prediction.image,
-    }
-    if prediction.attention_check is not None:
-        facts["attention_check"] = asdict(prediction.attention_check)
-    return facts
 
 
 def checked_box(window: SeenWindow | SeenGlimpse) -> BoxEdges:

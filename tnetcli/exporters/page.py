@@ -19,8 +19,7 @@ from tnetcli.exporters.page_pictures import (
     detail_after,
     take_pictures,
 )
-from tnetcli.exporters.page_record import image_facts, row_facts
-from tnetcli.exporters.page_windows import Drawn, strongest
+from tnetcli.exporters.page_record import Drawn, image_facts, row_facts, strongest
 from tnetcli.exporters.streaming import write_text
 from tnetcli.prediction import Prediction
 

@@ -1,25 +1,75 @@
-"""What a page tells of one image, as plain values that become JSON."""
+"""What a page shows of one image, as plain values that become JSON."""
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tnetcli.exporters.colours import as_hex, attention_colour, class_colour
-from tnetcli.exporters.overlay import WithJoint, checked_transform, measured
+from tnetcli.exporters.looked import Looked
+from tnetcli.exporters.overlay import WithJoint, checked_box, checked_transform, measured
 from tnetcli.exporters.page_pictures import Picture, Pictures
-from tnetcli.exporters.page_windows import Drawn
-from tnetcli.exporters.shown import MOST_LEVELS
-from tnetcli.geometry import Georeference
+from tnetcli.geometry import Georeference, UnknownCRSError
 from tnetcli.prediction import BoxEdges, Prediction, PredictionCost
 from tnetcli.wording import counted
 
+MOST_LEVELS = 16
+MOST_OF_A_LEVEL = 250  # windows: more than these nobody tells apart on a screen
 MOST_CLASSES = 20  # bars of the answer
 MOST_VOTES = 5  # bars of a window
 MOST_WARNINGS = 20
 LONGEST_FACT = 200  # characters
 Facts = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The windows to draw, level by level and by falling attention, and how many there are.
+
+    `counts` are all windows of each level that is drawn, `deeper` those of levels that are not.
+    """
+
+    windows: tuple[WithJoint, ...]
+    counts: dict[int, int]
+    deeper: int
+
+    def spread(self, most: int) -> list[int]:
+        """Return the places of at most so many windows, in turn from every level."""
+        turns: Counter[int] = Counter()
+        order = []
+        for place, (window, _) in enumerate(self.windows):
+            order.append((turns[window.level], place))
+            turns[window.level] += 1
+        return sorted(place for _, place in sorted(order)[:most])
+
+
+def strongest(looked: Looked) -> Drawn:
+    """Return the windows of the highest attention of each level; of equals, the first.
+
+    ValueError for a box that is no rectangle.
+    """
+    levels: dict[int, list[WithJoint]] = {}
+    deeper = 0
+    for window, joint in looked.with_joint():
+        if not 1 <= window.level <= MOST_LEVELS:
+            deeper += 1
+            continue
+        checked_box(window)
+        levels.setdefault(window.level, []).append((window, joint))
+    chosen = [
+        each
+        for _, level in sorted(levels.items())
+        for each in sorted(level, key=_rating, reverse=True)[:MOST_OF_A_LEVEL]
+    ]
+    counts = {level: len(windows) for level, windows in sorted(levels.items())}
+    return Drawn(tuple(chosen), counts, deeper)
+
+
+def _rating(each: WithJoint) -> float:
+    attention = each[0].attention
+    return attention if math.isfinite(attention) else -math.inf
 
 
 class ClassNames:
@@ -135,13 +185,11 @@ def _centres(prediction: Prediction, boxes: Sequence[BoxEdges]) -> list[list[flo
     transform = checked_transform(prediction)
     if prediction.crs is None or transform is None or not boxes:
         return nowhere
-    from rasterio.errors import CRSError  # GDAL loads for images on the Earth only
-
     column = [(box[0] + box[2]) / 2 for box in boxes]
     row = [(box[1] + box[3]) / 2 for box in boxes]
     try:
         found = Georeference(prediction.crs, transform).to_lonlat(column, row)
-    except CRSError:
+    except UnknownCRSError:
         return nowhere
     places = zip(*(each.tolist() for each in found), strict=True)
     return [_on_earth(longitude, latitude) for longitude, latitude in places]

@@ -1,7 +1,4 @@
-"""Which records can be shown: one rule for all formats, so that none draws what another refuses.
-
-What passes here passes `tnet export --check` once it is written.
-"""
+"""Which records can be shown: one rule for all formats, so that none draws what another refuses."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Export predictions: overlays, heat maps, pictures, pages and tables, in one file or in many."""
+"""Export predictions: overlays, heat maps, figures, pages and tables, in one file or in many."""
 
 import fnmatch
 import hashlib

@@ -1,4 +1,4 @@
-"""The pixels of a predicted image once more, as a screen shows them: for pictures and pages."""
+"""The pixels of a predicted image once more, as a screen shows them: for figures and pages."""
 
 import ast
 import logging

@@ -1,9 +1,8 @@
-"""Imagery made for tests, and ways to find things in a picture again."""
+"""Imagery made for tests, and ways to find things in a figure again."""
 
 import numpy as np
 
 from tnetcli.errors import ImageError
-from tnetcli.exporters.drawing import Sheet
 
 MEADOW = (10, 200, 60)  # no colour of ours
 
@@ -65,27 +64,3 @@ def find_pixels(picture, part):
             found.append((int(x), int(y)))
     assert len(found) == 1, f"{len(found)} places"
     return found[0]
-
-
-def longest_run(line):
-    """Return where the longest stretch of true begins and ends."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], line.astype(int), [0]])))
-    starts, stops = edges[::2], edges[1::2]
-    longest = int(np.argmax(stops - starts))
-    return int(starts[longest]), int(stops[longest])
-
-
-def listen(monkeypatch):
-    """Return a list that fills with (x, y, text) as a picture is drawn."""
-    heard = []
-    write = Sheet.text
-
-    def text(self, x, y, text, font, colour=(0, 0, 0)):
-        heard.append((x, y, text))
-        assert x >= 0
-        assert x + font.getlength(text) <= self.image.width, text
-        assert 0 <= y < self.image.height
-        write(self, x, y, text, font, colour)
-
-    monkeypatch.setattr(Sheet, "text", text)
-    return heard
