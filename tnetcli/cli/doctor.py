@@ -14,7 +14,7 @@ import typer
 from tnetcli import __version__
 from tnetcli.cli.options import Json
 from tnetcli.errors import OutputError
-from tnetcli.wording import first_line, in_bytes, printable
+from tnetcli.wording import first_line, in_bytes
 
 SCHEMA = "tnet.doctor/2"
 UNWANTED = ("all", "test")  # extras that are made of others, or for developers
@@ -111,6 +111,8 @@ def _cache() -> str:
 
 def as_text(found: dict[str, Any]) -> str:
     """Return one line for each fact."""
+    from tnetcli.workflows.tables import aligned
+
     cores = found["cores"]
     memory = [f"{in_bytes(count)} {name}" for name, count in found["memory"].items() if count]
     lines = {
@@ -126,8 +128,7 @@ def as_text(found: dict[str, Any]) -> str:
             for extra, names in found["extras"].items()
         },
     }
-    width = max(map(len, lines))
-    return "\n".join(f"{name:<{width}}  {printable(text, 300)}" for name, text in lines.items())
+    return "\n".join(aligned(lines.items(), indent=""))
 
 
 def _shown(version: str | None) -> str:

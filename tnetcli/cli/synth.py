@@ -21,16 +21,12 @@ class FormatName(StrEnum):
     """The files they are written to."""
 
     cog = "cog"
-    tiff = "tiff"
-    ome_zarr = "ome-zarr"
     png = "png"
-    jpeg = "jpeg"
 
 
 class ProtocolName(StrEnum):
     """What is hidden among what, and what the label is."""
 
-    needle = "needle"
     megapixel = "megapixel"
     site = "site"
 
@@ -47,10 +43,9 @@ BELONG = {
     Kind.tiles: ("tiles", "sites", "background"),
 }
 OF_PROTOCOLS = {
-    "over": (ProtocolName.megapixel,),
-    "classes": (ProtocolName.megapixel, ProtocolName.site),
-    "cells": (ProtocolName.site,),
-    "hidden_from": (ProtocolName.site,),
+    "over": ProtocolName.megapixel,
+    "cells": ProtocolName.site,
+    "hidden_from": ProtocolName.site,
 }
 
 
@@ -88,10 +83,10 @@ def synth(
     protocol: Annotated[
         ProtocolName,
         typer.Option(
-            help="Digits: needle (is there a 3 among others?), megapixel (what three of five are, "
-            "among strokes), site (a block of small digits that only a close look can read).",
+            help="Digits: site (a block of small digits that only a close view can read), or "
+            "megapixel (what three of five are, among strokes).",
         ),
-    ] = ProtocolName.needle,
+    ] = ProtocolName.site,
     over: Annotated[
         OnTop,
         typer.Option(
@@ -100,7 +95,7 @@ def synth(
     ] = OnTop.noise,
     classes: Annotated[
         int,
-        typer.Option(help="Megapixel and site: so many digits, from 0."),
+        typer.Option(help="Digits: so many of them, from 0."),
     ] = 10,
     cells: Annotated[
         str | None,
@@ -145,12 +140,10 @@ def synth(
         if wrong:
             flag = wrong[0].replace("_", "-")
             raise UsageError(f"--{flag} belongs to --kind {other}", hint="leave it out")
-    for name, protocols in OF_PROTOCOLS.items():
-        if kind == Kind.digits and protocol not in protocols and is_typed(context, name):
+    for name, needed in OF_PROTOCOLS.items():
+        if kind == Kind.digits and protocol != needed and is_typed(context, name):
             flag = name.replace("_", "-")
-            raise UsageError(
-                f"--{flag} belongs to --protocol {' or '.join(protocols)}", hint="leave it out"
-            )
+            raise UsageError(f"--{flag} belongs to --protocol {needed}", hint="leave it out")
     parts = _numbers("split", split, "0.7,0.15,0.15")
 
     block = None if cells is None else _block(cells)

@@ -22,6 +22,7 @@ from tnetcli.models.registry import BACKBONES, FAMILIES
 from tnetcli.readers.cropped import CropKind
 from tnetcli.tensor_file import open_tensor_file
 from tnetcli.wording import in_bytes, printable
+from tnetcli.workflows.tables import aligned
 
 MOST_SHOWN = 20
 LONGEST = 500  # characters of a line in a card
@@ -144,7 +145,7 @@ def as_json(result: Overview | Matches | Card) -> str:
         record = {"pattern": result.pattern, "backbones": result.names, "total": result.total}
     else:
         record = {
-            "families": {name: _on_one_line(text) for name, text in result.families.items()},
+            "families": {name: text.replace("\n", " ") for name, text in result.families.items()},
             "bundled": result.bundled,
             "backbones": result.backbones,
         }
@@ -158,37 +159,25 @@ def as_text(result: Overview | Matches | Card) -> str:
     if isinstance(result, Card):
         return _card_text(result)
     nothing = {"none": "this version comes without a model: give the path of a file"}
+    families = {name: text.split("\n") for name, text in result.families.items()}
     return "\n".join(
         [
-            *_table("families", result.families),
-            *_table("bundled models", result.bundled or nothing),
-            *_table("tested backbones, among many of timm's", result.backbones),
-            *_table("use", USES),
+            *("families", *aligned(families.items())),
+            *("bundled models", *aligned((result.bundled or nothing).items())),
+            *("tested backbones, among many of timm's", *aligned(result.backbones.items())),
+            *("use", *aligned(USES.items())),
         ]
     )
-
-
-def _table(title: str, rows: dict[str, str]) -> list[str]:
-    width = max(map(len, rows))
-    return [title, *(line for name, text in rows.items() for line in _entry(name, text, width))]
-
-
-def _entry(name: str, text: str, width: int) -> list[str]:
-    """Return a name and what it is; further lines stand below the first."""
-    return [
-        f"  {name if not number else '':<{width}}  {printable(line, LONGEST)}"
-        for number, line in enumerate(text.split("\n"))
-    ]
 
 
 def _card_text(card: Card) -> str:
     facts = card.facts
     scale, walk = facts["normalisation"], facts["traversal"]
-    lines = {
+    lines: dict[str, str | list[str]] = {
         "name": facts["name"] or "",
         "summary": facts["summary"] or "",
         "family": facts["family"],
-        "  is": FAMILIES[facts["family"]].summary,
+        "  is": FAMILIES[facts["family"]].summary.split("\n"),
         "backbone": facts["backbone"],
         "parameters": f"{facts['parameters']}, running statistics included",
         "view size": f"{facts['view_size']} x {facts['view_size']} pixels",
@@ -212,18 +201,7 @@ def _card_text(card: Card) -> str:
         "sha256": facts["sha256"],
         "tensors": "not checked: `tnet profile --model FILE` loads them",
     }
-    width = max(map(len, lines))
-    shown = [printable(facts["file"], LONGEST)]
-    for name, text in lines.items():
-        if name == "  is":  # ours, of two lines; all else may hold anything
-            shown += _entry(name, text, width)
-        elif text:
-            shown.append(f"  {name:<{width}}  {printable(text, LONGEST)}")
-    return "\n".join(shown)
-
-
-def _on_one_line(summary: str) -> str:
-    return summary.replace("\n", " ")
+    return "\n".join([printable(facts["file"], LONGEST), *aligned(lines.items())])
 
 
 def _listed(names: list[str]) -> str:
