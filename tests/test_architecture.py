@@ -33,10 +33,10 @@ MAY_IMPORT = {
     "validation": {"errors", "wording"},
     "readers": GROUND | {"output_file"},
     "traversal": GROUND,
-    "prediction": {"errors", "wording"},
-    "prediction_file": {"errors", "files", "json_text", "output_file", "prediction", "wording"},
-    "large_records": {"errors", "files", "json_text", "prediction", "prediction_file", "wording"},
-    "told_windows": GROUND | {"csv_file", "large_records", "prediction", "readers"},
+    "prediction": {"errors", "geometry", "json_text", "wording"},
+    "prediction_file": {"errors", "files", "json_text", "output_file", "prediction"}
+    | {"validation", "wording"},
+    "told_windows": GROUND | {"csv_file", "prediction", "prediction_file", "readers"},
     "engines": {"__init__", "errors", "files", "readers", "wording"},
     "models": GROUND | {"validation"},
     "devices": {"errors"},
@@ -53,6 +53,7 @@ MAY_IMPORT = {
         "looking",
         "prediction",
         "readers",
+        "visits",
     },
     "output_file": {"errors", "files", "wording"},
     "exporters": {"errors", "files", "geometry", "json_text"}
@@ -71,7 +72,7 @@ MAY_IMPORT = {
     | {"__init__", "csv_file", "sections", "scenes", "told_windows", "validation", "walks"},
     "workflows": MIDDLE
     | UPPER
-    | {"csv_file", "engines", "exporters", "large_records", "prediction_file"}
+    | {"csv_file", "engines", "exporters", "prediction_file"}
     | {"scenes", "sections", "told_windows", "training"}
     | {"__init__", "walks"},
     "cli": MIDDLE | UPPER | {"exporters", "workflows", "training", "sections", "__init__"},

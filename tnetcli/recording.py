@@ -1,4 +1,4 @@
-"""From what was seen of an image to the record of its prediction."""
+"""Make the record of an image from its rollout."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -6,49 +6,69 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from tnetcli import __version__
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Window
 from tnetcli.looking import Sight
 from tnetcli.prediction import (
+    SCHEMA,
     Prediction,
     PredictionCost,
     Problem,
+    Provenance,
     SeenGlimpse,
     SeenLevel,
     SeenWindow,
+    StopReason,
 )
 from tnetcli.readers.base import Reader
+from tnetcli.visits import Stop
 
 MOST_CLASSES = 100  # of which every window is told: records of thousands would be all numbers
 DECIMALS = 6
+# The values of `visits.Stop` as records name them.
+STOP_REASONS: dict[Stop, StopReason] = {
+    "levels": "max_level",
+    "pixels": "native_resolution",
+    "repeats": "exhausted",
+    "empty": "no_data",
+    "budget": "budget",
+    "confidence": "confidence",
+    "failed": "failed",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What looks at images: a model, and settings that the answers depend on."""
+    """A model, and the options that its predictions depend on."""
 
     model: str
     model_sha256: str
     classes: tuple[str, ...]
     settings: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def provenance(self) -> Provenance:
+        """Return what a record keeps of it."""
+        return Provenance(
+            model=self.model, sha256=self.model_sha256, version=__version__, config=self.settings
+        )
+
 
 def record_failure(
     error: TnetError | Problem, *, image: str, id: str, maker: Maker, fingerprint: str = ""
 ) -> Prediction:
-    """Return the record of an image that could not be looked at."""
+    """Return the record of an image that failed."""
     return Prediction(
-        image=image,
+        schema=SCHEMA,
         id=id,
+        image=image,
         status="failed",
-        model=maker.model,
-        model_sha256=maker.model_sha256,
-        tnet=__version__,
-        settings=maker.settings,
+        provenance=maker.provenance,
         fingerprint=fingerprint,
-        stopped="failed",
+        stop_reason="failed",
         error=error if isinstance(error, Problem) else Problem.of(error),
     )
 
@@ -57,37 +77,38 @@ def record_sight(
     sight: Sight,
     reader: Reader,
     *,
+    image: str,
     id: str,
     maker: Maker,
     fingerprint: str = "",
+    warnings: Sequence[str] = (),
+    reading: dict[str, JsonValue] | None = None,
 ) -> Prediction:
-    """Return the record of an image that was looked at."""
+    """Return the record of an image that was predicted."""
     classes = maker.classes
     probabilities = softmax(sight.scores)
     label, probability = _best(probabilities, classes)
-    georeference, microns = reader.georeference, reader.microns_per_pixel
+    microns = reader.microns_per_pixel
     return Prediction(
-        image=reader.path,
+        schema=SCHEMA,
         id=id,
+        image=image,
         status="ok",
         width=reader.size.width,
         height=reader.size.height,
         bands=len(reader.bands),
         reader=reader.name,
-        crs=georeference.crs if georeference else None,
-        transform=georeference.transform if georeference else None,
-        georeference=georeference.source if georeference else None,
-        microns_per_pixel=(microns.x, microns.y) if microns else None,
+        georeference=reader.georeference,
+        mpp=(microns.x, microns.y) if microns else None,
         offset=reader.layout.offset,
-        model=maker.model,
-        model_sha256=maker.model_sha256,
-        tnet=__version__,
-        settings=maker.settings,
+        provenance=maker.provenance,
         fingerprint=fingerprint,
+        warnings=tuple(warnings),
+        reading=reading or {},
         label=label,
         probability=probability,
         probabilities=dict(zip(classes, probabilities.tolist(), strict=True)),
-        stopped=sight.stop,
+        stop_reason=STOP_REASONS[sight.stop],
         levels=tuple(_levels(sight, classes)),
         windows=tuple(_windows(sight, classes)),
         cost=_cost(sight, reader),
@@ -111,7 +132,7 @@ def _windows(sight: Sight, classes: Sequence[str]) -> list[SeenWindow]:
             box=visit.place.region.window.box,
             attention=visit.attention,
             rank=visit.rank,
-            weight=float(weight),
+            share=float(weight),
             label=label,
             probability=probability,
             valid=float(valid),

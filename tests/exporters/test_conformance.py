@@ -2,7 +2,6 @@
 
 import json
 import runpy
-from dataclasses import replace
 from pathlib import Path
 
 import geopandas
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tnetcli
-from tests.exporters.records import UTM, record, window
+from tests.exporters.records import UTM, record, replace, window
 from tests.exporters.test_map_overlay import PLACES, SIDE, boxes, scenes
 from tests.exporters.test_pixel_overlay import RULES, strictly
 from tests.slides import real, write_scn
@@ -31,7 +30,7 @@ PATHS = ("root", "root/0-1", "root/0-1/2-2")
 
 def exported(folder, prediction, **how):
     path = folder / "a.geojson"
-    write_geojson(path, [Looked.of(prediction)], overwrite=True, **how)
+    write_geojson(path, [Looked(prediction)], overwrite=True, **how)
     assert check_overlay(path).features == len(prediction.windows)
     return path
 
@@ -148,7 +147,7 @@ def test_geopandas_finds_the_pixels_of_an_image_without_a_crs(tmp_path_factory, 
 def test_geopandas_opens_every_way_of_writing_it(tmp_path):
     scene = record(window(), window("root/0-1", (0, 0, 500, 400)), **UTM)
     other = replace(scene, image="b.tif", id="b.tif")
-    looked = [Looked.of(scene), Looked.of(other)]
+    looked = [Looked(scene), Looked(other)]
     write_geojson(tmp_path / "a.geojson", looked)
     write_geojson(tmp_path / "a.geojson.gz", looked)
     write_geojson_sequence(tmp_path / "a.geojsonl", looked)
@@ -169,10 +168,10 @@ def test_geopandas_opens_every_way_of_writing_it(tmp_path):
 
 
 def test_numbers_that_are_not_known_are_missing_and_not_text(tmp_path):
-    orphan = window("root/3-3/0-0", attention=float("nan"))
+    orphan = window("root/3-3/0-0", share=None)
     frame = geopandas.read_file(exported(tmp_path, record(window(), orphan, **UTM)))
-    assert frame["attention"].dtype == float
-    assert frame["attention"].isna().tolist() == [False, True]
+    assert frame["weight"].dtype == float
+    assert frame["weight"].isna().tolist() == [False, True]
     assert frame["joint"].isna().tolist() == [False, True]
 
 
@@ -265,8 +264,8 @@ def keys_of(value):
 def test_every_key_we_write_is_documented(tmp_path):
     page = (DOCS / "overlays.md").read_text(encoding="utf-8")
     seen = window(probabilities=(0.4, 0.6))
-    scene = record(seen, georeference="gcps", settings={"view_size": 224}, **UTM)
-    slide = record(seen, settings={"view_size": 224}, microns_per_pixel=(0.5, 0.5))
+    scene = record(seen, source="gcps", config={"view_size": 224}, **UTM)
+    slide = record(seen, config={"view_size": 224}, mpp=(0.5, 0.5))
     on_map, on_slide = page.split("## On a slide")
     for prediction, part in ((scene, on_map), (slide, on_map + on_slide)):
         overlay = json.loads(exported(tmp_path, prediction).read_text())
@@ -274,7 +273,7 @@ def test_every_key_we_write_is_documented(tmp_path):
         assert not missing
     tables = page.split("## As a table")[1]
     for per_image in (False, True):
-        header = next(iter(csv_text([Looked.of(scene)], per_image=per_image)))
+        header = next(iter(csv_text([Looked(scene)], per_image=per_image)))
         names = {name.replace("forest", "<class>") for name in header.strip().split(",")}
         assert not {name for name in names - {"prob_river"} if f"`{name}`" not in tables}
 

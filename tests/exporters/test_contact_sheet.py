@@ -24,7 +24,7 @@ def scene(paths=tuple(BOXES), **told):
 
 def test_windows_come_in_order_each_with_its_own_pixels():
     imagery = Coordinates((4500, 3500))
-    drawn = draw_picture(Looked.of(scene()), imagery, size=800).image
+    drawn = draw_picture(Looked(scene()), imagery, size=800).image
     picture = np.asarray(drawn)
     boxes = [box for box, _ in imagery.shown[1:]]  # the first is the overview
     assert boxes == [BOXES[path] for path in ORDER]
@@ -41,7 +41,7 @@ def test_windows_come_in_order_each_with_its_own_pixels():
 def test_the_border_has_the_colour_of_the_line():
     imagery = Coordinates((4500, 3500))
     one = record(window("root/0-0", BOXES["root/0-0"], 0.4))
-    picture = np.asarray(draw_picture(Looked.of(one), imagery, size=1600).image)
+    picture = np.asarray(draw_picture(Looked(one), imagery, size=1600).image)
     x, y = find_pixels(picture, imagery.shown[1][1][..., :3])
     height = imagery.shown[1][1].shape[0]
     assert tuple(picture[y + height // 2, x - 1]) == (252, 255, 164)
@@ -50,7 +50,7 @@ def test_the_border_has_the_colour_of_the_line():
 
 def test_captions_tell_level_rank_attention_and_vote(monkeypatch):
     heard = listen(monkeypatch)
-    draw_picture(Looked.of(scene(attention=0.123)), Meadow(), size=1600)
+    draw_picture(Looked(scene(attention=0.123)), Meadow(), size=1600)
     texts = [text for _, _, text in heard]
     start = texts.index("Looked at, in order of level and rank") + 1
     captions = [tuple(texts[at : at + 4]) for at in range(start, len(texts), 4)]
@@ -63,7 +63,7 @@ def test_forty_eight_windows_are_shown_and_the_rest_counted(monkeypatch):
     heard = listen(monkeypatch)
     imagery = Damaged(lambda number: False)
     many = [window(f"root/{n}-0", (n, n, n + 9, n + 9), rank=60 - n) for n in range(60)]
-    draw_picture(Looked.of(record(*many)), imagery, size=1600)
+    draw_picture(Looked(record(*many)), imagery, size=1600)
     assert imagery.reads == 1 + 48
     texts = [text for _, _, text in heard]
     ranks = [int(text.split("rank ")[1]) for text in texts if text.startswith("level 2, rank")]
@@ -73,15 +73,15 @@ def test_forty_eight_windows_are_shown_and_the_rest_counted(monkeypatch):
 
 def test_without_a_sheet_windows_are_not_read():
     imagery = Damaged(lambda number: False)
-    short = draw_picture(Looked.of(scene()), imagery, size=800, sheet=False).image
+    short = draw_picture(Looked(scene()), imagery, size=800, sheet=False).image
     assert imagery.reads == 1
-    assert short.height < draw_picture(Looked.of(scene()), imagery, size=800).image.height
+    assert short.height < draw_picture(Looked(scene()), imagery, size=800).image.height
 
 
 def test_windows_that_cannot_be_read_say_so_and_the_rest_are_shown(monkeypatch, caplog):
     heard = listen(monkeypatch)
     imagery = Damaged(lambda number: number in (3, 5))
-    draw_picture(Looked.of(scene()), imagery, size=1600)
+    draw_picture(Looked(scene()), imagery, size=1600)
     texts = [text for _, _, text in heard]
     assert texts.count("cannot be read") == 2
     assert imagery.reads == 6

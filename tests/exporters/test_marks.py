@@ -33,7 +33,6 @@ def test_more_attention_is_thicker():
     widths = [marks.width(window("root/0-0", attention=share / 2)) for share in SHARES]
     assert widths == sorted(widths)
     assert (widths[0], widths[-1]) == (2, 7)
-    assert marks.width(window("root/0-0", attention=float("nan"))) == 2
     assert Marks(Sizes.of_width(1600), most=0.0).width(window("root/0-0", attention=0.0)) == 2
 
 

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ import torch
 from PIL import Image
 
 from tests.checkpoints import write_tiny
-from tests.exporters.records import window
+from tests.exporters.records import replace, window
 from tests.images import noise
 from tnetcli.checkpoint import load_checkpoint
 from tnetcli.errors import ImageError, ModelError, OutputError, UsageError
@@ -44,7 +43,7 @@ def image(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def looked(model, image):
-    return Looked.of(predict(image, model=model, levels=2, keep=(2,)))
+    return Looked(predict(image, model=model, levels=2, keep=(2,)))
 
 
 def opened(looked, model, step=None, root=None):
@@ -178,13 +177,13 @@ class TestProblems:
             pass
 
     def test_an_image_that_is_gone_cannot_be_explained(self, looked, model):
-        gone = Looked.of(replace(looked.prediction, image="gone.png"))
+        gone = Looked(replace(looked.prediction, image="gone.png"))
         with pytest.raises(ImageError, match="the image is gone"), opened(gone, model):
             pass
 
     def test_a_record_that_tells_no_steps_wants_one_chosen(self, looked, model):
         bare = tuple(replace(each, steps=()) for each in looked.prediction.windows)
-        old = Looked.of(replace(looked.prediction, windows=bare))
+        old = Looked(replace(looked.prediction, windows=bare))
         with pytest.raises(OutputError, match="does not tell the steps"), opened(old, model):
             pass
         with opened(old, model, step=1) as explained:
@@ -192,7 +191,7 @@ class TestProblems:
 
     def test_a_record_of_the_whole_alone_says_so(self, looked, model):
         whole = replace(looked.prediction, windows=looked.prediction.windows[:1])
-        with opened(Looked.of(whole), model) as explained:
+        with opened(Looked(whole), model) as explained:
             assert explained.heats == ()
             assert "no step to explain" in explained.note
 
@@ -209,5 +208,5 @@ def test_many_windows_are_explained_only_as_far_as_they_are_shown(looked, model,
     box = looked.prediction.windows[1].box
     many = tuple(window(f"root/w{n}", box, 0.5, rank=n, steps=(1.0,)) for n in range(1, 200))
     record = replace(looked.prediction, windows=many)
-    with opened(Looked.of(record), model) as explained:
+    with opened(Looked(record), model) as explained:
         assert len(explained.heats) == 48

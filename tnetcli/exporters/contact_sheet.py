@@ -21,7 +21,6 @@ from tnetcli.exporters.drawing import (
 from tnetcli.exporters.imagery import Imagery
 from tnetcli.exporters.lettering import heading, percent
 from tnetcli.exporters.marks import Marks, number_of
-from tnetcli.exporters.overlay import checked_box
 from tnetcli.exporters.shown import Shown, is_chosen, known_attention
 from tnetcli.prediction import SeenWindow
 
@@ -65,7 +64,7 @@ def contact_sheet(shown: Shown, imagery: Imagery | None, marks: Marks, width: in
 
 def _place(window: SeenWindow, side: int, marks: Marks) -> Rect:
     """Return the place of a window's pixels and their border, at the origin."""
-    x0, y0, x1, y1 = checked_box(window)
+    x0, y0, x1, y1 = window.box
     border = 2 * (marks.sizes.px(BORDER) + 1)
     inner = fitted(x1 - x0, y1 - y0, side - border)
     return Rect(0, 0, inner.right + border, inner.bottom + border)

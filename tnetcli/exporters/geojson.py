@@ -8,10 +8,10 @@ from tnetcli.errors import OutputError
 from tnetcli.exporters.lonlat import Globe
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.map_overlay import MapOverlay
-from tnetcli.exporters.overlay import Overlay, as_line, checked_transform
+from tnetcli.exporters.overlay import Overlay, as_line
 from tnetcli.exporters.pixel_overlay import FRAMES, Frame, PixelOverlay
-from tnetcli.exporters.streaming import write_text
-from tnetcli.geometry import Georeference, Size
+from tnetcli.geometry import Size
+from tnetcli.output_file import write_text
 from tnetcli.prediction import Prediction
 
 RECORD_SEPARATOR = "\x1e"
@@ -81,7 +81,7 @@ def _check(frame: str) -> None:
 
 def _sequence(looked: Iterable[Looked], frame: Frame, before: str) -> Iterator[str]:
     for each in looked:
-        if each.prediction.status != "ok":
+        if not each.prediction.is_done:
             continue
         overlay = _overlay(each.prediction, frame)
         facts = overlay.facts
@@ -94,7 +94,7 @@ def _collection(looked: Iterable[Looked], frame: Frame) -> Iterator[str]:
     separator = "\n"
     yield HEAD
     for each in looked:
-        if each.prediction.status != "ok":
+        if not each.prediction.is_done:
             summary.failed += 1
             continue
         overlay = _overlay(each.prediction, frame)
@@ -171,22 +171,18 @@ def _overlay(prediction: Prediction, frame: Frame) -> Overlay:
 
 
 def globe_of(prediction: Prediction) -> Globe | None:
-    """Return where an image lies on the Earth, None if nowhere: a plan of a building, Mars.
-
-    ValueError for a transform that leads nowhere.
-    """
-    transform = checked_transform(prediction)
-    if prediction.crs is None or transform is None:
+    """Return where an image lies on the Earth, None if nowhere: a plan of a building, Mars."""
+    georeference = prediction.georeference
+    if georeference is None or georeference.crs is None:
         return None
     from rasterio.errors import CRSError  # GDAL loads for images on the Earth only
 
-    georeference = Georeference(prediction.crs, transform)
     try:
         globe = Globe(georeference, Size(prediction.width, prediction.height))
     except CRSError as error:
         raise OutputError(
             f"cannot place `{prediction.image}` on the Earth: no CRS is known as "
-            f"`{prediction.crs[:60]}`",
+            f"`{georeference.crs[:60]}`",
             hint="was it predicted with a newer GDAL?",
         ) from error
     return globe if globe.is_known else None

@@ -10,7 +10,6 @@ from tnetcli.errors import MissingExtraError, OutputError
 from tnetcli.exporters.antimeridian import Outline
 from tnetcli.exporters.lonlat import Globe
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.streaming import MakerError, made
 from tnetcli.exporters.table_rows import Kind, Rows, tabulated
 from tnetcli.output_file import check_free, whole_file
 from tnetcli.prediction import BoxEdges
@@ -40,26 +39,23 @@ def write(
     except ModuleNotFoundError as error:
         raise MissingExtraError.of("tables", "a table in Parquet") from error
     check_free(path, overwrite=overwrite)
-    try:
-        with (
-            tabulated(looked, per_image=per_image) as table,
-            whole_file(path, "the table") as file,
-            parquet.ParquetWriter(
-                file, schema := _schema(table.columns, pyarrow), compression="zstd"
-            ) as writer,
-        ):
-            places = _Places()
-            batches = (
-                _batch(some, schema, places, pyarrow)
-                for some in _several(made(table.rows()), _most(BATCH, schema), _length)
-            )
-            for group in _several(batches, _most(GROUP, schema), len):
-                writer.write_table(pyarrow.Table.from_batches(group, schema))
-            # At the end, when it is known what the table holds.
-            writer.add_key_value_metadata({"geo": json.dumps(places.told())})
-            check_free(path, overwrite=overwrite)  # somebody may have been quicker
-    except MakerError as error:
-        raise error.__cause__ or error from None
+    with (
+        tabulated(looked, per_image=per_image) as table,
+        whole_file(path, "the table") as file,
+        parquet.ParquetWriter(
+            file, schema := _schema(table.columns, pyarrow), compression="zstd"
+        ) as writer,
+    ):
+        places = _Places()
+        batches = (
+            _batch(some, schema, places, pyarrow)
+            for some in _several(table.rows(), _most(BATCH, schema), _length)
+        )
+        for group in _several(batches, _most(GROUP, schema), len):
+            writer.write_table(pyarrow.Table.from_batches(group, schema))
+        # At the end, when it is known what the table holds.
+        writer.add_key_value_metadata({"geo": json.dumps(places.told())})
+        check_free(path, overwrite=overwrite)  # somebody may have been quicker
 
 
 def _most(values: int, schema: Any) -> int:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.overlay import checked_box
 from tnetcli.geometry import ROOT, Size
 
 Value: TypeAlias = Literal["attention", "joint"]
@@ -208,7 +207,7 @@ def _rows(looked: Looked, value: Value) -> Iterator[NDArray[Any]]:
     else:
         numbers = ((window, window.attention) for window in looked.chosen())
     told = (
-        (checked_box(window), window.level, number)
+        (window.box, window.level, number)
         for window, number in numbers
         if with_root or window.path != ROOT
     )

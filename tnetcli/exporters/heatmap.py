@@ -1,6 +1,5 @@
 """Attention as a raster: a COG on the image's own grid, much coarser, NaN where nobody looked."""
 
-import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from tnetcli.errors import OutputError
 from tnetcli.exporters.heat_cells import HeatGrid, HeatWindows, Value
 from tnetcli.exporters.heat_file import write_cog
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.overlay import HALF_CHARACTERS, checked_transform
+from tnetcli.exporters.overlay import HALF_CHARACTERS
 from tnetcli.files import is_plain_crs
 from tnetcli.geometry import Size
 from tnetcli.output_file import (
@@ -47,7 +46,7 @@ def write_heatmap(
     if value not in get_args(Value):
         raise ValueError(f"no such value: `{value}`, choose one of {', '.join(get_args(Value))}")
     prediction = looked.prediction
-    if prediction.status != "ok":
+    if not prediction.is_done:
         raise OutputError(
             f"`{shorten(prediction.image)}` was not predicted: there is nothing to show",
             hint="predict it again",
@@ -103,26 +102,23 @@ class _Place:
 
 
 def _place(prediction: Prediction) -> _Place | None:
-    """Return where an image lies; None for one in pixels: a slide, a photo.
-
-    ValueError for a transform that leads nowhere.
-    """
-    transform = checked_transform(prediction)
-    if transform is None:
+    """Return where an image lies; None for one in pixels: a slide, a photo."""
+    place = prediction.georeference
+    if place is None:
         return None
-    if prediction.crs is None:
-        return None if transform == IDENTITY else _Place(transform)
+    if place.crs is None:
+        return None if place.transform == IDENTITY else _Place(place.transform)
     from rasterio.crs import CRS  # GDAL loads for what is written with it, not with this module
     from rasterio.errors import CRSError
 
     try:
-        if not is_plain_crs(prediction.crs):
+        if not is_plain_crs(place.crs):
             raise CRSError("neither a code nor WKT without grids")  # noqa: TRY301
-        return _Place(transform, CRS.from_string(prediction.crs))
+        return _Place(place.transform, CRS.from_string(place.crs))
     except CRSError as error:
         raise OutputError(
             f"cannot place `{shorten(prediction.image)}` on the Earth: no CRS is known as "
-            f"`{shorten(prediction.crs)}`",
+            f"`{shorten(place.crs)}`",
             hint="was it predicted with a newer GDAL?",
         ) from error
 
@@ -137,7 +133,7 @@ def _check_place(made: Path, place: _Place | None, prediction: Prediction) -> No
         if dataset.crs is None:
             raise OutputError(
                 f"a GeoTIFF cannot hold the CRS of `{shorten(prediction.image)}`: "
-                f"`{shorten(prediction.crs)}`",
+                f"`{shorten(place.crs)}`",
                 hint="use --format geojson",
             )
 
@@ -149,11 +145,14 @@ def _facts(looked: Looked, value: Value, grid: HeatGrid, count: int) -> dict[str
     facts = {
         "TNET_IMAGE": _text(prediction.image),
         "TNET_ID": _text(prediction.id),
-        "TNET_MODEL": _text(prediction.model),
-        "TNET_MODEL_SHA256": _text(prediction.model_sha256),
-        "TNET_VERSION": _text(prediction.tnet),
-        "TNET_LABEL": _text(prediction.label),
-        "TNET_PROBABILITY": f"{prediction.probability:.9g}",
+        "TNET_MODEL": _text(prediction.provenance.model),
+        "TNET_MODEL_SHA256": _text(prediction.provenance.sha256),
+        "TNET_VERSION": _text(prediction.provenance.version),
+        "TNET_STATUS": prediction.status,
+        "TNET_LABEL": _text(prediction.label or ""),
+        "TNET_PROBABILITY": ""
+        if prediction.probability is None
+        else f"{prediction.probability:.9g}",
         "TNET_VALUE": value,
         "TNET_WINDOWS": str(count),
         "TNET_DOWNSAMPLE": str(grid.downsample),
@@ -164,8 +163,8 @@ def _facts(looked: Looked, value: Value, grid: HeatGrid, count: int) -> dict[str
     if looked.choice.levels is not None:
         facts["TNET_LEVELS"] = _text(",".join(map(str, sorted(looked.choice.levels))))
     # Ground control points place an image less well than its own transform would.
-    if prediction.georeference not in (None, "transform"):
-        facts["TNET_GEOREFERENCE"] = _text(str(prediction.georeference))
+    if prediction.georeference is not None and prediction.georeference.source != "transform":
+        facts["TNET_GEOREFERENCE"] = _text(prediction.georeference.source)
     return facts
 
 
@@ -178,11 +177,9 @@ def _resolution(prediction: Prediction, grid: HeatGrid, place: _Place | None) ->
     if place:
         return {"TNET_FRAME": "map"}
     facts = {"TNET_FRAME": "pixels"}
-    if prediction.microns_per_pixel is None:
+    if prediction.mpp is None:
         return facts
-    across, down = prediction.microns_per_pixel
-    if not (0 < across < math.inf and 0 < down < math.inf):
-        return facts
+    across, down = prediction.mpp
     x, y = (1e4 / (microns * grid.downsample) for microns in (across, down))
     facts["TNET_MICRONS_PER_PIXEL"] = f"{across:.9g},{down:.9g}"
     if min(x, y) > 1e-6 and max(x, y) < 1e9:  # a TIFF holds fractions of 32 bits

@@ -7,7 +7,7 @@ from typing import Any
 from tnetcli.exporters.antimeridian import Outline
 from tnetcli.exporters.colours import as_hex, class_colour
 from tnetcli.exporters.lonlat import Globe
-from tnetcli.exporters.overlay import Feature, WithJoint, checked_box, measured, shared_facts
+from tnetcli.exporters.overlay import Feature, WithJoint, measured, shared_facts
 from tnetcli.prediction import Prediction, SeenWindow
 
 FRAME = "wgs84"
@@ -26,8 +26,6 @@ class MapOverlay:
         self._prediction = prediction
         self._globe = globe
         self._classes = list(prediction.probabilities)
-        # Spelled out, the half characters of names that are not UTF-8 keep their ids apart.
-        self._id = prediction.id.encode("utf-8", "backslashreplace").decode()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -38,12 +36,12 @@ class MapOverlay:
         """Yield one feature a window."""
         source = iter(windows)
         while chunk := list(islice(source, CHUNK)):
-            outlines = self._globe.outlines([checked_box(window) for window, _ in chunk])
+            outlines = self._globe.outlines([window.box for window, _ in chunk])
             for (window, joint), outline in zip(chunk, outlines, strict=True):
                 yield self._feature(window, outline, joint)
 
     def _feature(self, window: SeenWindow, outline: Outline | None, joint: float | None) -> Feature:
-        feature: Feature = {"type": "Feature", "id": f"{self._id}#{window.path}"}
+        feature: Feature = {"type": "Feature", "id": f"{self._prediction.id}#{window.path}"}
         if outline is not None:
             feature["bbox"] = list(outline.bbox)
         feature["geometry"] = None if outline is None else _geometry(outline.rings)
@@ -66,7 +64,7 @@ class MapOverlay:
             "width": round(x1 - x0, 6),
             "height": round(y1 - y0, 6),
             "image": prediction.image,
-            "model": prediction.model,
+            "model": prediction.provenance.model,
             **self._source(),
             "title": f"{window.label} {window.probability:.2f} ({window.path})",
             "stroke": colour,
@@ -76,8 +74,10 @@ class MapOverlay:
 
     def _source(self) -> dict[str, str]:
         # Ground control points place an image less well than its own transform would.
-        source = self._prediction.georeference
-        return {} if source in (None, "transform") else {"georeference": str(source)}
+        place = self._prediction.georeference
+        if place is None or place.source == "transform":
+            return {}
+        return {"georeference": place.source}
 
 
 def _geometry(rings: Sequence[Sequence[tuple[float, float]]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.overlay import WithJoint, checked_box
+from tnetcli.exporters.overlay import WithJoint
 from tnetcli.exporters.shown import MOST_LEVELS, keep_best
 
 MOST_OF_A_LEVEL = 250  # windows: more than these nobody tells apart on a screen
@@ -34,10 +34,7 @@ class Drawn:
 
 
 def strongest(looked: Looked) -> Drawn:
-    """Choose what to draw while the windows pass by once; of equals, the first.
-
-    ValueError for a box that is none.
-    """
+    """Choose what to draw; of equals, the first."""
     kept: dict[int, list[tuple[float, int, WithJoint]]] = {}
     counts: Counter[int] = Counter()
     deeper = 0
@@ -46,7 +43,6 @@ def strongest(looked: Looked) -> Drawn:
             deeper += 1
             continue
         counts[window.level] += 1
-        checked_box(window)
         attention = window.attention if math.isfinite(window.attention) else -math.inf
         entry = (attention, -number, (window, joint))
         level = kept.setdefault(window.level, [])

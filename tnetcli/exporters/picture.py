@@ -30,7 +30,6 @@ from tnetcli.exporters.legend import legend
 from tnetcli.exporters.lettering import Sizes, percent
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.marks import Marks
-from tnetcli.exporters.overlay import checked_box
 from tnetcli.exporters.scale_bar import pixel_size, scale_bar
 from tnetcli.exporters.shown import Shown, choose_shown, is_chosen, known_attention
 from tnetcli.output_file import check_free, whole_file
@@ -122,7 +121,7 @@ def draw_picture(
 ) -> Sheet:
     """Draw the picture of a predicted image."""
     prediction = looked.prediction
-    if prediction.status != "ok" or prediction.width < 1 or prediction.height < 1:
+    if not prediction.is_done:
         raise OutputError(
             f"nothing is known of `{prediction.image}` that could be drawn",
             hint="its prediction failed: predict it again",
@@ -146,9 +145,11 @@ def draw_picture(
 
 
 def _header(prediction: Prediction, sizes: Sizes, width: int) -> Block:
-    sure = f" {percent(prediction.probability)}" if prediction.label else ""
+    sure, answer = "", f"abstained: {prediction.reason}"
+    if prediction.label is not None and prediction.probability is not None:
+        sure, answer = f" {percent(prediction.probability)}", prediction.label
     room = width - round(sizes.title.getlength(sure))
-    title = cut_to(plain(prediction.label, 100) or "no answer", sizes.title, room) + sure
+    title = cut_to(plain(answer, 100) or "no answer", sizes.title, room) + sure
     name = cut_to(plain(prediction.image[-200:]), sizes.text, width, keep_end=True)
     facts = cut_to(" · ".join(_facts(prediction)), sizes.text, width)
     high, step = line_height(sizes.title), line_height(sizes.text)
@@ -163,8 +164,8 @@ def _header(prediction: Prediction, sizes: Sizes, width: int) -> Block:
 
 def _facts(prediction: Prediction) -> list[str]:
     facts = [f"{prediction.width:,} x {prediction.height:,} pixels"]
-    if prediction.model:
-        facts.append(f"model {plain(prediction.model, 40)}")
+    if prediction.provenance.model:
+        facts.append(f"model {plain(prediction.provenance.model, 40)}")
     if prediction.cost is not None:
         facts.append(f"{counted(prediction.cost.windows, 'window')} looked at")
         facts.append(f"{100 * prediction.cost.fraction_decoded:.3g} % of the pixels decoded")
@@ -229,7 +230,7 @@ def _draw_windows(sheet: Sheet, overview: Overview, shown: Shown, marks: Marks) 
     for edge in _outline(overview.rect):
         sheet.fill(edge, INK)
     found = [
-        (window, overview.find(checked_box(window)))
+        (window, overview.find(window.box))
         for windows in shown.drawn.values()
         for window in windows
     ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
 from tnetcli.exporters.colours import attention_colour, class_colour
-from tnetcli.exporters.overlay import Feature, WithJoint, checked_box, measured, shared_facts
+from tnetcli.exporters.overlay import Feature, WithJoint, measured, shared_facts
 from tnetcli.prediction import Prediction, SeenWindow
 
 Frame: TypeAlias = Literal["qupath", "level0"]
@@ -31,8 +31,8 @@ class PixelOverlay:
     def facts(self) -> dict[str, Any]:
         """Return the `tnet` member."""
         facts = shared_facts(self._prediction, self._frame)
-        if self._prediction.microns_per_pixel is not None:
-            facts["microns_per_pixel"] = list(self._prediction.microns_per_pixel)
+        if self._prediction.mpp is not None:
+            facts["microns_per_pixel"] = list(self._prediction.mpp)
         return facts
 
     def features(self, windows: Iterable[WithJoint]) -> Iterator[Feature]:
@@ -41,7 +41,7 @@ class PixelOverlay:
             yield self._feature(window, joint)
 
     def _feature(self, window: SeenWindow, joint: float | None) -> Feature:
-        left, top, right, bottom = checked_box(window)
+        left, top, right, bottom = window.box
         x, y = self._shift
         x0, x1 = _pixel(left - x), _pixel(right - x)
         y0, y1 = _pixel(top - y), _pixel(bottom - y)
@@ -69,14 +69,14 @@ class PixelOverlay:
                 "path": window.path,
                 "label": window.label,
                 "image": prediction.image,
-                "model": prediction.model,
+                "model": prediction.provenance.model,
             },
         }
 
     def _id(self, window: SeenWindow) -> str:
         # By what is seen and by whom: QuPath knows a window again that it has already.
         prediction = self._prediction
-        name = [prediction.id, prediction.model_sha256, window.path, *map(float, window.box)]
+        name = [prediction.id, prediction.provenance.sha256, window.path, *map(float, window.box)]
         return str(uuid.uuid5(NAMESPACE, json.dumps(name)))
 
 

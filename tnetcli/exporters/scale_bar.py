@@ -66,14 +66,14 @@ def pixel_size(prediction: Prediction) -> PixelSize | None:
 
 
 def _on_earth(prediction: Prediction) -> PixelSize | None:
-    if prediction.crs is None or prediction.transform is None:
+    place = prediction.georeference
+    if place is None or place.crs is None:
         return None
     size = Size(prediction.width, prediction.height)
-    a, b, c, d, e, f = prediction.transform
+    a, b, c, d, e, f = place.transform
     # Far from any map PROJ would turn around the Earth for hours.
     if not all(abs(each) < FARTHEST for each in (a, b, c, d, e, f)):
         return None
-    place = Georeference(prediction.crs, (a, b, c, d, e, f))
     corners = place.to_map([0, size.width, 0, size.width], [0, 0, size.height, size.height])
     if not (np.abs(corners) < FARTHEST).all():
         return None
@@ -82,9 +82,9 @@ def _on_earth(prediction: Prediction) -> PixelSize | None:
         return None
     others = [
         # Moved so that its middle is where a corner was, or nearly.
-        Georeference(
-            prediction.crs, (a, b, c + a * x + b * y, d, e, f + d * x + e * y)
-        ).ground_size(size)
+        Georeference(place.crs, (a, b, c + a * x + b * y, d, e, f + d * x + e * y)).ground_size(
+            size
+        )
         for x in (-NEARLY * size.width, NEARLY * size.width)
         for y in (-NEARLY * size.height, NEARLY * size.height)
     ]
@@ -95,9 +95,9 @@ def _on_earth(prediction: Prediction) -> PixelSize | None:
 
 
 def _under_microscope(prediction: Prediction) -> PixelSize | None:
-    if prediction.microns_per_pixel is None:
+    if prediction.mpp is None:
         return None
-    across, down = prediction.microns_per_pixel
+    across, down = prediction.mpp
     return PixelSize(MICRON * across, MICRON * down)
 
 

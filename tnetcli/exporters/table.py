@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.streaming import write_text
 from tnetcli.exporters.table_rows import Value, tabulated
+from tnetcli.output_file import write_text
 
 WHAT = "the table"
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")

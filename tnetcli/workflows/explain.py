@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from tnetcli.errors import ModelError, OutputError, UsageError
 from tnetcli.exporters.colours import attention_colour
 from tnetcli.exporters.imagery import Imagery
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.overlay import checked_box
 from tnetcli.exporters.shown import choose_shown, is_chosen
 from tnetcli.geometry import Size, Window
 from tnetcli.models.step_cam import step_cam
@@ -107,12 +107,12 @@ def open_explained(
 
 
 def _name(prediction: Prediction, model: str | None) -> str:
-    if model is None and prediction.model not in bundled_models():
+    if model is None and prediction.provenance.model not in bundled_models():
         raise UsageError(
-            f"which model is `{prediction.model}`, that made the predictions?",
+            f"which model is `{prediction.provenance.model}`, that made the predictions?",
             hint="give its file: --model FILE",
         )
-    return model or prediction.model
+    return model or prediction.provenance.model
 
 
 @lru_cache(maxsize=1)
@@ -129,10 +129,11 @@ def _check(checkpoint: Checkpoint, prediction: Prediction, step: int | None) -> 
             + (", with `steps: none`" if isinstance(model, TwoStream) else ""),
             hint="--explain step is for models of the family two_stream that make steps",
         )
-    if checkpoint.sha256 != prediction.model_sha256:
+    if checkpoint.sha256 != prediction.provenance.sha256:
         raise ModelError(
             f"`{prediction.id}` was not predicted by `{checkpoint.path}`: the record names "
-            f"{prediction.model_sha256[:12] or 'no model'}, the file is {checkpoint.sha256[:12]}",
+            f"{prediction.provenance.sha256[:12] or 'no model'}, the file is "
+            f"{checkpoint.sha256[:12]}",
             hint="give the model that made the predictions, or predict again with this one",
         )
     if step is not None and step > model.steps:
@@ -157,12 +158,13 @@ def _explainer(
         )
     label = description.classes.index(prediction.label)
     side = Size(description.view_size, description.view_size)
-    if prediction.settings.get("rescale"):
-        low, high = prediction.settings["rescale"]
+    rescale: Any = prediction.provenance.config.get("rescale")
+    if rescale:
+        low, high = rescale
         reader = RescaledReader(reader, low, high, description.normalisation.dtype)
 
     def explain(window: SeenWindow, step: int) -> Heat:
-        x0, y0, x1, y1 = checked_box(window)
+        x0, y0, x1, y1 = window.box
         pixels = reader.read(Window(x0, y0, x1 - x0, y1 - y0), side)
         view, _ = description.normalisation.apply(pixels)  # (bands, height, width)
         found = step_cam(network, from_numpy(view), step, label).float().cpu()

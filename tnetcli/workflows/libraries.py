@@ -62,7 +62,6 @@ LIBRARIES = (
     Library("pyyaml", "yaml"),
     Library("matplotlib", "matplotlib.figure"),
     Library("safetensors", "safetensors"),
-    Library("ijson", "ijson"),
     Library("jsonschema", "jsonschema"),
     Library("packaging", "packaging"),
     Library(
