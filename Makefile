@@ -72,6 +72,7 @@ docs: setup
 	$(BIN)/python docs/make_recipes.py
 	$(BIN)/python docs/make_how_it_works.py
 	$(BIN)/python docs/make_readme.py
+	$(BIN)/python docs/make_schema.py
 
 bench: setup
 	$(BIN)/python benchmarks/readers.py --write

@@ -33,10 +33,10 @@ MAY_IMPORT = {
     "tasks": {"errors", "wording"},
     "traversal": GROUND | {"devices", "models", "normalisation", "readers", "validation"},
     "inference": MIDDLE | {"checkpoint", "devices"},
-    "prediction": {"errors", "wording"},
-    "prediction_file": {"errors", "files", "json_text", "output_file", "prediction", "wording"},
-    "large_records": {"errors", "files", "json_text", "prediction", "prediction_file", "wording"},
-    "told_windows": GROUND | {"csv_file", "large_records", "prediction", "readers", "traversal"},
+    "prediction": {"errors", "geometry", "json_text", "wording"},
+    "prediction_file": {"errors", "files", "json_text", "output_file", "prediction"}
+    | {"validation", "wording"},
+    "told_windows": GROUND | {"csv_file", "prediction", "prediction_file", "readers", "traversal"},
     "engines": {"__init__", "errors", "files", "readers", "wording"},
     "models": GROUND | {"tasks", "tensor_file", "validation"},
     "devices": {"errors"},
@@ -51,6 +51,7 @@ MAY_IMPORT = {
         "readers",
         "inference",
         "tasks",
+        "traversal",
     },
     "output_file": {"errors", "files", "wording"},
     "exporters": {"errors", "files", "geometry"} | {"output_file", "prediction", "wording"},
@@ -67,7 +68,7 @@ MAY_IMPORT = {
     | {"__init__", "csv_file", "sections", "scenes", "told_windows", "validation"},
     "workflows": MIDDLE
     | UPPER
-    | {"csv_file", "engines", "exporters", "large_records", "prediction_file"}
+    | {"csv_file", "engines", "exporters", "prediction_file"}
     | {"scenes", "sections", "told_windows", "training"}
     | {"__init__"},
     "cli": MIDDLE | UPPER | {"exporters", "workflows", "training", "sections", "__init__"},

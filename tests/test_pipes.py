@@ -131,7 +131,7 @@ def test_what_has_ended_already_is_empty():
 @pytest.fixture
 def predictions(tmp_path):
     told = record(window(attention=1.0), image="a.tif", width=100, height=80)
-    (tmp_path / "a.jsonl").write_text(told.to_json() + "\n")
+    (tmp_path / "a.jsonl").write_text(told.model_dump_json() + "\n")
     return tmp_path
 
 

@@ -6,6 +6,7 @@ from tnetcli.looking import Looker
 
 from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
+from tnetcli import __version__
 from tnetcli.errors import ImageError
 from tnetcli.normalisation import Normalisation
 from tnetcli.prediction import Prediction
@@ -14,6 +15,7 @@ from tnetcli.recording import Maker, _windows, record_failure, record_sight
 from tnetcli.traversal import Plan
 
 CLASSES = ("river", "forest", "sea")
+SHA256 = "ab12" * 16
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +28,12 @@ def seen(tmp_path_factory):
         record = record_sight(
             sight,
             reader,
+            image="a/scene.tif",
             id="a/scene.tif",
-            maker=Maker("small", "ab12", CLASSES, {"levels": 9}),
+            maker=Maker("small", SHA256, CLASSES, {"levels": 9}),
             fingerprint="cd34",
+            warnings=["dark"],
+            reading={"z": "3"},
         )
     return sight, record
 
@@ -48,7 +53,7 @@ def test_every_window_looked_at_is_recorded(seen):
     assert [window.path for window in record.windows][:2] == ["root", record.windows[1].path]
     assert record.windows[0].box == (0.0, 0.0, 600.0, 500.0)
     assert record.windows[0].attention == 1.0
-    assert sum(window.weight for window in record.windows) == pytest.approx(1)
+    assert sum(window.share for window in record.windows) == pytest.approx(1)
     assert len(record.windows) == len(sight.visits) == record.cost.windows
     assert sum(level.windows for level in record.levels) == len(record.windows)
 
@@ -76,16 +81,18 @@ def test_the_last_level_agrees_with_the_conclusion(seen):
 
 def test_the_record_says_why_the_looking_ended(seen):
     _, record = seen
-    assert record.stopped == "pixels"
+    assert record.stop_reason == "native_resolution"
     assert record.levels[-1].level < 9
 
 
 def test_place_model_and_cost_are_recorded(seen):
     _, record = seen
     assert (record.width, record.height, record.bands) == (600, 500, 3)
-    assert (record.crs, record.georeference) == ("EPSG:32633", "transform")
-    assert (record.model, record.model_sha256) == ("small", "ab12")
-    assert (record.settings, record.fingerprint) == ({"levels": 9}, "cd34")
+    assert (record.georeference.crs, record.georeference.source) == ("EPSG:32633", "transform")
+    assert (record.provenance.model, record.provenance.sha256) == ("small", SHA256)
+    assert (record.provenance.version, record.provenance.runtime) == (__version__, "torch")
+    assert (record.provenance.config, record.fingerprint) == ({"levels": 9}, "cd34")
+    assert (record.warnings, record.reading) == (("dark",), {"z": "3"})
     assert record.cost.pixels_total == 300_000
     assert record.cost.fraction_decoded == record.cost.pixels_decoded / 300_000
     assert record.cost.seconds == record.cost.read_seconds + record.cost.model_seconds
@@ -93,7 +100,7 @@ def test_place_model_and_cost_are_recorded(seen):
 
 def test_the_record_survives_its_line(seen):
     _, record = seen
-    assert Prediction.from_json(record.to_json()) == record
+    assert Prediction.model_validate_json(record.model_dump_json()) == record
 
 
 def test_a_failure_keeps_what_the_user_would_read():
@@ -101,10 +108,10 @@ def test_a_failure_keeps_what_the_user_would_read():
         ImageError("torn", hint="again"),
         image="b.tif",
         id="b",
-        maker=Maker("small", "ab12", CLASSES, {"levels": 9}),
+        maker=Maker("small", SHA256, CLASSES, {"levels": 9}),
     )
-    assert Prediction.from_json(record.to_json()) == record
-    assert (record.model_sha256, record.settings) == ("ab12", {"levels": 9})
+    assert Prediction.model_validate_json(record.model_dump_json()) == record
+    assert (record.provenance.sha256, record.provenance.config) == (SHA256, {"levels": 9})
     assert (record.status, record.error.message, record.error.hint) == ("failed", "torn", "again")
 
 

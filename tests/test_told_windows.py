@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,13 +6,12 @@ import torch
 from tnetcli.looking import Looker
 from tnetcli.visits import Told
 
-from tests.exporters.records import record, window
+from tests.exporters.records import failed, record, replace, window
 from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError, ManifestError
 from tnetcli.geometry import Size, Window
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
-from tnetcli.prediction import Prediction, Problem
 from tnetcli.readers.open import open_image
 from tnetcli.told_windows import ToldWindows
 from tnetcli.traversal import Plan
@@ -27,11 +25,11 @@ TWO = record(
     window("root/1-2/0-0", (50, 60, 70, 80), 0.9),
     image="scenes/a.tif",
 )
-BROKEN = Prediction("b.tif", "b", "failed", error=Problem("ImageError", "gone"))
+BROKEN = failed("b.tif", id="b")
 
 
 def write(path, *records):
-    path.write_text("".join(f"{each.to_json()}\n" for each in records))
+    path.write_text("".join(f"{each.model_dump_json()}\n" for each in records))
     return ToldWindows(path)
 
 
@@ -100,14 +98,14 @@ class TestRecords:
     @pytest.mark.parametrize(
         ("change", "problem"),
         [
-            ({"box": [5, 5, 5, 9]}, "not a rectangle"),
-            ({"attention": -1}, "attention is not within"),
-            ({"attention": 7}, "attention is not within"),
-            ({"box": [5, 5]}, "windows that cannot be"),
+            ({"box": [5, 5, 5, 9]}, "thinner than"),
+            ({"attention": -1}, "attention` is -1: "),
+            ({"attention": 7}, "attention` is 7: "),
+            ({"box": [5, 5]}, r"box\[2\]` is missing"),
         ],
     )
     def test_records_that_cannot_be_are_refused(self, change, problem, tmp_path):
-        data = json.loads(TWO.to_json())
+        data = json.loads(TWO.model_dump_json())
         data["windows"][1] |= change
         (tmp_path / "a.jsonl").write_text(json.dumps(data) + "\n")
         with pytest.raises(ManifestError, match=problem):

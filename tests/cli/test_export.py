@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import geopandas
 import numpy as np
@@ -18,12 +17,11 @@ from PIL import Image
 from tests.cli.test_predict import invoke
 from tests.commands import tnet
 from tests.exporters.conformance import check_overlay
-from tests.exporters.records import UTM, record, window
+from tests.exporters.records import UTM, failed, record, replace, window
 from tests.images import noise, write_geotiff
-from tnetcli.errors import ImageError
-from tnetcli.prediction import AttentionCheck, Prediction, Problem, SeenLevel
+from tnetcli.prediction import AttentionCheck, SeenLevel
 
-FAILED = Prediction("bad.tif", "bad.tif", "failed", error=Problem.of(ImageError("damaged")))
+FAILED = failed("bad.tif")
 WINDOWS = (
     window(attention=1.0, box=(0, 0, 300, 200), label="forest", probabilities=(0.9, 0.1)),
     window("root/0-0", (0, 0, 150, 100), 0.6, probabilities=(0.2, 0.8)),
@@ -51,7 +49,7 @@ def folder(tmp_path, monkeypatch):
 
 def put(path, *records):
     with open(path, "w", encoding="utf-8") as file:
-        file.writelines(f"{each.to_json()}\n" for each in records)
+        file.writelines(f"{each.model_dump_json()}\n" for each in records)
 
 
 def export(*arguments, **how):
@@ -339,10 +337,10 @@ class TestPixels:
         (["empty.jsonl"], 7, "no prediction in it"),
         (["text.jsonl"], 7, "not JSON"),
         (["crs.jsonl", "-o", "a.geojson"], 7, "EPSG:99999"),
-        (["box.jsonl", "-o", "a.geojson"], 7, "cannot be shown"),
+        (["box.jsonl", "-o", "a.geojson"], 7, "`box` is thinner than"),
         (["s"], 7, "cannot read `s`"),
         (["p.jsonl", "-o", "a.xyz"], 2, "no format ends like `a.xyz`"),
-        (["types.jsonl", "-o", "a.html"], 7, "`crs` is no str"),
+        (["types.jsonl", "-o", "a.html"], 7, "`georeference.crs` is 5: "),
     ],
 )
 def test_what_cannot_be_is_told_in_two_lines(folder, arguments, code, says):
@@ -351,9 +349,12 @@ def test_what_cannot_be_is_told_in_two_lines(folder, arguments, code, says):
     (folder / "text.jsonl").write_text("hello\n")
     put("crs.jsonl", replace(scene("s/a.tif"), crs="EPSG:99999"))
     (folder / "types.jsonl").write_text(
-        scene("s/a.tif").to_json().replace('"EPSG:32633"', "5") + "\n"
+        scene("s/a.tif").model_dump_json().replace('"EPSG:32633"', "5") + "\n"
     )
-    put("box.jsonl", record(window(box=(9, 9, 1, 1)), image="a.svs"))
+    (folder / "box.jsonl").write_text(
+        scene("s/a.tif").model_dump_json().replace("[0.0,0.0,150.0,100.0]", "[9.0,9.0,1.0,1.0]")
+        + "\n"
+    )
     before = sorted(folder.rglob("*"))
     done = export(*arguments)
     assert (done.exit_code, done.stdout) == (code, "")
@@ -390,23 +391,32 @@ WAYS = {
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ({"windows": [{"box": [9, 9, 1, 1]}]}, "window `root`: not a rectangle"),
-        ({"windows": [{}, {"box": [0, 0, 0, 5]}]}, "window `root/0-0`: not a rectangle"),
+        ({"windows": [{"box": [9, 9, 1, 1]}]}, "window `root`: `box` is thinner than 0.02 pixels"),
+        ({"windows": [{}, {"box": [0, 0, 0, 5]}]}, "window `root/0-0`: `box` is thinner"),
         (
             {"windows": [{}, {}, {"box": [0, 0, float("nan"), 5]}]},
-            "line 1: not JSON: NaN is no number",
+            "line 1: not a tnet.prediction/2 record: `windows[2].box[2]` is nan: ",
         ),
-        ({"windows": [{}, {"attention": 2}]}, "`attention` is 2, not between 0 and 1"),
+        ({"windows": [{}, {"attention": 2}]}, "`windows[1].attention` is 2: input should be less"),
         ({"windows": [{}, {}, {"path": "root/0-0"}]}, "window `root/0-0` is there twice"),
-        ({"windows": [{"probability": "high"}]}, "`probability` is high, not a number"),
-        ({"probability": 1.5}, "`probability` is 1.5"),
-        ({"transform": [0, 0, 0, 0, 0, 0]}, "`transform` leads nowhere: 0, 0, 0, 0, 0, 0"),
-        ({"transform": [float("inf"), 0, 0, 0, 1, 0]}, "line 1: not JSON: Infinity is no number"),
-        ({"status": "done"}, "`status` is done, not ok or failed"),
+        (
+            {"windows": [{"probability": "high"}]},
+            "`windows[0].probability` is high",
+        ),
+        ({"probability": 1.5}, "`probability` is 1.5: input should be less than"),
+        (
+            {"georeference": {"crs": None, "transform": [0] * 6}},
+            "transform` leads nowhere",
+        ),
+        (
+            {"georeference": {"crs": None, "transform": [float("inf"), 0, 0, 0, 1, 0]}},
+            "`georeference.transform[0]` is inf: input should be a finite number",
+        ),
+        ({"status": "done"}, "`status` is done: input should be 'ok', 'abst"),
     ],
 )
 def test_nonsense_is_refused_in_the_same_words_by_every_format(folder, told, says):
-    data = json.loads(scene("s/a.tif").to_json())
+    data = json.loads(scene("s/a.tif").model_dump_json())
     for each, change in zip(data["windows"], told.get("windows", ()), strict=False):
         each.update(change)
     data.update({key: value for key, value in told.items() if key != "windows"})
@@ -423,15 +433,16 @@ def test_nonsense_is_refused_in_the_same_words_by_every_format(folder, told, say
 
 
 @pytest.mark.parametrize("form", ["geojson", "heatmap", "figure", "page", "csv", "parquet"])
-def test_nonsense_stops_no_other_image_of_a_folder(folder, form):
-    bad = scene("s/bad.tif")
-    put(
-        "p.jsonl", replace(bad, windows=(replace(bad.windows[0], attention=2.0),)), scene("s/a.tif")
-    )
+def test_nonsense_is_refused_before_anything_is_written(folder, form):
+    put("p.jsonl", scene("s/a.tif"), scene("s/bad.tif"))
+    lines = (folder / "p.jsonl").read_text().splitlines()
+    wrong = lines[1].replace('"attention":0.6', '"attention":2.0')
+    (folder / "p.jsonl").write_text(f"{lines[0]}\n{wrong}\n")
     done = export("p.jsonl", "-f", form, "-o", "out/")
-    assert done.exit_code == 8
-    assert "`attention` is 2.0" in done.stderr
-    assert [path.name.split(".")[0] for path in (folder / "out/s").iterdir()] == ["a"]
+    assert done.exit_code == 7
+    assert "line 2: " in done.stderr
+    assert "`windows[1].attention` is 2.0" in done.stderr
+    assert not (folder / "out").exists()
 
 
 def test_an_id_of_any_length_is_the_name_of_a_file(folder):

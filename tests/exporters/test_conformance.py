@@ -2,7 +2,6 @@
 
 import json
 import runpy
-from dataclasses import replace
 from pathlib import Path
 
 import geopandas
@@ -17,7 +16,7 @@ from jsonschema import ValidationError
 
 import tnetcli
 from tests.exporters.conformance import SCHEMA, VALIDATOR, check_overlay, put, records
-from tests.exporters.records import UTM, record, window
+from tests.exporters.records import UTM, record, replace, window
 from tests.exporters.test_map_overlay import PLACES, SIDE, boxes, scenes
 from tests.exporters.test_pixel_overlay import RULES, strictly
 from tests.slides import real, write_scn
@@ -39,7 +38,7 @@ PATHS = ("root", "root/0-1", "root/0-1/2-2")
 
 def exported(folder, prediction, **how):
     path = folder / "a.geojson"
-    write_geojson(path, [Looked.of(prediction)], overwrite=True, **how)
+    write_geojson(path, [Looked(prediction)], overwrite=True, **how)
     assert check_overlay(path).features == len(prediction.windows)
     return path
 
@@ -98,9 +97,9 @@ def test_sequences_conform(name, record_separator, tmp_path):
 @given(prediction=records, frame=st.sampled_from(["qupath", "level0"]))
 def test_overlays_of_any_record_conform(prediction, frame, tmp_path_factory):
     folder = tmp_path_factory.mktemp("any")
-    text = "".join(collection_text([Looked.of(prediction)], frame=frame))
+    text = "".join(collection_text([Looked(prediction)], frame=frame))
     assert check_overlay(put(folder, text)).features == len(prediction.windows)
-    lines = list(sequence_text([Looked.of(prediction)], frame=frame))
+    lines = list(sequence_text([Looked(prediction)], frame=frame))
     assert check_overlay(put(folder, "".join(lines), "a.geojsonl")).features == len(lines)
 
 
@@ -148,7 +147,7 @@ RING = (*FIRST, "geometry", "coordinates", 0)
     ],
 )
 def test_the_validator_notices_a_fault(prediction, fault, tmp_path):
-    collection = json.loads("".join(collection_text([Looked.of(prediction)])))
+    collection = json.loads("".join(collection_text([Looked(prediction)])))
     fault(collection)
     with pytest.raises((AssertionError, ValidationError)):
         check_overlay(put(tmp_path, json.dumps(collection)))
@@ -270,7 +269,7 @@ def test_geopandas_finds_the_pixels_of_an_image_without_a_crs(tmp_path_factory, 
 def test_geopandas_opens_every_way_of_writing_it(tmp_path):
     scene = record(window(), window("root/0-1", (0, 0, 500, 400)), **UTM)
     other = replace(scene, image="b.tif", id="b.tif")
-    looked = [Looked.of(scene), Looked.of(other)]
+    looked = [Looked(scene), Looked(other)]
     write_geojson(tmp_path / "a.geojson", looked)
     write_geojson(tmp_path / "a.geojson.gz", looked)
     write_geojson_sequence(tmp_path / "a.geojsonl", looked)
@@ -291,10 +290,10 @@ def test_geopandas_opens_every_way_of_writing_it(tmp_path):
 
 
 def test_numbers_that_are_not_known_are_missing_and_not_text(tmp_path):
-    orphan = window("root/3-3/0-0", attention=float("nan"))
+    orphan = window("root/3-3/0-0", share=None)
     frame = geopandas.read_file(exported(tmp_path, record(window(), orphan, **UTM)))
-    assert frame["attention"].dtype == float
-    assert frame["attention"].isna().tolist() == [False, True]
+    assert frame["weight"].dtype == float
+    assert frame["weight"].isna().tolist() == [False, True]
     assert frame["joint"].isna().tolist() == [False, True]
 
 
@@ -387,8 +386,8 @@ def keys_of(value):
 def test_every_key_we_write_is_documented(tmp_path):
     page = (DOCS / "overlays.md").read_text(encoding="utf-8")
     seen = window(probabilities=(0.4, 0.6))
-    scene = record(seen, georeference="gcps", settings={"view_size": 224}, **UTM)
-    slide = record(seen, settings={"view_size": 224}, microns_per_pixel=(0.5, 0.5))
+    scene = record(seen, source="gcps", config={"view_size": 224}, **UTM)
+    slide = record(seen, config={"view_size": 224}, mpp=(0.5, 0.5))
     on_map, on_slide = page.split("## On a slide")
     for prediction, part in ((scene, on_map), (slide, on_map + on_slide)):
         overlay = json.loads(exported(tmp_path, prediction).read_text())
@@ -396,7 +395,7 @@ def test_every_key_we_write_is_documented(tmp_path):
         assert not missing
     tables = page.split("## As a table")[1]
     for per_image in (False, True):
-        header = next(iter(csv_text([Looked.of(scene)], per_image=per_image)))
+        header = next(iter(csv_text([Looked(scene)], per_image=per_image)))
         names = {name.replace("forest", "<class>") for name in header.strip().split(",")}
         assert not {name for name in names - {"prob_river"} if f"`{name}`" not in tables}
 

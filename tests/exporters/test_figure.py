@@ -42,7 +42,7 @@ SCENE = record(
 
 
 def draw(prediction, imagery=None, choice=Choice(), size=1600, sheet=True):  # noqa: B008
-    figure = draw_figure(Looked.of(prediction, choice), imagery, size=size, sheet=sheet)
+    figure = draw_figure(Looked(prediction, choice), imagery, size=size, sheet=sheet)
     check_texts(figure, size)
     return figure
 
@@ -367,7 +367,7 @@ def test_maps_that_stretch_are_measured_on_the_ground():
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.JPEG", "sc\udcffene.PNG"])
 def test_figures_are_png_or_jpeg_by_their_name(name, tmp_path):
     path = tmp_path / name
-    write_figure(path, Looked.of(SCENE), Meadow(), size=700)
+    write_figure(path, Looked(SCENE), Meadow(), size=700)
     with Image.open(path) as figure:
         figure.load()
         assert figure.format == ("PNG" if name.lower().endswith("png") else "JPEG")
@@ -375,14 +375,14 @@ def test_figures_are_png_or_jpeg_by_their_name(name, tmp_path):
         assert figure.width == 700
     first = path.read_bytes()
     again = Prediction.from_json(SCENE.to_json())
-    write_figure(path, Looked.of(again), Meadow(), size=700, overwrite=True)
+    write_figure(path, Looked(again), Meadow(), size=700, overwrite=True)
     assert path.read_bytes() == first
 
 
 @pytest.mark.parametrize("name", ["a.gif", "a", "a.png.gz", "png"])
 def test_other_names_are_refused(name, tmp_path):
     with pytest.raises(OutputError, match="PNG or JPEG") as caught:
-        write_figure(tmp_path / name, Looked.of(SCENE), Meadow())
+        write_figure(tmp_path / name, Looked(SCENE), Meadow())
     assert ".png" in caught.value.hint
     assert not os.listdir(tmp_path)
 
@@ -390,14 +390,14 @@ def test_other_names_are_refused(name, tmp_path):
 @pytest.mark.parametrize("size", [0, -5, 599, 5001])
 def test_a_width_that_cannot_be_drawn_is_refused(size, tmp_path):
     with pytest.raises(OutputError, match="pixels wide"):
-        write_figure(tmp_path / "a.png", Looked.of(SCENE), Meadow(), size=size)
+        write_figure(tmp_path / "a.png", Looked(SCENE), Meadow(), size=size)
 
 
 def test_an_existing_figure_is_refused_before_anything_is_read(tmp_path):
     (tmp_path / "a.png").write_text("mine")
     imagery = Damaged(lambda number: False)
     with pytest.raises(OutputError, match="exists"):
-        write_figure(tmp_path / "a.png", Looked.of(SCENE), imagery)
+        write_figure(tmp_path / "a.png", Looked(SCENE), imagery)
     assert imagery.reads == 0
     assert (tmp_path / "a.png").read_text() == "mine"
 
@@ -408,14 +408,14 @@ def test_an_interrupted_figure_leaves_nothing_behind(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_figure(tmp_path / "a.png", Looked.of(SCENE), Interrupted())
+        write_figure(tmp_path / "a.png", Looked(SCENE), Interrupted())
     assert not os.listdir(tmp_path)
 
 
 def test_a_failed_prediction_has_no_figure(tmp_path):
     failed = Prediction("c.tif", "c.tif", "failed", error=Problem.of(ImageError("damaged")))
     with pytest.raises(OutputError, match=r"c\.tif"):
-        write_figure(tmp_path / "a.png", Looked.of(failed), None)
+        write_figure(tmp_path / "a.png", Looked(failed), None)
 
 
 HOSTILE = [

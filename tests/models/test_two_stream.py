@@ -474,12 +474,12 @@ class TestWalking:
             (sight,) = looker.look([reader], self.plan)
             maker = Maker("small", "0" * 64, ("a", "b", "c", "d"))
             record = record_sight(sight, reader, id="scene", maker=maker)
-        whole, *near = json.loads(record.to_json())["windows"]
+        whole, *near = json.loads(record.model_dump_json())["windows"]
         assert "steps" not in whole
         assert [len(each["steps"]) for each in near] == [5, 5]
         for each, shares in zip(near, sight.steps[1:], strict=True):
             np.testing.assert_allclose(each["steps"], shares, atol=1e-6)
-        assert Prediction.from_json(record.to_json()) == record
+        assert Prediction.model_validate_json(record.model_dump_json()) == record
 
 
 class TestArguments:

@@ -1,14 +1,13 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import rasterio
 import tifffile
 
-from tests.exporters.records import record
+from tests.exporters.records import record, replace
 from tests.images import noise, write_geotiff
 from tests.slides import real, write_ome_rgb
 from tnetcli.errors import ImageError
@@ -32,7 +31,7 @@ def predicted(path, **settings):
         width=size.width,
         height=size.height,
         reader=name,
-        settings=_telling(Plan(3, (4, 2)), Settings(options=options), None),
+        config=_telling(Plan(3, (4, 2)), Settings(options=options), None),
         fingerprint=fingerprint(str(path)),
     )
 
@@ -181,8 +180,8 @@ def test_the_value_for_no_data_is_that_of_the_record(tmp_path):
 )
 def test_options_come_back_from_a_record(options):
     settings = _telling(Plan(3, (4, 2)), Settings(options=options), None)
-    line = record(settings=settings).to_json()
-    assert imagery._options(Prediction.from_json(line)) == options
+    line = record(config=settings).model_dump_json()
+    assert imagery._options(Prediction.model_validate_json(line)) == options
 
 
 @pytest.mark.parametrize(
@@ -199,7 +198,7 @@ def test_options_come_back_from_a_record(options):
 )
 def test_a_record_with_odd_options_is_read_as_usual(reading, tmp_path):
     path = write_geotiff(tmp_path / "a.tif", noise((60, 40)))
-    odd = replace(predicted(path), settings={"reading": reading}, reader="no such")
+    odd = replace(predicted(path), config={"reading": reading}, reader="no such")
     assert np.array_equal(shown(odd), shown(predicted(path)))
 
 

@@ -296,8 +296,8 @@ def predict(
                 batch.add(record)
                 progress.advance()
                 if output == "-":
-                    typer.echo(record.to_json())
-                elif output is None and record.status == "ok":
+                    typer.echo(record.model_dump_json())
+                elif output is None and record.is_done:
                     typer.echo(as_text(record))
                 if record.error is not None and len(named) > 1:  # of one, the error tells
                     logging.getLogger("tnetcli.predict").warning(

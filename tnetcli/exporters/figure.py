@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tnetcli.errors import ImageError, OutputError
 from tnetcli.exporters.imagery import Imagery
 from tnetcli.exporters.looked import Choice, Looked
-from tnetcli.exporters.overlay import HALF_CHARACTERS, checked_box
+from tnetcli.exporters.overlay import HALF_CHARACTERS
 from tnetcli.geometry import Georeference, Size
 from tnetcli.output_file import check_free, whole_file
 from tnetcli.prediction import BoxEdges, Prediction, SeenWindow
@@ -90,7 +90,7 @@ def draw_figure(
 ) -> "Figure":
     """Return the figure of a predicted image; its only axes count pixels from the upper left."""
     prediction = looked.prediction
-    if prediction.status != "ok" or prediction.width < 1 or prediction.height < 1:
+    if not prediction.is_done:
         raise OutputError(
             f"there is no prediction of `{prediction.image}` to draw",
             hint="its prediction failed: predict it again",
@@ -107,13 +107,16 @@ def draw_figure(
 
 def _draw_header(page: "_Page", prediction: Prediction) -> int:
     facts = [f"{prediction.width:,} x {prediction.height:,} pixels"]
-    facts += [f"model {_plain(prediction.model, 40)}"] if prediction.model else []
+    model = prediction.provenance.model
+    facts += [f"model {_plain(model, 40)}"] if model else []
     if cost := prediction.cost:
         facts.append(f"{counted(cost.windows, 'region')} read")
         facts.append(f"{100 * cost.fraction_decoded:.3g} % of the pixels decoded")
     x, width = page.margin, page.inner
-    answer = f" {_percent(prediction.probability)}" if prediction.label else ""
-    y = page.line(x, x, _plain(prediction.label, 100) or "no answer", width, TITLE, end=answer)
+    answer, sure = f"abstained: {prediction.reason}", ""
+    if prediction.label is not None and prediction.probability is not None:
+        answer, sure = prediction.label, f" {_percent(prediction.probability)}"
+    y = page.line(x, x, _plain(answer, 100) or "no answer", width, TITLE, end=sure)
     y = page.line(x, y, _plain(prediction.image[-200:]), width, TEXT, keep_end=True)
     y = page.line(x, y, " · ".join(facts), width, TEXT, QUIET)
     return page.paragraph(x, y, _plain(prediction.attention_in_words(), 400), width, TEXT)
@@ -174,7 +177,7 @@ def _draw_regions(
     for level in sorted({each.level for each in regions}):
         peers = sorted(_below(regions, level), key=_attention)
         for region in peers[-MOST_DRAWN:]:
-            x0, y0, x1, y1 = place.edges(checked_box(region))
+            x0, y0, x1, y1 = place.edges(region.box)
             fraction = _attention(region) / most if most else 0.0
             thick = (THINNEST + fraction * (THICKEST - THINNEST)) * page.stroke
             page.outline(x0, y0, x1 - x0, y1 - y0, _colour(level), thick, area=area)
@@ -276,7 +279,7 @@ def _draw_views(
     listed, failed = regions[:MOST_LISTED], list[str]()
     for start in range(0, len(listed), columns):
         row = listed[start : start + columns]
-        boxes = [checked_box(each) for each in row]
+        boxes = [each.box for each in row]
         shapes = [_fitted(x1 - x0, y1 - y0, side - 2 * border) for x0, y0, x1, y1 in boxes]
         high = max(down for _, down in shapes) + 2 * border
         for place, (region, (across, down)) in enumerate(zip(row, shapes, strict=True)):
@@ -385,8 +388,8 @@ def pixel_metres(prediction: Prediction) -> tuple[float, float, bool] | None:
     """
     try:
         found = _on_earth(prediction)
-        if found is None and prediction.microns_per_pixel is not None:
-            across, down = prediction.microns_per_pixel
+        if found is None and prediction.mpp is not None:
+            across, down = prediction.mpp
             found = 1e-6 * across, 1e-6 * down, True
     except ValueError:  # an unknown CRS
         return None
@@ -395,17 +398,16 @@ def pixel_metres(prediction: Prediction) -> tuple[float, float, bool] | None:
 
 
 def _on_earth(prediction: Prediction) -> tuple[float, float, bool] | None:
-    if prediction.crs is None or prediction.transform is None:
+    place = prediction.georeference
+    if place is None or place.crs is None:
         return None
     size = Size(prediction.width, prediction.height)
-    a, b, c, d, e, f = prediction.transform
-    if not all(abs(each) < FARTHEST for each in prediction.transform):
-        return None
+    a, b, c, d, e, f = place.transform
     sizes = []
     # The centre, and four places near the corners.
     for x, y in ((0.0, 0.0), (-0.45, -0.45), (0.45, -0.45), (-0.45, 0.45), (0.45, 0.45)):
         x, y = x * size.width, y * size.height
-        moved = Georeference(prediction.crs, (a, b, c + a * x + b * y, d, e, f + d * x + e * y))
+        moved = Georeference(place.crs, (a, b, c + a * x + b * y, d, e, f + d * x + e * y))
         if not (np.abs(moved.to_map([0, size.width], [0, size.height])) < FARTHEST).all():
             return None
         sizes.append(moved.ground_size(size))

@@ -14,12 +14,10 @@ from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.overlay import (
     WithJoint,
     as_line,
-    checked_box,
-    checked_transform,
     measured,
 )
-from tnetcli.exporters.streaming import write_text
-from tnetcli.geometry import Georeference, Size, UnknownCRSError
+from tnetcli.geometry import Size, UnknownCRSError
+from tnetcli.output_file import write_text
 from tnetcli.prediction import Prediction, SeenWindow
 
 RECORD_SEPARATOR = "\x1e"
@@ -95,7 +93,7 @@ def _check(frame: str) -> None:
 
 def _sequence(looked: Iterable[Looked], frame: Frame, before: str) -> Iterator[str]:
     for each in looked:
-        if each.prediction.status != "ok":
+        if not each.prediction.is_done:
             continue
         overlay = _overlay(each.prediction, frame)
         facts = overlay.facts
@@ -108,7 +106,7 @@ def _collection(looked: Iterable[Looked], frame: Frame) -> Iterator[str]:
     separator = "\n"
     yield HEAD
     for each in looked:
-        if each.prediction.status != "ok":
+        if not each.prediction.is_done:
             summary.failed += 1
             continue
         overlay = _overlay(each.prediction, frame)
@@ -185,20 +183,16 @@ def _overlay(prediction: Prediction, frame: Frame) -> "MapOverlay | PixelOverlay
 
 
 def globe_of(prediction: Prediction) -> Globe | None:
-    """Return where an image lies on the Earth, None if nowhere: a plan of a building, Mars.
-
-    ValueError for a transform that leads nowhere.
-    """
-    transform = checked_transform(prediction)
-    if prediction.crs is None or transform is None:
+    """Return where an image lies on the Earth, None if nowhere: a plan of a building, Mars."""
+    georeference = prediction.georeference
+    if georeference is None or georeference.crs is None:
         return None
-    georeference = Georeference(prediction.crs, transform)
     try:
         globe = Globe(georeference, Size(prediction.width, prediction.height))
     except UnknownCRSError as error:
         raise OutputError(
             f"cannot place `{prediction.image}` on the Earth: no CRS is known as "
-            f"`{prediction.crs[:60]}`",
+            f"`{georeference.crs[:60]}`",
             hint="was it predicted with a newer GDAL?",
         ) from error
     return globe if globe.is_known else None
@@ -206,10 +200,11 @@ def globe_of(prediction: Prediction) -> Globe | None:
 
 def _shared_facts(prediction: Prediction, frame: str) -> dict[str, Any]:
     """Return what is told of an image in every dialect."""
+    made = prediction.provenance
     facts: dict[str, Any] = {
-        "version": prediction.tnet,
-        "model": prediction.model,
-        "model_sha256": prediction.model_sha256,
+        "version": made.version,
+        "model": made.model,
+        "model_sha256": made.sha256,
         "frame": frame,
         "offset": list(prediction.offset),
         "width": prediction.width,
@@ -243,12 +238,12 @@ class MapOverlay:
     def features(self, windows: Iterable[WithJoint]) -> Iterator[Feature]:
         """Yield one feature a window."""
         regions = list(windows)
-        outlines = self._globe.outlines([checked_box(window) for window, _ in regions])
+        outlines = self._globe.outlines([window.box for window, _ in regions])
         for (window, joint), outline in zip(regions, outlines, strict=True):
             yield self._feature(window, outline, joint)
 
     def _feature(self, window: SeenWindow, outline: Outline | None, joint: float | None) -> Feature:
-        feature: Feature = {"type": "Feature", "id": f"{self._id}#{window.path}"}
+        feature: Feature = {"type": "Feature", "id": f"{self._prediction.id}#{window.path}"}
         if outline is not None:
             feature["bbox"] = list(outline.bbox)
         feature["geometry"] = None if outline is None else _geometry(outline.rings)
@@ -271,7 +266,7 @@ class MapOverlay:
             "width": round(x1 - x0, 6),
             "height": round(y1 - y0, 6),
             "image": prediction.image,
-            "model": prediction.model,
+            "model": prediction.provenance.model,
             **self._source(),
             "title": f"{window.label} {window.probability:.2f} ({window.path})",
             "stroke": colour,
@@ -281,8 +276,10 @@ class MapOverlay:
 
     def _source(self) -> dict[str, str]:
         # Ground control points place an image less well than its own transform would.
-        source = self._prediction.georeference
-        return {} if source in (None, "transform") else {"georeference": str(source)}
+        place = self._prediction.georeference
+        if place is None or place.source == "transform":
+            return {}
+        return {"georeference": place.source}
 
 
 def _geometry(rings: Sequence[Sequence[tuple[float, float]]]) -> dict[str, Any]:
@@ -308,8 +305,8 @@ class PixelOverlay:
     def facts(self) -> dict[str, Any]:
         """Return the `tnet` member."""
         facts = _shared_facts(self._prediction, self._frame)
-        if self._prediction.microns_per_pixel is not None:
-            facts["microns_per_pixel"] = list(self._prediction.microns_per_pixel)
+        if self._prediction.mpp is not None:
+            facts["microns_per_pixel"] = list(self._prediction.mpp)
         return facts
 
     def features(self, windows: Iterable[WithJoint]) -> Iterator[Feature]:
@@ -318,7 +315,7 @@ class PixelOverlay:
             yield self._feature(window, joint)
 
     def _feature(self, window: SeenWindow, joint: float | None) -> Feature:
-        left, top, right, bottom = checked_box(window)
+        left, top, right, bottom = window.box
         x, y = self._shift
         x0, x1 = _pixel(left - x), _pixel(right - x)
         y0, y1 = _pixel(top - y), _pixel(bottom - y)
@@ -346,14 +343,14 @@ class PixelOverlay:
                 "path": window.path,
                 "label": window.label,
                 "image": prediction.image,
-                "model": prediction.model,
+                "model": prediction.provenance.model,
             },
         }
 
     def _id(self, window: SeenWindow) -> str:
         # By what is seen and by whom: QuPath knows a window again that it has already.
         prediction = self._prediction
-        name = [prediction.id, prediction.model_sha256, window.path, *map(float, window.box)]
+        name = [prediction.id, prediction.provenance.sha256, window.path, *map(float, window.box)]
         return str(uuid.uuid5(NAMESPACE, json.dumps(name)))
 
 

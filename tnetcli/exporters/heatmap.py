@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tnetcli.errors import OutputError, TnetError
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.overlay import HALF_CHARACTERS, checked_box, checked_transform
+from tnetcli.exporters.overlay import HALF_CHARACTERS
 from tnetcli.files import is_plain_crs
 from tnetcli.geometry import ROOT, Size
 from tnetcli.output_file import (
@@ -76,7 +76,7 @@ def write_heatmap(
     if value not in get_args(Value):
         raise ValueError(f"no such value: `{value}`, choose one of {', '.join(get_args(Value))}")
     prediction = looked.prediction
-    if prediction.status != "ok":
+    if not prediction.is_done:
         raise OutputError(
             f"`{shorten(prediction.image)}` was not predicted: there is nothing to show",
             hint="predict it again",
@@ -127,26 +127,23 @@ class _Place:
 
 
 def _place(prediction: Prediction) -> _Place | None:
-    """Return where an image lies; None for one in pixels: a slide, a photo.
-
-    ValueError for a transform that leads nowhere.
-    """
-    transform = checked_transform(prediction)
-    if transform is None:
+    """Return where an image lies; None for one in pixels: a slide, a photo."""
+    place = prediction.georeference
+    if place is None:
         return None
-    if prediction.crs is None:
-        return None if transform == IDENTITY else _Place(transform)
+    if place.crs is None:
+        return None if place.transform == IDENTITY else _Place(place.transform)
     from rasterio.crs import CRS  # GDAL loads for what is written with it, not with this module
     from rasterio.errors import CRSError
 
     try:
-        if not is_plain_crs(prediction.crs):
+        if not is_plain_crs(place.crs):
             raise CRSError("neither a code nor WKT without grids")  # noqa: TRY301
-        return _Place(transform, CRS.from_string(prediction.crs))
+        return _Place(place.transform, CRS.from_string(place.crs))
     except CRSError as error:
         raise OutputError(
             f"cannot place `{shorten(prediction.image)}` on the Earth: no CRS is known as "
-            f"`{shorten(prediction.crs)}`",
+            f"`{shorten(place.crs)}`",
             hint="was it predicted with a newer GDAL?",
         ) from error
 
@@ -161,7 +158,7 @@ def _check_place(made: Path, place: _Place | None, prediction: Prediction) -> No
         if dataset.crs is None:
             raise OutputError(
                 f"a GeoTIFF cannot hold the CRS of `{shorten(prediction.image)}`: "
-                f"`{shorten(prediction.crs)}`",
+                f"`{shorten(place.crs)}`",
                 hint="use --format geojson",
             )
 
@@ -173,11 +170,14 @@ def _facts(looked: Looked, value: Value, painting: "_Painting") -> dict[str, str
     facts = {
         "TNET_IMAGE": _text(prediction.image),
         "TNET_ID": _text(prediction.id),
-        "TNET_MODEL": _text(prediction.model),
-        "TNET_MODEL_SHA256": _text(prediction.model_sha256),
-        "TNET_VERSION": _text(prediction.tnet),
-        "TNET_LABEL": _text(prediction.label),
-        "TNET_PROBABILITY": f"{prediction.probability:.9g}",
+        "TNET_MODEL": _text(prediction.provenance.model),
+        "TNET_MODEL_SHA256": _text(prediction.provenance.sha256),
+        "TNET_VERSION": _text(prediction.provenance.version),
+        "TNET_STATUS": prediction.status,
+        "TNET_LABEL": _text(prediction.label or ""),
+        "TNET_PROBABILITY": ""
+        if prediction.probability is None
+        else f"{prediction.probability:.9g}",
         "TNET_VALUE": value,
         "TNET_WINDOWS": str(len(painting.keys)),
         "TNET_DOWNSAMPLE": str(painting.grid.downsample),
@@ -188,8 +188,8 @@ def _facts(looked: Looked, value: Value, painting: "_Painting") -> dict[str, str
     if looked.choice.levels is not None:
         facts["TNET_LEVELS"] = _text(",".join(map(str, sorted(looked.choice.levels))))
     # Ground control points place an image less well than its own transform would.
-    if prediction.georeference not in (None, "transform"):
-        facts["TNET_GEOREFERENCE"] = _text(str(prediction.georeference))
+    if prediction.georeference is not None and prediction.georeference.source != "transform":
+        facts["TNET_GEOREFERENCE"] = _text(prediction.georeference.source)
     return facts
 
 
@@ -202,11 +202,9 @@ def _resolution(prediction: Prediction, grid: "HeatGrid", place: _Place | None) 
     if place:
         return {"TNET_FRAME": "map"}
     facts = {"TNET_FRAME": "pixels"}
-    if prediction.microns_per_pixel is None:
+    if prediction.mpp is None:
         return facts
-    across, down = prediction.microns_per_pixel
-    if not (0 < across < math.inf and 0 < down < math.inf):
-        return facts
+    across, down = prediction.mpp
     x, y = (1e4 / (microns * grid.downsample) for microns in (across, down))
     facts["TNET_MICRONS_PER_PIXEL"] = f"{across:.9g},{down:.9g}"
     if min(x, y) > 1e-6 and max(x, y) < 1e9:  # a TIFF holds fractions of 32 bits
@@ -328,7 +326,7 @@ class _Painting:
         with_root = levels is not None and 1 in levels
         with_root = with_root or all(region.path == ROOT for region in looked.chosen())
         chosen = [
-            (checked_box(region), region.level, joint if value == "joint" else region.attention)
+            (region.box, region.level, joint if value == "joint" else region.attention)
             for region, joint in looked.with_joint()
             if with_root or region.path != ROOT
         ]

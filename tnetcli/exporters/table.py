@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, TypeAlias
 
@@ -20,13 +20,10 @@ from tnetcli.exporters.overlay import (
     DIGITS,
     HALF_CHARACTERS,
     WithJoint,
-    checked_box,
-    checked_transform,
     measured,
 )
-from tnetcli.exporters.streaming import write_text
-from tnetcli.geometry import Georeference
-from tnetcli.prediction import BoxEdges, Prediction, PredictionCost
+from tnetcli.output_file import write_text
+from tnetcli.prediction import BoxEdges, Prediction
 from tnetcli.wording import printable, shorten
 
 Value: TypeAlias = str | int | float | None
@@ -54,8 +51,16 @@ WINDOW_COLUMNS: Columns = {
     "latitude": "number",
 }
 # The number of windows has a column of its own.
-COST = [each.name for each in fields(PredictionCost) if each.name != "windows"]
-COST_KINDS: dict[type, Kind] = {int: "whole", float: "number"}
+COST_COLUMNS: Columns = {
+    "pixels_decoded": "whole",
+    "pixels_total": "whole",
+    "fraction_decoded": "number",
+    "bytes_read": "whole",
+    "file_bytes": "whole",
+    "read_seconds": "number",
+    "model_seconds": "number",
+    "seconds": "number",
+}
 CHECK_COLUMNS: Columns = {
     "masked": "number",
     "masked_label": "text",
@@ -77,11 +82,7 @@ IMAGE_COLUMNS: Columns = {
     "stopped": "text",
     "width": "whole",
     "height": "whole",
-    **{
-        each.name: COST_KINDS[each.type]
-        for each in fields(PredictionCost)
-        if each.name in COST and isinstance(each.type, type)
-    },
+    **COST_COLUMNS,
     **CHECK_COLUMNS,
     "model": "text",
     "model_sha256": "text",
@@ -165,7 +166,7 @@ class Table:
         self._classes: list[str] = []
         for each in self._rest:
             self._begin.append(each)
-            if each.prediction.status == "ok":
+            if each.prediction.is_done:
                 self._classes = list(each.prediction.probabilities)
                 break
         names = [f"prob_{_text(name)}" for name in self._classes]
@@ -180,7 +181,7 @@ class Table:
     def rows(self) -> Iterator[Rows]:
         """Yield all rows, once."""
         for each in chain(self._begin, self._rest):
-            if each.prediction.status == "ok":
+            if each.prediction.is_done:
                 yield self._of(each)
             elif self._per_image:
                 blank: list[Value] = [None] * len(self._classes)
@@ -196,17 +197,11 @@ class Table:
             box = (0.0, 0.0, float(prediction.width), float(prediction.height))
             return Rows([row], [box] if _has_size(prediction) else None, globe, prediction.image)
         windows = list(looked.with_joint())
-        boxes = [checked_box(window) for window, _ in windows]
+        boxes = [window.box for window, _ in windows]
         rows = []
         for each, centre in zip(windows, _centres(prediction, globe, boxes), strict=True):
-            told = each[0].probabilities
-            if told and len(told) != len(prediction.probabilities):
-                raise OutputError(
-                    f"`{printable(each[0].path, 60)}` of `{printable(prediction.image, 100)}` "
-                    f"tells {len(told)} probabilities of {len(prediction.probabilities)} classes",
-                    hint="predict it again",
-                )
-            rows.append([*_window_row(prediction, each), *centre, *_shares(told, order)])
+            shares = _shares(each[0].probabilities, order)
+            rows.append([*_window_row(prediction, each), *centre, *shares])
         return Rows(rows, boxes, globe, prediction.image)
 
     def _order(self, prediction: Prediction) -> list[int | None]:
@@ -242,7 +237,7 @@ def _window_row(prediction: Prediction, seen: WithJoint) -> list[Value]:
 
 def _image_row(looked: Looked, globe: Globe | None) -> list[Value]:
     prediction = looked.prediction
-    error, cost, is_ok = prediction.error, prediction.cost, prediction.status == "ok"
+    error, cost, is_done = prediction.error, prediction.cost, prediction.is_done
     check = prediction.attention_check
     longitude, latitude = None, None
     if _has_size(prediction):
@@ -253,19 +248,19 @@ def _image_row(looked: Looked, globe: Globe | None) -> list[Value]:
         "id": _text(prediction.id),
         "status": prediction.status,
         "error": _text(error.type) if error else None,
-        "message": _text(error.message) if error else None,
+        "message": _text(error.message) if error else _told(prediction.reason),
         "hint": _text(error.hint) if error else None,
-        "label": _text(prediction.label) if is_ok else None,
-        "probability": _number(prediction.probability) if is_ok else None,
-        "windows": _count(looked) if is_ok else None,
-        "levels": len(prediction.levels) if is_ok else None,
-        "stopped": _text(prediction.stopped),
+        "label": None if prediction.label is None else _text(prediction.label),
+        "probability": _told(prediction.probability),
+        "windows": len(prediction.windows) if is_done else None,
+        "levels": len(prediction.levels) if is_done else None,
+        "stopped": prediction.stop_reason,
         "width": prediction.width or None,
         "height": prediction.height or None,
-        **{name: _number(getattr(cost, name)) if cost else None for name in COST},
+        **{name: _number(getattr(cost, name)) if cost else None for name in COST_COLUMNS},
         **{name: _told(getattr(check, name)) if check else None for name in CHECK_COLUMNS},
-        "model": _text(prediction.model),
-        "model_sha256": _text(prediction.model_sha256),
+        "model": _text(prediction.provenance.model),
+        "model_sha256": prediction.provenance.sha256,
         "warnings": len(prediction.warnings),
         "longitude": longitude,
         "latitude": latitude,
@@ -277,22 +272,15 @@ def _has_size(prediction: Prediction) -> bool:
     return prediction.width > 0 and prediction.height > 0
 
 
-def _count(looked: Looked) -> int:
-    # Not as told by the levels: a record is shown if its windows can be, in every format.
-    return sum(1 for _ in looked.windows)
-
-
 def _centres(
     prediction: Prediction, globe: Globe | None, boxes: Sequence[BoxEdges]
 ) -> list[tuple[float | None, float | None]]:
     """Return longitude and latitude of the middle of each box, None where there is none."""
-    transform = checked_transform(prediction)
-    if globe is None or transform is None:
+    place = prediction.georeference
+    if globe is None or place is None:
         return [(None, None)] * len(boxes)
     edges = np.array(boxes, np.float64).reshape(-1, 4)  # (boxes, 4)
-    places = Georeference(prediction.crs, transform).to_lonlat(
-        (edges[:, 0] + edges[:, 2]) / 2, (edges[:, 1] + edges[:, 3]) / 2
-    )
+    places = place.to_lonlat((edges[:, 0] + edges[:, 2]) / 2, (edges[:, 1] + edges[:, 3]) / 2)
     return [
         (round(x, globe.decimals) + 0.0, round(y, globe.decimals) + 0.0)
         if math.isfinite(x) and math.isfinite(y)

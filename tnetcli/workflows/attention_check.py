@@ -10,7 +10,7 @@ from tnetcli.inference import ImageResult, Inference
 from tnetcli.prediction import AttentionCheck
 from tnetcli.readers.base import Reader
 from tnetcli.readers.masked import MaskedReader
-from tnetcli.recording import softmax
+from tnetcli.tasks import softmax
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Policy, Random, build_policy
 

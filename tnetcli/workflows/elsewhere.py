@@ -94,7 +94,7 @@ def predict_elsewhere(
             )
             for image in batch
         ]
-        return Answer([each.to_json() for each in failures], [])
+        return Answer([each.model_dump_json() for each in failures], [])
 
     order = replace(order, level=logging.getLogger("tnetcli").getEffectiveLevel())
     sent = ([replace(image, path=absolute(image.path)) for image in batch] for batch in batches)
@@ -122,7 +122,7 @@ def predict_elsewhere(
     for answer in answers:
         for said in answer.said:
             logging.getLogger(said.name).handle(said)
-        records = [Prediction.from_json(line) for line in answer.lines]
+        records = [Prediction.model_validate_json(line) for line in answer.lines]
         yield [_as_given(record, given[record.id].path) for record in records]
 
 
@@ -131,7 +131,7 @@ def _as_given(record: Prediction, path: str) -> Prediction:
     error = record.error
     if error is not None:
         error = replace(error, message=error.message.replace(absolute(path), path))
-    return replace(record, image=path, error=error)
+    return record.replace(image=path, error=error)
 
 
 _one_at_a_time = threading.Lock()  # a worker of Dask may have several threads, and has one model
@@ -143,7 +143,7 @@ def predict_here(order: Order, images: Sequence[Image]) -> Answer:
         log = _log()
         logging.getLogger("tnetcli").setLevel(order.level)
         predictor = _predictor(order)
-    lines = [record.to_json() for record in predictor(images)]
+    lines = [record.model_dump_json() for record in predictor(images)]
     said = []
     while True:
         try:

@@ -14,7 +14,7 @@ from tnetcli.geometry import Window
 from tnetcli.inference import ImageResult, Inference
 from tnetcli.prediction import AttentionCheck, Problem
 from tnetcli.readers.base import Reader
-from tnetcli.recording import softmax
+from tnetcli.tasks import softmax
 from tnetcli.told_windows import ToldWindows
 from tnetcli.training.metrics import (
     Interval,

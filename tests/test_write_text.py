@@ -4,7 +4,7 @@ import os
 import pytest
 
 from tnetcli.errors import OutputError
-from tnetcli.exporters.streaming import write_text
+from tnetcli.output_file import write_text
 
 
 def test_pieces_become_one_file_of_utf_8(tmp_path):
@@ -63,7 +63,7 @@ def test_when_making_the_pieces_fails_nothing_is_left(tmp_path, name):
         yield "x" * 1_000_000
         raise OSError("the disk of the images is gone")
 
-    with pytest.raises(OSError, match="the disk of the images is gone"):
+    with pytest.raises(OutputError, match="the disk of the images is gone"):
         write_text(tmp_path / name, pieces())
     assert os.listdir(tmp_path) == []
 
