@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from tnetcli.models.arguments import Arguments
+from tnetcli.models.configs import Arguments
 from tnetcli.models.backbone import Backbone, Tap, build_backbone
 
 

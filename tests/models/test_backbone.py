@@ -14,7 +14,7 @@ from tests.models.contract import noise
 from tests.models.outlines import outline
 from tnetcli.errors import ModelError
 from tnetcli.models import backbone as backbone_module
-from tnetcli.models.arguments import Arguments
+from tnetcli.models.configs import Arguments
 from tnetcli.models.backbone import build_backbone, create_timm
 from tnetcli.models.bagnet import BagNet77
 

@@ -5,9 +5,9 @@ import torch
 
 from tests.models.contract import noise
 from tnetcli.errors import ModelError
-from tnetcli.models.arguments import Arguments
+from tnetcli.models.configs import Arguments
 from tnetcli.models.backbone import build_backbone
-from tnetcli.models.counting import count_parameters
+from tests.models.published import count_parameters
 from tnetcli.models.stream import Stream
 
 
