@@ -6,9 +6,9 @@ from torchvision.models.mobilenetv3 import InvertedResidual, InvertedResidualCon
 
 from tests.models.contract import noise
 from tests.models.places import patch_at
-from tnetcli.models.anchor_arguments import AnchorArguments
-from tnetcli.models.anchor_parts import Anchors, Attention, Bottleneck, Branch, SqueezeExcite
-from tnetcli.models.counting import count_multiplications, count_parameters
+from tests.models.published import count_layers, count_parameters
+from tnetcli.models.anchornet import Anchors, Attention, Bottleneck, Branch, SqueezeExcite
+from tnetcli.models.configs import AnchorArguments
 from tnetcli.models.lsp import FIELDS
 
 SIDES = (21, 17, 15)
@@ -59,7 +59,7 @@ def test_parameters_and_multiplications_are_those_of_the_specification(squeeze, 
         for auxiliary, expected in ((True, full), (False, bare)):
             net = anchors(1000, squeeze=squeeze, squeeze_ratio=ratio, auxiliary=auxiliary)
             assert count_parameters(net).trainable == expected
-            with count_multiplications(net) as count:
+            with count_layers(net) as count:
                 net(view)
             assert 0.486e9 < count.layers < 0.490e9
 
@@ -92,7 +92,7 @@ def by_formula(classes=1000):
 def test_multiplications_are_what_the_tables_add_up_to():
     with torch.device("meta"):
         net = anchors(1000, squeeze="none")
-        with count_multiplications(net) as count:
+        with count_layers(net) as count:
             net(torch.empty(1, 3, 224, 224))
     assert (count.layers, count.scaling) == (by_formula(), 0)
 
