@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tests.encoding import encode, levels_of
 from tnetcli.checkpoint import KEY, save_checkpoint
 from tnetcli.description import SCHEMA, Description
 from tnetcli.geometry import Region, Window
@@ -46,11 +47,11 @@ def tiny(family: str = "tnet", **changes: Any) -> tuple[Model, Description]:
         bands=len(description.bands),
     )
     model.train()
-    look(model, 3)
+    outputs_of(model, 3)
     return model.eval(), description
 
 
-def look(model: Model, count: int) -> tuple[torch.Tensor, ...]:
+def outputs_of(model: Model, count: int) -> tuple[torch.Tensor, ...]:
     """Return all that a model makes of fixed views."""
     generator = torch.Generator().manual_seed(1)
     side = model.view_size
@@ -58,10 +59,10 @@ def look(model: Model, count: int) -> tuple[torch.Tensor, ...]:
     root = Region(Window(0, 0, 1000, 800))
     regions = [root, *(root.child(model.grid, 0, 0) for _ in range(count - 1))]
     with torch.no_grad():
-        seen = model.look(views, regions)
-        concluded = model.conclude(seen.features[None], torch.ones((1, count), dtype=torch.bool))
-    assert seen.attention is not None
-    return (seen.features, seen.attention, *concluded)
+        encoded = encode(model, views, regions)
+        mask, levels = torch.ones((1, count), dtype=torch.bool), levels_of(regions)
+        aggregated = model.aggregate(encoded.features[None], mask, levels)
+    return (*encoded[:2], *aggregated[:3])
 
 
 def write_tiny(path: Path, family: str = "tnet", **changes: Any) -> Path:

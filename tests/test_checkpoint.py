@@ -14,7 +14,7 @@ from tests.checkpoints import (
     BACKBONE,
     VIEW_SIZE,
     fields,
-    look,
+    outputs_of,
     pack,
     pack_description,
     tiny,
@@ -91,7 +91,7 @@ def test_a_model_comes_back_as_it_was(tmp_path, family, arguments):
     assert loaded.description == description
     assert type(loaded.model) is type(model)
     assert not loaded.model.training
-    for ours, theirs in zip(look(model, 3), look(loaded.model, 3), strict=True):
+    for ours, theirs in zip(outputs_of(model, 3), outputs_of(loaded.model, 3), strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -110,7 +110,7 @@ def test_half_the_bits_give_nearly_the_same_model_in_full_precision(tmp_path):
     loaded = load_checkpoint(half)
     assert loaded.description.weights == "float16"
     assert {value.dtype for value in loaded.model.parameters()} == {torch.float32}
-    for ours, theirs in zip(look(model, 3), look(loaded.model, 3), strict=True):
+    for ours, theirs in zip(outputs_of(model, 3), outputs_of(loaded.model, 3), strict=True):
         assert torch.allclose(ours, theirs, atol=0.02)
     save_checkpoint(full, loaded.model, loaded.description, overwrite=True)
     assert read_description(full).weights == "float32"

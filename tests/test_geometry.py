@@ -189,16 +189,13 @@ def test_following_a_path_is_nesting_cells(data, window, grid):
 
 
 @given(st.data(), grids())
-def test_the_level_of_a_region_is_its_depth(data, grid):
-    region, depth = Region(Window(0, 0, 1000, 1000)), 1
-    for row, column in data.draw(paths(grid)):
-        region, depth = region.child(grid, row, column), depth + 1
-    assert region.level == depth
-
-
-def test_a_child_knows_its_parent():
-    root = Region(Window(0, 0, 10, 10))
-    assert root.child(Grid(2, 2, 0.5), 1, 0).parent is root
+def test_a_region_knows_its_level_and_its_place_on_the_grid_of_all_cells(data, grid):
+    region, down, across = Region(Window(0, 0, 1000, 1000)), 0, 0
+    assert (region.level, region.position) == (1, (0, 0, 0))
+    for depth, (row, column) in enumerate(data.draw(paths(grid)), 1):
+        region = region.child(grid, row, column)
+        down, across = grid.rows * down + row, grid.columns * across + column
+        assert (region.level, region.position) == (depth + 1, (down, across, depth))
 
 
 def test_a_step_outside_of_the_grid_is_refused():
@@ -351,11 +348,13 @@ def test_the_shared_part_of_cells_is_that_of_their_windows(grid, data):
         )
 
 
-def test_a_window_that_was_told_is_named_by_its_number():
-    root = Region(Window(0, 0, 100, 80))
-    region = root.told(Window(3, 4, 10, 20), 7)
-    assert (region.path, region.level, region.parent) == ("root/w7", 2, root)
-    assert region.child(Grid(2, 2, 0.5), 1, 0).path == "root/w7/1-0"
+def test_a_fixed_region_is_named_by_its_number_and_has_the_place_of_the_nearest_cell():
+    root, grid = Region(Window(0, 0, 4000, 3000)), Grid(3, 3, 0.5)
+    # The centres of cells lie at 1/4, 2/4 and 3/4.
+    region = root.fixed(grid, Window(2800, 300, 500, 600), 7)
+    assert region == Region(Window(2800, 300, 500, 600), "root/w7", 2, (0, 2, 1))
+    child = region.child(grid, 2, 1)
+    assert (child.path, child.level, child.position) == ("root/w7/2-1", 3, (2, 7, 2))
 
 
 @given(grids(), windows(reach=1e3), windows(reach=1e3))
@@ -375,18 +374,12 @@ def test_the_nearest_cell_has_the_nearest_centre(grid, window, other):
 
 
 @given(grids(), st.data())
-def test_a_cell_knows_its_row_and_column_and_is_its_own_nearest(grid, data):
+def test_a_cell_is_its_own_nearest(grid, data):
     cell = data.draw(st.sampled_from(list(grid.cells())))
     root = Region(Window(0, 0, 1000, 500))
     region = root.child(grid, *cell)
-    assert region.cell(grid) == cell
     if grid.cell_fraction < 1:
-        assert root.told(region.window, 1).cell(grid) == cell
-
-
-def test_the_whole_image_is_no_cell():
-    with pytest.raises(ValueError, match="`root` is no cell"):
-        Region(Window(0, 0, 10, 10)).cell(Grid(2, 2, 0.5))
+        assert root.fixed(grid, region.window, 1).position == region.position
 
 
 def test_a_grid_is_described_in_a_few_words():

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tnetcli.looking import Looker
+from tnetcli.inference import Inference
 
 from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
@@ -11,8 +11,9 @@ from tnetcli.errors import ImageError
 from tnetcli.normalisation import Normalisation
 from tnetcli.prediction import Prediction
 from tnetcli.readers.open import open_image
-from tnetcli.recording import Maker, _windows, record_failure, record_sight
-from tnetcli.traversal import Plan
+from tnetcli.recording import Maker, _windows, record_failure, record_result
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import build_policy
 
 CLASSES = ("river", "forest", "sea")
 SHA256 = "ab12" * 16
@@ -23,10 +24,12 @@ def seen(tmp_path_factory):
     path = tmp_path_factory.mktemp("scene") / "scene.tif"
     write_geotiff(path, noise((600, 500)), overviews=[2, 4])
     normalisation = Normalisation.to_unit_range("uint8", 3)
-    with Looker(SmallModel(), normalisation, device="cpu") as looker, open_image(path) as reader:
-        (sight,) = looker.look([reader], Plan(9, (2, 1)))
-        record = record_sight(
-            sight,
+    config = TraversalConfig(levels=9, keep=(2, 1))
+    inference = Inference(SmallModel(), normalisation, device="cpu")
+    with inference, open_image(path) as reader:
+        (result,) = inference.run([reader], config, [build_policy(config)])
+        record = record_result(
+            result,
             reader,
             image="a/scene.tif",
             id="a/scene.tif",
@@ -35,12 +38,12 @@ def seen(tmp_path_factory):
             warnings=["dark"],
             reading={"z": "3"},
         )
-    return sight, record
+    return result, record
 
 
 def test_probabilities_are_the_softmax_of_the_scores(seen):
-    sight, record = seen
-    expected = np.exp(sight.scores) / np.exp(sight.scores).sum()
+    result, record = seen
+    expected = np.exp(result.logits) / np.exp(result.logits).sum()
     assert list(record.probabilities) == list(CLASSES)
     assert list(record.probabilities.values()) == pytest.approx(expected.tolist(), rel=1e-5)
     assert sum(record.probabilities.values()) == pytest.approx(1)
@@ -49,18 +52,18 @@ def test_probabilities_are_the_softmax_of_the_scores(seen):
 
 
 def test_every_window_looked_at_is_recorded(seen):
-    sight, record = seen
+    result, record = seen
     assert [window.path for window in record.windows][:2] == ["root", record.windows[1].path]
     assert record.windows[0].box == (0.0, 0.0, 600.0, 500.0)
     assert record.windows[0].attention == 1.0
     assert sum(window.share for window in record.windows) == pytest.approx(1)
-    assert len(record.windows) == len(sight.visits) == record.cost.windows
+    assert len(record.windows) == len(result.nodes) == record.cost.windows
     assert sum(level.windows for level in record.levels) == len(record.windows)
 
 
 def test_what_every_window_would_say_alone_is_recorded_for_all_classes(seen):
-    sight, record = seen
-    powers = np.exp(sight.window_scores)
+    result, record = seen
+    powers = np.exp(result.region_logits)
     for window, expected in zip(record.windows, powers / powers.sum(1, keepdims=True), strict=True):
         assert window.probabilities == pytest.approx(expected.tolist(), abs=1e-6)
         assert window.probability == pytest.approx(max(window.probabilities), abs=1e-6)
@@ -69,8 +72,8 @@ def test_what_every_window_would_say_alone_is_recorded_for_all_classes(seen):
 
 def test_the_classes_of_windows_are_left_out_where_they_are_many(seen, monkeypatch):
     monkeypatch.setattr("tnetcli.recording.MOST_CLASSES", 2)
-    sight, _ = seen
-    assert {each.probabilities for each in _windows(sight, CLASSES)} == {()}
+    result, _ = seen
+    assert {each.probabilities for each in _windows(result, CLASSES)} == {()}
 
 
 def test_the_last_level_agrees_with_the_conclusion(seen):
@@ -116,12 +119,12 @@ def test_a_failure_keeps_what_the_user_would_read():
 
 
 def test_glimpses_are_recorded_in_pixels_of_the_image(seen):
-    sight, _ = seen
-    assert sight.glimpses.shape == (len(sight.visits), 0, 4)
-    boxes = np.tile(np.float32([[0.25, 0.5, 0.5, 1.0], [0, 0, 1, 1]]), (len(sight.visits), 1, 1))
-    scores = np.zeros((len(sight.visits), 2, len(CLASSES)), np.float32)
+    result, _ = seen
+    assert result.glimpses.shape == (len(result.nodes), 0, 4)
+    boxes = np.tile(np.float32([[0.25, 0.5, 0.5, 1.0], [0, 0, 1, 1]]), (len(result.nodes), 1, 1))
+    scores = np.zeros((len(result.nodes), 2, len(CLASSES)), np.float32)
     scores[:, 0, 1] = np.log(2)
-    found = _windows(replace(sight, glimpses=boxes, glimpse_scores=scores), CLASSES)
+    found = _windows(replace(result, glimpses=boxes, glimpse_logits=scores), CLASSES)
     for window in found:
         x0, y0, x1, y1 = window.box
         width, height = x1 - x0, y1 - y0

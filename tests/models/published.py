@@ -2,9 +2,11 @@
 
 import torch
 
-from benchmarks.paper_tables import multiply
+from benchmarks.paper_tables import count_layers, multiply
 from tnetcli.models.registry import build_model
-from tnetcli.workflows.cost import Step
+from tnetcli.workflows.cost import Step, count_parameters
+
+__all__ = ["billions", "count_layers", "count_parameters", "outline", "traverse"]
 
 
 def outline(family, arguments, classes):

@@ -17,6 +17,7 @@ from tnetcli.errors import ModelError
 from tnetcli.models import backbone as backbone_module
 from tnetcli.models.backbone import build_backbone, create_timm
 from tnetcli.models.bagnet import BagNet77
+from tnetcli.models.configs import Arguments
 
 NETS = [f"tf_efficientnet_b{number}" for number in range(5)]
 # SPEC 1.5: kernel, stride, expansion and channels of the stages of B0; repeats of B0 to B4.

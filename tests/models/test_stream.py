@@ -2,13 +2,13 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from tnetcli.models.arguments import Arguments
 
 from tests.models.contract import noise
+from tests.models.published import count_parameters
 from tnetcli.errors import ModelError
 from tnetcli.models.backbone import build_backbone
+from tnetcli.models.configs import Arguments
 from tnetcli.models.stream import Stream
-from tnetcli.workflows.cost import count_parameters
 
 
 def build(backbone, view_size=64, *, pretrained=False, bands=3, **more):

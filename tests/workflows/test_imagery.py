@@ -15,7 +15,7 @@ from tnetcli.prediction import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.open import open_image
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.workflows import imagery
 from tnetcli.workflows.imagery import open_imagery
 from tnetcli.workflows.predicting import Settings, _telling
@@ -31,7 +31,7 @@ def predicted(path, **settings):
         width=size.width,
         height=size.height,
         reader=name,
-        config=_telling(Plan(3, (4, 2)), Settings(options=options), None),
+        config=_telling(TraversalConfig(levels=3, keep=(4, 2)), Settings(options=options)),
         fingerprint=fingerprint(str(path)),
     )
 
@@ -179,7 +179,7 @@ def test_the_value_for_no_data_is_that_of_the_record(tmp_path):
     ],
 )
 def test_options_come_back_from_a_record(options):
-    settings = _telling(Plan(3, (4, 2)), Settings(options=options), None)
+    settings = _telling(TraversalConfig(levels=3, keep=(4, 2)), Settings(options=options))
     line = record(config=settings).model_dump_json()
     assert imagery._options(Prediction.model_validate_json(line)) == options
 

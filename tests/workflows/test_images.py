@@ -17,12 +17,12 @@ AS_NOBODY = """
 import os, sys
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers import raster
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.workflows.images import find_images
 from tnetcli.workflows.info import Walk, inspect
 os.setuid(65534)
 for image in find_images(sys.argv[1:], recursive=True):
-    result = inspect(image, reader=None, options=ReadOptions(), walk=Walk(Plan(1, (1,)), 64))
+    result = inspect(image, reader=None, options=ReadOptions(), walk=Walk(TraversalConfig(levels=1, keep=(1,)), 64))
     print(os.path.basename(image), "failed" if result.error else "ok")
 """
 

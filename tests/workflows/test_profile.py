@@ -7,9 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.checkpoints import BACKBONE, VIEW_SIZE, write_tiny
 from tnetcli.errors import ModelError, UsageError
 from tnetcli.geometry import Grid
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.workflows import cost
-from tnetcli.workflows.cost import Counter, Step, steps_of, steps_of_plan
+from tnetcli.workflows.cost import Counter, Step, steps_of, steps_of_config
 from tnetcli.workflows.profile import Timing, as_json, as_text, profile_checkpoint, profile_recipe
 from tnetcli.workflows.tables import table
 
@@ -48,29 +48,30 @@ def test_the_root_is_scored_in_vain_only_if_asked_for():
 @pytest.mark.parametrize(
     ("plan", "expected", "calls"),
     [
-        (Plan(levels=1, keep=()), [1], 0),
-        (Plan(levels=3, keep=(2, 1)), [1, 2, 2], 3),
-        (Plan(levels=4, keep=(2,)), [1, 2, 4, 8], 7),
-        (Plan(levels=2, keep=(20,)), [1, 9], 1),
-        (Plan(levels=3, keep=(4, 2), budget=7), [1, 4, 2], 5),
-        (Plan(levels=3, keep=(4, 2), budget=1), [1], 1),
-        (Plan(levels=3, keep=(), policy="best_first", budget=4), [1, 1, 1, 1], 4),
-        (Plan(levels=2, keep=(), policy="best_first", budget=99), [1] * 10, 1),
-        (Plan(levels=1, keep=(), policy="best_first", budget=99), [1], 0),
+        (TraversalConfig(levels=1, keep=()), [1], 0),
+        (TraversalConfig(levels=3, keep=(2, 1)), [1, 2, 2], 3),
+        (TraversalConfig(levels=4, keep=(2,)), [1, 2, 4, 8], 7),
+        (TraversalConfig(levels=2, keep=(20,)), [1, 9], 1),
+        (TraversalConfig(levels=3, keep=(4, 2), budget=7), [1, 4, 2], 5),
+        (TraversalConfig(levels=3, keep=(4, 2), budget=1), [1], 1),
+        (TraversalConfig(levels=3, keep=(), policy="best_first", budget=4), [1, 1, 1, 1], 4),
+        (TraversalConfig(levels=2, keep=(), policy="best_first", budget=99), [1] * 10, 1),
+        (TraversalConfig(levels=1, keep=(), policy="best_first", budget=99), [1], 0),
     ],
 )
 def test_a_plan_becomes_the_most_it_can_cost(plan, expected, calls):
-    steps = steps_of_plan(plan, GRID)
+    steps = steps_of_config(plan, GRID)
     assert views(steps) == expected
     assert scored(steps) == calls
 
 
 @pytest.mark.parametrize("plan", [
-    Plan(levels=9, keep=(9,)), Plan(levels=9, keep=(), policy="best_first", budget=10**9),
+    TraversalConfig(levels=9, keep=(9,)),
+    TraversalConfig(levels=9, keep=(), policy="best_first", budget=10**9),
 ])  # fmt: skip
 def test_a_traversal_without_end_is_refused(plan):
     with pytest.raises(UsageError, match="more than 2000 regions"):
-        steps_of_plan(plan, GRID)
+        steps_of_config(plan, GRID)
 
 
 @pytest.mark.parametrize("is_scored", [True, False])
@@ -79,9 +80,10 @@ def test_views_shown_at_once_cost_as_much_as_one_by_one(is_scored):
     step, model = Step(2, 5, is_scored), counter.model
     shown = torch.empty(5, 3, VIEW_SIZE, VIEW_SIZE, device="meta")
     with FlopCounterMode(display=False) as together, torch.no_grad():
-        features = model.look(shown, step.regions(model.grid), score_cells=is_scored).features
-        present = torch.ones(1, 5, dtype=torch.bool, device="meta")
-        model.conclude(features.unsqueeze(0), present)
+        positions = torch.empty(5, 3, dtype=torch.long, device="meta")
+        features = model.encoder(2)(shown, positions, is_scored).features
+        levels = torch.ones(1, 5, dtype=torch.long, device="meta")
+        model.aggregate(features.unsqueeze(0), levels > 0, levels)
     assert counter.count((step,)) == together.get_total_flops() // 2
 
 

@@ -1,9 +1,19 @@
 import numpy as np
 import pytest
 import torch
-from tnetcli.models.weighting import Mean, Weighting, weigh
 
 from tests.models.contract import noise
+from tests.small_model import SmallModel
+from tnetcli.models.aggregators import Mean, Weighting
+
+
+def weigh(weighting, features, mask):
+    """Return the weighted mean and the weights, as a model aggregates them."""
+    model = SmallModel(bands=1).requires_grad_(False)
+    model.weighting = weighting
+    found = model.aggregate(features, mask, mask.long())
+    torch.testing.assert_close(found.logits, model.classifier(found.embedding))
+    return found.embedding, found.weights
 
 
 @pytest.mark.parametrize(
@@ -31,7 +41,7 @@ def weigh_by_hand(module, features):
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 40])
-def test_any_number_of_windows_is_weighed_as_plain_numpy_does(count):
+def test_any_number_of_regions_is_weighted_as_plain_numpy_does(count):
     torch.manual_seed(0)
     module = Weighting(16).requires_grad_(False)
     features = noise(3, count, 16)
@@ -42,7 +52,7 @@ def test_any_number_of_windows_is_weighed_as_plain_numpy_does(count):
         assert mean[image].numpy() == pytest.approx(expected_mean, abs=1e-5)
 
 
-def test_only_what_is_present_enters_the_gate():
+def test_masked_features_do_not_enter_the_gate():
     torch.manual_seed(0)
     module = Weighting(16).requires_grad_(False)
     features, present = noise(1, 5, 16), torch.tensor([[True, False, True, False, True]])
@@ -52,8 +62,8 @@ def test_only_what_is_present_enters_the_gate():
     assert mean[0].numpy() == pytest.approx(expected_mean, abs=1e-5)
 
 
-def test_without_learning_all_windows_count_the_same():
-    features, present = noise(2, 3, 4), torch.tensor([[True, True, False], [True, True, True]])
+def test_without_learning_all_regions_count_the_same():
+    features, present = noise(2, 3, 16), torch.tensor([[True, True, False], [True, True, True]])
     mean, weights = weigh(Mean(), features, present)
     torch.testing.assert_close(weights, torch.tensor([[0.5, 0.5, 0], [1 / 3] * 3]))
     torch.testing.assert_close(mean[0], features[0, :2].mean(0))
@@ -61,7 +71,7 @@ def test_without_learning_all_windows_count_the_same():
 
 
 def test_the_features_of_the_caller_are_left_alone():
-    features = torch.full((1, 2, 4), torch.nan)
+    features = torch.full((1, 2, 16), torch.nan)
     features[0, 0] = 1
     weigh(Mean(), features, torch.tensor([[True, False]]))
     assert features[0, 1].isnan().all()

@@ -1,16 +1,15 @@
 import numpy as np
 import pytest
 import torch
-from tnetcli.models.anchor_arguments import AnchorArguments
-from tnetcli.models.anchor_parts import Anchors, Attention, Bottleneck, Branch, SqueezeExcite
 from torch import nn
 from torchvision.models.mobilenetv3 import InvertedResidual, InvertedResidualConfig
 
-from benchmarks.paper_tables import count_layers
 from tests.models.contract import noise
 from tests.models.places import patch_at
+from tests.models.published import count_layers, count_parameters
+from tnetcli.models.anchornet import Anchors, Attention, Bottleneck, Branch, SqueezeExcite
+from tnetcli.models.configs import AnchorArguments
 from tnetcli.models.lsp import FIELDS
-from tnetcli.workflows.cost import count_parameters
 
 SIDES = (21, 17, 15)
 # SPEC 4.5: squeeze, ratio, parameters with auxiliary classifiers and without.
