@@ -472,7 +472,7 @@ class TestWalking:
         with open_image(scene) as reader, Looker(model, self.unit) as looker:
             (sight,) = looker.look([reader], self.plan)
             maker = Maker("small", "0" * 64, ("a", "b", "c", "d"))
-            record = record_sight(sight, reader, id="scene", maker=maker)
+            record = record_sight(sight, reader, image="a", id="scene", maker=maker)
         whole, *near = json.loads(record.model_dump_json())["windows"]
         assert "steps" not in whole
         assert [len(each["steps"]) for each in near] == [5, 5]
