@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tnetcli.inference import Inference
 
 from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
 from tnetcli import __version__
 from tnetcli.errors import ImageError
+from tnetcli.inference import Inference
 from tnetcli.normalisation import Normalisation
 from tnetcli.prediction import Prediction
 from tnetcli.readers.open import open_image

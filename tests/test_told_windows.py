@@ -3,12 +3,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from tnetcli.inference import Inference
 
 from tests.exporters.records import failed, record, replace, window
 from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError, ManifestError
 from tnetcli.geometry import Size, Window
+from tnetcli.inference import Inference
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
@@ -132,7 +132,10 @@ class TestTable:
     def test_a_window_that_is_told_twice_takes_no_other_s_place(self, tmp_path):
         rows = "a,0,0,9,9\n" * 3 + "a,5,5,9,9\n"
         told = table(tmp_path / "w.csv", f"id,left,top,right,bottom\n{rows}").of("a", "", SIZE)
-        assert told == (ScoredRegion(Window(0, 0, 9, 9), 0.5), ScoredRegion(Window(5, 5, 4, 4), 0.5))
+        assert told == (
+            ScoredRegion(Window(0, 0, 9, 9), 0.5),
+            ScoredRegion(Window(5, 5, 4, 4), 0.5),
+        )
 
     def test_images_may_be_named_by_id(self, tmp_path):
         text = "id,right,bottom,left,top\na,30,40,1,2\n"
@@ -189,15 +192,16 @@ def test_every_family_with_a_second_level_looks_at_what_is_told(family, argument
     torch.manual_seed(0)
     model = build_model(family, arguments, classes=3, bands=3)
     path = write_geotiff(tmp_path / "a.tif", noise((300, 400), seed=2))
-    told = [ScoredRegion(Window(7.5, 10, 50, 30), 0.25), ScoredRegion(Window(300, 100, 90, 120), 0.75)]
+    told = [
+        ScoredRegion(Window(7.5, 10, 50, 30), 0.25),
+        ScoredRegion(Window(300, 100, 90, 120), 0.75),
+    ]
     unit = Normalisation.to_unit_range("uint8", 3)
     config = TraversalConfig(levels=2, keep=(2,))
     with open_image(path) as reader, Inference(model, unit) as inference:
         (result,) = inference.run([reader], config, [Fixed(build_policy(config), told)])
     assert [node.region.path for node in result.nodes] == ["root", "root/w1", "root/w2"]
-    assert [node.region.window for node in result.nodes[1:]] == [
-        each.window for each in told
-    ]
+    assert [node.region.window for node in result.nodes[1:]] == [each.window for each in told]
     assert [node.rank for node in result.nodes] == [1, 2, 1]
     assert np.isfinite(result.logits).all()
     assert np.isclose(result.weights.sum(), 1, atol=1e-5)

@@ -171,8 +171,8 @@ class TestToldWindows:
             assert {window.box for window in other.windows} == boxes
             assert [window.path for window in other.windows] == ["root", "root/w1", "root/w2"]
             assert other.probability == pytest.approx(one.probability, abs=1e-5)
-            assert len(other.settings["windows"]) == 64
-            assert "windows" not in one.settings
+            assert len(other.provenance.config["windows"]) == 64
+            assert "windows" not in one.provenance.config
         assert again[2].status == "failed"
         assert again[2].error.message == f"`{table}` tells no window of `2.png`"
         steps = json.loads(again[0].model_dump_json())["windows"][1]["steps"]

@@ -8,7 +8,6 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 from timm.models.resnet import ResNet
-from tnetcli.models.arguments import Arguments
 from torch import nn
 
 from tests.models.contract import noise

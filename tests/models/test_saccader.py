@@ -307,6 +307,7 @@ def test_what_cannot_be_built_is_refused(arguments, problem):
 def test_there_are_no_published_weights(tmp_path):
     with pytest.raises(ModelError, match="no published weights"):
         build_model("saccader", SMALL, classes=2, pretrained=True)
+    (tmp_path / "a.pt").write_bytes(b"\x80\x04N.")
     with pytest.raises(ModelError, match="safetensors"):
         build_model("saccader", SMALL, classes=2, pretrained=tmp_path / "a.pt")
 

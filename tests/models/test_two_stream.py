@@ -520,13 +520,13 @@ class TestTraversing:
         result = self.run(model, scene)
         with open_image(scene) as reader:
             maker = Maker("small", "0" * 64, ("a", "b", "c", "d"))
-            record = record_result(result, reader, id="scene", maker=maker)
-        whole, *near = json.loads(record.to_json())["windows"]
+            record = record_result(result, reader, image="a", id="scene", maker=maker)
+        whole, *near = json.loads(record.model_dump_json())["windows"]
         assert "steps" not in whole
         assert [len(each["steps"]) for each in near] == [5, 5]
         for each, weights in zip(near, result.steps[1:], strict=True):
             np.testing.assert_allclose(each["steps"], weights, atol=1e-6)
-        assert Prediction.from_json(record.to_json()) == record
+        assert Prediction.model_validate_json(record.model_dump_json()) == record
 
 
 class TestArguments:

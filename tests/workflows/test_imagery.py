@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import rasterio
 import tifffile
+from PIL import Image
 
 from tests.exporters.records import record, replace
 from tests.images import noise, write_geotiff
@@ -295,3 +296,15 @@ def test_torch_is_never_imported():
     code = "import sys, tnetcli.workflows.imagery; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_an_image_whose_name_is_not_utf_8_is_found(tmp_path):
+    plain, odd = tmp_path / "a.png", tmp_path / os.fsdecode(b"K\xf6ln.png")
+    Image.fromarray(noise((60, 40)).transpose(1, 2, 0)).save(plain)
+    try:
+        odd.write_bytes(plain.read_bytes())
+    except OSError:
+        pytest.skip("this file system takes only UTF-8")
+    prediction = record(image=str(odd), width=60, height=40)
+    assert prediction.image.endswith("K\\xf6ln.png")
+    assert np.array_equal(shown(prediction), shown(predicted(plain)))
