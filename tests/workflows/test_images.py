@@ -22,7 +22,8 @@ from tnetcli.workflows.images import find_images
 from tnetcli.workflows.info import Walk, inspect
 os.setuid(65534)
 for image in find_images(sys.argv[1:], recursive=True):
-    result = inspect(image, reader=None, options=ReadOptions(), walk=Walk(TraversalConfig(levels=1, keep=(1,)), 64))
+    walk = Walk(TraversalConfig(levels=1, keep=(1,)), 64)
+    result = inspect(image, reader=None, options=ReadOptions(), walk=walk)
     print(os.path.basename(image), "failed" if result.error else "ok")
 """
 
