@@ -56,11 +56,12 @@ def look(model: Model, count: int) -> tuple[torch.Tensor, ...]:
     views = torch.randn((count, model.bands, side, side), generator=generator)
     root = Region(Window(0, 0, 1000, 800))
     regions = [root, *(root.child(model.grid, 0, 0) for _ in range(count - 1))]
+    positions = torch.tensor([region.position for region in regions])
+    levels = positions[None, :, 2] + 1  # (1, count)
     with torch.no_grad():
-        seen = model.look(views, regions)
-        concluded = model.conclude(seen.features[None], torch.ones((1, count), dtype=torch.bool))
-    assert seen.attention is not None
-    return (seen.features, seen.attention, *concluded)
+        out = model.encoder(1)(views, positions)
+        aggregated = model.aggregate(out.features[None], levels > 0, levels)
+    return (out.features, out.cell_logits, *aggregated[:3])
 
 
 def write_tiny(path: Path, family: str = "tnet", **changes: Any) -> Path:

@@ -1,15 +1,15 @@
-"""A model that sees in microseconds, for tests of what surrounds a model."""
+"""A model that encodes in microseconds, for tests of what surrounds a model."""
 
 import torch
 from torch import nn
 
 from tnetcli.geometry import Grid
-from tnetcli.models.arguments import Arguments
-from tnetcli.models.base import Conclusion, Looked, Model
+from tnetcli.models.base import Aggregated, EncoderOutput, Model
+from tnetcli.models.configs import Arguments
 
 
 class SmallModel(Model):
-    """Features are colours at 4 x 4 places, attention is how bright a cell is."""
+    """Features are colours at 4 x 4 places, cell logits follow the brightness of a cell."""
 
     family = "small"
 
@@ -28,18 +28,17 @@ class SmallModel(Model):
     def feature_size(self):
         return 16 * self.bands
 
-    def look(self, views, regions, *, score_cells=True):
-        assert len(views) == len(regions)
-        self.batches.append(len(regions))
+    def forward(self, views, positions):
+        assert len(views) == len(positions)
+        self.batches.append(len(views))
         features = nn.functional.adaptive_avg_pool2d(views, 4).flatten(1)
-        brightness = self.down @ views.mean(dim=1) @ self.across  # (regions, rows, columns)
-        attention = brightness.flatten(1).mul(5).softmax(dim=1).view_as(brightness)
-        return Looked(features, attention if score_cells else None)
+        brightness = self.down @ views.mean(dim=1) @ self.across  # (views, rows, columns)
+        return EncoderOutput(features, brightness.flatten(1).mul(5).unsqueeze(2), {})
 
-    def conclude(self, features, present):
-        weights = present.to(features) / present.sum(dim=1, keepdim=True)
+    def aggregate(self, features, mask, levels, unread=None):
+        weights = mask.to(features) / mask.sum(dim=1, keepdim=True)
         mean = (weights.unsqueeze(-1) * features).sum(dim=1)
-        return Conclusion(self.classify(mean), weights, mean)
+        return Aggregated(self.classify(mean, levels), weights, mean, {})
 
-    def classify(self, features):
+    def classify(self, features, levels):
         return self.classifier(features)

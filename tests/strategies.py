@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from tnetcli.geometry import Georeference, Grid, Size, Window
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
 
 # The same examples every time and everywhere; a slow machine is no failure.
 settings.register_profile("tnet", derandomize=True, deadline=None)
@@ -57,15 +57,15 @@ def _spans(length: int) -> st.SearchStrategy[tuple[float, float]]:
 
 @st.composite
 def paths(draw: st.DrawFn, grid: Grid, deepest: int = 4) -> list[tuple[int, int]]:
-    """Lists of (row, column) steps down the tree of looks."""
+    """Lists of (row, column) steps down the traversal tree."""
     step = st.tuples(st.integers(0, grid.rows - 1), st.integers(0, grid.columns - 1))
     return draw(st.lists(step, max_size=deepest))
 
 
-def plans(
+def configs(
     policies: tuple[str, ...] = ("topk", "sample", "best_first"), **fixed: object
-) -> st.SearchStrategy[Plan]:
-    """Small walks of any policy; `fixed` names what is not to vary."""
+) -> st.SearchStrategy[TraversalConfig]:
+    """Small traversals of any policy; `fixed` names what is not to vary."""
     varied: dict[str, st.SearchStrategy[object]] = {
         "levels": st.integers(1, 4),
         "keep": st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple),
@@ -73,10 +73,11 @@ def plans(
         "temperature": numbers(0.1, 10.0),
         "budget": st.integers(1, 30),
         "least_valid": st.sampled_from([0.0, 0.25, 0.5]),
-        "least_side": st.none() | numbers(0.0, 500.0),
+        "least_side": st.none() | numbers(0.1, 500.0),
         "once": st.booleans(),
     }
-    return st.builds(Plan, **(varied | {name: st.just(value) for name, value in fixed.items()}))
+    fields = varied | {name: st.just(value) for name, value in fixed.items()}
+    return st.builds(TraversalConfig, **fields)
 
 
 @st.composite
