@@ -2,17 +2,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tnetcli.training.baselines import Baselines, Rewards, reward
 
-KINDS = ("ema", "per_level", "per_class", "leave_one_out", "coarse")
+from tnetcli.training.reinforce import Baselines, Rewards
+
+KINDS = ("ema", "per_level", "per_class", "leave_one_out")
 
 
-def rewards_of(sequence, concluded, cells, samples=1):
+def rewards_of(sequence, cells, samples=1):
     """Return rewards; cells are (image, level, reward)."""
     image, level, value = zip(*cells, strict=True) if cells else ((), (), ())
     return Rewards(
         sequence=torch.tensor(sequence),
-        concluded=torch.tensor(concluded),
         cells=torch.tensor(value, dtype=torch.float32),
         image=torch.tensor(image, dtype=torch.long),
         level=torch.tensor(level, dtype=torch.long),
@@ -23,34 +23,8 @@ def rewards_of(sequence, concluded, cells, samples=1):
 
 STEP = rewards_of(
     [1.0, 0.0],
-    [[0.1, 0.2], [0.3, 0.4], [1.0, 0.0]],
     [(0, 2, 1.0), (0, 3, 0.0), (1, 2, 0.5), (1, 3, 1.0), (1, 3, 0.5)],
 )
-
-
-def test_a_label_is_right_if_nothing_scores_higher():
-    scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0], [float("nan"), 1.0]])
-    labels = torch.tensor([0, 0, 1, 1])
-    assert reward("correct", scores, labels).tolist() == [1, 0, 1, 0]
-
-
-def test_a_probability_is_that_of_the_label():
-    scores = torch.log(torch.tensor([[0.2, 0.8], [0.7, 0.3]]))
-    assert reward("probability", scores, torch.tensor([0, 0])).tolist() == pytest.approx([0.2, 0.7])
-
-
-def test_scores_that_are_no_numbers_are_worth_nothing():
-    scores = torch.full((1, 2), float("nan"))
-    assert reward("probability", scores, torch.tensor([0])).tolist() == [0]
-
-
-@pytest.mark.parametrize("kind", ["correct", "probability"])
-def test_rewards_have_no_gradient_and_at_least_single_precision(kind):
-    scores = torch.randn(3, 2, 4, dtype=torch.float16, requires_grad=True)
-    found = reward(kind, scores, torch.zeros(3, 2, dtype=torch.long))
-    assert found.shape == (3, 2)
-    assert found.dtype == torch.float32
-    assert not found.requires_grad
 
 
 def test_one_running_mean_is_expected_of_everything():
@@ -82,16 +56,9 @@ def test_every_level_has_its_own_running_mean():
     assert alone.tolist() == pytest.approx([means[level - 1] for level in (2, 3, 2, 3, 3)])
 
 
-def test_the_level_above_is_what_a_cell_is_compared_with():
-    sequence, alone = Baselines("coarse", 3).expected(STEP)
-    assert sequence.tolist() == pytest.approx([0.1, 0.3, 0.2, 0.4, 0.4])
-    assert alone.tolist() == sequence.tolist()
-
-
 def test_other_samples_are_what_a_sample_is_compared_with():
     step = rewards_of(
         [0.1, 0.4, 0.7, 0.2, 0.3, 0.9],  # three samples of two images
-        [[0.0] * 6] * 3,
         [(0, 2, 0.5), (0, 2, 0.3), (1, 2, 0.9), (2, 2, 0.6), (2, 3, 0.8), (3, 2, 0.2), (4, 3, 0.1)],
         samples=3,
     )
@@ -115,7 +82,7 @@ def test_a_lone_sample_is_compared_with_the_running_means():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_cells_the_sequences_are_still_followed(kind):
-    baselines, step = Baselines(kind, 1, start=0.0), rewards_of([1.0, 0.0], [[1.0, 0.0]], [])
+    baselines, step = Baselines(kind, 1, start=0.0), rewards_of([1.0, 0.0], [])
     assert [len(each) for each in baselines.expected(step)] == [0, 0]
     baselines.update(step, sequence=0.3)
     assert baselines.mean == pytest.approx(0.05)

@@ -4,7 +4,6 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from tnetcli.views import View, Views, root_window
 
 from tests.runs import UNIT
 from tnetcli.errors import ImageError
@@ -14,6 +13,9 @@ from tnetcli.sections import Augmentation
 from tnetcli.training.batches import AHEAD, Batches, take
 from tnetcli.training.sources import Item
 from tnetcli.training.views import Augmented
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import ScoredRegion
+from tnetcli.traversal.views import View, Views, root_window
 
 CLASSES = ("a", "b", "c")
 
@@ -58,8 +60,8 @@ class Submitted:
     def __init__(self):
         self.windows = []
 
-    def submit(self, reader, window):
-        self.windows.append((reader, window))
+    def submit(self, reader, region):
+        self.windows.append((reader, region.window))
         return len(self.windows) - 1
 
 
@@ -70,7 +72,7 @@ def batches(source, views=None, *, size=4, seed=0, fit="stretch", augmentation=N
         augmentation or Augmentation(),
         batch_size=size,
         seed=seed,
-        fit=fit,
+        traversal=TraversalConfig(fit=fit),
         value_range=(0.0, 255.0),
     )
 
@@ -102,7 +104,7 @@ def test_the_next_epoch_has_another_order():
 
 def test_the_same_seed_gives_the_same_batches_and_another_seed_others():
     one, same, other = (
-        [(batch.names, batch.seeds, batch.labels) for batch in made.since(0, 8)]
+        [(batch.names, batch.seeds, batch.targets) for batch in made.since(0, 8)]
         for made in (batches(Numbers(12), seed=s) for s in (1, 1, 2))
     )
     assert one == same
@@ -123,7 +125,7 @@ def test_every_image_of_every_step_has_a_seed_of_its_own():
 def test_labels_and_readers_belong_to_their_names():
     for batch in batches(Numbers(9)).since(0, 4):
         assert [str(reader.number) for reader in batch.readers] == batch.names
-        assert [int(name) % 3 for name in batch.names] == batch.labels
+        assert [int(name) % 3 for name in batch.names] == batch.targets
 
 
 def test_scenes_are_asked_for_by_their_epoch():
@@ -142,14 +144,14 @@ def test_level_1_of_the_next_batch_is_being_read_before_the_model_works():
 
 
 @pytest.mark.parametrize("fit", ["stretch", "pad"])
-def test_level_1_looks_at_the_whole_image_as_the_recipe_fits_it(fit):
+def test_level_1_reads_the_whole_image_as_the_recipe_fits_it(fit):
     views = Submitted()
     next(batches(Numbers(4), views, fit=fit).since(0, 1))
     assert {window for _, window in views.windows} == {root_window(Size(40, 30), fit)}
 
 
 def test_what_threads_read_ahead_is_what_is_there():
-    with Views(8, Grid(2, 2, 0.5), UNIT, threads=2) as views:
+    with Views(lambda region: 8, Grid(2, 2, 0.5), UNIT, threads=2) as views:
         for batch in batches(Numbers(8), views).since(0, 4):
             for name, future in zip(batch.names, batch.first, strict=True):
                 view = future.result()
@@ -204,3 +206,29 @@ def test_an_image_of_a_split_that_is_gone_is_left_out_with_a_warning(caplog):
         found = take(Numbers(9, broken={3}), "validation", 2, 6)
     assert [item.name for item in found] == ["2", "4", "5"]
     assert "`3` is gone" in caplog.text
+
+
+def test_samples_lie_side_by_side_with_all_that_belongs_to_their_image():
+    batch = next(batches(Numbers(8)).since(0, 1))
+    assert batch.repeated(1) is batch
+    twice = batch.repeated(2)
+    for name in ("readers", "targets", "names", "first", "fixed"):
+        each = getattr(batch, name)
+        assert getattr(twice, name) == [value for value in each for _ in range(2)]
+    assert len(set(twice.seeds)) == 8
+
+
+def test_fixed_regions_move_with_the_augmented_image():
+    class Given(Numbers):
+        def item(self, split, number, epoch=0):
+            fixed = None if number else (ScoredRegion(Window(0, 0, 10, 6), 0.5),)
+            return Item(Flat(number), 0, (), str(number), fixed)
+
+    flipped = batches(Given(2), size=2, augmentation=Augmentation(flip="both"))
+    found = {}
+    for batch in flipped.since(0, 30):
+        for name, fixed in zip(batch.names, batch.fixed, strict=True):
+            found.setdefault(name, set()).add(fixed and (fixed[0].window.box, fixed[0].attention))
+    assert found["1"] == {None}
+    lefts, tops = (0.0, 30.0), (0.0, 24.0)
+    assert found["0"] == {((x, y, x + 10, y + 6), 0.5) for x in lefts for y in tops}

@@ -348,17 +348,3 @@ def test_what_is_exchanged_at_once_is_bounded(monkeypatch):
     tensors = [torch.zeros(n) for n in (4, 4, 4, 25, 1)] + [torch.zeros(3, dtype=torch.float64)]
     found = [[each.numel() for each in bucket] for bucket in _buckets(tensors)]
     assert found == [[4, 4], [4], [25], [1], [3]]
-
-
-def test_figures_of_processes_are_weighted_by_their_images():
-    rows = [
-        {"loss": 1.0, "accuracy": [0.5, 1.0], "windows": 6},
-        {"loss": 3.0, "accuracy": [1.0], "windows": 2, "entropy": 0.25},
-    ]
-    assert merge(rows, [3, 1]) == {
-        "loss": 1.5,
-        "accuracy": [0.625, 1.0],
-        "windows": 8,
-        "entropy": 0.25,
-    }
-    assert merge(rows[:1], [3]) is rows[0]

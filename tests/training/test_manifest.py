@@ -12,7 +12,7 @@ from tnetcli.csv_file import MOST_TOLD, read_rows
 from tnetcli.errors import ManifestError, MissingExtraError, RecipeError
 from tnetcli.geometry import Size, Window
 from tnetcli.sections import Data
-from tnetcli.training.manifest import class_weights, read_examples
+from tnetcli.training.manifest import read_examples
 from tnetcli.training.splits import divide
 
 FULL = {  # four images of two classes, none of them left to chance
@@ -422,38 +422,6 @@ def test_an_empty_folder_and_a_file_for_a_folder_are_told(tmp_path, folder):
 def test_a_broken_image_in_a_folder_is_told(folder):
     (folder / "river" / "broken.tif").write_bytes(b"")
     assert "is empty" in str(refused(lambda: in_folder(folder)))
-
-
-# Weights
-
-
-def test_no_weights_are_none():
-    assert class_weights("none", [0, 1], ["a", "b"]) is None
-
-
-def test_balanced_classes_count_the_same_in_all():
-    labels = [0] * 30 + [1] * 5 + [2] * 15
-    weights = class_weights("balanced", labels, ["a", "b", "c"])
-    assert weights.dtype == np.float32
-    totals = np.bincount(labels, weights=weights[labels])
-    assert np.allclose(totals, 50 / 3)
-    assert weights[labels].mean() == pytest.approx(1)
-
-
-def test_given_weights_keep_their_proportions_and_average_to_one():
-    labels = [0] * 10 + [1] * 30
-    weights = class_weights({"a": 4.0}, labels, ["a", "b"])
-    assert weights[0] / weights[1] == pytest.approx(4)
-    assert weights[labels].mean() == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("choice", "says"), [({"rivr": 2.0}, "rivr"), ({"river": 0, "sea": 0}, "no image")]
-)
-def test_weights_that_mean_nothing_are_refused(choice, says):
-    with pytest.raises(RecipeError, match=says) as caught:
-        class_weights(choice, [0, 1], ["river", "sea"])
-    assert caught.value.hint
 
 
 def test_a_hash_spreads_similar_names():

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tnetcli.looking import Looker
-from tnetcli.walks import Traversal
 
 from tests.images import noise, write_geotiff
 from tests.runs import CLASSES, SIDE, UNIT, recipe_of, write_images
@@ -16,9 +14,11 @@ from tnetcli.normalisation import Normalisation
 from tnetcli.training import validating
 from tnetcli.training.sources import Item, open_source
 from tnetcli.training.validating import validate
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.inference import Inference
+from tnetcli.traversal.policies import build_policy
 
-PLAN = Plan(levels=2, keep=(2,))
+TWO = TraversalConfig(levels=2, keep=(2,))
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +28,12 @@ def source(tmp_path_factory):
     return open_source(recipe, recipe.data)
 
 
-def look(source, plan=PLAN, model=None, images=None, normalisation=UNIT, **traversal):
+def run(source, config=TWO, model=None, images=None, normalisation=UNIT):
     return validate(
         model or SmallModel(classes=len(CLASSES)),
         normalisation,
         source,
-        Traversal(**traversal),
-        plan,
+        config,
         images=images,
         device="cpu",
         precision="fp32",
@@ -42,23 +41,24 @@ def look(source, plan=PLAN, model=None, images=None, normalisation=UNIT, **trave
     )
 
 
-def sights_of(source, plan=PLAN):
+def results_of(source):
     items = [source.item("validation", number) for number in range(7)]
-    with Looker(SmallModel(classes=2), UNIT, device="cpu", threads=1) as looker:
-        return items, looker.look([item.reader for item in items], plan)
+    with Inference(SmallModel(classes=2), UNIT, device="cpu", threads=1) as inference:
+        policies = [build_policy(TWO) for _ in items]
+        return items, inference.run([item.reader for item in items], TWO, policies)
 
 
 def test_accuracy_and_loss_are_those_of_a_prediction(source):
-    found = look(source)
-    items, sights = sights_of(source)
+    found = run(source)
+    items, results = results_of(source)
     assert found.row["images"] == 7
     for level in (0, 1):
-        pairs = zip(items, sights, strict=True)
-        right = [sight.level_scores[level].argmax() == item.label for item, sight in pairs]
+        pairs = zip(items, results, strict=True)
+        right = [result.level_logits[level].argmax() == item.label for item, result in pairs]
         assert found.row["accuracy"][level] == pytest.approx(np.mean(right))
     losses = [
-        -torch.from_numpy(s.scores).double().log_softmax(dim=0)[i.label].item()
-        for i, s in zip(items, sights, strict=True)
+        -torch.from_numpy(s.logits).double().log_softmax(dim=0)[i.label].item()
+        for i, s in zip(items, results, strict=True)
     ]
     assert found.loss == pytest.approx(np.mean(losses), rel=1e-6)
     assert found.accuracy == found.row["accuracy"][-1]
@@ -66,26 +66,26 @@ def test_accuracy_and_loss_are_those_of_a_prediction(source):
 
 
 def test_batches_make_no_difference(source, monkeypatch):
-    whole = look(source)
+    whole = run(source)
     monkeypatch.setattr(validating, "BATCH", 2)
-    parts = look(source)
+    parts = run(source)
     for key in ("loss", "accuracy", "windows", "hit", "images"):
         assert parts.row[key] == pytest.approx(whole.row[key])
 
 
-def test_no_more_images_are_looked_at_than_the_recipe_wants(source):
-    assert look(source, images=3).row["images"] == 3
-    assert look(source, images=100).row["images"] == 7
+def test_no_more_images_are_validated_than_the_recipe_wants(source):
+    assert run(source, images=3).row["images"] == 3
+    assert run(source, images=100).row["images"] == 7
 
 
 def test_hits_are_counted_below_level_1_where_the_list_has_boxes(source):
-    found = look(source)
-    items, sights = sights_of(source)
+    found = run(source)
+    items, results = results_of(source)
     hits = []
-    for item, sight in zip(items, sights, strict=True):
+    for item, result in zip(items, results, strict=True):
         (box,) = item.boxes
         centres = (box.left + box.width / 2, box.top + box.height / 2)
-        windows = [v.place.region.window for v in sight.visits if v.place.region.level == 2]
+        windows = [n.region.window for n in result.nodes if n.region.level == 2]
         inside = [
             w.left <= centres[0] <= w.right and w.top <= centres[1] <= w.bottom for w in windows
         ]
@@ -95,19 +95,19 @@ def test_hits_are_counted_below_level_1_where_the_list_has_boxes(source):
     assert found.row["hit"] == [pytest.approx(np.mean(hits))]
 
 
-def test_looking_by_chance_is_compared_on_the_same_images(source, monkeypatch):
+def test_random_choices_are_compared_on_the_same_images(source, monkeypatch):
     monkeypatch.setattr(validating, "BY_CHANCE", 4)
-    found = look(source)
-    items, sights = sights_of(source)
+    found = run(source)
+    items, results = results_of(source)
     learned = np.mean(
-        [s.scores.argmax() == i.label for i, s in zip(items[:4], sights[:4], strict=True)]
+        [s.logits.argmax() == i.label for i, s in zip(items[:4], results[:4], strict=True)]
     )
     assert found.row["gain_over_chance"] == pytest.approx(learned - found.row["by_chance"])
     assert found.row["by_chance"] * 4 == pytest.approx(round(found.row["by_chance"] * 4))
 
 
 def test_one_level_has_nothing_to_compare_with(source):
-    found = look(source, Plan(levels=1, keep=()))
+    found = run(source, TWO.changed(levels=1))
     assert len(found.row["accuracy"]) == 1
     assert found.row["windows"] == 0
     assert "by_chance" not in found.row
@@ -115,39 +115,39 @@ def test_one_level_has_nothing_to_compare_with(source):
 
 
 def test_validating_twice_gives_the_same(source):
-    assert look(source).row == look(source).row
+    assert run(source).row == run(source).row
 
 
 def test_a_model_is_left_as_it_was_but_for_its_mode(source):
     model = SmallModel(classes=2).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    look(source, model=model)
+    run(source, model=model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_a_few_images_are_shown_with_their_windows(source):
-    found = look(source)
-    items, sights = sights_of(source)
+    found = run(source)
+    items, results = results_of(source)
     assert len(found.samples) == 7
-    for sample, item, sight in zip(found.samples, items, sights, strict=True):
+    for sample, item, result in zip(found.samples, items, results, strict=True):
         assert sample.size == Size(SIDE, SIDE)
         assert sample.label == CLASSES[item.label]
-        assert sample.predicted == CLASSES[int(sight.scores.argmax())]
-        chances = torch.from_numpy(sight.scores).softmax(dim=0)
+        assert sample.predicted == CLASSES[int(result.logits.argmax())]
+        chances = torch.from_numpy(result.logits).softmax(dim=0)
         assert sample.probability == pytest.approx(chances.max().item(), rel=1e-5)
         assert [w for w, _, _ in sample.windows] == [
-            v.place.region.window for v in sight.visits[1:]
+            node.region.window for node in result.nodes[1:]
         ]
         assert sample.boxes == item.boxes
 
 
 def test_no_more_than_a_few_are_shown(source, monkeypatch):
     monkeypatch.setattr(validating, "SHOWN", 2)
-    assert len(look(source).samples) == 2
+    assert len(run(source).samples) == 2
 
 
 def test_a_thumbnail_of_8_bits_shows_pixels_as_they_are(source):
-    (sample, *_) = look(source, images=1).samples
+    (sample, *_) = run(source, images=1).samples
     with Image.open(source.item("validation", 0).reader.path) as image:
         assert np.array_equal(sample.thumbnail, np.array(image))
 
@@ -176,7 +176,7 @@ def test_a_thumbnail_of_other_pixels_is_stretched_over_what_is_there(tmp_path, b
     path = write_geotiff(tmp_path / "deep.tif", values, nodata=0)
     normalisation = Normalisation(dtype="uint16", mean=(6000.0,) * bands, std=(2000.0,) * bands)
     with open_image(path) as reader:
-        found = look(
+        found = run(
             Listed(reader), model=SmallModel(classes=2, bands=bands), normalisation=normalisation
         )
     (sample,) = found.samples
@@ -192,10 +192,10 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path, source):
     path = write_geotiff(tmp_path / "deep.tif", noise((80, 60), 3, "uint16"))  # not 8 bits
     with open_image(path) as deep:
         good = source.item("validation", 0).reader
-        found = look(Listed(good, deep, good))
+        found = run(Listed(good, deep, good))
         assert found.row["images"] == 2
         with pytest.raises(ManifestError, match="no image of the validation"):
-            look(Listed(deep))
+            run(Listed(deep))
 
 
 def test_small_images_that_end_early_count_at_every_level(tmp_path, source):
@@ -203,20 +203,20 @@ def test_small_images_that_end_early_count_at_every_level(tmp_path, source):
 
     path = write_geotiff(tmp_path / "small.tif", noise((40, 40)))
     with open_image(path) as small:
-        found = look(Listed(small, source.item("validation", 0).reader))
+        found = run(Listed(small, source.item("validation", 0).reader))
     assert found.row["windows"] == 1.0  # 0 and 2
     assert len(found.row["accuracy"]) == 2
     assert math.isfinite(found.loss)
 
 
-def test_images_are_walked_as_the_plan_says_and_always_alike(source):
-    drawing = Plan(levels=2, keep=(2,), policy="sample")
-    assert look(source, drawing).row == look(source, drawing).row != look(source).row
+def test_images_are_traversed_as_configured_and_always_alike(source):
+    drawing = TWO.changed(policy="sample")
+    assert run(source, drawing).row == run(source, drawing).row != run(source).row
 
 
 def test_windows_lie_within_the_image(source):
     whole = Window(0, 0, SIDE, SIDE)
-    for sample in look(source).samples:
+    for sample in run(source).samples:
         for window, level, attention in sample.windows:
             assert whole.left <= window.left < window.right <= whole.right
             assert level == 2

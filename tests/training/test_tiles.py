@@ -3,8 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from tnetcli.training.tile_lessons import TileLessons
-from tnetcli.views import Views
 
 from tests.runs import MODEL, UNIT
 from tests.scenes.test_landscape import BACKGROUND, RULES, tile_files
@@ -15,6 +13,8 @@ from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import read_tiles
 from tnetcli.sections import Tiles
 from tnetcli.training.sources import Landscapes
+from tnetcli.training.tiles import TilePretraining
+from tnetcli.traversal.views import Views
 
 CPU = torch.device("cpu")
 GRID = Grid(3, 3, 0.5)
@@ -36,19 +36,21 @@ def model():
 
 
 @pytest.fixture
-def lessons(model, source):
-    """Return a function that makes lessons of some tiles."""
-    with Views(model.view_size, model.grid, UNIT, threads=1) as views:
+def pretraining(model, source):
+    """Return a function that makes the pre-training on some tiles."""
+    with Views(model.view_size_of, model.grid, UNIT, threads=1) as views:
 
         def make(tiles=SOME, seed=0):
             torch.manual_seed(7)
-            return TileLessons(model, source, views, tiles, seed=seed, device=CPU, precision="fp32")
+            return TilePretraining(
+                model, source, views, tiles, seed=seed, device=CPU, precision="fp32"
+            )
 
         yield make
 
 
 class Scenes:
-    """Notes the scenes that a lesson is made of."""
+    """Notes the scenes that a batch is made of."""
 
     def __init__(self, monkeypatch):
         self.made, scene = [], LandscapeMaker.scene
@@ -61,39 +63,39 @@ class Scenes:
         monkeypatch.setattr(LandscapeMaker, "scene", note)
 
 
-def test_a_lesson_has_the_views_of_each_level_that_were_asked_for(lessons):
-    made = lessons()
-    lesson = made._prepare(0)
-    assert lesson.level.tolist() == [1] * 5 + [2] * 4 + [3] * 3
-    assert lesson.values.shape == (12, 3, 32, 32)
-    assert lesson.shares.shape == (12, 4, 4, 6)
+def test_a_batch_has_the_views_of_each_level_that_were_asked_for(pretraining):
+    made = pretraining()
+    batch = made._prepare(0)
+    assert batch.level.tolist() == [1] * 5 + [2] * 4 + [3] * 3
+    assert batch.values.shape == (12, 3, 32, 32)
+    assert batch.shares.shape == (12, 4, 4, 6)
     assert made.windows == 12
-    for region, level in zip(lesson.regions, lesson.level.tolist(), strict=True):
+    for region, level in zip(batch.regions, batch.level.tolist(), strict=True):
         assert region.level == level
         assert region.window.width == 256 * 0.5 ** (level - 1)
 
 
-def test_values_shares_and_labels_are_those_of_the_scene_under_the_view(lessons, monkeypatch):
+def test_values_shares_and_labels_are_those_of_the_scene_under_the_view(pretraining, monkeypatch):
     scenes = Scenes(monkeypatch)
-    lesson = lessons()._prepare(4)
+    batch = pretraining()._prepare(4)
     assert len(scenes.made) == 5
-    for number, region in enumerate(lesson.regions):
-        values = lesson.values[number].numpy()
+    for number, region in enumerate(batch.regions):
+        values = batch.values[number].numpy()
         mine = [
             scene
             for scene in scenes.made
             if np.array_equal(UNIT.apply(scene.read(region.window, Size(32, 32)))[0], values)
         ]
         (scene,) = mine
-        assert np.allclose(lesson.shares[number], scene.fractions(region.window, 4))
-        assert lesson.labels[number] == scene.shown(region.window)
+        assert np.allclose(batch.shares[number], scene.fractions(region.window, 4))
+        assert batch.labels[number] == scene.shown(region.window)
 
 
-def test_a_step_is_always_the_same_and_no_other_is(lessons):
-    one, same = (lessons()._prepare(3).values for _ in range(2))
+def test_a_step_is_always_the_same_and_no_other_is(pretraining):
+    one, same = (pretraining()._prepare(3).values for _ in range(2))
     assert torch.equal(one, same)
-    assert not torch.equal(one, lessons()._prepare(4).values)
-    assert not torch.equal(one, lessons(seed=1)._prepare(3).values)
+    assert not torch.equal(one, pretraining()._prepare(4).values)
+    assert not torch.equal(one, pretraining(seed=1)._prepare(3).values)
 
 
 def touches(window, boxes):
@@ -104,18 +106,18 @@ def touches(window, boxes):
     )
 
 
-def test_closer_views_are_over_sites_where_they_are_to_be(lessons, monkeypatch):
+def test_closer_views_are_over_sites_where_they_are_to_be(pretraining, monkeypatch):
     scenes = Scenes(monkeypatch)
-    lesson = lessons(Tiles(views=(1, 0, 20), crowded=1.0, near=1.0))._prepare(0)
+    batch = pretraining(Tiles(views=(1, 0, 20), crowded=1.0, near=1.0))._prepare(0)
     (scene,) = scenes.made
-    assert all(touches(region.window, scene.boxes) for region in lesson.regions)
-    middles = [(r.window.left, r.window.top) for r in lesson.regions[1:]]
+    assert all(touches(region.window, scene.boxes) for region in batch.regions)
+    middles = [(r.window.left, r.window.top) for r in batch.regions[1:]]
     assert len(set(middles)) > 1
 
 
-def test_closer_views_are_anywhere_where_they_need_not_be_near(lessons):
-    lesson = lessons(Tiles(views=(1, 60), near=0.0))._prepare(0)
-    windows = {region.window for region in lesson.regions[1:]}
+def test_closer_views_are_anywhere_where_they_need_not_be_near(pretraining):
+    batch = pretraining(Tiles(views=(1, 60), near=0.0))._prepare(0)
+    windows = {region.window for region in batch.regions[1:]}
     assert len(windows) == 9  # all cells
 
 
@@ -139,13 +141,13 @@ class Seer(torch.nn.Module):
     (0, 1, {(0, 0), (0, 1)}),
     (1, 2, {(0, 1), (0, 2), (1, 1), (1, 2)}),
 ])  # fmt: skip
-def test_doubted_views_are_where_the_map_sees_a_site(lessons, model, row, column, cells):
-    made = lessons(Tiles(views=(3, 40, 40), doubt=1.0))
+def test_doubted_views_are_where_the_map_sees_a_site(pretraining, model, row, column, cells):
+    made = pretraining(Tiles(views=(3, 40, 40), doubt=1.0))
     made.dense = Seer(6, made._first_site, row, column)
-    lesson = made._prepare(0)
-    paths = [region.path for region in lesson.regions]
+    batch = made._prepare(0)
+    paths = [region.path for region in batch.regions]
     # A map of 4 x 4 pixels under 3 x 3 cells of half the side: neighbours share two rows of it.
-    whole = Region(lesson.regions[0].window)
+    whole = Region(batch.regions[0].window)
     first = {whole.child(GRID, *cell).path for cell in cells}
     assert set(paths[3:43]) == first
     closer = {
@@ -155,8 +157,8 @@ def test_doubted_views_are_where_the_map_sees_a_site(lessons, model, row, column
     assert len(set(paths[43:])) > len(closer) / 2
 
 
-def test_a_look_in_doubt_leaves_no_trace(lessons, model):
-    made = lessons(Tiles(views=(3, 4), doubt=1.0))
+def test_reading_where_the_map_errs_leaves_no_trace(pretraining, model):
+    made = pretraining(Tiles(views=(3, 4), doubt=1.0))
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     made._prepare(0)
@@ -164,34 +166,35 @@ def test_a_look_in_doubt_leaves_no_trace(lessons, model):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_levels_without_views_are_passed_over_in_doubt(lessons):
-    lesson = lessons(Tiles(views=(2, 0, 5), doubt=1.0))._prepare(0)
-    assert lesson.level.tolist() == [1] * 2 + [3] * 5
+def test_levels_without_views_are_passed_over_in_doubt(pretraining):
+    batch = pretraining(Tiles(views=(2, 0, 5), doubt=1.0))._prepare(0)
+    assert batch.level.tolist() == [1] * 2 + [3] * 5
 
 
-def test_the_loss_is_that_of_a_slow_sum_over_pixels_and_views(lessons, model):
-    made = lessons(SOME.model_copy(update={"dense": 0.7, "window": 0.4}))
-    lesson = made._prepare(2)
+def test_the_loss_is_that_of_a_slow_sum_over_pixels_and_views(pretraining, model):
+    made = pretraining(SOME.model_copy(update={"dense": 0.7, "window": 0.4}))
+    batch = made._prepare(2)
     model.eval()
     with torch.no_grad():
         total, parts = made(2)
-        seen, features = model.backbone(lesson.values)
+        seen, features = model.backbone(batch.values)
         logits = made.dense(seen).double()  # (views, classes, side, side)
-        scores = model.classify(model.position(features, lesson.regions)).double()
+        positions = torch.tensor([region.position for region in batch.regions])
+        scores = model.classify(model.embed(features, positions), batch.level).double()
     dense = []
-    for view, level in enumerate(lesson.level.tolist()):
+    for view, level in enumerate(batch.level.tolist()):
         extra = 6.0 if level == 1 else 2.0
         above, below = 0.0, 0.0
         for row in range(4):
             for column in range(4):
-                shares = lesson.shares[view, row, column].double()
+                shares = batch.shares[view, row, column].double()
                 logs = logits[view, :, row, column].log_softmax(dim=0)
                 weight = 1 + extra * shares[len(BACKGROUND) :].sum()
                 above -= float(weight * (shares * logs).sum())
                 below += float(weight)
         dense.append(above / below)
-    known = [i for i, label in enumerate(lesson.labels.tolist()) if label >= 0]
-    labels = lesson.labels.tolist()
+    known = [i for i, label in enumerate(batch.labels.tolist()) if label >= 0]
+    labels = batch.labels.tolist()
     window = [-float(scores[i].log_softmax(dim=0)[labels[i]]) for i in known]
     right = [scores[i].argmax() == labels[i] for i in known]
     assert 0 < len(known) < 12
@@ -201,8 +204,8 @@ def test_the_loss_is_that_of_a_slow_sum_over_pixels_and_views(lessons, model):
     assert float(total) == pytest.approx(0.7 * np.mean(dense) + 0.4 * np.mean(window), rel=1e-4)
 
 
-def test_nothing_but_seeing_is_learned_from_tiles(lessons, model):
-    made = lessons()
+def test_tiles_do_not_teach_the_location_module(pretraining, model):
+    made = pretraining()
     total, _ = made(0)
     total.backward()
     taught = {
@@ -215,10 +218,10 @@ def test_nothing_but_seeing_is_learned_from_tiles(lessons, model):
     assert {name for name, _ in made.named_parameters()} == {"dense.weight", "dense.bias"}
 
 
-def test_a_lesson_in_which_no_view_has_a_label_teaches_what_is_under_it(lessons, monkeypatch):
-    made = lessons(Tiles(views=(1,)))
-    lesson = made._prepare(0)
-    monkeypatch.setattr(made, "_prepare", lambda step: lesson._replace(labels=torch.full((1,), -1)))
+def test_a_batch_in_which_no_view_has_a_label_teaches_what_is_under_it(pretraining, monkeypatch):
+    made = pretraining(Tiles(views=(1,)))
+    batch = made._prepare(0)
+    monkeypatch.setattr(made, "_prepare", lambda step: batch._replace(labels=torch.full((1,), -1)))
     total, parts = made(0)
     assert total.isfinite()
     assert parts["window"] == 0
@@ -227,6 +230,6 @@ def test_a_lesson_in_which_no_view_has_a_label_teaches_what_is_under_it(lessons,
     assert made.dense.weight.grad.isfinite().all()
 
 
-def test_the_whole_scene_is_level_1(lessons):
-    lesson = lessons()._prepare(0)
-    assert lesson.regions[0] == Region(Window(0, 0, 256, 256))
+def test_the_whole_scene_is_level_1(pretraining):
+    batch = pretraining()._prepare(0)
+    assert batch.regions[0] == Region(Window(0, 0, 256, 256))

@@ -2,8 +2,6 @@ import threading
 
 import numpy as np
 import pytest
-from tnetcli.views import View, Views, root_window
-from tnetcli.visits import Place
 
 from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError
@@ -11,12 +9,19 @@ from tnetcli.geometry import Grid, Region, Size, Window
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Pixels
 from tnetcli.readers.open import open_image
+from tnetcli.traversal.tree import Node
+from tnetcli.traversal.views import View, root_window
+from tnetcli.traversal.views import Views as ViewsBySize
 
 UNIT = Normalisation.to_unit_range("uint8", 3)
 GRID = Grid(2, 2, 0.5)
 
 
-def test_stretching_looks_at_the_image_itself():
+def Views(size, *given, **options):
+    return ViewsBySize(lambda region: size, *given, **options)
+
+
+def test_stretching_reads_the_image_itself():
     assert root_window(Size(300, 100), "stretch") == Window(0, 0, 300, 100)
 
 
@@ -28,13 +33,13 @@ def test_stretching_looks_at_the_image_itself():
         (Size(7, 7), Window(0, 0, 7, 7)),
     ],
 )
-def test_padding_looks_at_the_square_around_the_image(size, expected):
+def test_padding_reads_the_square_around_the_image(size, expected):
     assert root_window(size, "pad") == expected
 
 
-def places(count, side=20.0):
+def nodes(count, side=20.0):
     windows = [Window(7.0 * (count - i), 3.0 * i, side, side) for i in range(count)]
-    return [Place(0, Region(window)) for window in windows]
+    return [Node(0, Region(window)) for window in windows]
 
 
 @pytest.fixture
@@ -44,14 +49,14 @@ def reader(tmp_path):
 
 
 def test_views_come_in_the_order_asked_for(reader):
-    wanted = places(9)
+    wanted = nodes(9)
     with Views(16, GRID, UNIT, threads=3) as views:
-        chunks = list(views.read(wanted, [reader], 4))
-    assert [len(chunk) for chunk in chunks] == [4, 4, 1]
-    found = [each for chunk in chunks for each in chunk]
-    assert [place for place, _ in found] == wanted
-    for place, view in found:
-        expected, _ = UNIT.apply(reader.read(place.region.window, Size(16, 16)))
+        batches = list(views.read(wanted, [reader], 4))
+    assert [len(batch) for batch in batches] == [4, 4, 1]
+    found = [each for batch in batches for each in batch]
+    assert [node for node, _ in found] == wanted
+    for node, view in found:
+        expected, _ = UNIT.apply(reader.read(node.region.window, Size(16, 16)))
         assert np.array_equal(view.values, expected)
 
 
@@ -73,30 +78,30 @@ class Slow:
         return Pixels(np.zeros((3, *shape), np.uint8), np.ones(shape, bool))
 
 
-def test_no_more_than_one_chunk_is_read_ahead():
+def test_no_more_than_one_batch_is_read_ahead():
     slow = Slow()
     with Views(8, GRID, UNIT, threads=2) as views:
-        chunks = views.read(places(100), [slow], 5)
-        next(chunks)
+        batches = views.read(nodes(100), [slow], 5)
+        next(batches)
         views.close()  # waits for the reads that have begun, drops the others
         assert slow.reads <= 10
-        chunks.close()
+        batches.close()
 
 
 def test_a_caller_that_goes_away_stops_the_reading():
     slow = Slow()
     with Views(8, GRID, UNIT, threads=1) as views:
-        chunks = views.read(places(10), [slow], 5)
-        next(chunks)
-        chunks.close()
+        batches = views.read(nodes(10), [slow], 5)
+        next(batches)
+        batches.close()
     assert slow.reads <= 10
 
 
-def test_a_window_that_fails_yields_its_error_and_the_rest_go_on():
-    wanted = [Place(0, Region(Window(left, 0, 5, 5))) for left in (1, -1, 2)]
+def test_a_region_that_fails_yields_its_error_and_the_rest_are_read():
+    wanted = [Node(0, Region(Window(left, 0, 5, 5))) for left in (1, -1, 2)]
     with Views(8, GRID, UNIT) as views:
-        (chunk,) = views.read(wanted, [Slow()], 5)
-    kinds = [type(view) for _, view in chunk]
+        (batch,) = views.read(wanted, [Slow()], 5)
+    kinds = [type(view) for _, view in batch]
     assert kinds == [View, ImageError, View]
 
 
@@ -105,9 +110,9 @@ def test_the_valid_part_of_a_cell_is_counted_by_area(tmp_path):
     image[:, :16] = 0
     path = write_geotiff(tmp_path / "scene.tif", image, nodata=0)
     with open_image(path) as opened, Views(64, GRID, UNIT) as views:
-        ((_, view),) = next(views.read([Place(0, Region(Window(0, 0, 64, 64)))], [opened], 1))
+        ((_, view),) = next(views.read([Node(0, Region(Window(0, 0, 64, 64)))], [opened], 1))
     assert view.valid == pytest.approx(0.75)
-    assert view.cells == pytest.approx(np.array([[0.5, 0.5], [1, 1]]))
+    assert view.cell_valid == pytest.approx([0.5, 0.5, 1, 1])
 
 
 def test_a_pixel_is_background_only_with_all_its_bands(tmp_path):
@@ -115,9 +120,9 @@ def test_a_pixel_is_background_only_with_all_its_bands(tmp_path):
     image[0, :, 32:] = 100  # stained
     path = write_geotiff(tmp_path / "scene.tif", image)
     with open_image(path) as opened, Views(64, GRID, UNIT, background=(230, 255)) as views:
-        ((_, view),) = next(views.read([Place(0, Region(Window(0, 0, 64, 64)))], [opened], 1))
+        ((_, view),) = next(views.read([Node(0, Region(Window(0, 0, 64, 64)))], [opened], 1))
     assert view.valid == 1.0
-    assert view.cells == pytest.approx(np.array([[0, 1], [0, 1]]))
+    assert view.cell_valid == pytest.approx([0, 1, 0, 1])
 
 
 def test_a_view_needs_a_thread():
@@ -131,16 +136,16 @@ def test_a_cell_does_not_count_what_only_its_edge_pixels_hold(tmp_path):
     path = write_geotiff(tmp_path / "scene.tif", image, nodata=0)
     grid = Grid(1, 3, 1 / 3)
     with open_image(path) as opened, Views(64, grid, UNIT) as views:
-        ((_, view),) = next(views.read([Place(0, Region(Window(0, 0, 640, 640)))], [opened], 1))
-    assert view.cells[0, 0] == 0
-    assert view.cells[0, 1:] == pytest.approx([1, 1])
+        ((_, view),) = next(views.read([Node(0, Region(Window(0, 0, 640, 640)))], [opened], 1))
+    assert view.cell_valid[0] == 0
+    assert view.cell_valid[1:] == pytest.approx([1, 1])
 
 
-def test_cells_smaller_than_a_pixel_of_the_view_can_be_worth_a_look(reader):
+def test_cells_smaller_than_a_pixel_of_the_view_can_hold_data(reader):
     grid = Grid(2, 40, 0.02)
     with Views(8, grid, UNIT) as views:
-        ((_, view),) = next(views.read([Place(0, Region(Window(0, 0, 300, 200)))], [reader], 1))
-    assert view.cells == pytest.approx(np.ones((2, 40)))
+        ((_, view),) = next(views.read([Node(0, Region(Window(0, 0, 300, 200)))], [reader], 1))
+    assert view.cell_valid == pytest.approx(np.ones(80))
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
@@ -150,9 +155,9 @@ def test_what_is_no_number_is_not_valid(tmp_path, poison):
     path = write_geotiff(tmp_path / "scene.tif", image)
     floats = Normalisation(dtype="float32", mean=(0.0,) * 3, std=(1.0,) * 3)
     with open_image(path) as opened, Views(64, GRID, floats) as views:
-        ((_, view),) = next(views.read([Place(0, Region(Window(0, 0, 64, 64)))], [opened], 1))
+        ((_, view),) = next(views.read([Node(0, Region(Window(0, 0, 64, 64)))], [opened], 1))
     assert view.valid == pytest.approx(0.5)
-    assert view.cells == pytest.approx(np.array([[1, 0], [1, 0]]))
+    assert view.cell_valid == pytest.approx([1, 0, 1, 0])
 
 
 def test_a_background_that_ends_before_it_begins_is_refused():
@@ -163,32 +168,32 @@ def test_a_background_that_ends_before_it_begins_is_refused():
 def test_one_view_can_be_asked_for_and_fetched_later(reader):
     windows = [Window(0, 0, 300, 200), Window(40.5, 20, 90, 60), Window(-30, -20, 90, 90)]
     with Views(16, GRID, UNIT, threads=2) as views:
-        asked = [views.submit(reader, window) for window in windows]
+        asked = [views.submit(reader, Region(window)) for window in windows]
         found = [each.result() for each in reversed(asked)][::-1]
-        (chunk,) = views.read([Place(0, Region(window)) for window in windows], [reader], 3)
-    for view, (_, expected) in zip(found, chunk, strict=True):
+        (batch,) = views.read([Node(0, Region(window)) for window in windows], [reader], 3)
+    for view, (_, expected) in zip(found, batch, strict=True):
         assert np.array_equal(view.values, expected.values)
-        assert np.array_equal(view.cells, expected.cells)
+        assert np.array_equal(view.cell_valid, expected.cell_valid)
         assert view.valid == expected.valid
 
 
 def test_a_view_that_cannot_be_read_is_fetched_as_its_error():
     with Views(8, GRID, UNIT, threads=1) as views:
-        good, bad = (views.submit(Slow(), Window(left, 0, 5, 5)) for left in (1, -1))
+        good, bad = (views.submit(Slow(), Region(Window(left, 0, 5, 5))) for left in (1, -1))
         assert isinstance(good.result(), View)
         assert isinstance(bad.result(), ImageError)
 
 
-def test_a_view_is_being_read_before_anybody_fetches_it():
+def test_a_view_is_being_read_before_it_is_fetched():
     begun = threading.Event()
 
-    class Told(Slow):
+    class Noted(Slow):
         def read(self, window, out_size):
             begun.set()
             return super().read(window, out_size)
 
     with Views(8, GRID, UNIT, threads=1) as views:
-        asked = views.submit(Told(), Window(0, 0, 5, 5))
+        asked = views.submit(Noted(), Region(Window(0, 0, 5, 5)))
         assert begun.wait(timeout=60)
         assert isinstance(asked.result(), View)
 
@@ -196,8 +201,23 @@ def test_a_view_is_being_read_before_anybody_fetches_it():
 def test_views_of_a_reading_that_was_given_up_do_not_stop_those_asked_for_alone():
     slow = Slow()
     with Views(8, GRID, UNIT, threads=1) as views:
-        chunks = views.read(places(10), [slow], 5)
-        next(chunks)
-        asked = views.submit(slow, Window(0, 0, 5, 5))
-        chunks.close()
+        batches = views.read(nodes(10), [slow], 5)
+        next(batches)
+        asked = views.submit(slow, Region(Window(0, 0, 5, 5)))
+        batches.close()
         assert isinstance(asked.result(), View)
+
+
+def test_views_of_several_sizes_are_batched_by_size(reader):
+    wanted = nodes(9)
+    sizes = {node.region.window: 8 + 4 * (number % 3) for number, node in enumerate(wanted)}
+    with ViewsBySize(lambda region: sizes[region.window], GRID, UNIT) as views:
+        batches = list(views.read(wanted, [reader], 2))
+        (alone,) = views.read(wanted[:1], [reader])
+    shapes = [{view.values.shape for _, view in batch} for batch in batches]
+    assert [len(batch) for batch in batches] == [2, 1] * 3
+    assert shapes == [{(3, side, side)} for side in (8, 8, 12, 12, 16, 16)]
+    assert {node for batch in batches for node, _ in batch} == set(wanted)
+    assert np.array_equal(batches[0][0][1].values, alone[0][1].values)
+    for _, view in (each for batch in batches for each in batch):
+        assert view.cell_valid.shape == (4,)

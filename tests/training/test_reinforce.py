@@ -1,18 +1,29 @@
 import math
 from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 import pytest
 import torch
-from tnetcli.training.baselines import Baselines
-from tnetcli.training.draws import draw_log_probability, independent_log_probability, mix
-from tnetcli.training.losses import Walked, contrastive, l2_penalty, learn
-from torch import nn
+from torch import Tensor, nn
 
-from tests.training.test_draws import NEIGHBOURS, all_draws, chain, padded
+from tests.training.test_episodes import NEIGHBOURS, all_draws, chain, padded
+from tnetcli.models.objective import Episodes
 from tnetcli.sections import Loss
+from tnetcli.tasks import Classification
+from tnetcli.training.episodes import draw_log_probability, independent_log_probability, mix
+from tnetcli.training.reinforce import (
+    Baselines,
+    Rewards,
+    contrastive,
+    contrastive_term,
+    l2_penalty,
+    label_terms,
+    policy_terms,
+    total_loss,
+)
 
-KINDS = ("ema", "per_level", "leave_one_out", "coarse")
+KINDS = ("ema", "per_level", "leave_one_out")
 PARTS = {
     "ce_sequence",
     "reinforce_sequence",
@@ -25,16 +36,33 @@ PARTS = {
 }
 
 
+class Losses(NamedTuple):
+    total: Tensor
+    parts: dict[str, float]
+
+
+def learn(episodes, loss, baselines, class_weights=None):
+    """Return the total loss and its terms, as a stage adds them up."""
+    task = Classification(
+        range(episodes.logits.shape[-1]), label_smoothing=loss.label_smoothing, reward=loss.reward
+    )
+    if class_weights is not None:
+        task.state = {"class_weights": class_weights}
+    terms = label_terms(episodes, task, loss)
+    by_rewards, episodes = policy_terms(episodes, task, loss, baselines)
+    return Losses(*total_loss(terms | by_rewards | contrastive_term(episodes, loss)))
+
+
 def worked_example():
-    """Return the walk of SPEC 2.2."""
+    """Return the example of Papadopoulos et al. 2021, sec. 3.3, worked out by hand."""
     attention = torch.tensor([[0.06, 0.05], [0.07, 0.04]])
     log_p = independent_log_probability(attention, torch.tensor([[0, 1], [0, 1]]))
-    return Walked(
-        labels=torch.tensor([0, 1]),
-        scores=torch.tensor([[2.0, 0.0], [1.0, 0.0]]),
-        level_scores=torch.tensor([[[0.0, 0.5], [0.0, 1.0]], [[2.0, 0.0], [1.0, 0.0]]]),
-        concluded=torch.zeros(2, 3),
-        window_scores=torch.tensor(
+    return Episodes(
+        targets=torch.tensor([0, 1]),
+        logits=torch.tensor([[2.0, 0.0], [1.0, 0.0]]),
+        level_logits=torch.tensor([[[0.0, 0.5], [0.0, 1.0]], [[2.0, 0.0], [1.0, 0.0]]]),
+        embedding=torch.zeros(2, 3),
+        region_logits=torch.tensor(
             [[0, 0.5], [0, 1.0], [3.0, 0.0], [0.0, 1.0], [0.0, 2.0], [0.0, 0.5]]
         ),
         image=torch.tensor([0, 1, 0, 0, 1, 1]),
@@ -65,8 +93,8 @@ def test_the_worked_example_of_the_contrastive_term_is_met():
     assert found.item() == pytest.approx(0.177778, abs=5e-7)
 
 
-def random_walk(*, seed=0, samples=1, images=4, dtype=torch.float64):
-    """Return a walk of three levels in which images have as many windows as they like."""
+def random_episodes(*, seed=0, samples=1, images=4, dtype=torch.float64):
+    """Return episodes of three levels in which images have different numbers of regions."""
     random = torch.Generator().manual_seed(seed)
     windows = [(image, 1) for image in range(images)]
     for image in range(images):
@@ -77,12 +105,12 @@ def random_walk(*, seed=0, samples=1, images=4, dtype=torch.float64):
         return torch.randn(shape, generator=random, dtype=dtype).requires_grad_()
 
     labels = torch.randint(0, 3, (images // samples,), generator=random)
-    return Walked(
-        labels=labels.repeat_interleave(samples),
-        scores=leaf(images, 3),
-        level_scores=leaf(3, images, 3),
-        concluded=leaf(images, 5),
-        window_scores=leaf(len(windows), 3),
+    return Episodes(
+        targets=labels.repeat_interleave(samples),
+        logits=leaf(images, 3),
+        level_logits=leaf(3, images, 3),
+        embedding=leaf(images, 5),
+        region_logits=leaf(len(windows), 3),
         image=image,
         level=level,
         log_p=leaf(len(windows)),
@@ -101,23 +129,23 @@ def cross_entropy(scores, label, smoothing=0.0):
     return -sum(t * math.log(probability(scores, i)) for i, t in enumerate(targets))
 
 
-def by_hand(walked, loss, weights, baselines):
+def by_hand(episodes, loss, weights, baselines):
     """Return the four terms, image by image and window by window."""
-    values, labels = baselines.values.tolist(), walked.labels.tolist()
+    values, labels = baselines.values.tolist(), episodes.targets.tolist()
     sums = dict.fromkeys(
         ("ce_sequence", "reinforce_sequence", "ce_windows", "reinforce_windows"), 0.0
     )
     windows = list(
         zip(
-            walked.image.tolist(),
-            walked.level.tolist(),
-            walked.window_scores.tolist(),
-            walked.log_p.tolist(),
+            episodes.image.tolist(),
+            episodes.level.tolist(),
+            episodes.region_logits.tolist(),
+            episodes.log_p.tolist(),
             strict=True,
         )
     )
     level_weights = loss.level_weights or (1.0,)
-    for i, (label, scores) in enumerate(zip(labels, walked.scores.tolist(), strict=True)):
+    for i, (label, scores) in enumerate(zip(labels, episodes.logits.tolist(), strict=True)):
         own = [
             (level, s, log_p, level_weights[min(level, len(level_weights)) - 1])
             for image, level, s, log_p in windows
@@ -165,11 +193,10 @@ def by_hand(walked, loss, weights, baselines):
 )
 @pytest.mark.parametrize("weights", [None, [0.5, 2.0, 1.5]])
 def test_each_term_is_what_counting_by_hand_gives(settings, weights):
-    walked, loss, baselines = random_walk(), Loss(**settings), Baselines("per_level", 3)
+    episodes, loss, baselines = random_episodes(), Loss(**settings), Baselines("per_level", 3)
     baselines.values = torch.tensor([0.2, 9.0, 0.3, 0.6])
-    expected = by_hand(walked, loss, weights or [1.0] * 3, baselines)
-    class_weights = None if weights is None else torch.tensor(weights)
-    parts = learn(walked, loss, baselines, class_weights=class_weights).parts
+    expected = by_hand(episodes, loss, weights or [1.0] * 3, baselines)
+    parts = learn(episodes, loss, baselines, class_weights=weights).parts
     assert {name: parts[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
@@ -182,7 +209,7 @@ def test_the_total_is_the_weighted_sum_of_its_parts():
         contrastive=3.0,
         margin=0.1,
     )
-    losses = learn(random_walk(), loss, Baselines("per_level", 3))
+    losses = learn(random_episodes(), loss, Baselines("per_level", 3))
     parts = losses.parts
     assert set(parts) == PARTS
     assert losses.total.item() == pytest.approx(
@@ -196,37 +223,36 @@ def test_the_total_is_the_weighted_sum_of_its_parts():
 
 
 def test_the_reported_rewards_and_advantage_are_means():
-    walked = worked_example()
+    episodes = worked_example()
     baselines = Baselines("per_level", 2, start=0.4)
-    parts = learn(walked, Loss(reward="correct"), baselines).parts
+    parts = learn(episodes, Loss(reward="correct"), baselines).parts
     assert parts["rewards"] == pytest.approx(0.5)
     assert parts["advantage"] == pytest.approx(0.75 - 0.4)
 
 
-def test_entropy_counts_only_below_its_floor():
-    walked = replace(random_walk(), entropy=torch.tensor([0.1, 0.9, 0.5, 0.4], requires_grad=True))
-    loss = Loss(entropy=2.0, entropy_floor=0.5)
-    losses = learn(walked, loss, Baselines("per_level", 3))
+def test_entropy_counts_only_below_half_of_a_uniform_choice():
+    episodes = replace(random_episodes(), entropy=torch.tensor([0.1, 0.9, 0.5, 0.4], requires_grad=True))
+    losses = learn(episodes, Loss(entropy=2.0), Baselines("per_level", 3))
     assert losses.parts["entropy"] == pytest.approx((0.4 + 0.1) / 4)
     losses.total.backward()
-    assert walked.entropy.grad.tolist() == pytest.approx([-0.5, 0, 0, -0.5])
+    assert episodes.entropy.grad.tolist() == pytest.approx([-0.5, 0, 0, -0.5])
 
 
 def test_the_baseline_before_the_step_is_used_and_then_moved():
-    walked, loss = random_walk(), Loss(baseline="ema", reinforce=1.0)
+    episodes, loss = random_episodes(), Loss(baseline="ema", reinforce=1.0)
     baselines = Baselines("ema", 3, start=0.3)
-    first = learn(walked, loss, baselines).total.item()
+    first = learn(episodes, loss, baselines).total.item()
     assert baselines.mean != pytest.approx(0.3)
     again = Baselines("ema", 3, start=0.3)
-    assert learn(walked, loss, again).total.item() == first
+    assert learn(episodes, loss, again).total.item() == first
     assert again.mean == baselines.mean
-    assert learn(walked, loss, again).total.item() != first
+    assert learn(episodes, loss, again).total.item() != first
 
 
-def gradients(walked, loss, kind, **more):
-    leaves = [walked.scores, walked.level_scores, walked.concluded, walked.window_scores]
-    leaves += [walked.log_p, walked.entropy]
-    total = learn(walked, loss, Baselines(kind, 3), **more).total
+def gradients(episodes, loss, kind, **more):
+    leaves = [episodes.logits, episodes.level_logits, episodes.embedding, episodes.region_logits]
+    leaves += [episodes.log_p, episodes.entropy]
+    total = learn(episodes, loss, Baselines(kind, 3), **more).total
     found = torch.autograd.grad(total, leaves, allow_unused=True)
     return [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, found, strict=True)]
 
@@ -234,54 +260,55 @@ def gradients(walked, loss, kind, **more):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reward", ["correct", "probability"])
 def test_rewards_teach_nothing_but_the_choice(kind, reward):
-    walked = random_walk(samples=2)
-    *without, without_p, _ = gradients(walked, Loss(reward=reward, reinforce=0.0), kind)
-    *with_rewards, log_p, entropy = gradients(walked, Loss(reward=reward, reinforce=50.0), kind)
+    episodes = random_episodes(samples=2)
+    *without, without_p, _ = gradients(episodes, Loss(reward=reward, reinforce=0.0), kind)
+    *with_rewards, log_p, entropy = gradients(episodes, Loss(reward=reward, reinforce=50.0), kind)
     assert all(torch.equal(a, b) for a, b in zip(without, with_rewards, strict=True))
     assert not without_p.any()
-    assert log_p[walked.level > 1].any()
-    assert not log_p[walked.level == 1].any()
+    assert log_p[episodes.level > 1].any()
+    assert not log_p[episodes.level == 1].any()
     assert not entropy.any()
 
 
 @pytest.mark.parametrize("per_feature", ["each", "mixture"])
 def test_labels_teach_nothing_about_the_choice(per_feature):
-    walked = random_walk()
-    some = torch.tensor([1.0, 2.0, 3.0])
-    once = gradients(walked, Loss(per_feature=per_feature), "ema", class_weights=some)
-    more = gradients(walked, Loss(per_feature=per_feature), "ema", class_weights=100 * some)
+    episodes = random_episodes()
+    once, more = (
+        gradients(episodes, Loss(per_feature=per_feature), "ema", class_weights=weights)
+        for weights in ([1.0, 2.0, 3.0], [100.0, 200.0, 300.0])
+    )
     assert not torch.allclose(once[0], more[0])
     assert torch.equal(once[4], more[4])
     assert torch.equal(once[5], more[5])
 
 
-@pytest.mark.parametrize("kind", ["ema", "per_level", "coarse"])
+@pytest.mark.parametrize("kind", ["ema", "per_level"])
 @pytest.mark.parametrize("per_feature", ["each", "mixture"])
 def test_samples_count_as_the_mean_of_single_ones(kind, per_feature):
     loss = Loss(
         contrastive=2.0, entropy=0.0, reinforce=1.0, per_feature=per_feature, label_smoothing=0.1
     )
-    walked = random_walk(samples=3, images=12)
-    together = learn(walked, loss, Baselines(kind, 3))
+    episodes = random_episodes(samples=3, images=12)
+    together = learn(episodes, loss, Baselines(kind, 3))
     single = []
     for sample in range(3):
         images = torch.arange(sample, 12, 3)
-        mine = torch.isin(walked.image, images)
-        alone = Walked(
-            labels=walked.labels[images],
-            scores=walked.scores[images],
-            level_scores=walked.level_scores[:, images],
-            concluded=walked.concluded[images],
-            window_scores=walked.window_scores[mine],
-            image=walked.image[mine] // 3,
-            level=walked.level[mine],
-            log_p=walked.log_p[mine],
-            entropy=walked.entropy,
+        mine = torch.isin(episodes.image, images)
+        alone = Episodes(
+            targets=episodes.targets[images],
+            logits=episodes.logits[images],
+            level_logits=episodes.level_logits[:, images],
+            embedding=episodes.embedding[images],
+            region_logits=episodes.region_logits[mine],
+            image=episodes.image[mine] // 3,
+            level=episodes.level[mine],
+            log_p=episodes.log_p[mine],
+            entropy=episodes.entropy,
         )
         single.append(learn(alone, loss, Baselines(kind, 3)))
     mean = torch.stack([each.total for each in single]).mean()
     assert together.total.item() == pytest.approx(mean.item())
-    found, expected = (torch.autograd.grad(t, walked.log_p)[0] for t in (together.total, mean))
+    found, expected = (torch.autograd.grad(t, episodes.log_p)[0] for t in (together.total, mean))
     assert torch.allclose(found, expected)
     for part in PARTS - {"advantage"}:
         assert together.parts[part] == pytest.approx(
@@ -296,44 +323,44 @@ def test_samples_have_to_come_out_even():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("per_feature", ["each", "mixture"])
-def test_a_look_at_the_whole_image_alone_is_cross_entropy(kind, per_feature):
+def test_a_whole_image_alone_is_cross_entropy(kind, per_feature):
     scores = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
     labels = torch.tensor([0, 1, 2, 0])
-    walked = Walked(
-        labels=labels,
-        scores=scores,
-        level_scores=scores[None],
-        concluded=scores,
-        window_scores=scores,
+    episodes = Episodes(
+        targets=labels,
+        logits=scores,
+        level_logits=scores[None],
+        embedding=scores,
+        region_logits=scores,
         image=torch.arange(4),
         level=torch.ones(4, dtype=torch.long),
         log_p=torch.zeros(4),
         entropy=torch.zeros(0),
     )
-    losses = learn(walked, Loss(entropy=1.0, per_feature=per_feature), Baselines(kind, 1))
+    losses = learn(episodes, Loss(entropy=1.0, per_feature=per_feature), Baselines(kind, 1))
     expected = nn.functional.cross_entropy(scores, labels)
     assert losses.total.item() == pytest.approx(expected.item())
     found = torch.autograd.grad(losses.total, scores, retain_graph=True)[0]
     assert torch.allclose(found, torch.autograd.grad(expected, scores)[0])
 
 
-def test_a_mixture_learns_even_from_hopeless_scores():
-    walked = worked_example()
+def test_a_mixture_learns_even_from_hopeless_logits():
+    episodes = worked_example()
     scores = torch.tensor([[0.0, 300.0]] * 6, requires_grad=True)
-    walked = replace(walked, window_scores=scores, labels=torch.tensor([0, 0]))
-    losses = learn(walked, Loss(per_feature="mixture", sequence=0.0), Baselines("per_level", 2))
+    episodes = replace(episodes, region_logits=scores, targets=torch.tensor([0, 0]))
+    losses = learn(episodes, Loss(per_feature="mixture", sequence=0.0), Baselines("per_level", 2))
     assert losses.parts["ce_windows"] == pytest.approx(300)
     losses.total.backward()
     assert scores.grad[:, 0].tolist() == pytest.approx([-1 / 6] * 6)
 
 
-def test_half_precision_scores_are_summed_in_single():
-    walked = worked_example()
+def test_half_precision_logits_are_summed_in_single():
+    episodes = worked_example()
     half = {
-        name: getattr(walked, name).to(torch.bfloat16)
-        for name in ("scores", "level_scores", "window_scores", "concluded")
+        name: getattr(episodes, name).to(torch.bfloat16)
+        for name in ("logits", "level_logits", "region_logits", "embedding")
     }
-    losses = learn(replace(walked, **half), paper(contrastive=1.0), Baselines("ema", 2, start=0.4))
+    losses = learn(replace(episodes, **half), paper(contrastive=1.0), Baselines("ema", 2, start=0.4))
     assert losses.total.dtype == torch.float32
     assert losses.parts["ce_windows"] == pytest.approx(0.541699, abs=5e-7)
 
@@ -411,8 +438,8 @@ class Toy:
     def reward_alone(self, cell):
         return self.alone[cell].softmax(dim=0)[LABEL]
 
-    def walked(self, draws):
-        """Return the walk that has the draws for samples."""
+    def episodes(self, draws):
+        """Return the episodes that have the draws for samples."""
         samples = len(draws)
         cells = [(sample, cell) for sample, draw in enumerate(draws) for cell in draw]
         rows = self.chances().expand(samples, -1)
@@ -426,12 +453,12 @@ class Toy:
         )
         scores = torch.stack([self.scores(draw) for draw in draws])
         first = self.first.expand(samples, -1)
-        return Walked(
-            labels=torch.full((samples,), LABEL),
-            scores=scores,
-            level_scores=torch.stack([first, scores]),
-            concluded=scores,
-            window_scores=torch.cat([first, self.alone[[cell for _, cell in cells]]]),
+        return Episodes(
+            targets=torch.full((samples,), LABEL),
+            logits=scores,
+            level_logits=torch.stack([first, scores]),
+            embedding=scores,
+            region_logits=torch.cat([first, self.alone[[cell for _, cell in cells]]]),
             image=torch.tensor([*range(samples), *(sample for sample, _ in cells)]),
             level=torch.tensor([1] * samples + [2] * len(cells)),
             log_p=torch.cat([torch.zeros(samples), log_p[chosen >= 0]]),
@@ -446,7 +473,7 @@ class Toy:
         mean = 0.0
         for draws in product(self.draws, repeat=samples):
             chance = math.prod(chances[draw] for draw in draws)
-            total = learn(self.walked(draws), loss, Baselines(loss.baseline, 2, start=0.3)).total
+            total = learn(self.episodes(draws), loss, Baselines(loss.baseline, 2, start=0.3)).total
             mean = mean + chance * torch.autograd.grad(total, self.logits)[0]
         return mean
 
@@ -501,7 +528,7 @@ def test_the_papers_probabilities_do_not_give_the_expected_gradient_of_two_cells
     expected_reward = sum(math.prod(toy.chain(draw)) * toy.reward(draw) for draw in toy.draws)
     exact = torch.autograd.grad(expected_reward, toy.logits)[0]
     monkeypatch.setattr(
-        "tests.training.test_losses.draw_log_probability",
+        "tests.training.test_reinforce.draw_log_probability",
         lambda chances, chosen, fine, **_: independent_log_probability(chances, chosen),
     )
     assert not torch.allclose(-toy.expected_gradient(rewards_only("ema", 1.0)), exact, atol=1e-3)
@@ -522,18 +549,18 @@ class DeepToy:
         chances = self.logits.softmax(dim=1)
         return chances[0, above] * chances[1 + above, below]
 
-    def walked(self, paths):
+    def episodes(self, paths):
         samples, chances = len(paths), self.logits.softmax(dim=1)
         above, below = torch.tensor(paths).T
         first = self.first.expand(samples, -1)
         second, third = self.second[above], self.third[above, below]
         log_p = torch.cat([chances[0, above], chances[1 + above, below]]).log()
-        return Walked(
-            labels=torch.full((samples,), LABEL),
-            scores=third,
-            level_scores=torch.stack([first, second, third]),
-            concluded=third,
-            window_scores=torch.cat([first, second, third]),
+        return Episodes(
+            targets=torch.full((samples,), LABEL),
+            logits=third,
+            level_logits=torch.stack([first, second, third]),
+            embedding=third,
+            region_logits=torch.cat([first, second, third]),
             image=torch.arange(samples).repeat(3),
             level=torch.arange(1, 4).repeat_interleave(samples),
             log_p=torch.cat([torch.zeros(samples), log_p]),
@@ -553,6 +580,6 @@ def test_the_expected_gradient_is_exact_down_to_the_third_level(kind):
     mean = 0.0
     for chosen in product(paths, repeat=loss.samples):
         chance = math.prod(toy.chance(path).item() for path in chosen)
-        total = learn(toy.walked(chosen), loss, Baselines(kind, 3, start=0.3)).total
+        total = learn(toy.episodes(chosen), loss, Baselines(kind, 3, start=0.3)).total
         mean = mean + chance * torch.autograd.grad(total, toy.logits)[0]
     assert torch.allclose(-mean, exact, atol=1e-12)
