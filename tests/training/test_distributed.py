@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from tnetcli.training.gathering import merge
 
 from tests.runs import CLASSES, write_images
 from tnetcli.errors import RecipeError

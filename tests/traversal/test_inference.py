@@ -14,11 +14,11 @@ from tests.small_model import SmallModel
 from tnetcli.checkpoint import load_model, save_checkpoint
 from tnetcli.errors import ImageError, ModelError
 from tnetcli.geometry import Grid, Region, Size, Window
+from tnetcli.inference import ImageResult, Inference
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.inference import ImageResult, Inference
 from tnetcli.traversal.policies import build_policy
 
 UNIT = Normalisation.to_unit_range("uint8", 3)
