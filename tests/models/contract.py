@@ -136,6 +136,13 @@ class ModelContract:
         where = -out.cell_logits[..., 0].log_softmax(dim=1)[:, 0].sum()
         return functional.cross_entropy(logits, torch.tensor([1])), where
 
+    def test_features_do_not_depend_on_whether_cells_are_scored(self, model, views):
+        positions = torch.tensor([ROOT.position] * len(views))
+        scored = model.encoder(1)(views, positions)
+        bare = model.encoder(1)(views, positions, False)
+        assert torch.equal(bare.features, scored.features)
+        assert bare.cell_logits.shape == scored.cell_logits.shape
+
     def test_an_encoder_gives_features_and_logits_of_every_cell(self, model, encoded):
         places = model.grid.rows * model.grid.columns
         assert encoded.features.shape == (3, model.feature_size)
