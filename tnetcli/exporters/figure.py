@@ -3,40 +3,35 @@
 import logging
 import math
 import os
-import textwrap
 from collections.abc import Iterator, Sequence
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from unicodedata import combining, normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError, OutputError
+from tnetcli.exporters.canvas import HALO, INK, QUIET, TITLE, WIDTH, Page, plain
 from tnetcli.exporters.imagery import Imagery
 from tnetcli.exporters.looked import Choice, Looked
-from tnetcli.exporters.overlay import HALF_CHARACTERS
 from tnetcli.geometry import Georeference, Size
 from tnetcli.output_file import check_free, whole_file
 from tnetcli.prediction import BoxEdges, Prediction, SeenWindow
-from tnetcli.wording import counted, printable
+from tnetcli.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from matplotlib.font_manager import FontProperties
 
-WIDTH, NARROWEST, WIDEST = 1600, 600, 5000  # pixels
+NARROWEST, WIDEST = 600, 5000  # pixels
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 MOST_DRAWN, MOST_LISTED, MOST_LEVELS, MOST_WARNINGS = 100, 48, 12, 2
 # Lengths and letters in pixels of a figure 1600 pixels wide.
-MARGIN, COLUMN, LEDGE, THUMBNAIL, BORDER, GAP = 36, 340, 12, 176, 6, 26
-TITLE, HEADING, TEXT, CAPTION = 46, 20, 18, 15
-THINNEST, THICKEST, HALO = 2.0, 7.0, 1.5
-LEAST_SCALE = 0.65  # smaller letters are illegible
+COLUMN, LEDGE, THUMBNAIL, BORDER, GAP = 340, 12, 176, 6, 26
+HEADING, TEXT, CAPTION = 20, 18, 15
+THINNEST, THICKEST = 2.0, 7.0
 MOST_STRETCHED = 8.0  # times as long as wide: a longer strip would be a line
-INK, QUIET, RULE, GROUND = "#1e2228", "#646c76", "#dee2e6", (226, 229, 233)
+RULE, GROUND = "#dee2e6", (226, 229, 233)
 # Okabe and Ito, told apart by the colour-blind; level 1 is grey.
 LEVELS = ("#8c949e", "#e69f00", "#56b4e9", "#f0e442", "#cc79a7", "#009e73", "#d55e00")
 UNITS = ((1e3, "km"), (1.0, "m"), (1e-2, "cm"), (1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm"))
@@ -95,7 +90,7 @@ def draw_figure(
             f"there is no prediction of `{prediction.image}` to draw",
             hint="its prediction failed: predict it again",
         )
-    page = _Page(size)
+    page = Page(size)
     regions = sorted(looked.chosen(), key=lambda each: (each.level, each.rank, each.path))
     y = _draw_header(page, prediction)
     y = _draw_body(page, looked, regions, imagery, y + page.px(22))
@@ -105,10 +100,10 @@ def draw_figure(
     return page.finish(y + page.margin)
 
 
-def _draw_header(page: "_Page", prediction: Prediction) -> int:
+def _draw_header(page: Page, prediction: Prediction) -> int:
     facts = [f"{prediction.width:,} x {prediction.height:,} pixels"]
     model = prediction.provenance.model
-    facts += [f"model {_plain(model, 40)}"] if model else []
+    facts += [f"model {plain(model, 40)}"] if model else []
     if cost := prediction.cost:
         facts.append(f"{counted(cost.windows, 'region')} read")
         facts.append(f"{100 * cost.fraction_decoded:.3g} % of the pixels decoded")
@@ -116,14 +111,14 @@ def _draw_header(page: "_Page", prediction: Prediction) -> int:
     answer, sure = f"abstained: {prediction.reason}", ""
     if prediction.label is not None and prediction.probability is not None:
         answer, sure = prediction.label, f" {_percent(prediction.probability)}"
-    y = page.line(x, x, _plain(answer, 100) or "no answer", width, TITLE, end=sure)
-    y = page.line(x, y, _plain(prediction.image[-200:]), width, TEXT, keep_end=True)
+    y = page.line(x, x, plain(answer, 100) or "no answer", width, TITLE, end=sure)
+    y = page.line(x, y, plain(prediction.image[-200:]), width, TEXT, keep_end=True)
     y = page.line(x, y, " · ".join(facts), width, TEXT, QUIET)
-    return page.paragraph(x, y, _plain(prediction.attention_in_words(), 400), width, TEXT)
+    return page.paragraph(x, y, plain(prediction.attention_in_words(), 400), width, TEXT)
 
 
 def _draw_body(
-    page: "_Page",
+    page: Page,
     looked: Looked,
     regions: Sequence[SeenWindow],
     imagery: Imagery | None,
@@ -142,7 +137,7 @@ def _draw_body(
         notes.append("drawn without the pixels of the image")
     elif problem:
         log.warning("the image cannot be shown: %s", problem)
-        notes.append(f"the pixels of the image cannot be read: {_plain(problem, 100)}")
+        notes.append(f"the pixels of the image cannot be read: {plain(problem, 100)}")
     page.image(pixels, left, y)
     page.outline(left, y, across, down, INK, 1, halo=0)
     area = left - ledge, y - ledge, left + across + ledge, y + down + ledge
@@ -169,7 +164,7 @@ class _Place(NamedTuple):
 
 
 def _draw_regions(
-    page: "_Page", regions: Sequence[SeenWindow], place: _Place, area: tuple[float, ...]
+    page: Page, regions: Sequence[SeenWindow], place: _Place, area: tuple[float, ...]
 ) -> None:
     most = max(map(_attention, _below(regions)), default=0.0)
     listed, taken = {each.path for each in regions[:MOST_LISTED]}, list[tuple[float, ...]]()
@@ -202,7 +197,7 @@ def _draw_regions(
                 break
 
 
-def _draw_bar(page: "_Page", prediction: Prediction, place: _Place, y: int, room: int) -> int:
+def _draw_bar(page: Page, prediction: Prediction, place: _Place, y: int, room: int) -> int:
     """Draw the scale bar, if the size of a pixel is known."""
     known = pixel_metres(prediction)
     if known is None:
@@ -221,7 +216,7 @@ def _draw_bar(page: "_Page", prediction: Prediction, place: _Place, y: int, room
 
 
 def _draw_column(
-    page: "_Page",
+    page: Page,
     prediction: Prediction,
     regions: Sequence[SeenWindow],
     notes: Sequence[str],
@@ -235,7 +230,7 @@ def _draw_column(
     for step in prediction.levels[:MOST_LEVELS]:
         value = _percent(step.probability)
         room = width - page.measure(value, TEXT) - page.px(10)
-        page.line(x, y, _plain(step.label) or "no label", room, TEXT)
+        page.line(x, y, plain(step.label) or "no label", room, TEXT)
         y = page.line(x + width, y, value, width, TEXT, ha="right") + page.px(2)
         page.fill(x, y, width, small, RULE)
         fraction = min(step.probability, 1.0) if step.probability > 0 else 0.0
@@ -263,13 +258,11 @@ def _draw_column(
         y = page.line(x, y + page.px(GAP), "Warnings", width, HEADING, bold=True)
         more = [f"and {len(warnings) - MOST_WARNINGS:,} more"]
         for text in [*warnings[:MOST_WARNINGS], *more * (len(warnings) > MOST_WARNINGS)]:
-            y = page.paragraph(x, y + small, _plain(text), width, CAPTION, INK)
+            y = page.paragraph(x, y + small, plain(text), width, CAPTION, INK)
     return y
 
 
-def _draw_views(
-    page: "_Page", regions: Sequence[SeenWindow], imagery: Imagery | None, y: int
-) -> int:
+def _draw_views(page: Page, regions: Sequence[SeenWindow], imagery: Imagery | None, y: int) -> int:
     """Draw the first regions in rows, each with its own pixels."""
     x = page.margin
     y = page.line(x, y, "Views, by level and rank", page.inner, HEADING, bold=True) + page.px(6)
@@ -303,7 +296,7 @@ def _draw_views(
     return y
 
 
-def _draw_caption(page: "_Page", region: SeenWindow, x: int, y: int, width: int) -> None:
+def _draw_caption(page: Page, region: SeenWindow, x: int, y: int, width: int) -> None:
     number, known = _number(region), math.isfinite(region.attention)
     shift = page.measure(number, CAPTION, bold=True) + page.px(8)
     page.line(x, y, number, width, CAPTION, bold=True)
@@ -313,7 +306,7 @@ def _draw_caption(page: "_Page", region: SeenWindow, x: int, y: int, width: int)
     text = text if "/" in region.path else "the whole image"
     y = page.line(x, y, text, width, CAPTION, QUIET)
     vote = f" {_percent(region.probability)}"
-    page.line(x, y, _plain(region.label) or "no label", width, CAPTION, end=vote)
+    page.line(x, y, plain(region.label) or "no label", width, CAPTION, end=vote)
 
 
 def _show(
@@ -430,125 +423,3 @@ def length_text(metres: float) -> str:
         if metres >= unit * (1 - 1e-9) and not (name == "cm" and metres < 0.05):
             return f"{metres / unit:,.6g} {name}"
     return f"{metres:g} m"
-
-
-def _plain(text: str, most: int = 200) -> str:
-    """Return one printable line of glyphs that the font has."""
-    line = printable(HALF_CHARACTERS.sub("\ufffd", text[: 2 * most]), most)
-    # Stacked marks would reach into the lines above.
-    letters = (each for each in normalize("NFC", line) if not combining(each))
-    return "".join(each if ord(each) in _glyphs() else "\ufffd" for each in letters)
-
-
-@cache
-def _glyphs() -> frozenset[int]:
-    from matplotlib.font_manager import findfont, get_font
-
-    fonts = [get_font(findfont(_font(10, bold))) for bold in (False, True)]
-    return frozenset(fonts[0].get_charmap()) & frozenset(fonts[1].get_charmap())
-
-
-@cache
-def _font(points: int, bold: bool) -> "FontProperties":
-    from matplotlib.font_manager import FontProperties
-
-    # DejaVu comes with matplotlib, whatever fonts the machine has.
-    return FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal", size=points)
-
-
-class _Page:
-    """A matplotlib figure whose axes count pixels, y downwards; letters scale with its width."""
-
-    def __init__(self, size: int) -> None:
-        from matplotlib.figure import Figure
-
-        self.size = size
-        self.scale, self.stroke = max(size / WIDTH, LEAST_SCALE), size / WIDTH
-        self.margin = self.px(MARGIN)
-        self.inner = size - 2 * self.margin
-        self.figure = Figure(dpi=72, facecolor="white")  # a point is a pixel
-        self.axes = self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        self.axes.set_axis_off()
-
-    def px(self, length: float) -> int:
-        """Return a length, given for 1600 pixels of width, in pixels of this figure."""
-        return max(round(self.scale * length), 1)
-
-    def step(self, letters: int) -> int:
-        """Return the distance between lines of text."""
-        return round(1.32 * self.px(letters))
-
-    def measure(self, text: str, letters: int, *, bold: bool = False) -> int:
-        """Return the width of a text in pixels."""
-        from matplotlib.textpath import text_to_path
-
-        font = _font(self.px(letters), bold)
-        return math.ceil(text_to_path.get_text_width_height_descent(text, font, False)[0])
-
-    def line(
-        self, x: float, y: float, text: str, width: int, letters: int, colour: str = INK, *,
-        end: str = "", bold: bool = False, keep_end: bool = False, ha: Any = "left",
-    ) -> int:  # fmt: skip
-        """Write one line below `y`, cut to `width`, and return where the next begins."""
-        bold = bold or letters == TITLE
-        kept = text
-        while kept and self.measure(kept + end, letters, bold=bold) > width:
-            fewer = min(len(kept.strip("…")) - 1, int(len(kept) * 0.95))
-            kept = f"…{text[-fewer:]}" if keep_end else f"{text[:fewer].rstrip()}…"
-            kept = kept if fewer > 0 else ""
-        # Words of a record are no formulas: matplotlib would typeset what stands between dollars.
-        self.axes.text(
-            x, y + 1.05 * self.px(letters), kept + end, color=colour, ha=ha, va="baseline",
-            fontproperties=_font(self.px(letters), bold), parse_math=False, usetex=False,
-        )  # fmt: skip
-        return round(y) + self.step(letters)
-
-    def paragraph(
-        self, x: int, y: int, text: str, width: int, letters: int, colour: str = QUIET
-    ) -> int:
-        """Write a text of at most five lines."""
-        fit = int(width / (0.54 * self.px(letters)))  # characters, of about their mean width
-        for line in textwrap.wrap(text, max(fit, 4), max_lines=5, placeholder=" …"):
-            y = self.line(x, y, line, width, letters, colour)
-        return y
-
-    def image(self, pixels: NDArray[np.uint8], left: int, top: int) -> None:
-        """Draw (rows, columns, 3) pixel by pixel."""
-        rows, columns = pixels.shape[:2]
-        extent = (left, left + columns, top + rows, top)
-        self.axes.imshow(pixels, extent=extent, interpolation="nearest", aspect="auto")
-
-    def fill(
-        self, x: float, y: float, width: float, height: float, colour: str, zorder: float = 1.0
-    ) -> None:
-        """Fill a rectangle."""
-        from matplotlib.patches import Rectangle
-
-        self.axes.add_patch(
-            Rectangle((x, y), width, height, color=colour, linewidth=0, aa=False, zorder=zorder)
-        )
-
-    def outline(
-        self, x: float, y: float, width: float, height: float, colour: str, thick: float, *,
-        halo: float = 1.0, area: tuple[float, ...] = (),
-    ) -> None:  # fmt: skip
-        """Draw a rectangle with a dark halo, so that it stands out from any image."""
-        from matplotlib.patches import Rectangle
-        from matplotlib.patheffects import withStroke
-
-        patch = Rectangle((x, y), width, height, fill=False, edgecolor=colour, linewidth=thick)
-        if halo:
-            wide = thick + 2 * max(halo * HALO * self.stroke, 1.0)
-            patch.set_path_effects([withStroke(linewidth=wide, foreground="black")])
-        self.axes.add_patch(patch)
-        if area:
-            left, top, right, bottom = area
-            patch.set_gid("region")
-            corner, axes = (left, top), self.axes.transData
-            patch.set_clip_path(Rectangle(corner, right - left, bottom - top, transform=axes))
-
-    def finish(self, height: int) -> "Figure":
-        """Fix the height, which is known once everything is drawn."""
-        self.figure.set_size_inches(self.size / 72, height / 72)
-        self.axes.set(xlim=(0, self.size), ylim=(height, 0))
-        return self.figure
