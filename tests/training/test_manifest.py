@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tests.images import noise, write_geotiff
 from tnetcli.csv_file import MOST_TOLD, read_rows
-from tnetcli.errors import ManifestError, MissingExtraError, RecipeError
+from tnetcli.errors import ManifestError, MissingExtraError
 from tnetcli.geometry import Size, Window
 from tnetcli.sections import Data
 from tnetcli.training.manifest import read_examples

@@ -14,7 +14,6 @@ from tnetcli.tasks import Classification
 from tnetcli.training.episodes import draw_log_probability, independent_log_probability, mix
 from tnetcli.training.reinforce import (
     Baselines,
-    Rewards,
     contrastive,
     contrastive_term,
     l2_penalty,
@@ -231,7 +230,9 @@ def test_the_reported_rewards_and_advantage_are_means():
 
 
 def test_entropy_counts_only_below_half_of_a_uniform_choice():
-    episodes = replace(random_episodes(), entropy=torch.tensor([0.1, 0.9, 0.5, 0.4], requires_grad=True))
+    episodes = replace(
+        random_episodes(), entropy=torch.tensor([0.1, 0.9, 0.5, 0.4], requires_grad=True)
+    )
     losses = learn(episodes, Loss(entropy=2.0), Baselines("per_level", 3))
     assert losses.parts["entropy"] == pytest.approx((0.4 + 0.1) / 4)
     losses.total.backward()
@@ -360,7 +361,9 @@ def test_half_precision_logits_are_summed_in_single():
         name: getattr(episodes, name).to(torch.bfloat16)
         for name in ("logits", "level_logits", "region_logits", "embedding")
     }
-    losses = learn(replace(episodes, **half), paper(contrastive=1.0), Baselines("ema", 2, start=0.4))
+    losses = learn(
+        replace(episodes, **half), paper(contrastive=1.0), Baselines("ema", 2, start=0.4)
+    )
     assert losses.total.dtype == torch.float32
     assert losses.parts["ce_windows"] == pytest.approx(0.541699, abs=5e-7)
 
