@@ -15,8 +15,8 @@ from tnetcli.checkpoint import read_description
 from tnetcli.description import SCHEMA, Description
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
-from tnetcli.models.arguments import TNetArguments
-from tnetcli.traversal import Plan
+from tnetcli.models.configs import TNetArguments
+from tnetcli.traversal.config import TraversalConfig
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NAMES = TEXT.filter(lambda text: text.strip() != "")
@@ -225,16 +225,16 @@ print(*{{"torch", "timm", "rasterio", "tifffile"}} & sys.modules.keys())
     assert done.stdout.split() == []
 
 
-def test_a_walk_is_as_trained_unless_asked_otherwise(caplog):
+def test_a_traversal_is_as_trained_unless_asked_otherwise(caplog):
     description = Description(**fields(traversal={"levels": 3, "keep": (2, 1)}))
-    assert description.plan() == Plan(3, (2, 1))
-    assert description.plan(levels=2, keep=(5,)) == Plan(2, (5,))
+    assert description.config() == TraversalConfig(levels=3, keep=(2, 1))
+    assert description.config(levels=2, keep=(5,)) == TraversalConfig(levels=2, keep=(5,))
     assert not caplog.records
 
 
-def test_a_walk_deeper_than_trained_repeats_the_last_number_and_says_so(caplog):
-    plan = Description(**fields(traversal={"levels": 3, "keep": (2, 1)})).plan(levels=5)
-    assert [plan.keep_at(level) for level in (1, 2, 3, 4)] == [2, 1, 1, 1]
+def test_a_traversal_deeper_than_trained_repeats_the_last_number_with_a_warning(caplog):
+    config = Description(**fields(traversal={"levels": 3, "keep": (2, 1)})).config(levels=5)
+    assert [config.keep_at(level) for level in (1, 2, 3, 4)] == [2, 1, 1, 1]
     assert ["trained with 3" in record.message for record in caplog.records] == [True]
 
 
@@ -242,11 +242,13 @@ def test_a_walk_deeper_than_trained_repeats_the_last_number_and_says_so(caplog):
     ("family", "more", "most"),
     [("two_stream", {}, 2), ("anchornet", {"view_size": 128}, 2), ("whole", {}, 1)],
 )
-def test_no_walk_is_deeper_than_its_family_and_that_is_said(family, more, most, caplog):
+def test_no_traversal_is_deeper_than_its_family_and_that_is_warned_about(
+    family, more, most, caplog
+):
     arguments = {"backbone": "compact", "view_size": 64, **more}
-    walk = {"levels": most, "keep": (2,)}
-    description = Description(**fields(family, arguments=arguments, traversal=walk))
-    assert description.plan(levels=5) == Plan(most, (2,))
+    traversal = {"levels": most, "keep": (2,)}
+    description = Description(**fields(family, arguments=arguments, traversal=traversal))
+    assert description.config(levels=5) == TraversalConfig(levels=most, keep=(2,))
     assert [record.message for record in caplog.records] == [
         f"5 levels asked for: the family `{family}` has {most}"
     ]
