@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.images import noise, write_geotiff
 from tests.runs import UNIT
 from tests.small_model import SmallModel
 from tests.training.explore import (
@@ -14,7 +15,6 @@ from tests.training.explore import (
     views_of,
     write_readers,
 )
-from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError, ModelError
 from tnetcli.readers.open import open_image
 from tnetcli.sections import Loss
