@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tnetcli.models.arguments import TNetArguments
 
 from tests.checkpoints import fields, pack_description
 from tests.strategies import grids, numbers
@@ -16,7 +15,8 @@ from tnetcli.checkpoint import read_description
 from tnetcli.description import SCHEMA, Description
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
-from tnetcli.traversal import Plan
+from tnetcli.models.configs import TNetArguments
+from tnetcli.traversal.config import TraversalConfig
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NAMES = TEXT.filter(lambda text: text.strip() != "")
@@ -47,7 +47,7 @@ def descriptions(draw):
             "std": draw(st.lists(numbers(1e-9, 1e9), **several)),
         },
         traversal={
-            "levels": draw(st.integers(1, 1 if family == "whole" else 12)),
+            "levels": draw(st.integers(1, 12)),
             "keep": draw(st.lists(st.integers(1, 99), min_size=1, max_size=4)),
             "fit": draw(st.sampled_from(["stretch", "pad"])),
             "least_side": draw(st.none() | numbers(1, 1e6)),
@@ -121,10 +121,11 @@ SCALE = fields()["normalisation"]
         ("null", "not a table"),
         ('{"a": NaN}', "not JSON"),
         ('{"a": ' + "9" * 5000 + "}", "not JSON"),
-        ("{}", "its schema is `None`"),
-        ('{"schema": {"a": 1}}', "its schema is"),
-        (f'{{"schema": "tnet.model/{"9" * 5000}"}}', "its schema is"),
-        ('{"schema": "tnet.model/1"}', "`tnet.model/1`, this version of tnet reads `tnet.model/2`"),
+        ("{}", "schema is unknown: `None`"),
+        ('{"schema": {"a": 1}}', "schema is unknown"),
+        (f'{{"schema": "tnet.model/{"9" * 5000}"}}', "schema is unknown"),
+        ('{"schema": "tnet.model/2", "tnet": "9.1"}', "newer tnet, `9.1`"),
+        ('{"schema": "tnet.prediction/1"}', "schema is unknown: `tnet.prediction/1`"),
         ({}, "`family` is missing"),
         (fields(family="tnett"), "unknown family: `tnett`"),
         (fields(family=["tnet"]), "`family` is"),
@@ -151,7 +152,6 @@ SCALE = fields()["normalisation"]
         (fields(traversal={"keep": [0]}), "`traversal.keep.0` is `0`"),
         (fields(traversal={"fit": "crop"}), "`traversal.fit` is `crop`"),
         (fields(traversal={"background": [9, 1]}), "background ends before it begins"),
-        (fields("whole", traversal={"levels": 2}), "`levels` is above the 1 of `whole`: `2`"),
         (fields(metrics={"accuracy": "high"}), "`metrics.accuracy"),
         (fields(metrics={"accuracy": "inf"}), "`metrics.accuracy"),
         (fields(metrics={"accuracy": 10**400}), "`metrics.accuracy"),
@@ -176,7 +176,7 @@ def test_a_wrong_description_is_told_in_one_line_with_a_hint(tmp_path, told, pro
 @pytest.mark.parametrize(
     ("told", "hint"),
     [
-        ('{"schema": "tnet.model/9", "tnet": "9.1"}', "`9.1`"),
+        ('{"schema": "tnet.model/2"}', "--upgrade"),
         (fields(family="tnett"), "did you mean `tnet`?"),
         (fields(arguments={"view_sise": 64}), "did you mean `view_size`?"),
         (fields(data_license="MIT"), "did you mean `data_licence`?"),
@@ -225,16 +225,16 @@ print(*{{"torch", "timm", "rasterio", "tifffile"}} & sys.modules.keys())
     assert done.stdout.split() == []
 
 
-def test_a_walk_is_as_trained_unless_asked_otherwise(caplog):
+def test_a_traversal_is_as_trained_unless_asked_otherwise(caplog):
     description = Description(**fields(traversal={"levels": 3, "keep": (2, 1)}))
-    assert description.plan() == Plan(3, (2, 1))
-    assert description.plan(levels=2, keep=(5,)) == Plan(2, (5,))
+    assert description.config() == TraversalConfig(levels=3, keep=(2, 1))
+    assert description.config(levels=2, keep=(5,)) == TraversalConfig(levels=2, keep=(5,))
     assert not caplog.records
 
 
-def test_a_walk_deeper_than_trained_repeats_the_last_number_and_says_so(caplog):
-    plan = Description(**fields(traversal={"levels": 3, "keep": (2, 1)})).plan(levels=5)
-    assert [plan.keep_at(level) for level in (1, 2, 3, 4)] == [2, 1, 1, 1]
+def test_a_traversal_deeper_than_trained_repeats_the_last_number_with_a_warning(caplog):
+    config = Description(**fields(traversal={"levels": 3, "keep": (2, 1)})).config(levels=5)
+    assert [config.keep_at(level) for level in (1, 2, 3, 4)] == [2, 1, 1, 1]
     assert ["trained with 3" in record.message for record in caplog.records] == [True]
 
 
@@ -242,11 +242,13 @@ def test_a_walk_deeper_than_trained_repeats_the_last_number_and_says_so(caplog):
     ("family", "more", "most"),
     [("two_stream", {}, 2), ("anchornet", {"view_size": 128}, 2), ("whole", {}, 1)],
 )
-def test_no_walk_is_deeper_than_its_family_and_that_is_said(family, more, most, caplog):
+def test_no_traversal_is_deeper_than_its_family_and_that_is_warned_about(
+    family, more, most, caplog
+):
     arguments = {"backbone": "compact", "view_size": 64, **more}
-    walk = {"levels": most, "keep": (2,)}
-    description = Description(**fields(family, arguments=arguments, traversal=walk))
-    assert description.plan(levels=5) == Plan(most, (2,))
+    traversal = {"levels": most, "keep": (2,)}
+    description = Description(**fields(family, arguments=arguments, traversal=traversal))
+    assert description.config(levels=5) == TraversalConfig(levels=most, keep=(2,))
     assert [record.message for record in caplog.records] == [
         f"5 levels asked for: the family `{family}` has {most}"
     ]

@@ -6,7 +6,7 @@ import yaml
 
 from tnetcli.errors import RecipeError
 from tnetcli.recipe import Recipe, check_recipe, read_recipe
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.yaml_file import change
 
 MODEL = {"model": {"classes": 10}}
@@ -29,12 +29,12 @@ def test_a_recipe_of_two_lines_is_complete():
     assert recipe.model.family == "tnet"
     assert (recipe.model.class_count, recipe.model.band_count) == (10, 3)
     assert recipe.model.pretrained is False
-    assert recipe.traversal.plan() == Plan(levels=3, keep=(2, 1))
+    assert recipe.traversal == TraversalConfig(levels=3, keep=(2, 1))
 
 
-def test_a_family_without_cells_looks_once_by_itself():
+def test_a_family_without_cells_has_one_level_by_default():
     recipe = check_recipe({"model": {"family": "whole", "classes": 2}})
-    assert recipe.traversal.plan() == Plan(levels=1, keep=())
+    assert recipe.traversal == TraversalConfig(levels=1, keep=())
     assert recipe.model.grid is None
 
 
@@ -85,7 +85,7 @@ def test_keep_is_written_as_on_the_command_line_or_as_a_list(keep, expected):
         ([1], "traversal"),
     ],
 )
-def test_a_walk_that_cannot_be_walked_is_refused(section, part):
+def test_an_impossible_traversal_is_refused(section, part):
     assert part in str(problem(check_recipe, {**MODEL, "traversal": section}))
 
 
@@ -341,8 +341,8 @@ def test_what_no_machine_could_hold_is_refused(model, part):
         ({"model": 3}, "`model: {classes: 10}` is enough"),
         ({"model": None}, "`model: {classes: 10}` is enough"),
         ({"model": {"classes": 3, "family": 3}}, "`model: {classes: 10}` is enough"),
-        ({**MODEL, "traversal": {"keep": -1}}, "cells followed per window"),
-        ({**MODEL, "traversal": {"levels": 50}}, "how deep to look"),
+        ({**MODEL, "traversal": {"keep": -1}}, "cells followed per region"),
+        ({**MODEL, "traversal": {"levels": 50}}, "number of levels"),
         ({**MODEL, "traversal": {"policy": "bestfirst"}}, "did you mean `best_first`?"),
         ({**MODEL, "traversal": {"policy": "best_first"}}, "recipes/ shows every key"),
         ({"model": {"family": "whole", "classes": 2}, "traversal": {"levels": 2}}, "its keys"),
@@ -449,9 +449,9 @@ def test_a_stage_changes_sections_key_by_key():
     assert far.schedule.drops == (0.5, 0.75)
 
 
-def test_a_stage_walks_as_the_traversal_but_for_what_it_changes():
+def test_a_stage_has_the_traversal_but_for_what_it_changes():
     recipe = check_recipe({**TRAINED, "traversal": {"levels": 3, "keep": [4, 2]}})
-    near, far = (recipe.walk_of(stage) for stage in recipe.stages)
+    near, far = (recipe.traversal_of(stage) for stage in recipe.stages)
     assert (near.levels, near.keep) == (2, (4, 2))
     assert (far.levels, far.keep) == (3, (2, 1))
 
@@ -516,8 +516,8 @@ def test_a_card_names_files_and_not_where_they_were():
         ),
         ({"loss": {"rule": "paper", "selection": "sample"}}, "means `selection: topk`", ""),
         (
-            {"loss": {"rule": "paper"}, "stages": [{"steps": 1, "loss": {"baseline": "coarse"}}]},
-            "`rule: paper` means `baseline: ema`, not `coarse`", "",
+            {"loss": {"rule": "paper"}, "stages": [{"steps": 1, "loss": {"baseline": "per_level"}}]},
+            "`rule: paper` means `baseline: ema`, not `per_level`", "",
         ),
         ({"loss": {"baseline": "leave_one_out"}}, "needs `samples` of 2 or more", ""),
         ({"loss": {"selction": "topk"}}, "unknown key `loss.selction`", "did you mean `selection`"),
@@ -638,22 +638,87 @@ def test_windows_are_told_to_a_second_level_only(family, levels):
         check_recipe({**recipe, "traversal": {"levels": 2}})
 
 
+OBJECTIVES = {
+    "tnet": (),
+    "anchornet": ("side",),
+    "two_stream": ("local", "ranking", "margin", "hold_global"),
+    "saccader": ("glimpses", "imitation"),
+    "dram": ("side", "glimpses"),
+    "whole": (),
+}
+
+
+@pytest.mark.parametrize("family", OBJECTIVES)
+def test_an_objective_has_the_keys_of_its_family_alone(family):
+    model = {"model": {"family": family, "classes": 2}}
+    for key in {key for keys in OBJECTIVES.values() for key in keys}:
+        objective = {key: True if key == "hold_global" else 0.25}
+        recipe = {**model, "objective": objective}
+        staged = {**model, "stages": [{"name": "a", "steps": 1, "objective": objective}]}
+        if key in OBJECTIVES[family]:
+            for each in (recipe, staged):
+                (stage,) = check_recipe(each).stages
+                assert getattr(stage.objective, key) == objective[key]
+        else:
+            for each in (recipe, staged):
+                error = problem(check_recipe, each)
+                assert f"unknown key `{key}`" in str(error)
+                assert f"objective of `{family}`" in str(error)
+
+
+def test_a_stage_changes_its_objective_key_by_key():
+    recipe = check_recipe(
+        {
+            "model": {"family": "saccader", "classes": 2},
+            "objective": {"imitation": 2.0, "glimpses": 3.0},
+            "stages": [
+                {"name": "a", "steps": 1, "objective": {"glimpses": 0.5}},
+                {"name": "b", "steps": 1},
+            ],
+        }
+    )
+    assert [(s.objective.imitation, s.objective.glimpses) for s in recipe.stages] == [
+        (2.0, 0.5),
+        (2.0, 3.0),
+    ]
+    assert check_recipe(recipe.as_data()) == recipe
+
+
 @pytest.mark.parametrize(
-    ("family", "loss", "owner"),
+    ("objective", "message", "hint"),
     [
-        ("tnet", {"side": 0.5}, "`loss.side` is of anchornet and dram"),
-        ("anchornet", {"streams": {"margin": 0.1}}, "`loss.streams` is of two_stream"),
-        ("two_stream", {"glimpses": 0.0}, "`loss.glimpses` is of saccader and dram"),
-        ("dram", {"imitation": 1.0}, "`loss.imitation` is of saccader"),
+        ({"glimpse": 1}, "unknown key `glimpse`", "did you mean `glimpses`?"),
+        ({"glimpses": -1}, "`glimpses` is `-1`", "weight of the rewards"),
+        ({"imitation": "much"}, "`imitation` is `much`", "weight"),
+        (3, "not a table", ""),
     ],
 )
-def test_lessons_of_other_families_are_refused(family, loss, owner):
-    model = {"model": {"family": family, "classes": 2}}
+def test_an_objective_that_makes_no_sense_is_refused(objective, message, hint):
+    model = {"model": {"family": "saccader", "classes": 2}}
     for recipe in (
-        {**model, "loss": loss},
-        {**model, "stages": [{"name": "a", "steps": 1, "loss": loss}]},
+        {**model, "objective": objective},
+        {**model, "stages": [{"name": "a", "steps": 1, "objective": objective}]},
     ):
-        assert f"{owner}, not of `{family}`" in str(problem(check_recipe, recipe))
+        error = problem(check_recipe, recipe)
+        assert message in str(error)
+        assert hint in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("loss", "side"),
+        ("loss", "glimpses"),
+        ("loss", "imitation"),
+        ("loss", "streams"),
+        ("loss", "entropy_floor"),
+        ("schedule", "floor"),
+    ],
+)
+def test_keys_that_are_gone_are_unknown(section, key):
+    assert f"unknown key `{section}.{key}`" in str(
+        problem(check_recipe, {**MODEL, section: {key: 0.5}})
+    )
 
 
 @pytest.mark.parametrize("family", ["tnet", "anchornet", "two_stream", "saccader", "dram", "whole"])

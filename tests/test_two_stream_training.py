@@ -1,4 +1,4 @@
-"""The two-stream family through the one training loop: its recipes, its ablations, told windows."""
+"""The two-stream family through the training loop: its recipes, ablations and fixed regions."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ from tnetcli.errors import ImageError, ManifestError, RecipeError
 from tnetcli.models.registry import build_model
 from tnetcli.readers.base import ReadOptions
 from tnetcli.recipe import check_recipe, read_recipe
-from tnetcli.training import walking
+from tnetcli.training import stages
 from tnetcli.training.optimizers import build_optimizer
 from tnetcli.workflows.evaluate import evaluate
 from tnetcli.workflows.images import Image as Named
@@ -100,34 +100,31 @@ def test_every_switch_can_be_trained(arguments, folder, tmp_path):
     assert loaded.steps == {"none": 0, "single": 2}.get(arguments.get("steps"), 3)
 
 
-class TestToldWindows:
-    def test_training_looks_at_what_is_told_and_moves_it_with_the_image(
-        self, folder, tmp_path, monkeypatch
-    ):
-        seen = []
+class TestFixedRegions:
+    def test_training_reads_them_and_moves_them_with_the_image(self, folder, tmp_path, monkeypatch):
+        nodes, usual = [], stages.rollout
 
-        def traverse(roots, look, grid, plan, **more):
-            walk = walking_traverse(roots, look, grid, plan, **more)
-            seen.extend(walk.visits)
-            return walk
+        def rollout(*given, **options):
+            found = usual(*given, **options)
+            nodes.extend(found.nodes)
+            return found
 
-        walking_traverse = walking.traverse
-        monkeypatch.setattr(walking, "traverse", traverse)
+        monkeypatch.setattr(stages, "rollout", rollout)
         boxes = {number: ["0,0,20,64"] for number in range(8)}
         table = write_table(folder / "left.csv", boxes)
         flipped = {"flip": "horizontal"}
         recipe = recipe_of(folder, {"windows": table}, augmentation=flipped)
         run_recipe(recipe, tmp_path / "run", Silent())
-        near = [visit for visit in seen if visit.place.region.level == 2]
+        near = [node.region for node in nodes if node.region.level == 2]
         assert len(near) == 8  # 2 steps of 4 images
-        assert {visit.place.region.path for visit in near} == {"root/w1"}
+        assert {region.path for region in near} == {"root/w1"}
         # As it was, or in a mirror: never another place.
-        assert {visit.place.region.window.box for visit in near} == {
+        assert {region.window.box for region in near} == {
             (0, 0, 20, 64),
             (44, 0, 64, 64),
         }
 
-    def test_an_evaluation_looks_at_what_the_recipe_tells(self, folder, tmp_path):
+    def test_an_evaluation_reads_those_of_the_recipe(self, folder, tmp_path):
         boxes = {number: ["3,4,35,36", "0,0,9,9"] for number in range(8)}
         table = write_table(folder / "two.csv", boxes)
         recipe = recipe_of(folder, {"windows": table})
@@ -156,7 +153,7 @@ class TestToldWindows:
         with pytest.raises(RecipeError, match="`windows` are of whole images"):
             recipe_of(folder, {"windows": folder / "w.csv", **data})
 
-    def test_records_of_one_model_tell_another_where_to_look(self, folder, tmp_path):
+    def test_records_of_one_model_are_regions_for_another(self, folder, tmp_path):
         files = run_recipe(recipe_of(folder), tmp_path / "run", Silent())
         images = [
             Named(str(folder / f"{n}.png"), f"{n}.png", f"{n}.png", ReadOptions()) for n in range(3)
@@ -185,14 +182,14 @@ class TestPublishedRecipe:
     def test_the_model_has_the_size_of_its_published_parts(self):
         with torch.device("meta"):
             built = build_model("two_stream", self.recipe.model.arguments, classes=200)
-        # SPEC 5.7: two VGG19, two layers of LSTM, ten vectors, two heads.
+        # Two VGG19, two layers of LSTM, ten vectors, two heads.
         assert sum(p.numel() for p in built.parameters()) == (
             2 * 20_024_384 + 4_202_496 + 512 * 10 + 2 * (512 * 200 + 200)
         )
 
     def test_it_trains_as_published(self):
         (stage,) = self.recipe.stages
-        streams, optimizer = stage.loss.streams, stage.optimizer
+        streams, optimizer = stage.objective, stage.optimizer
         assert (streams.local, streams.ranking, streams.margin) == (1.0, 0.5, 0.5)
         assert not streams.hold_global
         assert (optimizer.rate, optimizer.rates) == (0.01, {"global_stream": 0.001})

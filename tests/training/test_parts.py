@@ -5,7 +5,6 @@ from torch import nn
 from tests.runs import MODEL, changed, copied
 from tests.small_model import SmallModel
 from tnetcli.errors import RecipeError
-from tnetcli.geometry import Region, Window
 from tnetcli.models.registry import build_model
 from tnetcli.sections import Stage
 from tnetcli.training.parts import prepare_parts
@@ -42,14 +41,14 @@ def test_a_frozen_part_neither_learns_nor_moves_its_statistics(model, part):
     assert model.training
 
 
-def test_statistics_of_a_frozen_backbone_stay_while_it_looks(model):
+def test_statistics_of_a_frozen_backbone_stay_while_it_encodes(model):
     prepare_parts(model, stage(freeze=["backbone"]))
     before = copied(model)
     views = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    model.look(views, [Region(Window(0, 0, 96, 96))] * 3)
+    model(views, torch.zeros(3, 3, dtype=torch.long))
     assert not changed(before, copied(model))
     prepare_parts(model, stage())
-    model.look(views, [Region(Window(0, 0, 96, 96))] * 3)
+    model(views, torch.zeros(3, 3, dtype=torch.long))
     assert changed(before, copied(model))
 
 

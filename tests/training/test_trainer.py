@@ -2,15 +2,10 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from tnetcli.training.learner import Learner
-from tnetcli.training.loop import train
 
 from tests.runs import (
-    SIDE,
-    UNIT,
     Ears,
     changed,
     copied,
@@ -22,12 +17,12 @@ from tests.runs import (
 from tests.scenes.test_landscape import BACKGROUND, RULES, SITES, tile_files
 from tests.scenes.test_tiles import write_zip
 from tests.small_model import SmallModel
-from tnetcli.errors import ImageError, ModelError, RecipeError, UsageError
-from tnetcli.geometry import Window
-from tnetcli.training import learner
+from tnetcli.errors import ManifestError, ModelError, RecipeError, UsageError
+from tnetcli.training import stages
 from tnetcli.training.run import StoppedError
-from tnetcli.training.sources import Item, open_source
+from tnetcli.training.trainer import Metrics, Updates, _merged, train
 
+pytestmark = pytest.mark.usefixtures("small_family")
 # All that could differ between a run and one that is gone on with.
 RICH = {
     "augmentation": {"flip": "both", "crop": [0.6, 1.0], "colour": True},
@@ -127,7 +122,7 @@ def test_another_seed_gives_other_weights(rich, tmp_path):
     assert changed(run.keeper.stages["far"], other.keeper.stages["far"])
 
 
-def test_figures_are_told_as_they_are_written(rich):
+def test_metrics_are_reported_as_they_are_written(rich):
     _, run = rich
     rows = run.folder.rows()
     assert run.listener.stages == ["near", "far"]
@@ -283,7 +278,7 @@ def test_the_baseline_is_kept_with_the_model(images, tmp_path, average):
     recipe = recipe_of(images, stages=[{"steps": 2}], training={"average": average})
     run = finished(recipe, tmp_path)
     _, tensors = run.folder.load_state()
-    sequence, _, cells = tensors["baselines.values"].tolist()
+    sequence, _, cells = tensors["stage.baselines.values"].tolist()
     found = run.keeper.stages["train"]["baseline"].item()
     assert found == pytest.approx((sequence + cells) / 2)
     assert found != 0.5
@@ -298,28 +293,6 @@ def test_steps_follow_the_schedule(images, tmp_path):
     )
     rows = finished(recipe, tmp_path).listener.rows
     assert [row["rate"] for row in rows] == pytest.approx([0.01, 0.02, 0.02, 0.002])
-
-
-class Colours:
-    """A source of colours in memory; `seen` wraps the readers of some."""
-
-    classes = ("dark", "light")
-
-    def __init__(self, images, seen=None):
-        recipe = recipe_of(images)
-        self._files, self._seen = open_source(recipe, recipe.data), seen or {}
-
-    def count(self, split):
-        return self._files.count(split)
-
-    def labels(self):
-        return self._files.labels()
-
-    def item(self, split, number, epoch=0):
-        item = self._files.item(split, number)
-        if split != "train" or number not in self._seen:
-            return item
-        return Item(self._seen[number](item.reader), item.label, item.boxes, item.name)
 
 
 SGD = {"kind": "sgd", "rate": 0.05, "momentum": 0.0, "weight_decay": 0.0}
@@ -368,74 +341,6 @@ def test_clipping_bounds_the_step(images, tmp_path, clip, longest):
     assert moved >= 0.05 * 0.01 * (1 - 1e-4)
 
 
-def test_one_step_of_sgd_is_the_gradient_of_the_cross_entropy(images, tmp_path):
-    run = small_run(images, tmp_path, stages=[{"steps": 1, "levels": 1, "batch_size": 8}])
-    start = run.model.classifier.weight.detach().clone()
-    bias = run.model.classifier.bias.detach().clone()
-    train(run)
-    features, labels = [], []
-    for number in range(8):
-        item = run.source.item("train", number)
-        values = UNIT.apply(item.reader.read(Window(0, 0, SIDE, SIDE), size_of(32)))[0]
-        pooled = values.reshape(3, 4, 8, 4, 8).mean((2, 4)).reshape(-1)
-        features.append(pooled.astype(np.float64))
-        labels.append(item.label)
-    seen = np.stack(features)
-    logits = seen @ start.numpy().T + bias.numpy()
-    chances = np.exp(logits - logits.max(1, keepdims=True))
-    chances /= chances.sum(1, keepdims=True)
-    chances[np.arange(8), labels] -= 1
-    expected = start.numpy() - 0.05 * chances.T @ seen / 8
-    found = run.keeper.stages["train"]["classifier.weight"].numpy()
-    assert np.allclose(found, expected, atol=1e-5)
-
-
-def size_of(side):
-    from tnetcli.geometry import Size
-
-    return Size(side, side)
-
-
-class Torn:
-    """Fails at windows of some width."""
-
-    def __init__(self, width):
-        self._width = width
-
-    def __call__(self, reader):
-        self._reader, self.path, self.size = reader, reader.path, reader.size
-        self.bands, self.dtype, self.layout = reader.bands, reader.dtype, reader.layout
-        self.name = reader.name
-        return self
-
-    def read(self, window, out_size):
-        if window.width <= self._width:
-            raise ImageError("the file is torn", hint="copy it again")
-        return self._reader.read(window, out_size)
-
-
-def torn_run(images, folder, seen, **sections):
-    sections = {"stages": [{"steps": 2, "batch_size": 8}], **sections}
-    recipe = recipe_of(images, **sections)
-    return prepare(recipe, folder, source=Colours(images, seen))
-
-
-def test_images_that_cannot_be_read_are_left_out_with_a_warning_at_whatever_level(images, tmp_path):
-    run = torn_run(images, tmp_path, {2: Torn(SIDE), 5: Torn(SIDE / 2)})
-    train(run)
-    assert [text.split(" is ")[0] for text in run.listener.warnings if "torn" in text] == [
-        "`2.png`", "`5.png`", "`2.png`", "`5.png`",
-    ]  # fmt: skip
-    assert [row["windows"] for row in run.listener.rows] == [6 * 3] * 2
-
-
-@pytest.mark.parametrize("width", [SIDE, SIDE / 2])
-def test_a_batch_of_which_nothing_can_be_read_ends_the_run_with_that_error(images, tmp_path, width):
-    run = torn_run(images, tmp_path, {number: Torn(width) for number in range(8)})
-    with pytest.raises(ImageError, match="torn"):
-        train(run)
-
-
 @pytest.mark.parametrize("levels", [1, 2])
 def test_a_loss_that_is_no_number_ends_the_run_and_the_last_model_survives(
     images, tmp_path, levels
@@ -462,16 +367,16 @@ def test_a_loss_that_is_no_number_ends_the_run_and_the_last_model_survives(
 
 def test_weights_that_are_no_numbers_are_never_kept(images, tmp_path, monkeypatch):
     run = prepare(recipe_of(images, stages=[{"steps": 2}]), tmp_path)
-    step = Learner.learn
+    step = Updates.step
 
-    def poison(learner, number):
-        row = step(learner, number)
+    def poison(updates, number):
+        row = step(updates, number)
         if number == 1:  # the loss was fine, the gradient was not
             with torch.no_grad():
                 run.model.classifier.weight[0, 0] = float("nan")
         return row
 
-    monkeypatch.setattr(Learner, "learn", poison)
+    monkeypatch.setattr(Updates, "step", poison)
     with pytest.raises(ModelError, match="step 2 of stage `train`"):
         train(run)
     progress, tensors = run.folder.load_state()
@@ -480,14 +385,13 @@ def test_weights_that_are_no_numbers_are_never_kept(images, tmp_path, monkeypatc
 
 
 def worse_and_worse(monkeypatch, losses):
-    told = iter(losses)
-    look = learner.validate
+    given, usual = iter(losses), stages.validate
 
-    def validate(*given, **options):
-        found = look(*given, **options)
-        return replace(found, row={**found.row, "loss": next(told), "accuracy": [0.5]})
+    def validate(*arguments, **options):
+        found = usual(*arguments, **options)
+        return replace(found, row={**found.row, "loss": next(given), "accuracy": [0.5]})
 
-    monkeypatch.setattr(learner, "validate", validate)
+    monkeypatch.setattr(stages, "validate", validate)
 
 
 def test_the_best_model_is_kept_and_patience_ends_a_stage(images, tmp_path, monkeypatch):
@@ -579,23 +483,6 @@ def test_the_scale_of_gradients_in_half_precision_is_gone_on_with(images, tmp_pa
     same_runs(whole, go_on(recipe, tmp_path / "run", keeper=run.keeper))
 
 
-def test_classes_count_as_the_recipe_weighs_them(images, tmp_path):
-    rows = {}
-    for weights in ("none", "dark", "light"):
-        given = weights if weights == "none" else {"dark": 0.0, "light": 0.0, weights: 1.0}
-        run = small_run(
-            images,
-            tmp_path / weights,
-            stages=[{"steps": 1, "levels": 1, "batch_size": 8}],
-            data={"class_weights": given},
-        )
-        train(run)
-        rows[weights] = run.listener.rows[0]["ce_sequence"]
-    # Half of the images are of each class, and the mean weight is 1.
-    assert rows["none"] == pytest.approx((rows["dark"] + rows["light"]) / 2, rel=1e-5)
-    assert rows["dark"] != pytest.approx(rows["light"], rel=1e-3)
-
-
 def test_a_stage_in_which_nothing_can_learn_is_a_recipe_error(images, tmp_path):
     parts = ["backbone", "location", "position", "weighting", "classifier"]
     with pytest.raises(RecipeError, match="nothing"):
@@ -624,13 +511,13 @@ def test_a_run_that_is_asked_to_stop_at_its_last_step_is_finished(images, tmp_pa
     assert "train" in run.keeper.stages
 
 
-def test_flat_attention_is_told(images, tmp_path):
+def test_flat_attention_is_warned_about(images, tmp_path):
     recipe = recipe_of(images, stages=[{"steps": 1}], model={"temperature": 100.0})
     run = finished(recipe, tmp_path)
     assert any("attention is flat" in text for text in run.listener.warnings)
 
 
-def test_a_model_that_looks_once_learns_as_well(images, tmp_path):
+def test_a_model_of_one_level_learns_as_well(images, tmp_path):
     recipe = recipe_of(
         images,
         model={
@@ -645,3 +532,23 @@ def test_a_model_that_looks_once_learns_as_well(images, tmp_path):
     assert parts_of(changed(before, copied(run.model))) == {"classifier"}
     assert len(run.listener.validations[0]["accuracy"]) == 1
     assert run.listener.warnings == []
+
+
+def test_metrics_are_averaged_over_the_rows_that_have_them():
+    rows = Metrics([{"loss": 9.0}])
+    rows.add({"loss": 1.0, "accuracy": [0.0, 1.0], "entropy": 0.5})
+    rows.add({"loss": 2.0, "accuracy": [1.0]})
+    rows.add({"loss": 4.0, "accuracy": [0.5, 0.5], "entropy": 0.25})
+    assert len(rows.rows) == 4
+    assert rows.mean() == {"loss": 4.0, "accuracy": [0.5, 0.75], "entropy": 0.375}
+    assert rows.rows == ()
+
+
+def test_metrics_of_processes_are_weighted_by_their_images():
+    one = {"loss": 1.0, "accuracy": [0.5, 1.0], "windows": 6}
+    two = {"loss": 3.0, "accuracy": [1.0], "windows": 2, "entropy": 0.25}
+    merged = {"loss": 1.5, "accuracy": [0.625, 1.0], "windows": 8, "entropy": 0.25}
+    assert _merged([(one, 3), (two, 1), ({}, 0)]) == merged
+    assert _merged([(one, 3)]) is one
+    with pytest.raises(ManifestError, match="no image of a step can be read by any process"):
+        _merged([({}, 0), ({}, 0)])

@@ -3,19 +3,21 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from tnetcli.looking import Looker
 
 from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
 from tnetcli.errors import ImageError
+from tnetcli.inference import Inference
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import build_policy
 from tnetcli.workflows.attention_check import check_attention, closest
 
 UNIT = Normalisation.to_unit_range("uint8", 3)
 CLASSES = ("bright", "dark")
-PLAN = Plan(2, (2,))
+TWO = TraversalConfig(levels=2, keep=(2,))
+THREE = TraversalConfig(levels=3, keep=(2, 1))
 
 
 def bright_is_first():
@@ -34,9 +36,9 @@ def opened():
 
 
 @pytest.fixture
-def looker():
-    with Looker(bright_is_first(), UNIT, device="cpu", threads=1) as looker:
-        yield looker
+def inference():
+    with Inference(bright_is_first(), UNIT, device="cpu", threads=1) as inference:
+        yield inference
 
 
 def scene(path, hidden=(), **options):
@@ -50,11 +52,21 @@ def scene(path, hidden=(), **options):
     return path
 
 
-def check(looker, readers, plan=PLAN, **options):
-    seeds = options.pop("seeds", range(len(readers)))
-    sights = looker.look(readers, plan, seeds=seeds)
+def run(inference, readers, config=TWO, seeds=None):
+    seeds = seeds or range(len(readers))
+    return inference.run(readers, config, [build_policy(config, seed) for seed in seeds])
+
+
+def check(inference, readers, config=TWO, seeds=None):
+    seeds = seeds or list(range(len(readers)))
     return check_attention(
-        looker, readers, sights, plan, classes=CLASSES, seeds=list(seeds), **options
+        inference,
+        readers,
+        run(inference, readers, config, seeds),
+        config,
+        [build_policy(config, seed) for seed in seeds],
+        classes=CLASSES,
+        seeds=seeds,
     )
 
 
@@ -62,65 +74,67 @@ def softmax(scores):
     return np.exp(scores) / np.exp(scores).sum()
 
 
-def test_without_its_windows_an_image_is_what_a_file_without_them_is(looker, opened, tmp_path):
+def test_without_its_regions_an_image_is_what_a_file_without_them_is(inference, opened, tmp_path):
     reader = opened(scene(tmp_path / "a.tif"))
-    (sight,) = looker.look([reader], PLAN)
-    windows = [window.box for window in closest(sight)]
+    (result,) = run(inference, [reader])
+    windows = [window.box for window in closest(result)]
     assert len(windows) == 2
     assert (128.0, 0.0, 256.0, 128.0) in windows  # the brightest cell
-    (found,) = check(looker, [reader])
+    (found,) = check(inference, [reader])
     # Windows and views lie on one grid here, so that a file with gaps is the very same to see.
-    (other,) = looker.look([opened(scene(tmp_path / "b.tif", windows))], PLAN, seeds=[0])
-    assert found.masked == pytest.approx(softmax(other.scores)[0], rel=1e-5)
-    assert found.masked_label == CLASSES[int(other.scores.argmax())]
+    (other,) = run(inference, [opened(scene(tmp_path / "b.tif", windows))])
+    assert found.masked == pytest.approx(softmax(other.logits)[0], rel=1e-5)
+    assert found.masked_label == CLASSES[int(other.logits.argmax())]
 
 
-def test_what_was_looked_at_matters_where_it_decides(looker, opened, tmp_path):
+def test_chosen_regions_matter_where_they_decide(inference, opened, tmp_path):
     reader = opened(scene(tmp_path / "a.tif"))
-    (sight,) = looker.look([reader], PLAN)
-    (found,) = check(looker, [reader])
-    own = softmax(sight.scores)[0]
+    (result,) = run(inference, [reader])
+    (found,) = check(inference, [reader])
+    own = softmax(result.logits)[0]
     assert own > 0.7
     assert found.masked < own
     assert found.random < own
     assert found.draws == 3
 
 
-def test_it_does_not_depend_on_the_batch(looker, opened, tmp_path):
+def test_it_does_not_depend_on_the_batch(inference, opened, tmp_path):
     readers = [opened(scene(tmp_path / "a.tif"))]
     for number in range(3):
         write_geotiff(tmp_path / f"{number}.tif", noise((300, 260), seed=number), overviews=[2])
         readers.append(opened(tmp_path / f"{number}.tif"))
     seeds = [7, 8, 9, 10]
-    together = check(looker, readers, Plan(3, (2, 1)), seeds=seeds)
+    together = check(inference, readers, THREE, seeds=seeds)
     for reader, seed, expected in zip(readers, seeds, together, strict=True):
-        (alone,) = check(looker, [reader], Plan(3, (2, 1)), seeds=[seed])
+        (alone,) = check(inference, [reader], THREE, seeds=[seed])
         assert alone.masked == pytest.approx(expected.masked, rel=1e-5)
         assert alone.random == pytest.approx(expected.random, rel=1e-5)
         assert alone.random_same == expected.random_same
     assert len({each.random for each in together}) == 4
 
 
-def test_only_the_closest_windows_are_hidden(looker, opened, tmp_path):
-    (sight,) = looker.look([opened(scene(tmp_path / "a.tif"))], Plan(3, (2, 1)))
-    boxes = {window.box for window in closest(sight)}
-    levels = [visit.place.region.level for visit in sight.visits]
+def test_only_the_deepest_regions_are_hidden(inference, opened, tmp_path):
+    (result,) = run(inference, [opened(scene(tmp_path / "a.tif"))], THREE)
+    boxes = {window.box for window in closest(result)}
+    levels = [node.region.level for node in result.nodes]
     assert levels.count(3) == len(boxes) == 2
     assert all(x1 - x0 == 64 for x0, _, x1, _ in boxes)
 
 
-def test_where_nothing_was_chosen_there_is_nothing_to_check(looker, opened, tmp_path):
+def test_where_nothing_was_chosen_there_is_nothing_to_check(inference, opened, tmp_path):
+    one = TraversalConfig(levels=1, keep=())
     reader = opened(scene(tmp_path / "a.tif"))
-    (sight,) = looker.look([reader], Plan(1, ()))
+    (result,) = run(inference, [reader], one)
     failed = ImageError("damaged")
+    policies = [build_policy(one)] * 2
     found = check_attention(
-        looker, [reader] * 2, [sight, failed], Plan(1, ()), classes=CLASSES, seeds=[0, 0]
+        inference, [reader] * 2, [result, failed], one, policies, classes=CLASSES, seeds=[0, 0]
     )
     assert found == [None, None]
 
 
-def test_where_nothing_is_left_to_see_that_is_told(looker, opened, tmp_path):
+def test_where_nothing_is_left_there_is_no_label(inference, opened, tmp_path):
     reader = opened(scene(tmp_path / "a.tif"))
-    (found,) = check(looker, [reader], Plan(2, (9,)))
+    (found,) = check(inference, [reader], TWO.changed(keep=(9,)))
     assert (found.masked, found.masked_label) == (None, "")
     assert 0 < found.random < 1

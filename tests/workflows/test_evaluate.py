@@ -6,19 +6,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tnetcli.looking import Looker
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.checkpoints import write_tiny
 from tests.images import noise, write_geotiff
-from tests.small_model import SmallModel
 from tnetcli.checkpoint import load_model
 from tnetcli.errors import ImageError, ManifestError, RecipeError, UsageError
 from tnetcli.geometry import Region, Size, Window
-from tnetcli.normalisation import Normalisation
+from tnetcli.inference import Inference
 from tnetcli.readers.open import open_image
 from tnetcli.training.metrics import wilson
-from tnetcli.traversal import Plan
+from tnetcli.traversal.policies import build_policy
 from tnetcli.workflows.evaluate import choose_counts, evaluate
 from tnetcli.workflows.evaluate_text import as_json, as_text, draw_picture, write_json
 from tnetcli.workflows.labelled import read_labelled
@@ -69,7 +67,7 @@ def rows_of(evaluation, choice="attention", context=True):
 
 
 class ByHand:
-    """Walks one image with arrays and loops only, to compare with."""
+    """Traverses one image with arrays and loops only, to compare with."""
 
     def __init__(self, checkpoint, path):
         self.model = checkpoint.model
@@ -78,25 +76,25 @@ class ByHand:
         self.std = np.array(scale.std)[:, None, None]
         self.path = path
 
-    def look(self, region):
+    def encode(self, region):
         side = self.model.view_size
         with open_image(self.path) as reader:
             values = reader.read(region.window, Size(side, side)).values
         view = torch.tensor((values - self.mean) / self.std, dtype=torch.float32)
         with torch.no_grad():
-            looked = self.model.look(view[None], [region])
-        return looked.features[0], looked.attention[0].flatten().tolist()
+            out = self.model.encoder(region.level)(view[None], torch.tensor([region.position]))
+        return out.features[0], out.cell_logits[0, :, 0].softmax(dim=0).tolist()
 
     def windows(self, keep):
-        """Return the features of windows: the whole image, then by level and joint chance."""
+        """Return the features of regions: the whole image, then by level and joint probability."""
         with open_image(self.path) as reader:
             root = Region(Window.whole(reader.size))
         frontier, found, shown = [(1.0, root)], [], set()
         for level in range(len(keep) + 1):
-            looked = [(joint, region, *self.look(region)) for joint, region in frontier]
-            found += [each[2] for each in sorted(looked, key=lambda each: -each[0])]
+            read = [(joint, region, *self.encode(region)) for joint, region in frontier]
+            found += [each[2] for each in sorted(read, key=lambda each: -each[0])]
             frontier = []
-            for joint, region, _, attention in looked if level < len(keep) else ():
+            for joint, region, _, attention in read if level < len(keep) else ():
                 best = sorted(range(9), key=lambda cell: -attention[cell])[: keep[level]]
                 for cell in sorted(best):
                     child = region.child(self.model.grid, *divmod(cell, 3))
@@ -108,8 +106,9 @@ class ByHand:
     def probabilities(self, features):
         together = torch.stack(features)[None]
         with torch.no_grad():
-            present = torch.ones(together.shape[:2], dtype=torch.bool)
-            return self.model.conclude(together, present).scores.softmax(dim=1)[0].numpy()
+            levels = torch.ones(together.shape[:2], dtype=torch.long)  # TNet does not use them
+            logits = self.model.aggregate(together, levels > 0, levels).logits
+            return logits.softmax(dim=1)[0].numpy()
 
 
 @pytest.fixture(scope="module")
@@ -119,21 +118,21 @@ def by_hand(folder):
 
 
 @pytest.fixture(scope="module")
-def walked(by_hand):
+def traversed(by_hand):
     return [(hand, hand.windows((2, 1)), label) for hand, label in by_hand]
 
 
 @pytest.mark.parametrize("context", [True, False])
-def test_each_number_of_windows_gives_what_a_walk_by_hand_gives(found, walked, context):
+def test_each_number_of_windows_gives_what_a_traversal_by_hand_gives(found, traversed, context):
     rows = rows_of(found, context=context)
     assert list(rows) == ([0, 1, 2, 3, 4] if context else [1, 2, 3, 4])
     assert len({round(row.scores.log_loss, 4) for row in rows.values()}) == len(rows)
     for count, row in rows.items():
         shares = [
             hand.probabilities(windows[0 if context else 1 : count + 1])
-            for hand, windows, _ in walked
+            for hand, windows, _ in traversed
         ]
-        labels = [label for _, _, label in walked]
+        labels = [label for _, _, label in traversed]
         right = [int(each.argmax()) == label for each, label in zip(shares, labels, strict=True)]
         truth = [each[label] for each, label in zip(shares, labels, strict=True)]
         assert row.scores.images == IMAGES
@@ -146,9 +145,9 @@ def test_each_number_of_windows_gives_what_a_walk_by_hand_gives(found, walked, c
         assert row.scores.brier == pytest.approx(np.mean(distances), abs=1e-4)
 
 
-def test_the_confusion_is_that_of_whole_walks(found, walked):
+def test_the_confusion_is_that_of_whole_traversals(found, traversed):
     expected = np.zeros((3, 3), int)
-    for hand, windows, label in walked:
+    for hand, windows, label in traversed:
         expected[label, hand.probabilities(windows).argmax()] += 1
     assert np.array_equal(found.confusion, expected)
     assert found.scores == rows_of(found)[4].scores
@@ -162,32 +161,31 @@ def test_no_window_is_the_same_however_windows_are_chosen(found):
         assert other.log_loss == pytest.approx(own.log_loss, abs=1e-5)
 
 
-def test_multiplications_are_what_the_model_counts(folder, found, walked):
+def test_multiplications_are_what_the_model_counts(folder, found):
     model = load_model(folder / "tnet.safetensors").model
-    root = Region(Window(0, 0, 1, 1))
-    child = root.child(model.grid, 0, 0)
-    view = torch.zeros(1, 3, 64, 64)
+    view, position = torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, dtype=torch.long)
     for count, scored in ((0, 0), (1, 1), (2, 1), (3, 3), (4, 3)):
         with FlopCounterMode(display=False) as counted, torch.no_grad():
             features = [
-                model.look(view, [child if number else root], score_cells=number < scored).features
-                for number in range(count + 1)
+                model(view, position, number < scored).features for number in range(count + 1)
             ]
-            model.conclude(torch.stack(features, 1), torch.ones(1, count + 1, dtype=torch.bool))
+            levels = torch.ones(1, count + 1, dtype=torch.long)
+            model.aggregate(torch.stack(features, 1), levels > 0, levels)
         assert rows_of(found)[count].multiplications == counted.get_total_flops() // 2
     assert found.cost.multiplications == rows_of(found)[4].multiplications
 
 
-def test_the_cost_is_the_mean_of_what_lone_looks_take(folder, tmp_path):
+def test_the_cost_is_the_mean_of_what_single_images_take(folder, tmp_path):
     for name in ("a", "b"):  # of a file that was read before, some is remembered
         shutil.copytree(folder, tmp_path / name)
     found = run(tmp_path / "a")
     checkpoint = load_model(folder / "tnet.safetensors")
     fractions = []
-    with Looker.of(checkpoint, device="cpu") as looker:
+    config = checkpoint.description.config()
+    with Inference.of(checkpoint, device="cpu") as inference:
         for number in range(IMAGES):
             with open_image(tmp_path / "b" / f"{number}.tif") as reader:
-                looker.look([reader], checkpoint.description.plan())
+                inference.run([reader], config, [build_policy(config)])
                 fractions.append(reader.cost.pixels_decoded / reader.size.pixels)
     assert found.cost.windows == 4
     assert found.cost.fraction_decoded == pytest.approx(np.mean(fractions))
@@ -218,16 +216,13 @@ def test_true_boxes_are_hit_by_the_oracle(found):
 def test_hits_are_those_of_the_windows_by_hand(folder, found):
     checkpoint = load_model(folder / "tnet.safetensors")
     hit = {2: 0, 3: 0}
-    with Looker.of(checkpoint, device="cpu") as looker:
+    config = checkpoint.description.config()
+    with Inference.of(checkpoint, device="cpu") as inference:
         for number in (1, 3, 5):
             with open_image(folder / f"{number}.tif") as reader:
-                (sight,) = looker.look([reader], checkpoint.description.plan())
+                (result,) = inference.run([reader], config, [build_policy(config)])
             for level in hit:
-                own = [
-                    visit.place.region.window
-                    for visit in sight.visits
-                    if visit.place.region.level == level
-                ]
+                own = [n.region.window for n in result.nodes if n.region.level == level]
                 shared = [
                     max(0, min(BOX.right, each.right) - max(BOX.left, each.left))
                     * max(0, min(BOX.bottom, each.bottom) - max(BOX.top, each.top))
@@ -247,12 +242,14 @@ def test_attention_is_checked_on_every_image_where_it_is_asked_for(folder, found
     assert checked.rows == found.rows
     told = checked.attention
     assert told.images == IMAGES
-    with Looker.of(load_model(folder / "tnet.safetensors"), device="cpu", threads=1) as looker:
+    checkpoint = load_model(folder / "tnet.safetensors")
+    with Inference.of(checkpoint, device="cpu", threads=1) as inference:
         own = []
         for image in read_labelled(folder / "scenes.csv", "test", tuple(CLASSES)):
             with image.open() as reader:
-                (sight,) = looker.look([reader], checked.plan)
-            own.append(max(np.exp(sight.scores) / np.exp(sight.scores).sum()))
+                policies = [build_policy(checked.config)]
+                (result,) = inference.run([reader], checked.config, policies)
+            own.append(max(np.exp(result.logits) / np.exp(result.logits).sum()))
     assert told.own.value == pytest.approx(np.mean(own), rel=1e-5)
     assert 0 <= told.masked.low <= told.masked.value <= told.masked.high <= 1
     assert 0 <= told.random_changed.value <= 1
@@ -260,13 +257,13 @@ def test_attention_is_checked_on_every_image_where_it_is_asked_for(folder, found
     assert json.loads(as_json(checked))["attention"]["images"] == IMAGES
 
 
-def test_another_walk_can_be_asked_for(folder):
+def test_another_traversal_can_be_asked_for(folder):
     found = run(folder, levels=2, keep=(3,), counts=[0, 2], random=False, oracle=False)
     assert [(row.windows, row.context) for row in found.rows] == [
         (0, True), (2, True), (3, True), (2, False), (3, False),
     ]  # fmt: skip
     assert {row.choice for row in found.rows} == {"attention"}
-    assert (found.plan.levels, found.plan.keep) == (2, (3,))
+    assert (found.config.levels, found.config.keep) == (2, (3,))
 
 
 def test_a_model_of_the_whole_image_has_no_windows(folder):
@@ -287,18 +284,18 @@ def test_a_model_of_the_whole_image_has_no_windows(folder):
         ([3, 1], 4, [1, 3, 4]),
     ],
 )
-def test_numbers_of_windows_end_with_the_whole_walk(asked, most, expected):
+def test_numbers_of_windows_end_with_the_whole_traversal(asked, most, expected):
     assert choose_counts(asked, most) == tuple(expected)
 
 
 @pytest.mark.parametrize("asked", [[0, 5], [-1]])
-def test_numbers_of_windows_beyond_the_walk_are_refused(asked):
+def test_numbers_of_windows_beyond_the_traversal_are_refused(asked):
     with pytest.raises(UsageError, match="not within 0 and 4"):
         choose_counts(asked, 4)
 
 
-def test_images_that_end_early_are_concluded_from_what_they_have(folder, tmp_path):
-    # 100 px: a cell of 50 is finer than a view of 64, so nothing closer is looked at.
+def test_images_that_end_early_are_aggregated_from_what_they_have(folder, tmp_path):
+    # 100 px: a cell of 50 is finer than a view of 64, so nothing deeper is read.
     write_geotiff(tmp_path / "small.tif", noise((100, 100), seed=1))
     (tmp_path / "a.csv").write_text("path,label\nsmall.tif,river\n")
     found = evaluate(folder / "tnet.safetensors", tmp_path / "a.csv", device="cpu")
@@ -455,7 +452,7 @@ class TestTelling:
         assert record["confusion"] == found.confusion.tolist()
         assert record["scores"]["accuracy"]["value"] == np.trace(found.confusion) / 6
         assert record["scores"]["macro_f1"]["low"] <= record["scores"]["macro_f1"]["value"]
-        assert record["plan"]["keep"] == [2, 1]
+        assert record["traversal"]["keep"] == [2, 1]
         assert {(row["choice"], row["context"], row["windows"]) for row in record["rows"]} == {
             (choice, context, count)
             for choice in ("attention", "random", "oracle")
@@ -505,22 +502,3 @@ class TestTelling:
         with Image.open(tmp_path / "a.png") as picture:
             assert picture.format == "PNG"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.png"]
-
-
-def test_another_attention_leads_the_looker_elsewhere(folder):
-    plan = Plan(2, (1,), least_side=1)
-    scale = Normalisation.to_unit_range("uint8", 3)
-
-    def attend(place, attention):
-        chosen = np.zeros_like(attention)
-        chosen.flat[4 + place.image] = 1
-        return chosen
-
-    with (
-        open_image(folder / "0.tif") as first,
-        open_image(folder / "1.tif") as second,
-        Looker(SmallModel(), scale, device="cpu") as looker,
-    ):
-        sights = looker.look([first, second], plan, attend=attend)
-    paths = [sight.visits[1].place.region.path for sight in sights]
-    assert paths == ["root/1-1", "root/1-2"]
