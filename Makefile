@@ -50,7 +50,7 @@ cov: setup
 	$(BIN)/python -m coverage report
 	$(BIN)/python -m coverage report --fail-under=100 --include=$(WHOLE)
 
-# What takes minutes: a night of kills, a million windows.
+# Tests that take minutes.
 soak: setup
 	$(BIN)/python -m pytest --run-slow -m slow
 
@@ -72,6 +72,7 @@ docs: setup
 	$(BIN)/python docs/make_recipes.py
 	$(BIN)/python docs/make_how_it_works.py
 	$(BIN)/python docs/make_readme.py
+	$(BIN)/python docs/make_schema.py
 
 bench: setup
 	$(BIN)/python benchmarks/readers.py --write

@@ -27,13 +27,13 @@ from rio_cogeo import cog_validate
 
 from tnetcli.exporters.heatmap import write_heatmap
 from tnetcli.exporters.looked import Looked
-from tnetcli.geometry import Grid, Region, Window
-from tnetcli.prediction import Prediction, SeenWindow
+from tnetcli.geometry import Georeference, Grid, Region, Window
+from tnetcli.prediction import SCHEMA, Prediction, SeenWindow
 
 SIDE = 100_000
 GRID = Grid(5, 5, 0.34)
-WALKS = {"few": (2, 7), "many": (10, 5), "a million": (16, 5)}  # kept of each window, how deep
-UTM = {"crs": "EPSG:32633", "transform": (0.5, 0.0, 399_960.0, 0.0, -0.5, 5_000_040.0)}
+WALKS = {"few": (2, 7), "many": (5, 5)}  # kept of each window, how deep
+UTM = Georeference("EPSG:32633", (0.5, 0.0, 399_960.0, 0.0, -0.5, 5_000_040.0))
 LIBRARIES = ("rasterio", "numpy")
 
 
@@ -72,10 +72,21 @@ class Walk:
 
 def work(path: str, walk: Walk) -> None:
     """Write one heat map and print what it took."""
-    prediction = Prediction("a.tif", "a.tif", "ok", width=SIDE, height=SIDE, **UTM)
     before = status("VmHWM")
     start = time.perf_counter()
-    write_heatmap(path, Looked(prediction, walk))
+    prediction = Prediction(
+        schema=SCHEMA,
+        id="a.tif",
+        image="a.tif",
+        status="ok",
+        label="river",
+        probability=0.9,
+        width=SIDE,
+        height=SIDE,
+        georeference=UTM,
+        windows=tuple(walk),
+    )
+    write_heatmap(path, Looked(prediction))
     seconds = time.perf_counter() - start
     print(json.dumps({"seconds": seconds, "peak": status("VmHWM") / 1e3, "before": before / 1e3}))
 

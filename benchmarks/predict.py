@@ -30,7 +30,6 @@ from rasterio.windows import Window as RasterioWindow
 from rich.console import Console
 
 from tnetcli.checkpoint import Checkpoint, load_model
-from tnetcli.geometry import Region, Window
 from tnetcli.machine import available_cores
 from tnetcli.prediction import Prediction
 from tnetcli.readers.base import ReadOptions
@@ -117,12 +116,9 @@ class Bare:
                     ]
                     stack = np.stack([self._pixels[number, w.path] for number, w in keys])
                     views = torch.from_numpy(stack).float().sub_(mean).div_(std)
-                    regions = [
-                        Region(Window(w.box[0], w.box[1], w.box[2] - w.box[0], w.box[3] - w.box[1]))
-                        for _, w in keys
-                    ]
+                    positions = torch.zeros(len(keys), 3, dtype=torch.long)
                     views = views.to(memory_format=torch.channels_last)
-                    self._model.look(views, regions, score_cells=level < depth)
+                    self._model.encoder(level)(views, positions, level < depth)
 
 
 def compare_batch(folder: Path) -> list[Figure]:

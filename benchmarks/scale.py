@@ -179,7 +179,7 @@ def main() -> None:
     (record,) = predict_images([image], "default")
     cost = overheads(paths, record)
     paper = on_paper(
-        {kind: max(found) for kind, found in rates.items()}, cost, len(record.to_json())
+        {kind: max(found) for kind, found in rates.items()}, cost, len(record.model_dump_json())
     )
     table = Table(*HEADINGS)
     for cells in rows:

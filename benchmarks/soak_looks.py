@@ -29,7 +29,7 @@ from tnetcli.errors import TnetError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Pixels, Reader, ReadOptions
 from tnetcli.readers.open import open_image
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.workflows.info import Walk, as_json, as_text, inspect
 
 VIEW = Size(32, 32)
@@ -58,7 +58,10 @@ def look(path: Path, looked: Looked) -> Seen | None:
     """Describe an image and read all of it, box by box; the caller closes what is returned."""
     try:
         found = inspect(
-            str(path), reader=None, options=ReadOptions(), walk=Walk(Plan(3, (2, 1)), 32)
+            str(path),
+            reader=None,
+            options=ReadOptions(),
+            walk=Walk(TraversalConfig(levels=3, keep=(2, 1)), 32),
         )
         json.loads(as_json(found))
         if found.error is None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from tnetcli.checkpoint import Checkpoint, load_model
 from tnetcli.geometry import Region, Window
 from tnetcli.sections.fields import Split
-from tnetcli.views import View, Views
-from tnetcli.visits import Place
+from tnetcli.traversal.tree import Node
+from tnetcli.traversal.views import View, Views
 from tnetcli.workflows.labelled import read_labelled
 
 STEP = 2  # every second cell touches the next: all are covered once, at each of two levels
@@ -75,22 +75,23 @@ def _surest(
     network, description = checkpoint.model, checkpoint.description
     images = read_labelled(recipe, split, description.classes)[:count]
     surest = []
-    with Views(network.view_size, network.grid, description.normalisation, threads=1) as views:
+    with Views(network.view_size_of, network.grid, description.normalisation, threads=1) as views:
         for image in images:
             reader = image.open()
-            places = [
-                Place(0, each) for each in all_windows(network.grid, Window.whole(reader.size))
-            ]
+            nodes = [Node(0, each) for each in all_windows(network.grid, Window.whole(reader.size))]
             chances = []
-            for chunk in views.read(places, [reader], BATCH):
+            for chunk in views.read(nodes, [reader], BATCH):
                 pixels = np.stack([view.values for _, view in chunk if isinstance(view, View)])
                 with torch.inference_mode():
-                    seen = network.look(
+                    regions = [node.region for node, _ in chunk]
+                    encoded = network.encoder(regions[0].level)(
                         torch.from_numpy(pixels).to(memory_format=torch.channels_last),
-                        [place.region for place, _ in chunk],
-                        score_cells=False,
+                        torch.tensor([region.position for region in regions]),
+                        False,
                     )
-                    chances.append(network.classify(seen.features).softmax(dim=1).numpy())
+                    levels = torch.tensor([region.level for region in regions])
+                    logits = network.classify(encoded.features, levels)
+                    chances.append(logits.softmax(dim=1).numpy())
             each = np.concatenate(chances)  # (windows, classes)
             surest.append(np.sort(each, axis=0)[-TOP:].mean(axis=0))
     return np.array(surest), np.array([image.label for image in images])

@@ -32,21 +32,25 @@ from rasterio.enums import Resampling
 from rasterio.windows import Window as RasterioWindow
 from rich.console import Console
 
-from tnetcli.geometry import Region, Size, Window
-from tnetcli.looking import Looker, Sight
+from tnetcli.geometry import Region, Size
+from tnetcli.inference import ImageResult, Inference
 from tnetcli.models.base import Model
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Reader
 from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.open import open_image
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import build_policy
 
 FORMAT = "COG JPEG"
 VIEW = 224
 ROUNDS = 15
 TILES, TILE_BATCH = 300, 32
-PLANS = {"5 windows": Plan(3, (2, 1)), "7 windows": Plan(3, (2, 2))}
+PLANS = {
+    "5 windows": TraversalConfig(levels=3, keep=(2, 1)),
+    "7 windows": TraversalConfig(levels=3, keep=(2, 2)),
+}
 UNIT = Normalisation.to_unit_range("uint8", 3)
 LIBRARIES = ("torch", "timm", "numpy", "rasterio", "tifffile", "imagecodecs")
 
@@ -84,10 +88,10 @@ def build() -> Model:
 class Bare:
     """The same windows and the same network with nothing of ours between: a loop of two calls."""
 
-    def __init__(self, path: Path, model: Model, sight: Sight) -> None:
+    def __init__(self, path: Path, model: Model, result: ImageResult) -> None:
         self._dataset = rasterio.open(path)
         self._model = model
-        regions = [visit.place.region for visit in sight.visits]
+        regions = [node.region for node in result.nodes]
         depth = max(region.level for region in regions)
         self._levels = [
             [each for each in regions if each.level == level + 1] for level in range(depth)
@@ -95,16 +99,20 @@ class Bare:
 
     def run(self, read: Callable[[Region], np.ndarray]) -> None:
         """Read a level by `read`, run the network on it, level after level, and conclude."""
-        features = []
+        features, levels = [], []
         with torch.inference_mode():
             for number, level in enumerate(self._levels):
                 pixels = np.stack([read(region) for region in level])
                 views = torch.from_numpy(pixels).to(torch.float32).sub_(127.5).div_(127.5)
                 views = views.to(memory_format=torch.channels_last)
                 last = number + 1 == len(self._levels)
-                features.append(self._model.look(views, level, score_cells=not last).features)
+                positions = torch.tensor([region.position for region in level])
+                encoder = self._model.encoder(number + 1)
+                features.append(encoder(views, positions, not last).features)
+                levels += [number + 1] * len(level)
             together = torch.cat(features).unsqueeze(0)
-            self._model.conclude(together, torch.ones(together.shape[:2], dtype=torch.bool))
+            depth = torch.tensor([levels])
+            self._model.aggregate(together, depth > 0, depth)
 
     def rasterio(self, region: Region) -> np.ndarray:
         """Read as GDAL reads."""
@@ -114,14 +122,14 @@ class Bare:
         return self._dataset.read(window=place, out_shape=shape, resampling=Resampling.average)
 
 
-def compare_walk(name: str, looker: Looker, reader: Reader, path: Path) -> list[Figure]:
+def compare_walk(name: str, inference: Inference, reader: Reader, path: Path) -> list[Figure]:
     """Compare a walk with the bare calls it is made of, in turns."""
     plan = PLANS[name]
     BLOCKS.clear()
-    sight = _look(looker, reader, plan)
-    bare = Bare(path, looker.model, sight)
+    result = _run(inference, reader, plan)
+    bare = Bare(path, inference.model, result)
     sides: dict[str, Callable[[], object]] = {
-        "ours": lambda: _look(looker, reader, plan),
+        "ours": lambda: _run(inference, reader, plan),
         "bare": lambda: bare.run(bare.rasterio),
         "own": lambda: bare.run(lambda region: reader.read(region.window, Size(VIEW, VIEW)).values),
     }
@@ -146,13 +154,13 @@ def compare_walk(name: str, looker: Looker, reader: Reader, path: Path) -> list[
                     f"{1000 * mine:.0f} against {1000 * theirs:.0f} ms, median of {ROUNDS}",
                 )
             )
-    share = 100 * sight.cost.pixels_decoded / reader.size.pixels
-    detail = f"{len(sight.visits)} windows, {sight.cost.pixels_decoded / 1e6:.2f} Mpx"
+    share = 100 * result.cost.pixels_decoded / reader.size.pixels
+    detail = f"{len(result.nodes)} windows, {result.cost.pixels_decoded / 1e6:.2f} Mpx"
     figures.append(Figure(name, "decoded", share, 0.5, True, " %", detail))
     return figures
 
 
-def compare_sweep(looker: Looker, reader: Reader, path: Path) -> list[Figure]:
+def compare_sweep(inference: Inference, reader: Reader, path: Path) -> list[Figure]:
     """Compare a walk with seeing every tile at full resolution, from a sample of the tiles."""
     size = reader.size
     tiles = -(-size.width // VIEW) * -(-size.height // VIEW)
@@ -170,13 +178,13 @@ def compare_sweep(looker: Looker, reader: Reader, path: Path) -> list[Figure]:
                 )
                 views = torch.from_numpy(pixels).to(torch.float32).sub_(127.5).div_(127.5)
                 views = views.to(memory_format=torch.channels_last)
-                regions = [Region(Window.whole(size))] * len(views)
-                looker.model.look(views, regions, score_cells=False)
+                positions = torch.zeros(len(views), 3, dtype=torch.long)
+                inference.model.encoder(1)(views, positions, False)
 
     part = measure(sweep)
     figures = []
     for name, plan in PLANS.items():
-        ours = median([measure(lambda plan=plan: _look(looker, reader, plan)) for _ in range(5)])
+        ours = median([measure(lambda plan=plan: _run(inference, reader, plan)) for _ in range(5)])
         whole = part.cpu * tiles / TILES
         detail = (
             f"{tiles} tiles of {VIEW} px: {whole:.0f} CPU s from a sample of {TILES}; "
@@ -188,10 +196,10 @@ def compare_sweep(looker: Looker, reader: Reader, path: Path) -> list[Figure]:
     return figures
 
 
-def _look(looker: Looker, reader: Reader, plan: Plan) -> Sight:
-    (sight,) = looker.look([reader], plan)
-    assert isinstance(sight, Sight), sight
-    return sight
+def _run(inference: Inference, reader: Reader, config: TraversalConfig) -> ImageResult:
+    (result,) = inference.run([reader], config, [build_policy(config)])
+    assert isinstance(result, ImageResult), result
+    return result
 
 
 def measure_memory(folder: Path, side: int) -> list[Figure]:
@@ -206,8 +214,8 @@ def measure_memory(folder: Path, side: int) -> list[Figure]:
 def peak(path: Path) -> float:
     """Return the megabytes that building and walking add to a process with everything imported."""
     before = status("VmRSS")
-    with open_image(path) as reader, Looker(build(), UNIT, device="cpu") as looker:
-        _look(looker, reader, PLANS["7 windows"])
+    with open_image(path) as reader, Inference(build(), UNIT, device="cpu") as inference:
+        _run(inference, reader, PLANS["7 windows"])
     return (status("VmHWM") - before) / 1e3
 
 
@@ -248,10 +256,10 @@ def main() -> None:
     say = Console(stderr=True).print
     path = gigapixel.make(arguments.folder, side, say, only=FORMAT)[FORMAT]
     figures: list[Figure] = []
-    with open_image(path) as reader, Looker(build(), UNIT, device="cpu") as looker:
+    with open_image(path) as reader, Inference(build(), UNIT, device="cpu") as inference:
         for name in PLANS:
-            figures += compare_walk(name, looker, reader, path)
-        figures += compare_sweep(looker, reader, path)
+            figures += compare_walk(name, inference, reader, path)
+        figures += compare_sweep(inference, reader, path)
     figures += measure_memory(arguments.folder, side)
     show(figures)
     if arguments.write:

@@ -85,7 +85,7 @@ def figures(results: dict[str, Rows]) -> str:
         f"a JPEG COG takes {share('COG JPEG')} of rasterio's processor time, one of a slide "
         f"{share('SVS slide')} of OpenSlide's (`python benchmarks/readers.py`; what is slower is "
         "listed there too).",
-        "**Where it looked opens elsewhere**: GeoJSON for QGIS and QuPath, pictures, pages, "
+        "**Where it looked opens elsewhere**: GeoJSON for QGIS and QuPath, figures, pages, "
         f"tables. A heat map of {largest} is a COG of {value('heatmap', largest, 'file')}, made in "
         f"{value('heatmap', largest, 'peak memory of the process')} of memory "
         "(`python benchmarks/heatmap.py`).",

@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tnetcli.models.arguments import Arguments
+from tnetcli.models.configs import Arguments
 from tnetcli.models.registry import FAMILIES
 from tnetcli.recipe import ModelSection, Recipe
 from tnetcli.sections import (
@@ -22,11 +22,10 @@ from tnetcli.sections import (
     Optimizer,
     Schedule,
     Stage,
-    Streams,
     Tiles,
     Training,
 )
-from tnetcli.walks import Traversal
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.workflows.recipes import survey
 
 PAGE = Path(__file__).with_name("recipes.md")
@@ -57,19 +56,19 @@ GRID = """\
 Families with cells have a `grid`: a table of `rows`, `columns` and `cell_fraction`, the side of a
 cell as a part of that of its window."""
 SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
-    ("traversal", Traversal, "How images are walked, in training and in prediction."),
+    ("traversal", TraversalConfig, "How images are traversed, in training and in prediction."),
     ("data", Data, "Images and their labels."),
     ("data.landscape", Landscape, "How labelled tiles make scenes (`data.kind: mosaic`)."),
     ("augmentation", Augmentation, "What is changed in training images, all windows alike."),
     ("loss", Loss, "What is learned from."),
-    ("loss.streams", Streams, "Of the family `two_stream`."),
     ("optimizer", Optimizer, "How weights move."),
     ("schedule", Schedule, "How the learning rate changes over a stage."),
     (
         "stages",
         Stage,
         "A list: parts of the training, one after another. What a stage does not say in `loss`, "
-        "`optimizer`, `schedule` and `augmentation` it has from the recipe, key by key.",
+        "`objective`, `optimizer`, `schedule` and `augmentation` it has from the recipe, key by "
+        "key.",
     ),
     ("stages[].tiles", Tiles, "Learning from labels of tiles (`learn: tiles`)."),
     ("training", Training, "How the run is carried out."),
@@ -84,6 +83,8 @@ def recipes_page() -> str:
     parts += [*_model()]
     for name, kind, what in SECTIONS:
         parts += [f"## `{name}`", "", what, "", *_table(kind.model_fields)]
+        if kind is Loss:
+            parts += [*_objectives()]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -113,6 +114,15 @@ def _model() -> Iterable[str]:
             yield from _table(own)
         else:
             yield from ("No keys of its own.", "")
+
+
+def _objectives() -> Iterable[str]:
+    """Yield the keys of the section `objective`, family by family."""
+    yield from ("## `objective`", "", "Loss terms that only one family has.", "")
+    for name, family in FAMILIES.items():
+        if family.objective.model_fields:
+            yield from (f"### `objective` of `{name}`", "")
+            yield from _table(family.objective.model_fields)
 
 
 def _differs(field: FieldInfo, other: FieldInfo) -> bool:

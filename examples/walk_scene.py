@@ -1,8 +1,8 @@
-"""Walk a scene with a model of random weights: see which windows are read, and how little that is.
+"""Traverse a scene with a model of random weights: see which regions are read, and how few.
 
 python examples/walk_scene.py scene.tif
 
-Where it looks means nothing before the model is trained; how it looks is the same.
+The choice of regions means nothing before the model is trained; the traversal is the same.
 """
 
 import argparse
@@ -10,25 +10,27 @@ import argparse
 import torch
 
 from tnetcli import open_image
-from tnetcli.looking import Looker
+from tnetcli.inference import Inference
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
-from tnetcli.recording import Maker, record_sight
-from tnetcli.traversal import Plan
+from tnetcli.recording import Maker, record_result
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import build_policy
 
 CLASSES = ("field", "forest", "lake", "village")
 
 
 def main(image: str) -> None:
-    """Look at three levels of one image and print what was looked at."""
+    """Traverse three levels of one image and print the regions that were read."""
     torch.manual_seed(0)
     model = build_model("tnet", {"backbone": "mobilenetv3_small_100"}, classes=len(CLASSES))
     normalisation = Normalisation.to_unit_range("uint8", bands=3)
-    with open_image(image) as reader, Looker(model, normalisation) as looker:
-        (sight,) = looker.look([reader], Plan(levels=3, keep=(2, 1)))
-        if isinstance(sight, Exception):
-            raise sight
-        record = record_sight(sight, reader, id=image, maker=Maker("random", "", CLASSES))
+    config = TraversalConfig(levels=3, keep=(2, 1))
+    with open_image(image) as reader, Inference(model, normalisation) as inference:
+        (result,) = inference.run([reader], config, [build_policy(config)])
+        if isinstance(result, Exception):
+            raise result
+        record = record_result(result, reader, id=image, maker=Maker("random", "", CLASSES))
     for window in record.windows:
         left, top, right, bottom = window.box
         where = f"{left:7.0f} {top:7.0f} {right:7.0f} {bottom:7.0f}"

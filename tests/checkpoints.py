@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tests.encoding import encode, levels_of
 from tnetcli.checkpoint import KEY, save_checkpoint
 from tnetcli.description import SCHEMA, Description
 from tnetcli.geometry import Region, Window
@@ -15,6 +16,7 @@ from tnetcli.models.registry import build_model
 
 BACKBONE = "test_efficientnet"  # the smallest of timm's, made for tests
 VIEW_SIZE = 64
+LEVELS = {"whole": 1, "two_stream": 2, "anchornet": 2}  # of families that have so many
 
 
 def fields(family: str = "tnet", **changes: Any) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def fields(family: str = "tnet", **changes: Any) -> dict[str, Any]:
             "mean": [400.5, 600.0, 500.0, 2000.0],
             "std": [200.0, 200.0, 250.0, 900.5],
         },
-        "traversal": {"levels": 1 if family == "whole" else 3, "keep": [2, 1]},
+        "traversal": {"levels": LEVELS.get(str(family), 3), "keep": [2, 1]},
         **changes,
     }
 
@@ -45,23 +47,22 @@ def tiny(family: str = "tnet", **changes: Any) -> tuple[Model, Description]:
         bands=len(description.bands),
     )
     model.train()
-    look(model, 3)
+    outputs_of(model, 3)
     return model.eval(), description
 
 
-def look(model: Model, count: int) -> tuple[torch.Tensor, ...]:
+def outputs_of(model: Model, count: int) -> tuple[torch.Tensor, ...]:
     """Return all that a model makes of fixed views."""
     generator = torch.Generator().manual_seed(1)
     side = model.view_size
     views = torch.randn((count, model.bands, side, side), generator=generator)
     root = Region(Window(0, 0, 1000, 800))
     regions = [root, *(root.child(model.grid, 0, 0) for _ in range(count - 1))]
-    positions = torch.tensor([region.position for region in regions])
-    levels = positions[None, :, 2] + 1  # (1, count)
     with torch.no_grad():
-        out = model.encoder(1)(views, positions)
-        aggregated = model.aggregate(out.features[None], levels > 0, levels)
-    return (out.features, out.cell_logits, *aggregated[:3])
+        encoded = encode(model, views, regions)
+        mask, levels = torch.ones((1, count), dtype=torch.bool), levels_of(regions)
+        aggregated = model.aggregate(encoded.features[None], mask, levels)
+    return (*encoded[:2], *aggregated[:3])
 
 
 def write_tiny(path: Path, family: str = "tnet", **changes: Any) -> Path:

@@ -4,17 +4,19 @@ import torch
 from torch import nn
 
 from tnetcli.geometry import Grid
-from tnetcli.models.base import Aggregated, EncoderOutput, Model
+from tnetcli.models.aggregators import Mean, WeightedMean
+from tnetcli.models.base import EncoderOutput
 from tnetcli.models.configs import Arguments
 
 
-class SmallModel(Model):
-    """Features are colours at 4 x 4 places, cell logits follow the brightness of a cell."""
+class SmallModel(WeightedMean):
+    """Features are colours at 4 x 4 places, cell logits are how bright a cell is."""
 
     family = "small"
 
     def __init__(self, *, view_size=32, grid=Grid(3, 3, 0.5), classes=3, bands=3, seed=0):  # noqa: B008
         super().__init__(Arguments(view_size=view_size), grid=grid, classes=classes, bands=bands)
+        self.weighting, self.dropout = Mean(), nn.Dropout(0.0)
         self.classifier = nn.Linear(self.feature_size, classes)
         generator = torch.Generator().manual_seed(seed)
         nn.init.normal_(self.classifier.weight, generator=generator)
@@ -28,17 +30,9 @@ class SmallModel(Model):
     def feature_size(self):
         return 16 * self.bands
 
-    def forward(self, views, positions):
+    def forward(self, views, positions, score_cells=True):
         assert len(views) == len(positions)
         self.batches.append(len(views))
         features = nn.functional.adaptive_avg_pool2d(views, 4).flatten(1)
-        brightness = self.down @ views.mean(dim=1) @ self.across  # (views, rows, columns)
+        brightness = self.down @ views.mean(dim=1) @ self.across  # (regions, rows, columns)
         return EncoderOutput(features, brightness.flatten(1).mul(5).unsqueeze(2), {})
-
-    def aggregate(self, features, mask, levels, unread=None):
-        weights = mask.to(features) / mask.sum(dim=1, keepdim=True)
-        mean = (weights.unsqueeze(-1) * features).sum(dim=1)
-        return Aggregated(self.classify(mean, levels), weights, mean, {})
-
-    def classify(self, features, levels):
-        return self.classifier(features)

@@ -7,16 +7,15 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tnetcli"
 # The arrows of docs/architecture.md: a part may import itself and what is listed here.
-GROUND = {"errors", "files", "geometry", "json_text", "machine", "pipes", "visits", "wording"}
+GROUND = {"errors", "files", "geometry", "json_text", "machine", "pipes", "wording"}
 MODEL_WORDS = GROUND | {"__init__", "models", "validation", "normalisation"}
-MIDDLE = GROUND | {"readers", "traversal", "models", "prediction", "normalisation", "views"}
+MIDDLE = GROUND | {"readers", "tasks", "traversal", "models", "prediction", "normalisation"}
 UPPER = {
     "checkpoint",
+    "inference",
     "output_file",
-    "running",
     "description",
     "devices",
-    "looking",
     "recipe",
     "recording",
     "tensor_file",
@@ -29,51 +28,49 @@ MAY_IMPORT = {
     "machine": set(),
     "pipes": {"errors", "files"},
     "wording": set(),
-    "visits": {"geometry"},
     "validation": {"errors", "wording"},
     "readers": GROUND | {"output_file"},
-    "traversal": GROUND,
-    "prediction": {"errors", "wording"},
-    "prediction_file": {"errors", "files", "json_text", "output_file", "prediction", "wording"},
-    "large_records": {"errors", "files", "json_text", "prediction", "prediction_file", "wording"},
-    "told_windows": GROUND | {"csv_file", "large_records", "prediction", "readers"},
+    "tasks": {"errors", "wording"},
+    "traversal": GROUND | {"devices", "models", "normalisation", "readers", "validation"},
+    "inference": MIDDLE | {"checkpoint", "devices"},
+    "prediction": {"errors", "geometry", "json_text", "wording"},
+    "prediction_file": {"errors", "files", "json_text", "output_file", "prediction"}
+    | {"validation", "wording"},
+    "told_windows": GROUND | {"csv_file", "prediction", "prediction_file", "readers", "traversal"},
     "engines": {"__init__", "errors", "files", "readers", "wording"},
-    "models": GROUND | {"validation"},
+    "models": GROUND | {"tasks", "tensor_file", "validation"},
     "devices": {"errors"},
     "normalisation": GROUND | {"readers", "validation"},
-    "views": GROUND | {"readers", "normalisation", "traversal"},
-    "running": {"devices", "errors", "files", "geometry", "models", "readers"},
-    "looking": MIDDLE | {"checkpoint", "devices", "running"},
     "recording": {
         "__init__",
         "errors",
         "wording",
         "files",
         "geometry",
-        "looking",
         "prediction",
         "readers",
+        "inference",
+        "tasks",
+        "traversal",
     },
     "output_file": {"errors", "files", "wording"},
-    "exporters": {"errors", "files", "geometry", "json_text"}
-    | {"output_file", "prediction", "wording"},
-    "tensor_file": {"errors", "files", "json_text", "output_file", "wording"},
-    "walks": {"traversal", "validation"},
-    "description": MODEL_WORDS | {"readers", "traversal", "walks"},
+    "exporters": {"errors", "files", "geometry"} | {"output_file", "prediction", "wording"},
+    "tensor_file": {"errors", "files", "output_file", "wording"},
+    "description": MODEL_WORDS | {"readers", "tasks", "traversal"},
     "checkpoint": MODEL_WORDS | {"description", "devices", "tensor_file"},
     "yaml_file": {"errors", "files", "pipes", "wording"},
     "csv_file": {"errors", "files", "pipes", "wording"},
-    "recipe": GROUND | {"models", "sections", "traversal", "validation", "walks", "yaml_file"},
-    "sections": {"readers", "validation", "walks"},
+    "recipe": GROUND | {"models", "sections", "traversal", "validation", "yaml_file"},
+    "sections": {"models", "readers", "traversal", "validation"},
     "scenes": GROUND | {"readers", "sections"},
     "training": MIDDLE
     | UPPER
-    | {"__init__", "csv_file", "sections", "scenes", "told_windows", "validation", "walks"},
+    | {"__init__", "csv_file", "sections", "scenes", "told_windows", "validation"},
     "workflows": MIDDLE
     | UPPER
-    | {"csv_file", "engines", "exporters", "large_records", "prediction_file"}
+    | {"csv_file", "engines", "exporters", "prediction_file"}
     | {"scenes", "sections", "told_windows", "training"}
-    | {"__init__", "walks"},
+    | {"__init__"},
     "cli": MIDDLE | UPPER | {"exporters", "workflows", "training", "sections", "__init__"},
     "__main__": {"cli"},
     "__init__": MIDDLE | UPPER | {"workflows"},
@@ -153,8 +150,8 @@ def test_a_model_of_our_own_needs_no_timm():
     assert {"torch", "timm"} & modules_loaded_by(code) == {"torch"}
 
 
-@pytest.mark.parametrize("part", ["geometry", "visits", "traversal"])
-def test_places_and_walks_need_nothing_but_numpy(part):
+@pytest.mark.parametrize("part", ["geometry", "traversal.policies", "traversal.tree"])
+def test_the_tree_of_regions_needs_nothing_but_numpy(part):
     assert modules_loaded_by(f"import tnetcli.{part}") == {"numpy"}
 
 

@@ -14,7 +14,7 @@ from tests.checkpoints import (
     BACKBONE,
     VIEW_SIZE,
     fields,
-    look,
+    outputs_of,
     pack,
     pack_description,
     tiny,
@@ -24,7 +24,6 @@ from tests.checkpoints import (
 from tests.commands import ROOT
 from tnetcli import checkpoint
 from tnetcli.checkpoint import (
-    file_sha256,
     find_model_file,
     load_checkpoint,
     load_model,
@@ -92,14 +91,14 @@ def test_a_model_comes_back_as_it_was(tmp_path, family, arguments):
     assert loaded.description == description
     assert type(loaded.model) is type(model)
     assert not loaded.model.training
-    for ours, theirs in zip(look(model, 3), look(loaded.model, 3), strict=True):
+    for ours, theirs in zip(outputs_of(model, 3), outputs_of(loaded.model, 3), strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_a_checkpoint_knows_its_file(path):
     loaded = load_checkpoint(str(path))
     assert loaded.path == path
-    assert loaded.sha256 == file_sha256(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert loaded.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_half_the_bits_give_nearly_the_same_model_in_full_precision(tmp_path):
@@ -111,7 +110,7 @@ def test_half_the_bits_give_nearly_the_same_model_in_full_precision(tmp_path):
     loaded = load_checkpoint(half)
     assert loaded.description.weights == "float16"
     assert {value.dtype for value in loaded.model.parameters()} == {torch.float32}
-    for ours, theirs in zip(look(model, 3), look(loaded.model, 3), strict=True):
+    for ours, theirs in zip(outputs_of(model, 3), outputs_of(loaded.model, 3), strict=True):
         assert torch.allclose(ours, theirs, atol=0.02)
     save_checkpoint(full, loaded.model, loaded.description, overwrite=True)
     assert read_description(full).weights == "float32"
@@ -133,7 +132,8 @@ def test_a_model_of_another_precision_and_layout_is_stored_as_float32(tmp_path):
         model.double().to(memory_format=torch.channels_last),
         description,
     )
-    assert file_sha256(tmp_path / "a.safetensors") == file_sha256(tmp_path / "b.safetensors")
+    one, other = (tmp_path / f"{name}.safetensors" for name in "ab")
+    assert one.read_bytes() == other.read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -192,14 +192,6 @@ def test_a_description_that_does_not_fit_is_the_mistake_of_the_caller(tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_more_levels_than_the_family_has_do_not_fit(tmp_path):
-    model, _ = tiny("whole")
-    with pytest.raises(ValueError, match="levels"):
-        save_checkpoint(
-            tmp_path / "a", model, Description(**fields("whole", traversal={"levels": 2}))
-        )
-
-
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     model, description = tiny("whole")
     with torch.no_grad():
@@ -241,13 +233,13 @@ def test_an_extra_tensor_is_told(path):
 
 def test_a_wrong_shape_is_told(path):
     change(path, lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT][:2].clone()}))
-    assert f"`{WEIGHT}` is 2 x " in str(refusal(path))
+    assert f"`{WEIGHT}` has the shape (2, " in str(refusal(path))
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
 def test_a_wrong_type_is_told(path, kind):
     change(path, lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT].to(kind)}))
-    assert f"`{WEIGHT}` is of `" in str(refusal(path))
+    assert f"`{WEIGHT}` is of torch." in str(refusal(path))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -258,7 +250,7 @@ def test_weights_that_are_not_finite_are_told(path, value):
 
 def test_a_model_that_was_cut_off_is_told(path):
     path.write_bytes(path.read_bytes()[:-1])
-    assert "cut off" in str(refusal(path))
+    assert "not a valid" in str(refusal(path))
 
 
 def test_a_description_of_another_model_is_told(path):
@@ -304,11 +296,6 @@ def test_tensors_beyond_measure_take_no_memory(path):
     path.write_bytes(content)
     os.truncate(path, len(content) + 4 * count)  # a hole of a terabyte
     assert "unknown: `more`" in str(refusal(path))
-
-
-def test_the_digest_of_a_missing_file_is_a_model_error(tmp_path):
-    with pytest.raises(ModelError):
-        file_sha256(tmp_path / "none.safetensors")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from rasterio.warp import transform as warp
 
 from tests.readers.contract import area_mean
 from tests.strategies import georeferences, grids, numbers, paths, windows
-from tnetcli.geometry import Georeference, Grid, Region, Size, Window
+from tnetcli.geometry import Georeference, Grid, Region, Size, UnknownCRSError, Window
 
 # Dataset, side of the crop, cells per axis, cell fraction, starts in crop pixels: SPEC.md 1.2.
 REFERENCE_GRIDS = [
@@ -189,16 +189,13 @@ def test_following_a_path_is_nesting_cells(data, window, grid):
 
 
 @given(st.data(), grids())
-def test_the_level_of_a_region_is_its_depth(data, grid):
-    region, depth = Region(Window(0, 0, 1000, 1000)), 1
-    for row, column in data.draw(paths(grid)):
-        region, depth = region.child(grid, row, column), depth + 1
-    assert region.level == depth
-
-
-def test_a_child_knows_its_parent():
-    root = Region(Window(0, 0, 10, 10))
-    assert root.child(Grid(2, 2, 0.5), 1, 0).parent is root
+def test_a_region_knows_its_level_and_its_place_on_the_grid_of_all_cells(data, grid):
+    region, down, across = Region(Window(0, 0, 1000, 1000)), 0, 0
+    assert (region.level, region.position) == (1, (0, 0, 0))
+    for depth, (row, column) in enumerate(data.draw(paths(grid)), 1):
+        region = region.child(grid, row, column)
+        down, across = grid.rows * down + row, grid.columns * across + column
+        assert (region.level, region.position) == (depth + 1, (down, across, depth))
 
 
 def test_a_step_outside_of_the_grid_is_refused():
@@ -249,6 +246,32 @@ def test_web_mercator_follows_its_closed_form(x, y):
 def test_longitude_comes_first_also_where_the_authority_says_otherwise(longitude, latitude):
     here = Georeference("EPSG:4326", (0.1, 0.0, longitude, 0.0, -0.1, latitude))
     assert np.allclose(here.to_lonlat(0, 0), (longitude, latitude), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("crs", ["EPSG:4326", "OGC:CRS84", "EPSG:4258", "EPSG:4269"])
+def test_crs84_is_longitude_then_latitude(crs):
+    # EPSG defines latitude first; rasters and GeoJSON have longitude first.
+    here = Georeference(crs, (0.001, 0.0, 15.0, 0.0, -0.001, 48.0))
+    assert np.allclose(here.to_lonlat(0, 0), (15.0, 48.0), rtol=0, atol=1e-4)
+    assert np.allclose(here.from_lonlat(15.5, 47.5), (500, 500), rtol=0, atol=0.1)
+
+
+def test_a_northing_becomes_a_latitude():
+    longitude, latitude = UTM.to_lonlat(0, 0)
+    assert (longitude, latitude) == pytest.approx((13.729, 45.147), abs=0.01)
+
+
+@pytest.mark.parametrize("crs", ["EPSG:99999", "GEOGCS[nonsense", "nonsense"])
+def test_an_unknown_crs_is_named(crs):
+    with pytest.raises(UnknownCRSError):
+        Georeference(crs, (1.0, 0.0, 0.0, 0.0, -1.0, 0.0)).to_lonlat(0, 0)
+
+
+def test_the_plan_of_a_building_lies_nowhere():
+    plan = 'LOCAL_CS["plan",UNIT["metre",1]]'
+    longitude, latitude = Georeference(plan, (1.0, 0.0, 0.0, 0.0, -1.0, 0.0)).to_lonlat([0, 1], 0)
+    assert np.isnan(longitude).all()
+    assert np.isnan(latitude).all()
 
 
 @given(numbers(0, 10_980), numbers(0, 10_980))
@@ -325,11 +348,13 @@ def test_the_shared_part_of_cells_is_that_of_their_windows(grid, data):
         )
 
 
-def test_a_window_that_was_told_is_named_by_its_number():
-    root = Region(Window(0, 0, 100, 80))
-    region = root.told(Window(3, 4, 10, 20), 7)
-    assert (region.path, region.level, region.parent) == ("root/w7", 2, root)
-    assert region.child(Grid(2, 2, 0.5), 1, 0).path == "root/w7/1-0"
+def test_a_fixed_region_is_named_by_its_number_and_has_the_place_of_the_nearest_cell():
+    root, grid = Region(Window(0, 0, 4000, 3000)), Grid(3, 3, 0.5)
+    # The centres of cells lie at 1/4, 2/4 and 3/4.
+    region = root.fixed(grid, Window(2800, 300, 500, 600), 7)
+    assert region == Region(Window(2800, 300, 500, 600), "root/w7", 2, (0, 2, 1))
+    child = region.child(grid, 2, 1)
+    assert (child.path, child.level, child.position) == ("root/w7/2-1", 3, (2, 7, 2))
 
 
 @given(grids(), windows(reach=1e3), windows(reach=1e3))
@@ -349,18 +374,12 @@ def test_the_nearest_cell_has_the_nearest_centre(grid, window, other):
 
 
 @given(grids(), st.data())
-def test_a_cell_knows_its_row_and_column_and_is_its_own_nearest(grid, data):
+def test_a_cell_is_its_own_nearest(grid, data):
     cell = data.draw(st.sampled_from(list(grid.cells())))
     root = Region(Window(0, 0, 1000, 500))
     region = root.child(grid, *cell)
-    assert region.cell(grid) == cell
     if grid.cell_fraction < 1:
-        assert root.told(region.window, 1).cell(grid) == cell
-
-
-def test_the_whole_image_is_no_cell():
-    with pytest.raises(ValueError, match="`root` is no cell"):
-        Region(Window(0, 0, 10, 10)).cell(Grid(2, 2, 0.5))
+        assert root.fixed(grid, region.window, 1).position == region.position
 
 
 def test_a_grid_is_described_in_a_few_words():

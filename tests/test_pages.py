@@ -70,7 +70,7 @@ INSTEAD: dict[str, dict[str, str]] = {
     "docs/tutorial-scenes.md": {"--images 120": "--images 24"},
 }
 # As options stand in the environment: a stage of a tutorial has 30 epochs.
-EPOCHS = {"TNET_SET": "stages.0.epochs=1 stages.1.epochs=1"}
+EPOCHS = {"TNET_TRAIN_SET": "stages.0.epochs=1 stages.1.epochs=1"}
 ENVIRONMENT = {"docs/tutorial-slides.md": EPOCHS, "docs/tutorial-scenes.md": EPOCHS}
 MINUTES = 60  # seconds
 

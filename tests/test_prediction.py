@@ -1,134 +1,308 @@
 import json
+import math
+import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from tests.exporters.records import UTM, failed, record, window
+from tests.exporters.records import replace as changed
 from tnetcli.errors import ImageError
+from tnetcli.geometry import Georeference
 from tnetcli.prediction import (
-    STOPS,
+    SCHEMA,
+    STOP_REASONS,
     AttentionCheck,
     Prediction,
     PredictionCost,
     Problem,
+    Provenance,
     SeenGlimpse,
     SeenLevel,
     SeenWindow,
+    StopReason,
 )
-from tnetcli.visits import Stop
+from tnetcli.recording import STOP_REASONS as TRANSLATED
+from tnetcli.traversal.tree import Stop
 
-numbers = st.floats(allow_nan=False, allow_infinity=False)
-words = st.text(max_size=12)
+STORED = Path(__file__).parents[1] / "docs" / "prediction.schema.json"
+CHECK = AttentionCheck(None, "", 0.5, 1 / 3, 3, 0)
+COST = PredictionCost(2, 100, 10_000, 0.01, 2000, 30_000, 0.5, 0.25, 0.75)
+LEVELS = (SeenLevel(1, 1, "forest", 0.5), SeenLevel(2, 1, "river", 0.97))
+GLIMPSE = SeenGlimpse((1.0, 2.0, 3.5, 4.5), "forest", 0.75)
+WHOLE = record(
+    window(probabilities=(0.5, 0.5)),
+    window("root/1-1", (0.0, 0.0, 9.5, 7.25), glimpses=(GLIMPSE,), steps=(0.25, 0.75)),
+    levels=LEVELS,
+    cost=COST,
+    attention_check=CHECK,
+    stop_reason="max_level",
+    mpp=(0.5, 0.5),
+    config={"view_size": 224, "keep": [2, 1]},
+    warnings=("blurred",),
+    **UTM,
+)
+ABSTAINED = record(*WHOLE.windows, status="abstained", levels=LEVELS, cost=COST, **UTM)
+FAILED = failed()
+
+shares = st.floats(0, 1)
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 counts = st.integers(0, 10**12)
-boxes = st.tuples(numbers, numbers, numbers, numbers)
+boxes = st.tuples(*[st.floats(-1e8, 1e8)] * 2, *[st.floats(1.1e8, 1e9)] * 2)
+glimpses = st.lists(st.builds(SeenGlimpse, boxes, words, shares), max_size=2).map(tuple)
+paths = st.lists(st.from_regex("[0-9]+-[0-9]+|w[0-9]+", fullmatch=True), max_size=3)
 windows = st.builds(
-    SeenWindow, words, counts, boxes, numbers, counts,
-    numbers, words, numbers, numbers, steps=st.lists(numbers, max_size=3).map(tuple),
-    glimpses=st.lists(st.builds(SeenGlimpse, boxes, words, numbers), max_size=2).map(tuple),
+    lambda path, *rest, **more: SeenWindow("/".join(["root", *path]), len(path) + 1, *rest, **more),
+    paths, boxes, shares, st.integers(1, 10**9), shares, words, shares, st.none() | shares,
+    steps=st.lists(st.floats(-9, 9), max_size=3).map(tuple), glimpses=glimpses,
 )  # fmt: skip
 predictions = st.builds(
     Prediction,
+    schema=st.just(SCHEMA),
     image=words,
     id=words,
     status=st.just("ok"),
-    width=counts,
-    height=counts,
-    crs=st.none() | words,
-    transform=st.none() | st.tuples(*[numbers] * 6),
-    microns_per_pixel=st.none() | st.tuples(numbers, numbers),
-    offset=st.tuples(counts, counts),
-    probabilities=st.dictionaries(words, numbers, max_size=3),
-    levels=st.lists(st.builds(SeenLevel, counts, counts, words, numbers), max_size=2).map(tuple),
-    windows=st.lists(windows, max_size=2).map(tuple),
-    cost=st.builds(PredictionCost, *[counts] * 3, numbers, counts, counts, *[numbers] * 3),
+    label=words,
+    probability=shares,
+    width=st.integers(1, 10**9),
+    height=st.integers(1, 10**9),
+    georeference=st.none()
+    | st.builds(
+        Georeference,
+        st.none() | words,
+        st.tuples(*map(st.just, (2.0, 0.5)), shares, st.just(0.1), st.just(-2.0), shares),
+    ),
+    mpp=st.none() | st.tuples(*[st.floats(1e-3, 1e3)] * 2),
+    offset=st.tuples(*[st.integers(-(10**9), 10**9)] * 2),
+    provenance=st.builds(Provenance, model=words, config=st.dictionaries(words, words | counts)),
+    windows=st.lists(windows, max_size=2, unique_by=lambda each: each.path).map(tuple),
+    cost=st.builds(PredictionCost, *[counts] * 3, shares, counts, counts, *[shares] * 3),
 )
 
 
 @given(predictions)
-def test_a_record_comes_back_from_its_line(prediction):
-    line = prediction.to_json()
+def test_a_record_is_equal_after_writing_and_reading(prediction):
+    line = prediction.model_dump_json()
     assert "\n" not in line
-    assert Prediction.from_json(line) == prediction
+    assert Prediction.model_validate_json(line) == prediction
 
 
-def test_windows_without_steps_do_not_mention_them():
-    told = {"rank": 1, "weight": 0.5, "label": "a", "probability": 1.0, "valid": 1.0}
-    plain = SeenWindow("root", 1, (0.0, 0.0, 1.0, 1.0), 1.0, **told)
-    thought = SeenWindow("root/w1", 2, (0.0, 0.0, 1.0, 1.0), 1.0, **told, steps=(0.25, 0.75))
-    record = Prediction("a", "a", "ok", windows=(plain, thought))
-    first, second = json.loads(record.to_json())["windows"]
-    assert "steps" not in first
-    assert second["steps"] == [0.25, 0.75]
+@pytest.mark.parametrize("prediction", [WHOLE, ABSTAINED, FAILED])
+def test_every_record_has_every_key_and_starts_with_its_schema(prediction):
+    line = prediction.model_dump_json()
+    assert line.startswith('{"schema":"tnet.prediction/2","id":')
+    assert len(json.loads(line)) == len(Prediction.model_fields)
+    assert Prediction.model_validate_json(line) == prediction
 
 
-def test_the_schema_comes_first():
-    assert Prediction("a.tif", "a", "ok").to_json().startswith('{"schema": "tnet.prediction/1", ')
+def test_the_stored_json_schema_is_that_of_the_model():
+    assert json.loads(STORED.read_text()) == Prediction.model_json_schema()
 
 
-def test_a_failed_image_is_a_record_with_its_problem_and_nothing_else():
-    error = ImageError("no such file: `ä.tif`", hint="check the path")
-    prediction = Prediction("ä.tif", "ä", "failed", error=Problem.of(error))
-    assert json.loads(prediction.to_json()) == {
-        "schema": "tnet.prediction/1",
-        "image": "ä.tif",
-        "id": "ä",
-        "status": "failed",
-        "error": {
-            "type": "ImageError",
-            "message": "no such file: `ä.tif`",
-            "hint": "check the path",
-        },
-    }
-    assert Prediction.from_json(prediction.to_json()) == prediction
+def test_evidence_steps_and_glimpses_are_written_only_if_known():
+    plain, full = json.loads(WHOLE.model_dump_json())["windows"]
+    assert not {"evidence", "steps", "glimpses"} & plain.keys()
+    assert full["steps"] == [0.25, 0.75]
+    assert full["glimpses"] == [
+        {"box": [1.0, 2.0, 3.5, 4.5], "label": "forest", "probability": 0.75}
+    ]
+    scored = record(replace(window(), evidence=-0.5))
+    assert json.loads(scored.model_dump_json())["windows"][0]["evidence"] == -0.5
+    assert Prediction.model_validate_json(scored.model_dump_json()) == scored
+
+
+def test_an_abstained_record_has_everything_but_a_label():
+    data = json.loads(ABSTAINED.model_dump_json())
+    assert (data["status"], data["label"]) == ("abstained", None)
+    assert data["reason"] == "the classes are too close"
+    assert data["probabilities"] == {"forest": 0.03, "river": 0.97}
+    assert len(data["windows"]) == 2
+    assert ABSTAINED.is_done
+    assert not FAILED.is_done
+
+
+WRONG = {
+    "no schema": ("schema", "Field required"),
+    "another schema": ({"schema": "tnet.prediction/1"}, "schema"),
+    "a status": ({"status": "done"}, "status"),
+    "an unknown key": ({"colour": 1}, "colour"),
+    "no label": ({"label": None}, "needs `label` and `probability`"),
+    "a label although failed": ({"status": "failed"}, "`label` has to be null"),
+    "a label although abstained": ({"status": "abstained", "reason": "x"}, "has to be null"),
+    "no reason": ({"status": "abstained", "label": None}, "`reason` belongs"),
+    "a reason": ({"reason": "x"}, "`reason` belongs"),
+    "an error": ({"error": {"type": "E", "message": "m"}}, "`error` belongs"),
+    "no error": ({"status": "failed", "label": None}, "`error` belongs"),
+    "no width": ({"width": 0}, "0 x 3000 pixels"),
+    "a huge height": ({"height": 10**12}, "height"),
+    "a width as text": ({"width": "9"}, "width"),
+    "a width as truth": ({"width": True}, "width"),
+    "three offsets": ({"offset": [0, 0, 0]}, "offset"),
+    "half an offset": ({"offset": [0.5, 0]}, "offset"),
+    "no map": ({"georeference": {"crs": None, "transform": [0.0] * 6}}, "leads nowhere"),
+    "a flat map": ({"georeference": {"crs": None, "transform": [1, 2, 0, 2, 4, 0]}}, "nowhere"),
+    "a map too far": ({"georeference": {"crs": None, "transform": [1, 0, 1e13, 0, 1, 0]}}, "nowh"),
+    "a short transform": ({"georeference": {"crs": None, "transform": [1.0, 0.0]}}, "transform"),
+    "a CRS as number": ({"georeference": {"crs": 5, "transform": [1, 0, 0, 0, 1, 0]}}, "crs"),
+    "no microns": ({"mpp": [0.0, 0.5]}, "mpp"),
+    "a digest": ({"provenance": {"sha256": "F" * 64}}, "sha256"),
+    "a runtime": ({"provenance": {"runtime": "abacus"}}, "runtime"),
+    "a view size as text": ({"provenance": {"config": {"view_size": "224"}}}, "view_size"),
+    "a view size of 0": ({"provenance": {"config": {"view_size": 0}}}, "view_size"),
+    "a probability": ({"probability": 1.5}, "probability"),
+    "probabilities as list": ({"probabilities": [1, 2]}, "probabilities"),
+    "a class above 1": ({"probabilities": {"forest": 2.0, "river": 0.0}}, "forest"),
+    "a class without number": ({"probabilities": {"forest": None, "river": 0.0}}, "forest"),
+    "a sum": ({"probabilities": {"forest": 0.5, "river": 0.6}}, "add up to 1.1, not 1"),
+    "another class": ({"label": "sea"}, "`sea` is not among the classes"),
+    "a level": (
+        {"levels": [{"level": 2, "windows": 1, "label": "river", "probability": 1}]}, "from 1",
+    ),
+    "a level's class": (
+        {"levels": [{"level": 1, "windows": 1, "label": "sea", "probability": 1}]}, "`sea` is not",
+    ),
+    "a level's label": (
+        {"levels": [{"level": 1, "windows": 1, "label": 5, "probability": 1}]}, "label",
+    ),
+    "negative draws": ({"attention_check": {"draws": 0}}, "draws"),
+    "a cost": ({"cost": {"bytes_read": 10**30}}, "bytes_read"),
+    "a warning": ({"warnings": [5]}, "warnings"),
+    "windows as text": ({"windows": "x"}, "windows"),
+    "a window that is a number": ({"windows": [1]}, "windows"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_record_is_refused(name):
+    change, says = WRONG[name]
+    data = json.loads(WHOLE.model_dump_json())
+    if isinstance(change, str):
+        del data[change]
+    else:
+        data |= change
+    with pytest.raises(ValidationError) as caught:
+        Prediction.model_validate_json(json.dumps(data))
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["", "{", "[]", "3", "{}", '{"schema": "tnet.prediction/2"}',
-     '{"schema": "tnet.prediction/1"}',
-     '{"schema": "tnet.prediction/1", "image": "a", "id": "a", "status": "ok", "colour": 1}',
-     '{"schema": "tnet.prediction/1", "image": "a", "id": "a", "status": "ok", "windows": [{}]}'],
-)  # fmt: skip
-def test_another_line_is_no_record(line):
-    with pytest.raises(ValueError, match=r"not JSON|not a tnet\.prediction/1 record"):
-        Prediction.from_json(line)
-
-
-def test_a_number_that_is_none_cannot_be_written():
-    with pytest.raises(ValueError, match="JSON"):
-        Prediction("a", "a", "ok", probability=float("nan")).to_json()
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("crs", 5), ("width", "9"), ("probabilities", [1, 2]), ("label", None), ("windows", "x")],
+    ("change", "says"),
+    [
+        ({"box": [9.0, 9.0, 1.0, 1.0]}, "`box` is thinner than 0.02 pixels"),
+        ({"box": [5.0, 5.0, 5.0, 9.0]}, "thinner"),
+        ({"box": [0.0, 0.0, 0.01, 9.0]}, "thinner"),
+        ({"box": [0.0, 0.0, 1e10, 9.0]}, "less than or equal"),
+        ({"box": [0, 0, 10**400, 9]}, "box"),
+        ({"box": [0.0, 0.0, 9.0]}, "box"),
+        ({"box": ["a", "b", "c", "d"]}, "valid number"),
+        ({"attention": 2}, "less than or equal"),
+        ({"attention": -0.1}, "greater than or equal"),
+        ({"attention": "0.5"}, "valid number"),
+        ({"attention": True}, "valid number"),
+        ({"attention": None}, "valid number"),
+        ({"probability": 1.5}, "probability"),
+        ({"probabilities": [0.5, 1.5]}, "probabilities"),
+        ({"probabilities": [0.5]}, "1 probabilities of 2 classes"),
+        ({"probabilities": [0.5, 0.75]}, "add up to 1.25"),
+        ({"path": "lost/0-0"}, "path"),
+        ({"path": "root/0-0\n"}, "path"),
+        ({"path": 5}, "path"),
+        ({"path": "root/g1"}, "does not fit the path"),
+        ({"level": 3}, "`level` 3 does not fit the path"),
+        ({"path": "root", "level": 1}, "`root` is there twice"),
+        ({"rank": 0}, "rank"),
+        ({"rank": 10**400}, "rank"),
+        ({"rank": 1.5}, "rank"),
+        ({"label": None}, "label"),
+        ({"label": "sea"}, "`sea` is not a class"),
+        ({"steps": ["a"]}, "steps"),
+        ({"colour": "red"}, "colour"),
+        ({"glimpses": None}, "glimpses"),
+        ({"glimpses": [{"box": [9, 9, 1, 1], "label": "river", "probability": 1}]}, "glimpse 1: "),
+        ({"glimpses": [{"box": [0, 0, 1, 1], "label": "sea", "probability": 1}]}, "`sea` is not"),
+        ({"glimpses": [{"box": [0, 0, 1, 1], "label": "river", "probability": 2}]}, "probability"),
+        ({"glimpses": [{"box": [0, 0, 1, 1], "label": "river"}]}, "probability"),
+    ],
 )
-def test_a_record_with_values_of_another_kind_is_refused(key, value):
-    data = json.loads(Prediction("a", "a", "ok").to_json()) | {key: value}
-    with pytest.raises(ValueError, match=f"`{key}` is no"):
-        Prediction.from_json(json.dumps(data))
+def test_a_wrong_window_is_refused(change, says):
+    data = json.loads(WHOLE.model_dump_json())
+    data["windows"][1] |= change
+    with pytest.raises(ValidationError) as caught:
+        Prediction.model_validate_json(json.dumps(data))
+    assert says in str(caught.value)
 
 
-def test_glimpses_are_told_only_where_there_are_any():
-    plain = SeenWindow("root", 1, (0.0, 0.0, 9.0, 9.0), 1.0, 1, 1.0, "a", 1.0, 1.0)
-    glimpse = SeenGlimpse((1.0, 2.0, 3.5, 4.5), "b", 0.75)
-    record = Prediction("a", "a", "ok", windows=(plain, replace(plain, glimpses=(glimpse,))))
-    told = json.loads(record.to_json())["windows"]
-    assert "glimpses" not in told[0]
-    assert told[1]["glimpses"] == [{"box": [1.0, 2.0, 3.5, 4.5], "label": "b", "probability": 0.75}]
-    assert Prediction.from_json(record.to_json()) == record
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400"])
+@pytest.mark.parametrize("key", ["probability", "config", "outcome", "box"])
+def test_a_number_that_is_not_finite_is_refused_everywhere(key, number):
+    data = json.loads(WHOLE.model_dump_json())
+    if key == "config":
+        data["provenance"]["config"]["temperature"] = ["HERE"]
+    elif key == "outcome":
+        data["outcome"] = {"hazard": {"a": "HERE"}}
+    elif key == "box":
+        data["windows"][0]["box"][2] = "HERE"
+    else:
+        data[key] = "HERE"
+    with pytest.raises(ValidationError):
+        Prediction.model_validate_json(json.dumps(data).replace('"HERE"', number))
 
 
-def test_steps_are_told_only_where_there_are_any():
-    plain = SeenWindow("root", 1, (0.0, 0.0, 1.0, 1.0), 1.0, 1, 1.0, "a", 1.0, 1.0)
-    stepped = replace(plain, path="root/0-0", level=2, steps=(0.25, 0.75))
-    record = Prediction("a", "a", "ok", windows=(plain, stepped))
-    told = json.loads(record.to_json())["windows"]
-    assert "steps" not in told[0]
-    assert told[1]["steps"] == [0.25, 0.75]
-    assert Prediction.from_json(record.to_json()) == record
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_cannot_be_recorded(value):
+    with pytest.raises(ValidationError):
+        WHOLE.replace(probability=value)
+
+
+@pytest.mark.parametrize("key", ["outcome", "reading", "provenance"])
+@pytest.mark.parametrize("depth", [70, 150, 100_000])
+def test_nesting_is_bounded(key, depth):
+    data = json.loads(WHOLE.model_dump_json())
+    data[key] = {"config": {"a": "HERE"}} if key == "provenance" else {"a": "HERE"}
+    nested = json.dumps(data).replace('"HERE"', "[" * depth + "]" * depth)
+    with pytest.raises(ValidationError, match=r"nested too deeply|recursion limit"):
+        Prediction.model_validate_json(nested)
+
+
+def test_a_change_is_checked_and_a_record_is_frozen():
+    assert WHOLE.replace(id="b").id == "b"
+    with pytest.raises(ValidationError):
+        WHOLE.replace(width=0)
+    with pytest.raises(ValidationError):
+        WHOLE.width = 5
+
+
+def test_no_text_holds_the_secrets_of_a_url():
+    url = "https://alice:hunter2@host/a.tif?sig=c0ffee"
+    error = Problem.of(ImageError(f"cannot read `{url}`", hint=f"try {url}"))
+    lines = [
+        failed(url, error=error).model_dump_json(),
+        FAILED.replace(image=url).model_dump_json(),
+        changed(WHOLE, id=url, image=url, warnings=(url,)).model_dump_json(),
+    ]
+    assert not any(secret in line for line in lines for secret in ("hunter2", "c0ffee"))
+
+
+def test_bytes_of_names_that_are_not_utf_8_are_spelled_out():
+    odd = record(image="a\udcff.tif")
+    assert odd.image == odd.id == "a\\xff.tif"
+    assert Prediction.model_validate_json(odd.model_dump_json()) == odd
+
+
+def test_ten_thousand_windows_take_little_memory():
+    many = record(*(window(f"root/{n}-0", probabilities=(0.5, 0.5)) for n in range(10_000)))
+    line = many.model_dump_json()
+    tracemalloc.start()
+    read = Prediction.model_validate_json(line)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert read == many
+    assert held < 10_000 * 1000
 
 
 @pytest.mark.parametrize(
@@ -136,30 +310,29 @@ def test_steps_are_told_only_where_there_are_any():
     [
         (None, ""),
         (
-            AttentionCheck(0.25, "b", 0.5, 0.5, 4, 0),
-            "a is 90.0% probable as it looked, 25.0% with its closest windows hidden (then b), "
-            "50.0% with random windows",
+            AttentionCheck(0.25, "forest", 0.5, 0.5, 4, 0),
+            "river is 90.0% probable as it looked, 25.0% with its closest windows hidden "
+            "(then forest), 50.0% with random windows",
         ),
         (
-            AttentionCheck(0.8, "a", 0.7, 1.0, 4, 0),
-            "a is 90.0% probable as it looked, 80.0% with its closest windows hidden, "
+            AttentionCheck(0.8, "river", 0.7, 1.0, 4, 0),
+            "river is 90.0% probable as it looked, 80.0% with its closest windows hidden, "
             "70.0% with random windows",
         ),
         (
             AttentionCheck(None, "", 0.7, 1.0, 4, 0),
-            "a is 90.0% probable as it looked, nothing is left to see with its closest windows "
-            "hidden, 70.0% with random windows",
+            "river is 90.0% probable as it looked, nothing is left to see with its closest "
+            "windows hidden, 70.0% with random windows",
         ),
     ],
 )
-def test_one_sentence_says_whether_it_mattered_where_was_looked(check, sentence):
-    record = Prediction("a", "a", "ok", label="a", probability=0.9, attention_check=check)
-    assert record.attention_in_words() == sentence
+def test_one_sentence_says_whether_attention_matters(check, sentence):
+    assert record(probability=0.9, attention_check=check).attention_in_words() == sentence
 
 
-def test_why_it_stopped_is_told_in_words_for_every_reason_there_is():
-    reasons = set(get_args(Stop)) - {"failed"}
-    assert reasons == set(STOPS)
-    for reason in reasons:
-        assert Prediction("a", "a", "ok", stopped=reason).stopped_in_words() == STOPS[reason]
-    assert Prediction("a", "a", "failed", stopped="failed").stopped_in_words() == "failed"
+def test_every_stop_of_a_traversal_has_a_stop_reason_and_words():
+    assert set(TRANSLATED) == set(get_args(Stop))
+    assert set(TRANSLATED.values()) == set(get_args(StopReason)) == set(STOP_REASONS)
+    for reason, words in STOP_REASONS.items():
+        assert record(stop_reason=reason).stopped_in_words() == words
+    assert record().stopped_in_words() == ""

@@ -3,27 +3,31 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+import tracemalloc
 
 import pytest
 
 from tnetcli.errors import OutputError, UsageError
-from tnetcli.prediction import Prediction, Problem
+from tnetcli.prediction import SCHEMA, Prediction, Problem, Provenance
 from tnetcli.prediction_file import PredictionFile, read_lines, refuse_compressed
+from tnetcli.wording import public_name
 
+MODEL, OTHER = "ab" * 32, "cd" * 32
 SETTINGS = {"levels": 3, "keep": [4, 1], "budget": None}
 
 
-def record(id, **changes):
-    made = Prediction(
-        f"/images/{id}", id, "ok", label="river", model_sha256="ab", settings=SETTINGS,
-        fingerprint="f",
-    )  # fmt: skip
-    return replace(made, **changes)
+def record(id, sha256=MODEL, config=SETTINGS, **changes):
+    facts = {"label": "river", "probability": 0.9, "width": 9, "height": 9, "fingerprint": "f"}
+    facts |= {"schema": SCHEMA, "id": id, "image": f"/images/{id}", "status": "ok"}
+    return Prediction(provenance=Provenance(sha256=sha256, config=config), **(facts | changes))
 
 
 def failure(id):
-    return record(id, status="failed", error=Problem("ImageError", "torn"), label="")
+    return record(id, status="failed", error=Problem("ImageError", "torn"), label=None)
+
+
+def abstention(id):
+    return record(id, status="abstained", reason="unlike the training images", label=None)
 
 
 def always(record):
@@ -31,7 +35,7 @@ def always(record):
 
 
 def write(path, *records, tail=""):
-    path.write_text("".join(f"{each.to_json()}\n" for each in records) + tail)
+    path.write_text("".join(f"{each.model_dump_json()}\n" for each in records) + tail)
     return path
 
 
@@ -42,7 +46,7 @@ def ids(path):
 def test_records_are_there_as_soon_as_they_are_added(tmp_path):
     path = tmp_path / "new" / "a.jsonl"
     with PredictionFile(path) as file:
-        assert file.resume("ab", SETTINGS, always) == []
+        assert file.resume(MODEL, SETTINGS, always) == []
         for name in ("a", "b"):
             file.add(record(name))
             assert ids(path)[-1] == name
@@ -53,7 +57,7 @@ def test_what_was_made_alike_is_kept_and_gone_on_with(tmp_path):
     path = write(tmp_path / "a.jsonl", record("a"), record("b"))
     before = path.read_bytes()
     with PredictionFile(path) as file:
-        assert file.resume("ab", SETTINGS, always) == ["a", "b"]
+        assert file.resume(MODEL, SETTINGS, always) == ["a", "b"]
         assert path.read_bytes() == before
         file.add(record("c"))
     assert ids(path) == ["a", "b", "c"]
@@ -62,7 +66,7 @@ def test_what_was_made_alike_is_kept_and_gone_on_with(tmp_path):
 def test_failures_changed_images_and_repeats_are_dropped(tmp_path):
     path = write(tmp_path / "a.jsonl", record("a"), failure("b"), record("c"), record("a"))
     with PredictionFile(path) as file:
-        assert file.resume("ab", SETTINGS, lambda each: each.id != "c") == ["a"]
+        assert file.resume(MODEL, SETTINGS, lambda each: each.id != "c") == ["a"]
         assert ids(path) == ["a"]
         file.add(record("c", label="sea"))
     assert ids(path) == ["a", "c"]
@@ -71,27 +75,27 @@ def test_failures_changed_images_and_repeats_are_dropped(tmp_path):
 
 @pytest.mark.parametrize("cut", [1, 10, 200])
 def test_a_last_line_that_was_cut_off_is_repaired(tmp_path, caplog, cut):
-    path = write(tmp_path / "a.jsonl", record("a"), tail=record("b").to_json()[:-cut])
+    path = write(tmp_path / "a.jsonl", record("a"), tail=record("b").model_dump_json()[:-cut])
     with PredictionFile(path) as file:
-        assert file.resume("ab", SETTINGS, always) == ["a"]
+        assert file.resume(MODEL, SETTINGS, always) == ["a"]
         file.add(record("b"))
     assert ids(path) == ["a", "b"]
     assert "cut off" in caplog.text
 
 
 def test_a_last_line_without_its_end_is_done_again(tmp_path):
-    path = write(tmp_path / "a.jsonl", record("a"), tail=record("b").to_json())
+    path = write(tmp_path / "a.jsonl", record("a"), tail=record("b").model_dump_json())
     with PredictionFile(path) as file:
-        assert file.resume("ab", SETTINGS, always) == ["a"]
+        assert file.resume(MODEL, SETTINGS, always) == ["a"]
     assert ids(path) == ["a"]
 
 
 @pytest.mark.parametrize(
     ("model", "settings", "words"),
     [
-        ("cd", SETTINGS, "with the model ab, not cd"),
-        ("ab", {**SETTINGS, "levels": 2}, "levels was 3, now 2"),
-        ("ab", {**SETTINGS, "budget": 9}, "budget was nothing, now 9"),
+        (OTHER, SETTINGS, "with the model abababababab, not cdcdcdcdcdcd"),
+        (MODEL, {**SETTINGS, "levels": 2}, "levels was 3, now 2"),
+        (MODEL, {**SETTINGS, "budget": 9}, "budget was nothing, now 9"),
     ],
 )
 def test_what_was_made_otherwise_is_refused_and_stays(tmp_path, model, settings, words):
@@ -106,7 +110,7 @@ def test_what_was_made_otherwise_is_refused_and_stays(tmp_path, model, settings,
 def test_it_is_replaced_if_that_is_wanted(tmp_path):
     path = write(tmp_path / "a.jsonl", record("a"))
     with PredictionFile(path, overwrite=True) as file:
-        assert file.resume("cd", {}, always) == []
+        assert file.resume(OTHER, {}, always) == []
         file.add(record("b"))
     assert ids(path) == ["b"]
 
@@ -118,28 +122,28 @@ def test_a_file_of_something_else_is_refused_and_stays(tmp_path, text):
     path = tmp_path / "a.jsonl"
     path.write_bytes(text.encode("latin1"))
     with PredictionFile(path) as file, pytest.raises(OutputError, match="line 1"):
-        file.resume("ab", SETTINGS, always)
+        file.resume(MODEL, SETTINGS, always)
     assert path.read_bytes() == text.encode("latin1")
 
 
 def test_records_of_other_lists_stay_whatever_they_say(tmp_path):
     path = write(tmp_path / "a.jsonl", failure("other"), record("a"), record("more"))
     with PredictionFile(path) as file:
-        assert file.resume("ab", SETTINGS, lambda each: True if each.id == "a" else None) == ["a"]
+        assert file.resume(MODEL, SETTINGS, lambda each: True if each.id == "a" else None) == ["a"]
     assert ids(path) == ["other", "a", "more"]
 
 
 def test_of_two_records_of_an_image_the_current_one_is_kept(tmp_path):
     path = write(tmp_path / "a.jsonl", record("a", fingerprint="old"), record("a"))
     with PredictionFile(path) as file:
-        assert file.resume("ab", SETTINGS, lambda each: each.fingerprint == "f") == ["a"]
+        assert file.resume(MODEL, SETTINGS, lambda each: each.fingerprint == "f") == ["a"]
     assert [line.record.fingerprint for line in read_lines(path)] == ["f"]
 
 
 def test_failures_made_otherwise_are_no_reason_to_refuse(tmp_path):
     path = write(tmp_path / "a.jsonl", failure("a"))
     with PredictionFile(path) as file:
-        assert file.resume("cd", {}, always) == []
+        assert file.resume(OTHER, {}, always) == []
     assert ids(path) == []
 
 
@@ -193,7 +197,7 @@ def test_a_full_disk_leaves_the_records_before_it(tmp_path):
             file.add(record("b"))
         file._file = real
     assert ids(path) == ["a"]
-    assert path.read_text() == record("a").to_json() + "\n"
+    assert path.read_text() == record("a").model_dump_json() + "\n"
 
 
 def test_two_processes_do_not_write_one_file(tmp_path):
@@ -213,7 +217,9 @@ def test_names_that_are_not_utf_8_survive(tmp_path):
     with PredictionFile(path) as file:
         file.add(odd)
     assert [line.record for line in read_lines(path)] == [odd]
-    assert json.loads(path.read_bytes())["id"] == "a\udcff.tif"
+    assert json.loads(path.read_bytes())["id"] == "a\\xff.tif"
+    with PredictionFile(path) as file:
+        assert file.resume(MODEL, SETTINGS, always) == [public_name("a\udcff.tif")]
 
 
 @pytest.mark.parametrize("tail", ["\n", "\n\n", "  \r\n\n", " "])
@@ -221,14 +227,14 @@ def test_empty_lines_at_the_end_are_passed_over(tmp_path, tail):
     path = write(tmp_path / "a.jsonl", record("a"), record("b"), tail=tail)
     assert ids(path) == ["a", "b"]
     with PredictionFile(path) as file:
-        assert file.resume("ab", SETTINGS, always) == ["a", "b"]
+        assert file.resume(MODEL, SETTINGS, always) == ["a", "b"]
         file.add(record("c"))
-    expected = "".join(f"{record(name).to_json()}\n" for name in "abc")
+    expected = "".join(f"{record(name).model_dump_json()}\n" for name in "abc")
     assert path.read_text() == expected
 
 
 def test_an_empty_line_between_records_is_refused(tmp_path):
-    path = write(tmp_path / "a.jsonl", record("a"), tail=f"\n\n{record('b').to_json()}\n")
+    path = write(tmp_path / "a.jsonl", record("a"), tail=f"\n\n{record('b').model_dump_json()}\n")
     with pytest.raises(OutputError, match="line 2: empty") as caught:
         ids(path)
     assert caught.value.hint
@@ -241,7 +247,7 @@ def test_a_name_that_promises_packed_records_is_refused(name):
     assert "compress" in caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": NaN}', "9" * 5000])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": NA}', "9" * 5000])
 def test_a_line_that_cannot_be_parsed_is_refused(tmp_path, text):
     (tmp_path / "a.jsonl").write_text(text + "\n")
     with pytest.raises(OutputError, match="line 1: not JSON: "):
@@ -249,7 +255,7 @@ def test_a_line_that_cannot_be_parsed_is_refused(tmp_path, text):
 
 
 def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tnetcli.prediction_file.MOST_LINE", 2**20)
+    monkeypatch.setattr("tnetcli.prediction_file.MAX_LINE", 2**20)
     (tmp_path / "a.jsonl").write_bytes(bytes(2**20 + 1))
     with pytest.raises(OutputError, match="a line of more than 1 MiB"):
         list(read_lines(tmp_path / "a.jsonl"))
@@ -266,24 +272,63 @@ def test_a_folder_in_which_no_file_can_be_made_is_said_to_be_so():
         pass
 
 
+def test_abstained_records_are_done_and_failed_ones_are_not(tmp_path):
+    path = write(tmp_path / "a.jsonl", abstention("a"), failure("b"), record("c"))
+    with PredictionFile(path) as file:
+        assert file.resume(MODEL, SETTINGS, always) == ["a", "c"]
+    assert ids(path) == ["a", "c"]
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        ({"glimpses": None}, "`glimpses` is no list"),
-        ({"glimpses": [1]}, "a glimpse is no object"),
-        ({"glimpses": [{"box": [0, 0, 1, 1], "label": "a"}]}, "no `probability`"),
+        ({"glimpses": None}, r"`windows\[0\].glimpses` is None: input should be a valid array"),
+        ({"glimpses": [1]}, r"`windows\[0\].glimpses\[0\]` is 1: input should be an object"),
+        (
+            {"glimpses": [{"box": [0, 0, 1, 1], "label": "a"}]},
+            r"`windows\[0\].glimpses\[0\].probability` is missing",
+        ),
         (
             {"glimpses": [{"box": [0, 0, 1, 1], "label": "a", "probability": 1, "x": 1}]},
-            "unknown `x`",
+            r"unknown key `windows\[0\].glimpses\[0\].x`",
         ),
-        ({"colour": "red"}, "unknown `colour`"),
+        ({"colour": "red"}, r"unknown key `windows\[0\].colour`"),
+        ({"box": [0, 0, 0, 1]}, r"record: window `root`: `box` is thinner than 0.02 pixels"),
     ],
 )
-def test_a_record_that_somebody_changed_is_told_by_its_key(tmp_path, spoil, said):
+def test_a_wrong_record_is_named_by_line_and_key(tmp_path, spoil, said):
     window = {"path": "root", "level": 1, "box": [0, 0, 1, 1], "attention": 1.0, "rank": 1}
-    window |= {"weight": 1.0, "label": "a", "probability": 1.0, "valid": 1.0}
-    good = json.loads(Prediction("a", "a", "ok").to_json())
-    (tmp_path / "a.jsonl").write_text(json.dumps(good | {"windows": [window | spoil]}) + "\n")
-    with pytest.raises(OutputError, match=said) as caught:
-        list(read_lines(tmp_path / "a.jsonl"))
+    window |= {"share": 1.0, "label": "a", "probability": 1.0, "valid": 1.0}
+    wrong = json.loads(record("b").model_dump_json()) | {"windows": [window | spoil]}
+    tail = json.dumps(wrong, separators=(",", ":")) + "\n"
+    path = write(tmp_path / "a.jsonl", record("a"), tail=tail)
+    with pytest.raises(OutputError, match=f"line 2: .*{said}") as caught:
+        list(read_lines(path))
     assert "take the line out" in caught.value.hint
+
+
+def test_a_record_of_another_schema_is_named_by_it(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"schema": "tnet.prediction/1", "id": "a"}\n')
+    with pytest.raises(OutputError, match=r"`schema` is tnet\.prediction/1: ") as caught:
+        list(read_lines(tmp_path / "a.jsonl"))
+    assert "no file of predictions" in caught.value.hint
+
+
+def test_a_line_with_thousands_of_problems_is_refused_in_one(tmp_path):
+    keys = ", ".join(f'"k{number}": 1' for number in range(100_000))
+    (tmp_path / "a.jsonl").write_text(f'{{"schema": "{SCHEMA}", {keys}}}\n')
+    with pytest.raises(OutputError, match="record: 100,003 problems"):
+        list(read_lines(tmp_path / "a.jsonl"))
+
+
+def test_memory_follows_one_record(tmp_path):
+    def peak(count):
+        path = write(tmp_path / "a.jsonl", *(record(f"{n}" * 100) for n in range(count)))
+        tracemalloc.start()
+        assert sum(1 for _ in read_lines(path)) == count
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    peak(10)
+    assert peak(2000) < 1.2 * peak(200) + 50_000

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks.paper_tables import PAPERS
 from tests.commands import ROOT
 from tests.images import noise
 from tnetcli.checkpoint import load_checkpoint
-from tnetcli.models.papers import PAPERS
 from tnetcli.models.registry import build_model, read_arguments
 from tnetcli.recipe import Recipe, read_recipe
 from tnetcli.sections import Stage

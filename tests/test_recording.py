@@ -5,15 +5,18 @@ import pytest
 
 from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
+from tnetcli import __version__
 from tnetcli.errors import ImageError
-from tnetcli.looking import Looker
+from tnetcli.inference import Inference
 from tnetcli.normalisation import Normalisation
 from tnetcli.prediction import Prediction
 from tnetcli.readers.open import open_image
-from tnetcli.recording import Maker, _windows, record_failure, record_sight
-from tnetcli.traversal import Plan
+from tnetcli.recording import Maker, _windows, record_failure, record_result
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import build_policy
 
 CLASSES = ("river", "forest", "sea")
+SHA256 = "ab12" * 16
 
 
 @pytest.fixture(scope="module")
@@ -21,21 +24,26 @@ def seen(tmp_path_factory):
     path = tmp_path_factory.mktemp("scene") / "scene.tif"
     write_geotiff(path, noise((600, 500)), overviews=[2, 4])
     normalisation = Normalisation.to_unit_range("uint8", 3)
-    with Looker(SmallModel(), normalisation, device="cpu") as looker, open_image(path) as reader:
-        (sight,) = looker.look([reader], Plan(9, (2, 1)))
-        record = record_sight(
-            sight,
+    config = TraversalConfig(levels=9, keep=(2, 1))
+    inference = Inference(SmallModel(), normalisation, device="cpu")
+    with inference, open_image(path) as reader:
+        (result,) = inference.run([reader], config, [build_policy(config)])
+        record = record_result(
+            result,
             reader,
+            image="a/scene.tif",
             id="a/scene.tif",
-            maker=Maker("small", "ab12", CLASSES, {"levels": 9}),
+            maker=Maker("small", SHA256, CLASSES, {"levels": 9}),
             fingerprint="cd34",
+            warnings=["dark"],
+            reading={"z": "3"},
         )
-    return sight, record
+    return result, record
 
 
 def test_probabilities_are_the_softmax_of_the_scores(seen):
-    sight, record = seen
-    expected = np.exp(sight.scores) / np.exp(sight.scores).sum()
+    result, record = seen
+    expected = np.exp(result.logits) / np.exp(result.logits).sum()
     assert list(record.probabilities) == list(CLASSES)
     assert list(record.probabilities.values()) == pytest.approx(expected.tolist(), rel=1e-5)
     assert sum(record.probabilities.values()) == pytest.approx(1)
@@ -44,18 +52,18 @@ def test_probabilities_are_the_softmax_of_the_scores(seen):
 
 
 def test_every_window_looked_at_is_recorded(seen):
-    sight, record = seen
+    result, record = seen
     assert [window.path for window in record.windows][:2] == ["root", record.windows[1].path]
     assert record.windows[0].box == (0.0, 0.0, 600.0, 500.0)
     assert record.windows[0].attention == 1.0
-    assert sum(window.weight for window in record.windows) == pytest.approx(1)
-    assert len(record.windows) == len(sight.visits) == record.cost.windows
+    assert sum(window.share for window in record.windows) == pytest.approx(1)
+    assert len(record.windows) == len(result.nodes) == record.cost.windows
     assert sum(level.windows for level in record.levels) == len(record.windows)
 
 
 def test_what_every_window_would_say_alone_is_recorded_for_all_classes(seen):
-    sight, record = seen
-    powers = np.exp(sight.window_scores)
+    result, record = seen
+    powers = np.exp(result.region_logits)
     for window, expected in zip(record.windows, powers / powers.sum(1, keepdims=True), strict=True):
         assert window.probabilities == pytest.approx(expected.tolist(), abs=1e-6)
         assert window.probability == pytest.approx(max(window.probabilities), abs=1e-6)
@@ -64,8 +72,8 @@ def test_what_every_window_would_say_alone_is_recorded_for_all_classes(seen):
 
 def test_the_classes_of_windows_are_left_out_where_they_are_many(seen, monkeypatch):
     monkeypatch.setattr("tnetcli.recording.MOST_CLASSES", 2)
-    sight, _ = seen
-    assert {each.probabilities for each in _windows(sight, CLASSES)} == {()}
+    result, _ = seen
+    assert {each.probabilities for each in _windows(result, CLASSES)} == {()}
 
 
 def test_the_last_level_agrees_with_the_conclusion(seen):
@@ -76,16 +84,18 @@ def test_the_last_level_agrees_with_the_conclusion(seen):
 
 def test_the_record_says_why_the_looking_ended(seen):
     _, record = seen
-    assert record.stopped == "pixels"
+    assert record.stop_reason == "native_resolution"
     assert record.levels[-1].level < 9
 
 
 def test_place_model_and_cost_are_recorded(seen):
     _, record = seen
     assert (record.width, record.height, record.bands) == (600, 500, 3)
-    assert (record.crs, record.georeference) == ("EPSG:32633", "transform")
-    assert (record.model, record.model_sha256) == ("small", "ab12")
-    assert (record.settings, record.fingerprint) == ({"levels": 9}, "cd34")
+    assert (record.georeference.crs, record.georeference.source) == ("EPSG:32633", "transform")
+    assert (record.provenance.model, record.provenance.sha256) == ("small", SHA256)
+    assert (record.provenance.version, record.provenance.runtime) == (__version__, "torch")
+    assert (record.provenance.config, record.fingerprint) == ({"levels": 9}, "cd34")
+    assert (record.warnings, record.reading) == (("dark",), {"z": "3"})
     assert record.cost.pixels_total == 300_000
     assert record.cost.fraction_decoded == record.cost.pixels_decoded / 300_000
     assert record.cost.seconds == record.cost.read_seconds + record.cost.model_seconds
@@ -93,7 +103,7 @@ def test_place_model_and_cost_are_recorded(seen):
 
 def test_the_record_survives_its_line(seen):
     _, record = seen
-    assert Prediction.from_json(record.to_json()) == record
+    assert Prediction.model_validate_json(record.model_dump_json()) == record
 
 
 def test_a_failure_keeps_what_the_user_would_read():
@@ -101,20 +111,20 @@ def test_a_failure_keeps_what_the_user_would_read():
         ImageError("torn", hint="again"),
         image="b.tif",
         id="b",
-        maker=Maker("small", "ab12", CLASSES, {"levels": 9}),
+        maker=Maker("small", SHA256, CLASSES, {"levels": 9}),
     )
-    assert Prediction.from_json(record.to_json()) == record
-    assert (record.model_sha256, record.settings) == ("ab12", {"levels": 9})
+    assert Prediction.model_validate_json(record.model_dump_json()) == record
+    assert (record.provenance.sha256, record.provenance.config) == (SHA256, {"levels": 9})
     assert (record.status, record.error.message, record.error.hint) == ("failed", "torn", "again")
 
 
 def test_glimpses_are_recorded_in_pixels_of_the_image(seen):
-    sight, _ = seen
-    assert sight.glimpses.shape == (len(sight.visits), 0, 4)
-    boxes = np.tile(np.float32([[0.25, 0.5, 0.5, 1.0], [0, 0, 1, 1]]), (len(sight.visits), 1, 1))
-    scores = np.zeros((len(sight.visits), 2, len(CLASSES)), np.float32)
+    result, _ = seen
+    assert result.glimpses.shape == (len(result.nodes), 0, 4)
+    boxes = np.tile(np.float32([[0.25, 0.5, 0.5, 1.0], [0, 0, 1, 1]]), (len(result.nodes), 1, 1))
+    scores = np.zeros((len(result.nodes), 2, len(CLASSES)), np.float32)
     scores[:, 0, 1] = np.log(2)
-    found = _windows(replace(sight, glimpses=boxes, glimpse_scores=scores), CLASSES)
+    found = _windows(replace(result, glimpses=boxes, glimpse_logits=scores), CLASSES)
     for window in found:
         x0, y0, x1, y1 = window.box
         width, height = x1 - x0, y1 - y0

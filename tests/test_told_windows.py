@@ -1,22 +1,20 @@
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.exporters.records import record, window
+from tests.exporters.records import failed, record, replace, window
 from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError, ManifestError
 from tnetcli.geometry import Size, Window
-from tnetcli.looking import Looker
+from tnetcli.inference import Inference
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
-from tnetcli.prediction import Prediction, Problem
 from tnetcli.readers.open import open_image
 from tnetcli.told_windows import ToldWindows
-from tnetcli.traversal import Plan
-from tnetcli.visits import Told
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import Fixed, ScoredRegion, build_policy
 
 SIZE = Size(4000, 3000)
 TWO = record(
@@ -27,11 +25,11 @@ TWO = record(
     window("root/1-2/0-0", (50, 60, 70, 80), 0.9),
     image="scenes/a.tif",
 )
-BROKEN = Prediction("b.tif", "b", "failed", error=Problem("ImageError", "gone"))
+BROKEN = failed("b.tif", id="b")
 
 
 def write(path, *records):
-    path.write_text("".join(f"{each.to_json()}\n" for each in records))
+    path.write_text("".join(f"{each.model_dump_json()}\n" for each in records))
     return ToldWindows(path)
 
 
@@ -100,14 +98,14 @@ class TestRecords:
     @pytest.mark.parametrize(
         ("change", "problem"),
         [
-            ({"box": [5, 5, 5, 9]}, "not a rectangle"),
-            ({"attention": -1}, "attention is not within"),
-            ({"attention": 7}, "attention is not within"),
-            ({"box": [5, 5]}, "windows that cannot be"),
+            ({"box": [5, 5, 5, 9]}, "thinner than"),
+            ({"attention": -1}, "attention` is -1: "),
+            ({"attention": 7}, "attention` is 7: "),
+            ({"box": [5, 5]}, r"box\[2\]` is missing"),
         ],
     )
     def test_records_that_cannot_be_are_refused(self, change, problem, tmp_path):
-        data = json.loads(TWO.to_json())
+        data = json.loads(TWO.model_dump_json())
         data["windows"][1] |= change
         (tmp_path / "a.jsonl").write_text(json.dumps(data) + "\n")
         with pytest.raises(ManifestError, match=problem):
@@ -134,7 +132,10 @@ class TestTable:
     def test_a_window_that_is_told_twice_takes_no_other_s_place(self, tmp_path):
         rows = "a,0,0,9,9\n" * 3 + "a,5,5,9,9\n"
         told = table(tmp_path / "w.csv", f"id,left,top,right,bottom\n{rows}").of("a", "", SIZE)
-        assert told == (Told(Window(0, 0, 9, 9), 0.5), Told(Window(5, 5, 4, 4), 0.5))
+        assert told == (
+            ScoredRegion(Window(0, 0, 9, 9), 0.5),
+            ScoredRegion(Window(5, 5, 4, 4), 0.5),
+        )
 
     def test_images_may_be_named_by_id(self, tmp_path):
         text = "id,right,bottom,left,top\na,30,40,1,2\n"
@@ -191,14 +192,16 @@ def test_every_family_with_a_second_level_looks_at_what_is_told(family, argument
     torch.manual_seed(0)
     model = build_model(family, arguments, classes=3, bands=3)
     path = write_geotiff(tmp_path / "a.tif", noise((300, 400), seed=2))
-    told = [Told(Window(7.5, 10, 50, 30), 0.25), Told(Window(300, 100, 90, 120), 0.75)]
-    unit = Normalisation.to_unit_range("uint8", 3)
-    with open_image(path) as reader, Looker(model, unit) as looker:
-        (sight,) = looker.look([reader], Plan(levels=2, keep=(2,)), told=[told])
-    assert [visit.place.region.path for visit in sight.visits] == ["root", "root/w1", "root/w2"]
-    assert [visit.place.region.window for visit in sight.visits[1:]] == [
-        each.window for each in told
+    told = [
+        ScoredRegion(Window(7.5, 10, 50, 30), 0.25),
+        ScoredRegion(Window(300, 100, 90, 120), 0.75),
     ]
-    assert [visit.rank for visit in sight.visits] == [1, 2, 1]
-    assert np.isfinite(sight.scores).all()
-    assert np.isclose(sight.weights.sum(), 1, atol=1e-5)
+    unit = Normalisation.to_unit_range("uint8", 3)
+    config = TraversalConfig(levels=2, keep=(2,))
+    with open_image(path) as reader, Inference(model, unit) as inference:
+        (result,) = inference.run([reader], config, [Fixed(build_policy(config), told)])
+    assert [node.region.path for node in result.nodes] == ["root", "root/w1", "root/w2"]
+    assert [node.region.window for node in result.nodes[1:]] == [each.window for each in told]
+    assert [node.rank for node in result.nodes] == [1, 2, 1]
+    assert np.isfinite(result.logits).all()
+    assert np.isclose(result.weights.sum(), 1, atol=1e-5)

@@ -160,7 +160,7 @@ class TestFixedRegions:
         ]
         first = list(predict_images(images, files.model, Settings(keep=(2,))))
         table = tmp_path / "first.jsonl"
-        table.write_text("".join(f"{each.to_json()}\n" for each in first[:2]))
+        table.write_text("".join(f"{each.model_dump_json()}\n" for each in first[:2]))
         again = list(predict_images(images, files.model, Settings(keep=(2,), windows=table)))
         for one, other in zip(first[:2], again[:2], strict=True):
             assert other.status == "ok"
@@ -168,11 +168,11 @@ class TestFixedRegions:
             assert {window.box for window in other.windows} == boxes
             assert [window.path for window in other.windows] == ["root", "root/w1", "root/w2"]
             assert other.probability == pytest.approx(one.probability, abs=1e-5)
-            assert len(other.settings["windows"]) == 64
-            assert "windows" not in one.settings
+            assert len(other.provenance.config["windows"]) == 64
+            assert "windows" not in one.provenance.config
         assert again[2].status == "failed"
         assert again[2].error.message == f"`{table}` tells no window of `2.png`"
-        steps = json.loads(again[0].to_json())["windows"][1]["steps"]
+        steps = json.loads(again[0].model_dump_json())["windows"][1]["steps"]
         assert sum(steps) == pytest.approx(1, abs=1e-4)
 
 

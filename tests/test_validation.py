@@ -155,11 +155,11 @@ def test_a_choice_is_answered_with_the_nearest():
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ({"count": 0}, "how many; by itself `1`"),
-        ({"share": 2}, "by itself `0.5`"),
+        ({"count": 0}, "how many; default `1`"),
+        ({"share": 2}, "default `0.5`"),
         ({"grid": 3}, "its keys: rows, columns, cell_fraction"),
-        ({"parts": [{"length": "x"}]}, "by itself `1`"),
-        ({"count": 0, "share": 2}, "`count`: how many; by itself `1`; `share`: by itself `0.5`"),
+        ({"parts": [{"length": "x"}]}, "default `1`"),
+        ({"count": 0, "share": 2}, "`count`: how many; default `1`; `share`: default `0.5`"),
     ],
 )
 def test_a_wrong_value_has_a_hint_of_what_its_key_is_for(data, expected):

@@ -1,6 +1,5 @@
-"""Rows of a CSV file that people write by hand, read strictly; all problems are told at once."""
+"""Read manifests in CSV strictly, and report all problems at once."""
 
-import codecs
 import csv
 import difflib
 import io
@@ -33,7 +32,7 @@ class Row:
 
 @dataclass(slots=True)
 class Problems:
-    """Gathers what is wrong with a list of images, so that all of it is told at once."""
+    """The problems of a manifest, reported in one error."""
 
     where: str
     _found: list[tuple[int, str, str]] = field(default_factory=list)
@@ -55,10 +54,10 @@ class Problems:
 
 
 def read_rows(path: Path, required: Sequence[str] = ("path",)) -> list[Row]:
-    """Return the rows below the names of the columns; those without any value are skipped.
+    """Return the rows below the header; rows without any value are skipped.
 
-    Refused are: what is not UTF-8 (a byte order mark is fine) or not CSV, two columns of one name,
-    a required column that is missing, rows longer or shorter than the first, and no row at all.
+    Raise ManifestError for text that is not UTF-8 or not CSV, two columns of one name, a required
+    column that is missing, rows of another length, and no row at all.
     """
     reader = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
     rows: list[tuple[int, list[str]]] = []
@@ -130,14 +129,8 @@ def _read_text(path: Path) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         raise ManifestError(
             f"`{path}`, line {line}: not a text in UTF-8",
-            hint=f"save it as `CSV UTF-8`, or: iconv -f {_coding(content)} -t utf-8 OLD > NEW",
+            hint="save it as `CSV UTF-8`, or: iconv -f latin1 -t utf-8 OLD > NEW",
         ) from error
-
-
-def _coding(content: bytes | bytearray) -> str:
-    """Return what a text that is not UTF-8 most likely is."""
-    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return "utf-16" if marked else "latin1"
 
 
 def locate(path: Path, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a trained model says of itself: enough to predict with it, and to tell where it is from."""
+"""The description stored with a trained model: what inference needs, and its provenance."""
 
 import json
 import logging
@@ -13,23 +13,30 @@ from tnetcli.models.configs import Arguments
 from tnetcli.models.registry import read_arguments
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.cropped import CropKind
+from tnetcli.tasks import Classification, Task
 from tnetcli.traversal.config import TraversalConfig, warn_unused
 from tnetcli.validation import Strict
 
 log = logging.getLogger(__name__)
-SCHEMA = "tnet.model/1"
+SCHEMA = "tnet.model/2"
 WHOLE_VIEW = Grid(1, 1, 1.0)  # of a family that has no cells
 
 Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
-class Description(Strict):
-    """All that a prediction has to know of a model, and where the model comes from.
+class TaskDescription(Strict):
+    """The task of a model, and the state that was fitted to its training targets."""
 
-    `arguments` are kept complete, so that a new default does not change an old model. The
-    `traversal` is what it was trained with; a prediction may choose another. `weights` is how
-    the numbers are stored, and is set by `save_checkpoint`.
+    name: Literal["classification"] = "classification"
+    state: dict[str, Any] = Field(default_factory=dict)
+
+
+class Description(Strict):
+    """Family, classes, bands, scaling and traversal of a model, and how it was trained.
+
+    `arguments` are complete, so that a new default does not change a stored model. `traversal` is
+    the one of training; inference may use another. `save_checkpoint` sets `weights`.
     """
 
     family: Name
@@ -38,6 +45,7 @@ class Description(Strict):
     bands: tuple[Name, ...] = Field(min_length=1)
     normalisation: Normalisation
     traversal: TraversalConfig
+    task: TaskDescription = TaskDescription()
     recipe: dict[str, Any] | None = None
     metrics: dict[str, Whole | float] = Field(default_factory=dict)
     tnet: str = __version__
@@ -52,8 +60,8 @@ class Description(Strict):
     def _complete(cls, given: Any, info: ValidationInfo) -> Any:
         if "family" not in info.data:
             return {}  # that problem is reported already
-        arguments = read_arguments(info.data["family"], _plain(given))
-        return arguments.model_dump(mode="json")
+        given = given.model_dump() if isinstance(given, Arguments) else given
+        return read_arguments(info.data["family"], given).model_dump(mode="json")
 
     @field_validator("recipe")
     @classmethod
@@ -66,14 +74,21 @@ class Description(Strict):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         bands, numbers = len(self.bands), len(self.normalisation.mean)
+        levels, most = self.traversal.levels, self.model_arguments.most_levels
         (name, times), *_ = Counter(self.classes).most_common(1)
-        for wrong, problem in (
-            (times > 1, f"two classes share a name: `{name}`"),
-            (numbers != bands, f"`normalisation` is of {numbers} bands, the model has {bands}"),
-        ):
-            if wrong:
-                raise ValueError(problem)
+        if times > 1:
+            raise ValueError(f"two classes share a name: `{name}`")
+        if numbers != bands:
+            raise ValueError(f"`normalisation` is of {numbers} bands, the model has {bands}")
+        if most is not None and levels > most:
+            raise ValueError(f"`levels` is above the {most} of `{self.family}`: `{levels}`")
         return self
+
+    def build_task(self) -> Task:
+        """Return the task with its fitted state."""
+        task = Classification(self.classes)
+        task.state = dict(self.task.state)
+        return task
 
     @property
     def model_arguments(self) -> Arguments:
@@ -128,7 +143,3 @@ class Description(Strict):
         return json.dumps(
             {"schema": SCHEMA, **self.model_dump(mode="json")}, ensure_ascii=False, allow_nan=False
         )
-
-
-def _plain(given: Any) -> Any:
-    return given.model_dump() if isinstance(given, Arguments) else given

@@ -19,6 +19,7 @@ FLAGS = (
 CRS_CODE = re.compile(r"[A-Za-z]\w*:[\w+]+")
 CRS_WKT = re.compile(r"\s*[A-Za-z_]+\s*[\[(]|\+proj=")
 GRIDS = re.compile(r"grids\s*=\s*(?!@null)|parameterfile|\+init|file\s*=", re.IGNORECASE)
+MOST_XML_BYTES = 2**24  # of metadata
 KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -51,6 +52,17 @@ def is_private(status: os.stat_result, *, or_root: bool = False) -> bool:
         return True
     is_owner = status.st_uid == os.geteuid() or (or_root and status.st_uid == 0)
     return is_owner and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def is_inside(path: str, folder: str, *, follow_links: bool = False) -> bool:
+    """Return True if `path` lies in `folder`, by name or after links are followed."""
+    normal = os.path.realpath if follow_links else os.path.abspath
+    return os.path.commonpath([normal(path), normal(folder)]) == normal(folder)
+
+
+def is_plain_name(name: str) -> bool:
+    """Return True if `name`, joined to a folder, stays in that folder."""
+    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
 def refuse_irregular(status: os.stat_result, path: Path) -> None:

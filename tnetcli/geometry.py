@@ -4,12 +4,16 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tnetcli.files import is_plain_crs
+
+if TYPE_CHECKING:
+    from pyproj import Transformer
 
 ROOT = "root"
 
@@ -256,6 +260,10 @@ class Region:
         return Region(window, f"{self.path}/{step}", self.level + 1, position)
 
 
+class UnknownCRSError(ValueError):
+    """A text names no coordinate reference system, or one that would open files."""
+
+
 @dataclass(frozen=True, slots=True)
 class Georeference:
     """Where an image lies on the Earth.
@@ -327,9 +335,7 @@ class Georeference:
         if self.crs is None:
             raise ValueError("no CRS: pixels have map coordinates but no place on the Earth")
         if not is_plain_crs(self.crs):
-            from rasterio.errors import CRSError
-
-            raise CRSError("neither a code nor WKT without grids")
+            raise UnknownCRSError("neither a code nor WKT without grids")
         return self.crs
 
 
@@ -342,45 +348,43 @@ EARTH_RADIUS = 6_371_008.8  # metres, the mean radius
 def _project(
     source: str, target: str, x: ArrayLike, y: ArrayLike
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    # GDAL loads here and not with this module, which everything imports.
-    from rasterio._err import CPLE_BaseError
-    from rasterio.warp import transform
-
     x, y = np.broadcast_arrays(np.asarray(x, np.float64), np.asarray(y, np.float64))
     # PROJ does not come back from 1e300 metres for minutes; no planet is as large as this.
     far = ~((np.abs(x) < FARTHEST) & (np.abs(y) < FARTHEST))
-    if far.any():
-        x, y = np.where(far, np.nan, x), np.where(far, np.nan, y)
+    transformer = _transformer(source, target)
+    if transformer is None:
+        return np.full(x.shape, np.nan), np.full(x.shape, np.nan)
+    across, up = transformer.transform(np.where(far, np.nan, x), np.where(far, np.nan, y))
+    # PROJ returns infinity for a point that the projection does not have.
+    known = np.isfinite(across) & np.isfinite(up)
+    return np.where(known, across, np.nan), np.where(known, up, np.nan)
+
+
+@lru_cache(maxsize=32)
+def _transformer(source: str, target: str) -> "Transformer | None":
+    """Return what transforms x, y (longitude, latitude) in this order; None if nothing does."""
+    import pyproj.network  # PROJ loads here and not with this module, which everything imports
+    from pyproj.exceptions import CRSError, ProjError
+
+    # Grids are not fetched. (pyproj re-exports the function without saying so.)
+    pyproj.network.set_network_enabled(False)  # type: ignore[attr-defined]
     try:
-        across, up = transform(source, target, x.ravel().tolist(), y.ravel().tolist())
-    except CPLE_BaseError:
-        # One point off the map fails them all: find out which.
-        points = [_project_one(source, target, *at) for at in zip(x.flat, y.flat, strict=True)]
-        across, up = [point[0] for point in points], [point[1] for point in points]
-    return _finite(across, x.shape), _finite(up, x.shape)
-
-
-def _project_one(source: str, target: str, x: float, y: float) -> tuple[float, float]:
-    from rasterio._err import CPLE_BaseError
-    from rasterio.warp import transform
-
-    try:
-        (across,), (up,) = transform(source, target, [x], [y])
-    except CPLE_BaseError:
-        return math.nan, math.nan
-    return across, up
+        return pyproj.Transformer.from_crs(
+            pyproj.CRS.from_user_input(source),
+            pyproj.CRS.from_user_input(target),
+            always_xy=True,
+        )
+    except CRSError as error:
+        raise UnknownCRSError(str(error)) from error
+    except ProjError:  # the plan of a building, Mars
+        return None
 
 
 def _metres_per_unit(crs: str) -> float:
-    from rasterio.crs import CRS
+    import pyproj
 
-    parsed = CRS.from_string(crs)
-    return float(parsed.linear_units_factor[1]) if parsed.is_projected else 0.0
-
-
-def _finite(values: list[float], shape: tuple[int, ...]) -> NDArray[np.float64]:
-    array: NDArray[Any] = np.asarray(values, np.float64).reshape(shape)
-    return np.where(np.isfinite(array), array, np.nan)
+    parsed = pyproj.CRS.from_user_input(crs)
+    return parsed.axis_info[0].unit_conversion_factor if parsed.is_projected else 0.0
 
 
 def _great_circle(lon_0: float, lat_0: float, lon_1: float, lat_1: float) -> float:

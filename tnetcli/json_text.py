@@ -56,6 +56,20 @@ def is_deep(value: Any) -> bool:
     return True
 
 
+def check_plain(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object; ValueError if it is nested too deeply or a number is not finite."""
+    if is_deep(value):
+        raise ValueError(DEEP)
+    waiting: list[Any] = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict | list):
+            waiting.extend(each.values() if isinstance(each, dict) else each)
+        elif isinstance(each, float) and not math.isfinite(each):
+            raise ValueError(f"{each} is no number")
+    return value
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):

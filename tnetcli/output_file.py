@@ -1,5 +1,6 @@
 """Results on disk: what appears is whole, and nothing is replaced unasked."""
 
+import gzip
 import hashlib
 import os
 import re
@@ -9,7 +10,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -196,6 +197,30 @@ def write_whole(path: str | os.PathLike[str], content: bytes, what: str = "the f
     """Write a file that appears whole or not at all, in place of what is there."""
     with whole_file(path, what) as file:
         file.write(content)
+
+
+def write_text(
+    path: str | os.PathLike[str],
+    pieces: Iterable[str],
+    *,
+    overwrite: bool = False,
+    what: str = "the overlay",
+) -> None:
+    """Write pieces of text as they come to a file that appears whole or not at all.
+
+    UTF-8, compressed if the name ends in `.gz`. An existing file is refused before the first piece
+    is made, or with `overwrite` replaced after the last.
+    """
+    check_free(path, overwrite=overwrite)
+    with whole_file(path, what) as raw, ExitStack() as closing:
+        file: IO[bytes] | gzip.GzipFile = raw
+        if Path(path).suffix.lower() == ".gz":
+            # Neither name nor time inside: the same pieces give the same bytes.
+            packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0)
+            file = closing.enter_context(packed)
+        for piece in pieces:
+            file.write(piece.encode())
+        check_free(path, overwrite=overwrite)  # another process may have been quicker
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,8 +1,7 @@
-"""What comes through a pipe, read so that a signal is heard while nothing comes.
+"""Read pipes without blocking signals.
 
-Python hears of a signal when it is back from the system. One that arrives in the moment before a
-read begins, or on another thread, is heard only when something comes: from a producer that hangs,
-never. So nothing here waits for longer than an instant at a time.
+Python handles a signal after a system call returns. A signal that arrives just before a read, or
+on another thread, would wait for data that may never come, so no call here waits for long.
 """
 
 import io
@@ -12,10 +11,10 @@ import select
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.files import open_regular
@@ -40,9 +39,9 @@ def is_pipe(path: str | os.PathLike[str]) -> bool:
 
 
 def _inherited(path: str | os.PathLike[str]) -> int | None:
-    """Return the descriptor of a stream that the caller opened for us; None for anything else.
+    """Return the descriptor of a stream that the caller opened; None for anything else.
 
-    A pipe that lies on a disk is none: anyone can leave one there, and reading it never ends.
+    A named pipe on a disk is not one: anyone can put it there, and reading it may never end.
     """
     name = DESCRIPTOR.fullmatch(os.fspath(path))
     if name is None:
@@ -50,35 +49,30 @@ def _inherited(path: str | os.PathLike[str]) -> int | None:
     descriptor = int(name[1] or 0)
     try:
         mode = os.fstat(descriptor).st_mode
-    except (OSError, OverflowError):  # whoever opens it says why
+    except (OSError, OverflowError):  # opening it raises the error
         return None
     return descriptor if any(is_kind(mode) for is_kind in STREAMS) else None
 
 
 @contextmanager
 def lasting(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Lend a file that can be read again: what comes through a pipe or as `-` is kept so long."""
-    if str(path) != STANDARD and not is_pipe(path):
+    """Yield a file that can be read twice: a copy of a pipe or of standard input (`-`)."""
+    is_standard = str(path) == STANDARD
+    if not is_standard and not is_pipe(path):
         yield Path(path)
         return
     with NamedTemporaryFile(prefix="tnet-", suffix=".jsonl") as kept:
         try:
-            _copy(path, kept.file)
+            opened = nullcontext(standard_input()) if is_standard else open_to_read(Path(path))
+            with opened as source:
+                kept.file.writelines(parts_of(source))
+            kept.file.flush()
         except OSError as error:
             raise OutputError(
                 f"cannot keep what comes from `{path}`: {error.strerror}",
                 hint="is there space in the temporary folder? TMPDIR names another",
             ) from error
         yield Path(kept.name)
-
-
-def _copy(path: str | os.PathLike[str], kept: IO[bytes]) -> None:
-    if str(path) == STANDARD:
-        kept.writelines(parts_of(standard_input()))
-    else:
-        with open_to_read(Path(path)) as file:
-            kept.writelines(parts_of(file))
-    kept.flush()
 
 
 def open_to_read(path: Path) -> BinaryIO:
@@ -90,11 +84,14 @@ def open_to_read(path: Path) -> BinaryIO:
 
 
 def parts_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yield all that comes until the end, as it comes."""
-    descriptor = _waiting(file)
-    if descriptor is None:
-        while part := file.read(PART_BYTES):
-            yield part
+    """Yield the content as it arrives, up to the end."""
+    try:
+        descriptor = file.fileno()
+        is_stream = os.name == "posix" and not stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except (AttributeError, io.UnsupportedOperation):  # not a file of the system
+        is_stream = False
+    if not is_stream:
+        yield from iter(lambda: file.read(PART_BYTES), b"")
         return
     while True:
         while not select.select([descriptor], [], [], INSTANT)[0]:
@@ -102,14 +99,3 @@ def parts_of(file: BinaryIO) -> Iterator[bytes]:
         if not (part := os.read(descriptor, PART_BYTES)):
             return
         yield part
-
-
-def _waiting(file: BinaryIO) -> int | None:
-    """Return the descriptor of a stream that may let us wait; None of files, and where all do."""
-    if os.name != "posix":
-        return None
-    try:
-        descriptor = file.fileno()
-    except (AttributeError, io.UnsupportedOperation):  # not of the system
-        return None
-    return None if stat.S_ISREG(os.fstat(descriptor).st_mode) else descriptor

@@ -1,4 +1,4 @@
-"""Predictions on disk, one line each, written as they come and gone on with after a stop."""
+"""Prediction records as JSON Lines: append, read, resume."""
 
 import logging
 import os
@@ -11,28 +11,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pydantic import ValidationError
+
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.files import open_regular
-from tnetcli.json_text import parse_json
+from tnetcli.json_text import DEEP
 from tnetcli.output_file import claim, refuse_special, sweep, whole_file
 from tnetcli.prediction import SCHEMA, Prediction
+from tnetcli.validation import UNKNOWN
 from tnetcli.wording import first_line, printable, reason, shorten
 
 SECONDS_BETWEEN_SYNCS = 10.0  # what a power failure may cost; a killed process loses nothing
 UNSPOKEN = "nothing"
 log = logging.getLogger(__name__)
-BEGINNING = f'{{"schema": "{SCHEMA}"'.encode()  # of every record
+BEGINNING = f'{{"schema":"{SCHEMA}"'.encode()  # of every record
 ATTEMPTS = 10  # to get hold of a file that another process is just replacing
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4", ".7z")
-MOST_LINE = 2**28  # bytes
+MAX_LINE = 2**26  # bytes; more than 200,000 windows
+MAX_PROBLEMS = 100  # of a line
 IsCurrent = Callable[[Prediction], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One whole line of a file and the record in it."""
+    """One line of a file, the byte it starts at, and its record."""
 
     text: bytes
+    start: int
     record: Prediction
 
 
@@ -46,75 +51,99 @@ def refuse_compressed(path: str | os.PathLike[str]) -> None:
         )
 
 
-def read_lines(path: str | os.PathLike[str]) -> Iterator[Line]:
-    """Yield the records of a file one by one; a last line that was cut off is left out, aloud.
+def read_records(path: str | os.PathLike[str]) -> Iterator[Prediction]:
+    """Yield the records of a file one by one; see `read_lines`."""
+    return (line.record for line in read_lines(path))
 
-    Empty lines after the last record are passed over.
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[Line]:
+    """Yield the lines of a file one by one, with their records.
+
+    A last line that was cut off is skipped with a warning; empty lines after the last record are
+    skipped. OutputError names the first line that holds no valid record.
     """
-    empty = 0  # the first of them
+    start = empty = 0  # the first empty line
     for number, text in enumerate(_lines(path), start=1):
         if number > 1 and text.isspace():
             empty = empty or number
-            continue
-        if empty:
-            raise gap(path, empty)
-        try:
-            yield Line(text, parse_record(text))
-        except ValueError as error:
-            refuse_unless_cut_off(path, number, text[: len(BEGINNING)], text[-1:], error)
-            return
+        elif empty:
+            raise OutputError(
+                f"`{path}`, line {empty}: empty, and more follow",
+                hint="take it out: every line is a record",
+            )
+        else:
+            try:
+                record = parse_record(text)
+            except ValueError as error:
+                _refuse_unless_cut_off(path, number, text, error)
+                return
+            yield Line(text, start, record)
+        start += len(text)
 
 
-def refuse_unless_cut_off(
-    path: str | os.PathLike[str], number: int, begin: bytes, end: bytes, error: ValueError
+def _refuse_unless_cut_off(
+    path: str | os.PathLike[str], number: int, text: bytes, error: ValueError
 ) -> None:
-    """Say so where a last line is the beginning of a record; somebody else's file is refused."""
-    if BEGINNING.startswith(begin) and end != b"\n":
+    """Warn about a last line that is the beginning of a record; raise OutputError for any other."""
+    begin = text[: len(BEGINNING)]
+    if BEGINNING.startswith(begin) and not text.endswith(b"\n"):
         log.warning("`%s`, line %d was cut off and is left out", path, number)
         return
-    ours = begin.startswith(BEGINNING)
     raise OutputError(
-        f"`{path}`, line {number}: {printable(first_line(error), 100)}",
+        f"`{path}`, line {number}: {printable(first_line(error), 200)}",
         hint="this record was changed by something else than tnet: take the line out, predict again"
-        if ours
+        if SCHEMA.encode() in text[:100]
         else "this is no file of predictions: name another",
     ) from error
-
-
-def gap(path: str | os.PathLike[str], number: int) -> OutputError:
-    """Say that an empty line stands between records."""
-    return OutputError(
-        f"`{path}`, line {number}: empty, and more follow",
-        hint="take it out: every line is a record",
-    )
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
     try:
         with open_regular(path) as file:
-            while text := file.readline(MOST_LINE + 1):
-                if len(text) > MOST_LINE:
+            while text := file.readline(MAX_LINE + 1):
+                if len(text) > MAX_LINE:
                     raise OutputError(
-                        f"`{path}` has a line of more than {MOST_LINE >> 20} MiB",
+                        f"`{path}` has a line of more than {MAX_LINE >> 20} MiB",
                         hint="this is no file of predictions: name another",
                     )
                 yield text
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise OutputError(
+            f"cannot read `{path}`: {reason(error)}", hint="check path and rights"
+        ) from error
 
 
 def parse_record(text: bytes) -> Prediction:
-    """Return the record of one line; ValueError says what is wrong with it."""
+    """Return the record of one line; ValueError says in one line what is wrong with it."""
     try:
-        data = parse_json(text)
-    except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from error
-    return Prediction.from_data(data)
+        return Prediction.model_validate_json(text)
+    except ValidationError as error:
+        raise ValueError(_explain(error)) from error
 
 
-def unreadable(path: str | os.PathLike[str], error: OSError) -> OutputError:
-    """Say why predictions cannot be read."""
-    return OutputError(f"cannot read `{path}`: {reason(error)}", hint="check path and rights")
+def _explain(error: ValidationError) -> str:
+    """Return the first problem of a line; a wrong schema explains all others."""
+    count = error.error_count()
+    if count > MAX_PROBLEMS:  # each would become an object
+        return f"not a {SCHEMA} record: {count:,} problems"
+    found = error.errors(include_url=False)
+    first = next((each for each in found if each["loc"] == ("schema",)), found[0])
+    kind, message = first["type"], first["msg"]
+    if kind == "json_invalid":
+        message = message.removeprefix("Invalid JSON: ")
+        return f"not JSON: {DEEP if message.startswith('recursion limit') else message}"
+    key = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in first["loc"])
+    key = f"`{shorten(key.removeprefix('.'))}`"
+    if kind == "missing":
+        what = f"{key} is missing"
+    elif kind in UNKNOWN:
+        what = f"unknown key {key}"
+    elif kind == "value_error" and not first["loc"]:
+        what = message.removeprefix("Value error, ")
+    else:
+        message = message.removeprefix("Value error, ")
+        what = f"{key} is {shorten(first['input'])}: {message[:1].lower()}{message[1:]}"
+    return f"not a {SCHEMA} record: {what}"
 
 
 class PredictionFile:
@@ -168,14 +197,12 @@ class PredictionFile:
             if error is None:
                 raise self._unwritable(problem) from problem
 
-    def resume(
-        self, model_sha256: str, settings: Mapping[str, Any], is_current: IsCurrent
-    ) -> list[str]:
-        """Return the ids that need no second look, and drop the records of those that do.
+    def resume(self, sha256: str, config: Mapping[str, Any], is_current: IsCurrent) -> list[str]:
+        """Return the ids that are done, and drop the records of those that are not.
 
-        `is_current` says of a record whether its image is still the same, or None where nobody
-        asks for that image: its record stays as it is. Failures that are asked for are dropped,
-        to be tried again.
+        `is_current` returns whether the image of a record is still the same, or None if the image
+        is not among those to predict: its record stays. Of the others, failed records are dropped,
+        to be predicted again; abstained records are done.
         """
         if self._overwrite:
             self._replace(set())
@@ -188,9 +215,9 @@ class PredictionFile:
             record = line.record
             lines, size = number + 1, size + len(line.text)
             current = is_current(record)
-            if record.status == "ok" or current is None:
-                self._check(record, model_sha256, settings)
-            is_done = record.status == "ok" and current is True
+            if record.is_done or current is None:
+                self._check(record, sha256, config)
+            is_done = record.is_done and current is True
             if record.id in known or not line.text.endswith(b"\n"):
                 continue
             if is_done or current is None:
@@ -201,8 +228,8 @@ class PredictionFile:
             self._replace(kept)
         return done
 
-    def _check(self, record: Prediction, model_sha256: str, settings: Mapping[str, Any]) -> None:
-        found = differences(record, model_sha256, settings)
+    def _check(self, record: Prediction, sha256: str, config: Mapping[str, Any]) -> None:
+        found = differences(record, sha256, config)
         if found:
             raise OutputError(
                 f"`{self.path}` was made otherwise: {'; '.join(found)}",
@@ -231,7 +258,7 @@ class PredictionFile:
     def add(self, record: Prediction) -> None:
         """Append a record; if it cannot be written whole, nothing of it stays."""
         assert self._file is not None
-        left = memoryview(record.to_json().encode() + b"\n")
+        left = memoryview(record.model_dump_json().encode() + b"\n")
         before = os.fstat(self._file.fileno()).st_size
         try:
             while left:
@@ -266,13 +293,14 @@ class PredictionFile:
         )
 
 
-def differences(record: Prediction, model_sha256: str, settings: Mapping[str, Any]) -> list[str]:
-    """Say what of the model and the settings a record was not made with."""
+def differences(record: Prediction, sha256: str, config: Mapping[str, Any]) -> list[str]:
+    """Return how the model and the options of a record differ from these."""
     found = []
-    if record.model_sha256 != model_sha256:
-        found.append(f"with the model {record.model_sha256[:12]}, not {model_sha256[:12]}")
-    for name in dict.fromkeys([*record.settings, *settings]):
-        before, now = record.settings.get(name), settings.get(name)
+    made = record.provenance
+    if made.sha256 != sha256:
+        found.append(f"with the model {made.sha256[:12]}, not {sha256[:12]}")
+    for name in dict.fromkeys([*made.config, *config]):
+        before, now = made.config.get(name), config.get(name)
         if before != now:
             found.append(f"{name} was {_say(before)}, now {_say(now)}")
     return found

@@ -1,4 +1,4 @@
-"""From what was seen of an image to the record of its prediction."""
+"""Make the record of an image from its rollout."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -6,49 +6,70 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from tnetcli import __version__
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Window
+from tnetcli.inference import ImageResult
 from tnetcli.prediction import (
+    SCHEMA,
     Prediction,
     PredictionCost,
     Problem,
+    Provenance,
     SeenGlimpse,
     SeenLevel,
     SeenWindow,
+    StopReason,
 )
 from tnetcli.readers.base import Reader
-from tnetcli.traversal.inference import ImageResult
+from tnetcli.tasks import Classification, softmax
+from tnetcli.traversal.tree import Stop
 
 MOST_CLASSES = 100  # of which every window is told: records of thousands would be all numbers
 DECIMALS = 6
+# The stop reasons of a traversal as records name them.
+STOP_REASONS: dict[Stop, StopReason] = {
+    "levels": "max_level",
+    "pixels": "native_resolution",
+    "repeats": "exhausted",
+    "empty": "no_data",
+    "budget": "budget",
+    "confidence": "confidence",
+    "failed": "failed",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What looks at images: a model, and settings that the answers depend on."""
+    """A model, and the options that its predictions depend on."""
 
     model: str
     model_sha256: str
     classes: tuple[str, ...]
     settings: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def provenance(self) -> Provenance:
+        """Return what a record keeps of it."""
+        return Provenance(
+            model=self.model, sha256=self.model_sha256, version=__version__, config=self.settings
+        )
+
 
 def record_failure(
     error: TnetError | Problem, *, image: str, id: str, maker: Maker, fingerprint: str = ""
 ) -> Prediction:
-    """Return the record of an image that could not be looked at."""
+    """Return the record of an image that failed."""
     return Prediction(
-        image=image,
+        schema=SCHEMA,
         id=id,
+        image=image,
         status="failed",
-        model=maker.model,
-        model_sha256=maker.model_sha256,
-        tnet=__version__,
-        settings=maker.settings,
+        provenance=maker.provenance,
         fingerprint=fingerprint,
-        stopped="failed",
+        stop_reason="failed",
         error=error if isinstance(error, Problem) else Problem.of(error),
     )
 
@@ -57,37 +78,37 @@ def record_result(
     result: ImageResult,
     reader: Reader,
     *,
+    image: str,
     id: str,
     maker: Maker,
     fingerprint: str = "",
+    warnings: Sequence[str] = (),
+    reading: dict[str, JsonValue] | None = None,
 ) -> Prediction:
-    """Return the record of an image that was looked at."""
+    """Return the record of an image that was predicted."""
     classes = maker.classes
-    probabilities = softmax(result.logits)
-    label, probability = _best(probabilities, classes)
-    georeference, microns = reader.georeference, reader.microns_per_pixel
+    decision = Classification(classes).decide(result.logits)
+    microns = reader.microns_per_pixel
     return Prediction(
-        image=reader.path,
+        schema=SCHEMA,
         id=id,
+        image=image,
         status="ok",
         width=reader.size.width,
         height=reader.size.height,
         bands=len(reader.bands),
         reader=reader.name,
-        crs=georeference.crs if georeference else None,
-        transform=georeference.transform if georeference else None,
-        georeference=georeference.source if georeference else None,
-        microns_per_pixel=(microns.x, microns.y) if microns else None,
+        georeference=reader.georeference,
+        mpp=(microns.x, microns.y) if microns else None,
         offset=reader.layout.offset,
-        model=maker.model,
-        model_sha256=maker.model_sha256,
-        tnet=__version__,
-        settings=maker.settings,
+        provenance=maker.provenance,
         fingerprint=fingerprint,
-        label=label,
-        probability=probability,
-        probabilities=dict(zip(classes, probabilities.tolist(), strict=True)),
-        stopped=result.stop,
+        warnings=tuple(warnings),
+        reading=reading or {},
+        label=decision.label,
+        probability=decision.probability,
+        probabilities=decision.probabilities,
+        stop_reason=STOP_REASONS[result.stop],
         levels=tuple(_levels(result, classes)),
         windows=tuple(_windows(result, classes)),
         cost=_cost(result, reader),
@@ -111,7 +132,7 @@ def _windows(result: ImageResult, classes: Sequence[str]) -> list[SeenWindow]:
             box=node.region.window.box,
             attention=node.attention,
             rank=node.rank,
-            weight=float(weight),
+            share=float(weight),
             label=label,
             probability=probability,
             valid=float(valid),
@@ -166,13 +187,6 @@ def _cost(result: ImageResult, reader: Reader) -> PredictionCost:
         model_seconds=result.model_seconds,
         seconds=result.read_seconds + result.model_seconds,
     )
-
-
-def softmax(scores: NDArray[Any]) -> NDArray[np.float64]:
-    """Return probabilities that add up to 1 along the last axis."""
-    powers: NDArray[np.float64] = np.exp(scores - scores.max(axis=-1, keepdims=True), dtype=float)
-    shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
-    return shares
 
 
 def _best(probabilities: NDArray[np.float64], classes: Sequence[str]) -> tuple[str, float]:

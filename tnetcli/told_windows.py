@@ -12,9 +12,9 @@ from tnetcli.csv_file import Problems, Row, locate, read_rows
 from tnetcli.errors import ImageError, ManifestError, OutputError
 from tnetcli.files import open_regular
 from tnetcli.geometry import Size, Window
-from tnetcli.large_records import read_apart
 from tnetcli.pipes import is_pipe
-from tnetcli.prediction import Prediction, SeenWindow
+from tnetcli.prediction import Prediction
+from tnetcli.prediction_file import read_records
 from tnetcli.readers.detect import absolute
 from tnetcli.traversal.policies import ScoredRegion
 from tnetcli.wording import reason, shorten
@@ -22,7 +22,6 @@ from tnetcli.wording import reason, shorten
 EDGES = ("left", "top", "right", "bottom")
 LEVEL = 2  # whose windows are taken from the records of another model
 NAME_THEM = "it has to name every image, by the same path or the same id"
-HAIR = 1e-6
 PIECE = 1 << 20  # bytes read at once
 log = logging.getLogger(__name__)
 
@@ -117,22 +116,17 @@ class ToldWindows:
 
     def _read_records(self) -> None:
         try:
-            for record, windows in read_apart(self.path):
+            for record in read_records(self.path):
                 if record.id in self._ids:
                     raise ManifestError(
                         f"`{self.path}` has two predictions of `{shorten(record.id)}`",
                         hint="`tnet merge` puts files together, each image once",
                     )
-                entry = _recorded(record, windows)
+                entry = _recorded(record)
                 self._ids[record.id] = entry
                 self._paths.setdefault(absolute(record.image), entry)
-        except OutputError as error:  # to whoever writes records; here they are a list of images
+        except OutputError as error:  # here the records are an input, like a manifest
             raise ManifestError(str(error), hint=error.hint) from error
-        except ValueError as error:
-            raise ManifestError(
-                f"`{self.path}` tells of windows that cannot be: {error}",
-                hint="was the file changed by something else than tnet?",
-            ) from error
         if not any(entry.windows for entry in self._ids.values()):
             log.warning("`%s` tells no window: its images were seen as a whole only", self.path)
 
@@ -175,15 +169,15 @@ def _digest(path: Path) -> tuple[str, bytes]:
     return digest.hexdigest(), start
 
 
-def _recorded(record: Prediction, windows: Iterable[SeenWindow]) -> _Entry:
-    if record.status != "ok":
+def _recorded(record: Prediction) -> _Entry:
+    if not record.is_done:
         return _Entry((), failed=True)
     told = []
-    for each in chain.from_iterable((window, *window.glimpsed()) for window in windows):
+    for each in chain.from_iterable((window, *window.glimpsed()) for window in record.windows):
         if each.level == LEVEL:
             x0, y0, x1, y1 = each.box
-            # A share of 1 may have been rounded up.
-            share = 1.0 if 1 < each.attention <= 1 + HAIR else each.attention
+            # A sum of 32-bit numbers may exceed one a little.
+            share = min(each.attention, 1.0)
             told.append(ScoredRegion(Window(x0, y0, x1 - x0, y1 - y0), share))
     best_first = sorted(told, key=lambda each: -each.attention)
     return _Entry(tuple(best_first), Size(record.width, record.height))

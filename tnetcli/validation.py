@@ -89,12 +89,12 @@ class _Wrong(NamedTuple):
 
 
 def _describe(wanted: Any, field: FieldInfo | None) -> str:
-    """Say what a key is for, and what it is where nobody says anything."""
+    """Return the purpose of a key, and its default."""
     parts = [field.description] if field is not None and field.description else []
     if keys := _fields(wanted):
         parts = parts or [f"its keys: {', '.join(keys)}"]
     elif field is not None and isinstance(field.default, int | float | str | tuple):
-        parts.append(f"by itself `{shorten(field.default)}`")
+        parts.append(f"default `{shorten(field.default)}`")
     return "; ".join(parts) or "the recipes in recipes/ show how it is written"
 
 

@@ -22,6 +22,8 @@ _STOPS = r"[')\],.:;]{0,3}"
 _QUERY = re.compile(
     rf"\?[^\s`\"<>]+?(?={_STOPS}(?:#[0-9a-f]{{8}})?{_STOPS}(?:[\s`\"<>]|$))", re.ASCII
 )
+_HALF = re.compile("[\ud800-\udfff]")  # surrogates; those from U+DC80 stand for bytes
+_BYTE = re.compile(r"\\x([89a-f][0-9a-f])")
 _PARAMETER = re.compile("([?&])([^?&=]*=)?[^?&]*")
 
 
@@ -118,12 +120,28 @@ def public_name(name: str) -> str:
 
     The mark is a digest of the query alone: that of a login would confirm a guessed password.
     """
+    name = spelled_out(name)
     hidden = redacted(name)
     query = _LOGIN.sub("", name).partition("?")[2]
     if hidden == name or not query:
         return hidden
-    mark = hashlib.sha256(query.encode(errors="surrogatepass")).hexdigest()[:8]
+    mark = hashlib.sha256(query.encode()).hexdigest()[:8]
     return f"{hidden}#{mark}"
+
+
+def spelled_out(text: str) -> str:
+    r"""Return text that can be written as UTF-8; bytes of file names that cannot become `\xff`."""
+    return _HALF.sub(_spelled, text)
+
+
+def as_file_name(text: str) -> str:
+    """Return the file name that `spelled_out` was given."""
+    return _BYTE.sub(lambda found: chr(0xDC00 + int(found[1], 16)), text)
+
+
+def _spelled(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
 
 def _is_harmless(character: str) -> bool:

@@ -1,9 +1,9 @@
-"""Plain values from a YAML file that people write by hand, and changes to them."""
+"""Read recipes in YAML strictly, and apply `--set key.path=value`."""
 
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -15,97 +15,73 @@ MOST_BYTES = 2**20
 MOST_DEPTH = 32  # tables and lists inside each other
 MOST_DIGITS = 64
 MERGE, INTEGER, NUMBER = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
-# Dates that do not exist, or only in another time zone.
-BROKEN = (yaml.YAMLError, ValueError, OverflowError)
 
 
 class _Refused(yaml.MarkedYAMLError):  # type: ignore[misc]  # yaml has no types
-    """YAML that a recipe has no need of, and that could hide something or take all memory."""
-
-    def __init__(self, problem: str, mark: yaml.Mark, hint: str) -> None:
-        super().__init__(problem=problem, problem_mark=mark)
-        self.hint = hint
+    """Valid YAML that a recipe does not need, and that could hide something or fill the memory."""
 
 
 class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads plain values as they are written: each once, where it stands."""
+    """Load plain values: no aliases, tags, merge keys or duplicate keys, within limits."""
 
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()
-        mark = event.start_mark
         if getattr(event, "anchor", None) is not None:  # a few aliases can stand for gigabytes
-            raise _Refused(
-                f"anchors and aliases are not read: `{shorten(event.anchor)}`",
-                mark,
-                "write it out in each place",
-            )
+            _refuse(f"anchors and aliases are not read: `{shorten(event.anchor)}`", event)
         if getattr(event, "tag", None) is not None:
-            raise _Refused(
-                f"tags are not read: `{shorten(event.tag)}`", mark, "leave out what begins with `!`"
-            )
+            _refuse(f"tags are not read: `{shorten(event.tag)}`", event)
         if self.depth == MOST_DEPTH:
-            raise _Refused(
-                f"more than {MOST_DEPTH} tables and lists inside each other",
-                mark,
-                "a recipe needs three: is a bracket left open?",
-            )
+            _refuse(f"more than {MOST_DEPTH} tables and lists inside each other", event)
         self.depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
-
-    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
         if node.tag in (INTEGER, NUMBER) and len(node.value) > MOST_DIGITS:
-            raise _Refused(
-                f"a number of more than {MOST_DIGITS} digits: `{shorten(node.value)}`",
-                node.start_mark,
-                "put it in quotes if it is a name",
-            )
+            _refuse(f"a number of more than {MOST_DIGITS} digits: `{shorten(node.value)}`", node)
+        if isinstance(node, yaml.MappingNode):
+            _check_keys([key for key, _ in node.value])
         return node
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        names = set()
-        for key, _ in node.value:
-            if key.tag == MERGE:
-                raise _Refused(
-                    "the merge key `<<` is not read", key.start_mark, "write the keys out"
-                )
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in names:
-                    raise _Refused(
-                        f"the key `{shorten(key.value)}` is there twice",
-                        key.start_mark,
-                        "the first would be ignored in silence: remove one",
-                    )
-                names.add((key.tag, key.value))
-        return node
+
+def _check_keys(keys: list[yaml.Node]) -> None:
+    names = set()
+    for key in keys:
+        if key.tag == MERGE:
+            _refuse("the merge key `<<` is not read", key)
+        if isinstance(key, yaml.ScalarNode):
+            if (key.tag, key.value) in names:
+                _refuse(f"the key `{shorten(key.value)}` is there twice", key)
+            names.add((key.tag, key.value))
+
+
+def _refuse(problem: str, where: Any) -> NoReturn:
+    raise _Refused(problem=problem, problem_mark=where.start_mark)
 
 
 def read_yaml(path: Path) -> Any:
-    """Return what the file holds; nothing but plain values, and no key twice."""
-    text = _read_text(path)
-    try:
-        data = yaml.load(text, Loader=_PlainLoader)
-    except BROKEN as error:
-        mark = getattr(error, "problem_mark", None)
-        place = "" if mark is None else f", line {mark.line + 1}"
-        raise RecipeError(
-            f"recipe `{path}`{place}: {_reason(error)}",
-            hint=getattr(error, "hint", "indent with spaces; a space follows each colon"),
-        ) from error
+    """Return the plain values of a recipe file."""
+    data = _load(_read_text(path), f"recipe `{path}`")
     if data is None:
         raise RecipeError(f"recipe `{path}` is empty", hint="it needs a section `model`")
     return data
 
 
-def _reason(error: Exception) -> str:
-    problem = getattr(error, "problem", None) or first_line(error)
-    return problem if isinstance(error, _Refused) else f"not YAML, {problem}"
+def _load(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_PlainLoader)
+    except _Refused as error:
+        raise RecipeError(
+            f"{where}, line {error.problem_mark.line + 1}: {error.problem}",
+            hint="write it out as plain keys, values and lists, each key once",
+        ) from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # also of dates that do not exist
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
+        raise RecipeError(
+            f"{where}{line}: not YAML, {getattr(error, 'problem', None) or first_line(error)}",
+            hint="indent with spaces; a space follows each colon; quote text with special letters",
+        ) from error
 
 
 def _read_text(path: Path) -> str:
@@ -142,33 +118,26 @@ def change(data: Any, settings: Sequence[str]) -> Any:
                 f"not a setting `key.path=value`: `{shorten(setting)}`",
                 hint="for example --set traversal.levels=2",
             )
-        try:
-            value = yaml.load(text, Loader=_PlainLoader)
-        except BROKEN as error:
-            raise RecipeError(
-                f"cannot read the value of `{name}`, {_reason(error)}: `{shorten(text)}`",
-                hint=getattr(error, "hint", "quote it for YAML and shell"),
-            ) from error
-        _put(changed, keys, value)
+        _put(changed, keys, _load(text, f"the value `{shorten(text)}` of `{name}`"))
     return changed
 
 
 def _put(table: Any, keys: list[str], value: Any) -> None:
     """Set a value; a number chooses among the entries of a list, from 0."""
     for depth, key in enumerate(keys):
-        name: str | int = key
+        name: Any = key
         if isinstance(table, list) and key.isdecimal() and int(key) < len(table):
             name = int(key)
         elif not isinstance(table, dict):
-            above = ".".join(keys[:depth]) or "the recipe"
             is_list = isinstance(table, list)
             what = f"a list of {len(table)}" if is_list else "neither a table nor a list"
             raise RecipeError(
-                f"cannot set `{'.'.join(keys)}`: `{above}` is {what}", hint="set it as a whole"
+                f"cannot set `{'.'.join(keys)}`: `{'.'.join(keys[:depth]) or 'the recipe'}` is "
+                f"{what}",
+                hint="set it as a whole",
             )
         if depth == len(keys) - 1:
             table[name] = value
-        else:
-            if (table[name] if isinstance(name, int) else table.get(name)) is None:
-                table[name] = {}
-            table = table[name]
+        elif table[name] is None if isinstance(name, int) else table.get(name) is None:
+            table[name] = {}
+        table = table[name]

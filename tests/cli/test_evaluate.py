@@ -86,7 +86,9 @@ def test_the_walk_and_what_is_compared_can_be_chosen(folder):
 
 
 def test_options_are_read_from_the_environment(folder):
-    done = in_process(folder, TNET_JSON="1", TNET_LEVELS="1", TNET_NO_RANDOM="1")
+    done = in_process(
+        folder, TNET_EVALUATE_JSON="1", TNET_EVALUATE_LEVELS="1", TNET_EVALUATE_NO_RANDOM="1"
+    )
     assert [row["windows"] for row in json.loads(done.stdout)["rows"]] == [0]
 
 

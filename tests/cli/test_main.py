@@ -43,14 +43,26 @@ def test_wrong_usage_is_one_line_of_error_and_one_of_hint(arguments):
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
 
 
-def test_an_option_can_be_set_by_its_environment_variable(tmp_path):
-    assert tnet("info", tmp_path / "a.tif", TNET_LEVELS="many").returncode == 2
+@pytest.mark.parametrize("name", ["TNET_INFO_LEVELS", "TNET_INFO_MPP"])
+def test_an_option_can_be_set_by_its_environment_variable(tmp_path, name):
+    assert tnet("info", tmp_path / "a.tif", **{name: "many"}).returncode == 2
+    assert tnet("info", tmp_path / "a.tif", **{name: "1", "TNET_LEVELS": "x"}).returncode == 3
 
 
-def test_every_option_has_an_environment_variable_of_its_own_name_and_says_what_it_is_for():
-    # With --windows a number of windows is asked for, but by `tnet predict` a file of them.
-    others = {("predict", "--windows"): "TNET_WINDOWS_FILE", ("info", "-0"): "TNET_0"}
-    others[("predict", "-0")] = "TNET_0"
+def test_the_version_is_no_matter_of_the_environment():
+    assert tnet("recipes", "list", TNET_VERSION="1").stdout != f"tnet {__version__}\n"
+
+
+# What job scripts may rely on, in every command that has the option.
+SHARED = {
+    "--model": "TNET_MODEL",
+    "--device": "TNET_DEVICE",
+    "--scheduler": "TNET_SCHEDULER",
+    "--log-format": "TNET_LOG_FORMAT",
+}
+
+
+def test_shared_options_have_one_environment_variable_and_every_option_says_what_it_is_for():
     commands = get_command(app).commands
     commands |= commands.pop("recipes").commands
     for name, command in commands.items():
@@ -58,8 +70,7 @@ def test_every_option_has_an_environment_variable_of_its_own_name_and_says_what_
             if option.param_type_name != "option" or option.name == "help":
                 continue
             flag = next((each for each in option.opts if each.startswith("--")), option.opts[0])
-            expected = f"TNET_{flag.removeprefix('--').replace('-', '_').upper()}"
-            assert option.envvar == others.get((name, flag), expected), f"{name} {flag}"
+            assert option.envvar == SHARED.get(flag), f"{name} {flag}"
             assert option.help.endswith((".", "?")), f"{name} {flag}"
 
 

@@ -158,6 +158,6 @@ def test_a_file_whose_name_is_no_text_is_shown(model, tmp_path):
 
 def test_the_environment_does_not_stand_in_the_way_of_a_file(tmp_path):
     path = write_tiny(tmp_path / "a.safetensors")
-    result = tnet("models", path, TNET_BACKBONES="resnet*", TNET_JSON="1")
+    result = tnet("models", path, TNET_MODELS_BACKBONES="resnet*", TNET_MODELS_JSON="1")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["file"] == str(path)

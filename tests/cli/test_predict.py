@@ -99,7 +99,7 @@ def answers(path):
     """Return all that a run found, without the time it took and the order it came in."""
     found = {}
     for record in records(path):
-        plain = json.loads(record.to_json())
+        plain = json.loads(record.model_dump_json())
         cost = plain.pop("cost", {})
         plain["cost"] = {key: value for key, value in cost.items() if "seconds" not in key}
         assert record.id not in found
@@ -134,7 +134,7 @@ def test_records_go_to_a_file_a_line_each(folder, whole):
     some = next(iter(whole.values()))
     assert some["status"] == "ok"
     assert set(some["probabilities"]) == set(CLASSES)
-    assert some["settings"]["levels"] == 3
+    assert some["provenance"]["config"]["levels"] == 3
     assert [level["windows"] for level in some["levels"]] == [1, 2, 2]
     assert all(some["fingerprint"] != each["fingerprint"] for each in list(whole.values())[1:])
 
@@ -190,7 +190,7 @@ def test_bad_images_are_failed_records_and_the_rest_go_on(folder, tmp_path):
     assert "2 of 5 images done, 3 failed" in done.stderr
     for record in records(out):
         if record.error is not None:
-            assert all([record.error.message, record.model_sha256, record.settings])
+            assert all([record.error.message, record.provenance.sha256, record.provenance.config])
 
 
 def test_only_bad_images_are_another_exit_code(folder):
@@ -523,7 +523,7 @@ def test_the_record_says_why_it_stopped(folder):
         (["--policy", "best-first", "--budget", "3"], "budget"),
     ):
         done = in_process(folder, folder / "images/00.tif", "-o", "-", "-q", *options)
-        assert json.loads(done.stdout)["stopped"] == stop
+        assert json.loads(done.stdout)["stop_reason"] == stop
 
 
 def test_lines_on_standard_error_can_be_json(folder, tmp_path):
@@ -620,7 +620,7 @@ def test_attention_is_checked_where_it_is_asked_for(folder, tmp_path):
     assert "only whole images are seen: there is no attention to check" in flat.stderr
     assert "with its closest windows hidden" in said.stdout
     plain = in_process(folder, image, "-o", "-")
-    assert "attention_check" not in plain.stdout
+    assert json.loads(plain.stdout)["attention_check"] is None
     assert {**json.loads(line.text)["probabilities"]} == json.loads(plain.stdout)["probabilities"]
 
 

@@ -188,9 +188,10 @@ def test_an_image_that_kills_takes_no_other_along(folder, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(KILLER)
     listed = [f"images/{number:03}.tif" for number in range(12)]
     words = [*TNET, "predict", *listed, "--model", "m.safetensors", "-o", "killed.jsonl"]
+    found_in = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [*words, "--workers", "2"],
-        cwd=folder, env={**environment(), "PYTHONPATH": str(tmp_path)},
+        cwd=folder, env={**environment(), "PYTHONPATH": found_in},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 8, done.stderr

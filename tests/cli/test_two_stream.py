@@ -1,13 +1,13 @@
-"""From outside: windows that are told, and pictures that explain a step."""
+"""Predict regions given in a file with a two_stream model, and export them."""
 
 import json
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from tests.checkpoints import write_tiny
 from tests.commands import tnet
+from tests.exporters.conformance import check_overlay
 from tests.images import noise
 
 STREAMS = {"backbone": "compact", "view_size": 32, "state_size": 8, "step_count": 3}
@@ -54,47 +54,8 @@ def test_the_windows_of_a_file_are_looked_at_and_images_it_leaves_out_fail(predi
 def test_told_windows_are_exported_where_they_are(predicted, folder):
     done = tnet("export", "out.jsonl", "-o", "a.geojson", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert tnet("export", "--check", "a.geojson", cwd=folder).returncode == 0
+    check_overlay(folder / "a.geojson")
     features = json.loads((folder / "a.geojson").read_text())["features"]
     ring = features[1]["geometry"]["coordinates"][0]
     assert features[1]["properties"]["name"] == "root/w1"
     assert sorted({tuple(point) for point in ring}) == [(3, 4), (3, 68), (67, 4), (67, 68)]
-
-
-def test_a_picture_explains_a_step(predicted, folder):
-    plain = ["export", "out.jsonl", "-f", "picture", "--size", "600"]
-    explain = [*plain, "--explain", "step", "--model", "m.safetensors", "--step", "2"]
-    for name, arguments in (("plain.png", plain), ("steps.png", explain)):
-        done = tnet(*arguments, "-o", name, cwd=folder)
-        assert done.returncode == 0, done.stderr
-    one, other = (np.asarray(Image.open(folder / name)) for name in ("plain.png", "steps.png"))
-    assert one.shape[1] == other.shape[1] == 600
-    assert one.shape != other.shape or (one != other).any()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "problem"),
-    [
-        (["-f", "picture", "--step", "2"], 2, "--step and --model say what to explain"),
-        (["-f", "picture", "--explain", "step", "--no-pixels"], 2, "needs the pixels"),
-        (["-f", "csv", "--explain", "step"], 2, "--explain has no meaning for a csv"),
-        (["-f", "picture", "--explain", "step"], 2, "which model is `m`"),
-        (
-            ["-f", "picture", "--explain", "step", "--model", "default"],
-            5,
-            "does not think in steps",
-        ),
-        (
-            ["-f", "picture", "--explain", "step", "--model", "m.safetensors", "--step", "4"],
-            2,
-            "there is no step 4: the model makes 3",
-        ),
-    ],
-)
-@pytest.mark.parametrize("one", [True, False])
-def test_what_cannot_be_explained_is_told(one, arguments, code, problem, predicted, folder):
-    output = "never/" if not one else "never.csv" if "csv" in arguments else "never.png"
-    done = tnet("export", "out.jsonl", *arguments, "-o", output, cwd=folder)
-    assert (done.returncode, problem in done.stderr) == (code, True), done.stderr
-    assert "hint:" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -1,38 +1,76 @@
 """Records of predictions, and ways to look at overlays that know nothing of how they are made."""
 
+import dataclasses
 import json
 
 import numpy as np
 from rasterio.warp import transform as warp
 
+from tnetcli.errors import ImageError
 from tnetcli.exporters.geojson import collection_text
 from tnetcli.exporters.looked import Looked
-from tnetcli.prediction import Prediction, SeenWindow
+from tnetcli.geometry import Georeference
+from tnetcli.prediction import SCHEMA, Prediction, Problem, Provenance, SeenWindow
 
 LONLAT = "OGC:CRS84"
+CLASSES = {"forest": 0.03, "river": 0.97}
+MADE = {"model", "sha256", "version", "config"}
+PLACE = {"crs", "transform", "source"}
 UTM = {"crs": "EPSG:32633", "transform": (10.0, 0.0, 399_960.0, 0.0, -10.0, 5_000_040.0)}
 
 
-def window(path="root", box=(0.0, 0.0, 100.0, 80.0), attention=0.5, **told):
-    numbers = {"rank": 1, "weight": 0.2, "label": "river", "probability": 0.93, "valid": 1.0}
+def window(path="root", box=(0.0, 0.0, 100.0, 80.0), attention=0.5, **facts):
+    numbers = {"rank": 1, "share": 0.2, "label": "river", "probability": 0.93, "valid": 1.0}
     edges = tuple(float(edge) for edge in box)
-    return SeenWindow(path, path.count("/") + 1, edges, attention, **(numbers | told))
+    return SeenWindow(path, path.count("/") + 1, edges, attention, **(numbers | facts))
 
 
-def record(*windows, image="scenes/a.tif", width=4000, height=3000, **told):
-    facts = {
-        "model": "default",
-        "model_sha256": "f" * 64,
-        "tnet": "0.1.0",
-        "probabilities": {"forest": 0.03, "river": 0.97},
-    }
+def record(*windows, image="scenes/a.tif", width=4000, height=3000, **facts):
+    """Make a record; keywords of its provenance and georeference are given flat."""
+    made = {"model": "default", "sha256": "f" * 64, "version": "0.1.0"}
+    made |= {key: facts.pop(key) for key in MADE & facts.keys()}
+    place = {key: facts.pop(key) for key in PLACE & facts.keys()}
+    if place.get("transform") is not None:
+        facts["georeference"] = Georeference(**({"crs": None} | place))
+    known = {"label": "river", "probability": 0.97}
+    if facts.get("status") == "abstained":
+        known = {"label": None, "reason": "the classes are too close"}
+    known["probabilities"] = _classes([*windows, *facts.get("levels", ())], facts.get("label"))
+    values = {"id": image, "image": image, "status": "ok", "width": width, "height": height}
     return Prediction(
-        image, image, "ok", width=width, height=height, windows=windows, **(facts | told)
+        schema=SCHEMA, windows=windows, provenance=Provenance(**made), **(values | known | facts)
     )
 
 
+def _classes(parts, label):
+    """Name forest and river, and every other label that is used."""
+    labels = [label, *(each.label for each in parts)]
+    labels += [each.label for part in parts for each in getattr(part, "glimpses", ())]
+    others = [each for each in dict.fromkeys(labels) if each not in (None, *CLASSES)]
+    part = 0.9 / max(len(others), 1)
+    return {"forest": 0.03, "river": 0.07, **dict.fromkeys(others, part)} if others else CLASSES
+
+
+def replace(value, **changes):
+    """Change a record, with the keywords of `record`, or a part of one."""
+    if not isinstance(value, Prediction):
+        return dataclasses.replace(value, **changes)
+    made = {key: changes.pop(key) for key in MADE & changes.keys()}
+    place = {key: changes.pop(key) for key in PLACE & changes.keys()}
+    if made:
+        changes["provenance"] = dataclasses.replace(value.provenance, **made)
+    if place:
+        changes["georeference"] = dataclasses.replace(value.georeference, **place)
+    return value.replace(**changes)
+
+
+def failed(image="c.tif", problem="damaged", **facts):
+    values = {"id": image, "image": image, "error": Problem.of(ImageError(problem))}
+    return Prediction(schema=SCHEMA, status="failed", **(values | facts))
+
+
 def text(*predictions, **how):
-    return "".join(collection_text(map(Looked.of, predictions), **how))
+    return "".join(collection_text(map(Looked, predictions), **how))
 
 
 def read(*predictions, **how):

@@ -2,7 +2,6 @@
 
 import json
 import runpy
-from dataclasses import replace
 from pathlib import Path
 
 import geopandas
@@ -13,16 +12,24 @@ import pytest
 import shapely
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import ValidationError
 
 import tnetcli
-from tests.exporters.records import UTM, record, window
+from tests.exporters.conformance import SCHEMA, VALIDATOR, check_overlay, put, records
+from tests.exporters.records import UTM, record, replace, window
 from tests.exporters.test_map_overlay import PLACES, SIDE, boxes, scenes
 from tests.exporters.test_pixel_overlay import RULES, strictly
 from tests.slides import real, write_scn
-from tnetcli.exporters.checking import check_overlay
-from tnetcli.exporters.geojson import write_geojson, write_geojson_sequence
+from tnetcli.errors import ImageError
+from tnetcli.exporters.geojson import (
+    collection_text,
+    sequence_text,
+    write_geojson,
+    write_geojson_sequence,
+)
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.table import csv_text
+from tnetcli.prediction import Prediction, Problem
 
 PIXEL = 0.01
 DOCS = Path(__file__).parents[2] / "docs"
@@ -31,9 +38,123 @@ PATHS = ("root", "root/0-1", "root/0-1/2-2")
 
 def exported(folder, prediction, **how):
     path = folder / "a.geojson"
-    write_geojson(path, [Looked.of(prediction)], overwrite=True, **how)
+    write_geojson(path, [Looked(prediction)], overwrite=True, **how)
     assert check_overlay(path).features == len(prediction.windows)
     return path
+
+
+SEEN = (
+    window(attention=1.0),
+    window("root/0-2", (0, 0, 500, 400)),
+    window("root/0-2/1-1", (10, 20, 300, 200.25)),
+)
+VIEW = {"settings": {"view_size": 224}}
+SCENE = record(*SEEN, **VIEW, **UTM)
+SLIDE = record(*SEEN, image="b.svs", offset=(7, 9), microns_per_pixel=(0.25, 0.25), **VIEW)
+ACROSS = record(
+    window(box=(0, 0, 3000, 3000)),
+    image="across.tif",
+    crs="EPSG:32660",
+    transform=(10.0, 0.0, 720_000.0, 0.0, -10.0, 5_000_040.0),
+)
+FAILED = Prediction("c.tif", "c.tif", "failed", error=Problem.of(ImageError("damaged")))
+
+
+@pytest.mark.parametrize(
+    ("predictions", "expected"),
+    [
+        ([SCENE], (3, 1, {"map"})),
+        ([ACROSS], (1, 1, {"map"})),
+        ([SCENE, FAILED, ACROSS], (4, 2, {"map"})),
+        ([SLIDE], (3, 1, {"pixels"})),
+        ([], (0, 0, set())),
+        ([FAILED], (0, 0, set())),
+        ([record(**UTM)], (0, 1, set())),
+        ([record()], (0, 1, set())),
+    ],
+)
+def test_collections_conform(predictions, expected, tmp_path):
+    for name in ("a.geojson", "a.geojson.gz"):
+        write_geojson(tmp_path / name, map(Looked.of, predictions))
+        assert check_overlay(tmp_path / name) == expected
+
+
+@pytest.mark.parametrize("name", ["a.geojsonl", "a.GEOJSONS", "a.geojsonl.gz"])
+@pytest.mark.parametrize("record_separator", [False, True])
+def test_sequences_conform(name, record_separator, tmp_path):
+    for predictions, expected in (
+        ([SCENE, SLIDE], (6, 2, {"map", "pixels"})),
+        ([record(), FAILED], (0, 0, set())),
+    ):
+        looked = map(Looked.of, predictions)
+        write_geojson_sequence(
+            tmp_path / name, looked, record_separator=record_separator, overwrite=True
+        )
+        assert check_overlay(tmp_path / name) == expected
+
+
+@settings(max_examples=150)
+@given(prediction=records, frame=st.sampled_from(["qupath", "level0"]))
+def test_overlays_of_any_record_conform(prediction, frame, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("any")
+    text = "".join(collection_text([Looked(prediction)], frame=frame))
+    assert check_overlay(put(folder, text)).features == len(prediction.windows)
+    lines = list(sequence_text([Looked(prediction)], frame=frame))
+    assert check_overlay(put(folder, "".join(lines), "a.geojsonl")).features == len(lines)
+
+
+def remove(*steps):
+    return lambda collection: _holder(collection, steps).pop(steps[-1])
+
+
+def change(*steps, to):
+    return lambda collection: _holder(collection, steps).__setitem__(steps[-1], to)
+
+
+def _holder(value, steps):
+    for step in steps[:-1]:
+        value = value[step]
+    return value
+
+
+FIRST = ("features", 0)
+RING = (*FIRST, "geometry", "coordinates", 0)
+
+
+# The validator is only worth something if it notices what it is there for.
+@pytest.mark.parametrize(
+    ("prediction", "fault"),
+    [
+        (SCENE, remove(*FIRST, "properties", "path")),
+        (SCENE, remove("tnet")),
+        (SCENE, remove("bbox")),
+        (SCENE, remove(*FIRST, "bbox")),
+        (SCENE, change("crs", to={})),
+        (SCENE, change(*FIRST, "properties", "attention", to=1.7)),
+        (SCENE, change(*FIRST, "properties", "level", to=3)),
+        (SCENE, change(*FIRST, "id", to="a#root/7-7")),
+        (SCENE, change(*FIRST, "bbox", to=[0, 0, 1, 1])),
+        (SCENE, change("bbox", to=[0, 0, 1, 1])),
+        (SCENE, change(*RING, 1, to=[200.0, 45.0])),
+        (SCENE, lambda collection: _holder(collection, (*RING, 0)).reverse()),
+        (SCENE, lambda collection: collection["features"].append(collection["features"][0])),
+        (SLIDE, change(*FIRST, "id", to="1-2")),
+        (SLIDE, change(*FIRST, "geometry", to=None)),
+        (SLIDE, change(*FIRST, "properties", "objectType", to="annotation")),
+        (SLIDE, change(*FIRST, "properties", "name", to="root/1-1")),
+        (SLIDE, change(*RING, 0, to=[0.125, 0])),
+        (SLIDE, lambda collection: _holder(collection, (*RING, 0)).reverse()),
+    ],
+)
+def test_the_validator_notices_a_fault(prediction, fault, tmp_path):
+    collection = json.loads("".join(collection_text([Looked(prediction)])))
+    fault(collection)
+    with pytest.raises((AssertionError, ValidationError)):
+        check_overlay(put(tmp_path, json.dumps(collection)))
+
+
+def test_the_schema_is_valid():
+    VALIDATOR.check_schema(SCHEMA)
 
 
 def back_to_pixels(shape, crs, transform):
@@ -148,7 +269,7 @@ def test_geopandas_finds_the_pixels_of_an_image_without_a_crs(tmp_path_factory, 
 def test_geopandas_opens_every_way_of_writing_it(tmp_path):
     scene = record(window(), window("root/0-1", (0, 0, 500, 400)), **UTM)
     other = replace(scene, image="b.tif", id="b.tif")
-    looked = [Looked.of(scene), Looked.of(other)]
+    looked = [Looked(scene), Looked(other)]
     write_geojson(tmp_path / "a.geojson", looked)
     write_geojson(tmp_path / "a.geojson.gz", looked)
     write_geojson_sequence(tmp_path / "a.geojsonl", looked)
@@ -169,10 +290,10 @@ def test_geopandas_opens_every_way_of_writing_it(tmp_path):
 
 
 def test_numbers_that_are_not_known_are_missing_and_not_text(tmp_path):
-    orphan = window("root/3-3/0-0", attention=float("nan"))
+    orphan = window("root/3-3/0-0", share=None)
     frame = geopandas.read_file(exported(tmp_path, record(window(), orphan, **UTM)))
-    assert frame["attention"].dtype == float
-    assert frame["attention"].isna().tolist() == [False, True]
+    assert frame["weight"].dtype == float
+    assert frame["weight"].isna().tolist() == [False, True]
     assert frame["joint"].isna().tolist() == [False, True]
 
 
@@ -265,8 +386,8 @@ def keys_of(value):
 def test_every_key_we_write_is_documented(tmp_path):
     page = (DOCS / "overlays.md").read_text(encoding="utf-8")
     seen = window(probabilities=(0.4, 0.6))
-    scene = record(seen, georeference="gcps", settings={"view_size": 224}, **UTM)
-    slide = record(seen, settings={"view_size": 224}, microns_per_pixel=(0.5, 0.5))
+    scene = record(seen, source="gcps", config={"view_size": 224}, **UTM)
+    slide = record(seen, config={"view_size": 224}, mpp=(0.5, 0.5))
     on_map, on_slide = page.split("## On a slide")
     for prediction, part in ((scene, on_map), (slide, on_map + on_slide)):
         overlay = json.loads(exported(tmp_path, prediction).read_text())
@@ -274,7 +395,7 @@ def test_every_key_we_write_is_documented(tmp_path):
         assert not missing
     tables = page.split("## As a table")[1]
     for per_image in (False, True):
-        header = next(iter(csv_text([Looked.of(scene)], per_image=per_image)))
+        header = next(iter(csv_text([Looked(scene)], per_image=per_image)))
         names = {name.replace("forest", "<class>") for name in header.strip().split(",")}
         assert not {name for name in names - {"prob_river"} if f"`{name}`" not in tables}
 

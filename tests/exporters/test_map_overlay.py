@@ -307,7 +307,7 @@ def test_a_window_that_reaches_past_the_earth_is_cut_to_the_image():
     inside, beyond = features(
         record(
             window(box=(0, 0, 1000, 1000)),
-            window(box=(-4000, -4000, 5000, 5000)),
+            window("root/0-0", box=(-4000, -4000, 5000, 5000)),
             crs=disc,
             transform=transform,
             width=1000,
@@ -347,9 +347,9 @@ def test_an_image_of_somewhere_else_is_drawn_in_pixels(crs):
 
 def test_properties_are_flat_and_tell_all_of_a_window():
     child = window(
-        "root/0-2", (2048, 0, 4096.5, 1024), attention=0.21, rank=3, weight=0.4, valid=0.75
+        "root/0-2", (2048, 0, 4096.5, 1024), attention=0.21, rank=3, share=0.4, valid=0.75
     )
-    _, feature = features(record(window(attention=1.0), child, settings={"view_size": 224}, **UTM))
+    _, feature = features(record(window(attention=1.0), child, config={"view_size": 224}, **UTM))
     colour = feature["properties"]["stroke"]
     assert feature["properties"] == {
         "path": "root/0-2",
@@ -401,7 +401,7 @@ def test_there_is_no_crs_member_and_the_frame_is_told():
 
 
 def test_an_image_placed_by_ground_control_points_is_marked():
-    collection = read(record(window(), georeference="gcps", **UTM))
+    collection = read(record(window(), source="gcps", **UTM))
     assert collection["tnet"]["georeference"] == "gcps"
     assert collection["features"][0]["properties"]["georeference"] == "gcps"
     assert "georeference" not in read(record(window(), georeference="transform", **UTM))["tnet"]

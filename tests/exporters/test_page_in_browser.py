@@ -1,7 +1,6 @@
 import math
 import re
 from contextlib import contextmanager
-from dataclasses import replace
 from io import BytesIO
 
 import numpy as np
@@ -10,7 +9,7 @@ from PIL import Image
 
 from tests.browser import Watched, chromium, expect
 from tests.exporters.page_images import Places, places
-from tests.exporters.records import UTM, record, to_lonlat, window
+from tests.exporters.records import UTM, record, replace, to_lonlat, window
 from tests.exporters.test_page import COST, FAILED, HOSTILE, LEVELS, SCENE
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.page import write_page
@@ -42,7 +41,7 @@ def show(browser, tmp_path):
     path = tmp_path / "päge #1?.html"
 
     def open_tab(*predictions, imagery=places, where="", **options):
-        write_page(path, map(Looked.of, predictions), imagery, overwrite=True)
+        write_page(path, map(Looked, predictions), imagery, overwrite=True)
         watched = Watched(browser, **({"viewport": {"width": 1200, "height": 900}} | options))
         opened.append(watched)
         watched.tab.goto(path.as_uri() + where)
@@ -353,6 +352,8 @@ MANY = [
         id=f"scenes/{name}.tif",
         label=label,
         probability=probability,
+        probabilities={"forest": 0.03, "river": 0.9, "wüste": 0.07},
+        windows=SCENE.windows[::2],
         cost=replace(COST, windows=windows, fraction_decoded=fraction),
     )
     for name, label, probability, windows, fraction in (
@@ -469,7 +470,9 @@ def test_paper_shows_image_windows_and_story_without_controls(scheme, show):
 
 @pytest.mark.parametrize("width", [320, 500, 700])
 def test_nothing_is_read_sideways_on_a_small_screen(width, show):
-    long = replace(DEEP, id="a" * 300, label="b" * 200, probabilities={"b" * 200: 1.0})
+    facts = {"label": "b" * 200, "levels": (), "probabilities": {"b" * 200: 1.0}}
+    windows = tuple(replace(each, label="b" * 200, probabilities=()) for each in DEEP.windows)
+    long = replace(DEEP, id="a" * 300, windows=windows, **facts)
     options = {"viewport": {"width": width, "height": 600}}
     for tab in (show(long, **options), show(long, *MANY, **options)):
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
@@ -507,15 +510,17 @@ def test_two_thousand_images_open(show):
 def test_as_many_windows_as_are_ever_drawn_can_be_walked(show):
     many = [
         window(
-            "root" + f"/{place}-0" * (level - 1), (place, level, place + 9, level + 9), place / 999
+            f"root{'/1-1' * (level - 2)}/{place}-0",
+            (place, level, place + 9, level + 9),
+            place / 999,
         )
-        for level in range(1, 17)
+        for level in range(2, 17)
         for place in range(300)
     ]
     tab = show(record(*many, width=400, height=300))
-    assert tab.locator(".window").count() == 16 * 250
+    assert tab.locator(".window").count() == 15 * 250
     assert "level 16 (250 of 300)" in tab.locator("#levels").inner_text()
-    assert "4,000 of 4,800 windows are drawn" in tab.locator("#notes").inner_text()
+    assert "3,750 of 4,500 windows are drawn" in tab.locator("#notes").inner_text()
     tab.locator("#stage").focus()
     tab.keyboard.press("Tab")
     tab.keyboard.press("End")
@@ -527,13 +532,13 @@ def test_as_many_windows_as_are_ever_drawn_can_be_walked(show):
 def hostile(text):
     scene = record(
         window("root", label=text, attention=1.0),
-        window(f"root/{text}", (5, 5, 50, 50), label=text),
+        window("root/0-0", (5, 5, 50, 50), label=text),
         image=text,
         label=text,
         probabilities={text: 1.0},
         levels=(SeenLevel(1, 1, text, 1.0),),
         warnings=(text,),
-        settings={text: text},
+        config={text: text},
         cost=COST,
     )
     return scene, replace(FAILED, id=text, error=replace(FAILED.error, message=text))
@@ -553,7 +558,7 @@ def test_hostile_text_is_shown_and_never_run(show):
         assert tab.locator("#warnings li").text_content() == clean
         tab.locator(".window").last.focus()
         tab.keyboard.press("Enter")
-        assert tab.locator("#chosen h3").text_content() == f"Window root/{clean}"
+        assert tab.locator("#chosen h3").text_content() == "Window root/0-0"
         tab.get_by_role("link", name="All images").click()
         expect(tab.locator("#list")).to_be_visible()
     assert tab.locator("script:not([type])").count() == 1
@@ -561,14 +566,13 @@ def test_hostile_text_is_shown_and_never_run(show):
 
 def test_odd_windows_do_no_harm(show):
     odd = [
-        window("root", (-500, -900, 4500, 3900), math.nan, weight=math.inf),
-        window("root/a", (-1e8, -1e8, 1e8, 1e8), 2.0),
-        window("root/b", (10, 10, 10 + 1e-9, 11), -1.0),
-        window("root/c", (3900, 2900, 5000, 4000), 0.3),
-        window("lost/d", (3900, 2900, 3950, 2950), 0.3),
+        window("root", (-500, -900, 4500, 3900), 1.0, share=None),
+        window("root/0-0", (-1e8, -1e8, 1e8, 1e8), 1.0, valid=None),
+        window("root/0-1", (10, 10, 10.03, 11), 0.0),
+        window("root/7-7/0-2", (3900, 2900, 5000, 4000), 0.3),
     ]
-    tab = show(record(*odd, probability=math.nan, probabilities={}, levels=LEVELS))
-    assert tab.locator(".window").count() == 5
+    tab = show(record(*odd, probabilities={}, levels=LEVELS))
+    assert tab.locator(".window").count() == 4
     for _ in range(30):
         tab.locator("#stage").press("+")
     tab.locator("#stage").press("0")
@@ -576,11 +580,17 @@ def test_odd_windows_do_no_harm(show):
         each.focus()
         tab.keyboard.press("Enter")
         assert tab.locator("#chosen").is_visible()
-    assert "unknown" in tab.locator("#answer").inner_text()
+
+
+def test_an_abstained_image_is_shown_with_its_reason(show):
+    abstained = record(*SCENE.windows, status="abstained", levels=LEVELS, cost=COST)
+    tab = show(abstained)
+    assert tab.locator("#answer").inner_text() == "Abstained: the classes are too close"
+    assert tab.locator(".window").count() == 3
 
 
 def test_windows_past_the_image_are_shown_as_well(show):
-    tab = show(record(window(attention=1.0), window("root/a", (-300, 2900, 900, 3700))))
+    tab = show(record(window(attention=1.0), window("root/0-0", (-300, 2900, 900, 3700))))
     x, y, across, down = stage(tab)
     left, top, width, height = rectangles(tab)[1]
     assert x < left < left + width < x + across
@@ -607,7 +617,7 @@ def test_a_lone_failure_opens(show):
 
 def test_the_policy_stops_what_is_not_ours(browser, tmp_path):
     path = tmp_path / "a.html"
-    write_page(path, [Looked.of(SCENE)], places)
+    write_page(path, [Looked(SCENE)], places)
     watched = Watched(browser)
     watched.tab.goto(path.as_uri())
     watched.tab.evaluate(

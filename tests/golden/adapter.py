@@ -21,13 +21,13 @@ from tnetcli.checkpoint import save_checkpoint
 from tnetcli.cli.main import app
 from tnetcli.description import Description
 from tnetcli.errors import TnetError
+from tnetcli.inference import ImageResult, Inference
 from tnetcli.models.base import Model
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
 from tnetcli.told_windows import ToldWindows
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.inference import ImageResult, Inference
 from tnetcli.traversal.policies import Fixed, build_policy
 
 NORMALISATION = {"dtype": "uint8", "mean": [120.0, 130.0, 110.0], "std": [60.0, 50.0, 70.0]}
@@ -299,9 +299,37 @@ def predict(model: Path, images: Sequence[str], output: Path) -> int:
     return tnet("predict", *images, "--model", model, "-o", output, "--device", "cpu", "-q")
 
 
+STOPS = {
+    "max_level": "levels", "native_resolution": "pixels", "exhausted": "repeats",
+    "no_data": "empty",
+}  # fmt: skip
+ONLY_IF_KNOWN = ("reason", "outcome", "reading", "attention_check")
+
+
+def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a record with the keys that it had when results were frozen."""
+    made, place = data.pop("provenance"), data.pop("georeference")
+    data |= {"model": made["model"], "model_sha256": made["sha256"], "tnet": made["version"]}
+    data |= {"settings": made["config"], "microns_per_pixel": data.pop("mpp")}
+    stop = data.pop("stop_reason")
+    data["stopped"] = STOPS.get(stop, stop)
+    for window in data["windows"]:
+        window["weight"] = window.pop("share")
+    assert data.pop("task") == "classification"
+    data = {key: each for key, each in data.items() if each or key not in ONLY_IF_KNOWN}
+    if data["status"] == "failed":  # only what is known
+        return {key: each for key, each in data.items() if each and each != [0, 0]}
+    del data["error"]
+    return data | {
+        "crs": place and place["crs"],
+        "transform": place and place["transform"],
+        "georeference": place and place["source"],
+    }
+
+
 def record(line: str) -> dict[str, Any]:
     """Return what is frozen of a record."""
-    data = json.loads(line)
+    data = _in_frozen_words(json.loads(line))
     kept = {key: each for key, each in data.items() if key not in UNSTABLE}
     if kept.get("cost"):
         costs = kept["cost"].items()

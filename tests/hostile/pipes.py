@@ -220,5 +220,4 @@ CASES: tuple[Case, ...] = (
     _given("pipe-predictions-export", (2, 4, 7), "export", "{images}/pipe", "-o", "out.csv"),
     _given("pipe-predictions-merge", (2, 4, 7), "merge", "{images}/pipe", "-o", "out.jsonl"),
     _given("pipe-labels", (2, 4), "evaluate", "--model", "default", "--data", "{images}/pipe"),
-    _given("pipe-overlay-to-check", (2, 4, 7), "export", "--check", "{images}/pipe"),
 )  # fmt: skip

@@ -36,7 +36,7 @@ ADDRESS_SPACE = 14_000_000_000  # bytes, with torch's libraries: the machine sur
 LOADED = (
     *("torch", "torch._dynamo", "rasterio", "tifffile", "imagecodecs", "simplejpeg", "openslide"),
     *("zarr", "PIL.Image", "typer", "rich.console", "yaml", "pydantic", "rasterio.warp", "sqlite3"),
-    *("distributed", "matplotlib.pyplot", "jsonschema", "ijson", "xml.parsers.expat"),
+    *("distributed", "matplotlib.pyplot", "xml.parsers.expat"),
 )
 RAW_WARNING = re.compile(r"\.py:\d+: \w*Warning: ")
 MOST_HASHED = 2**26  # bytes of a file that is compared by its content

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+import tests.strategies  # noqa: F401  (loads the profile)
+
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.encoding import encode
 from tnetcli.geometry import Region, Window
-from tnetcli.models.base import Looked, Model
+from tnetcli.models.base import EncoderOutput, Model
 from tnetcli.models.registry import build_model, read_arguments
+from tnetcli.traversal.policies import TopK
 
 GARBAGE = [torch.nan, torch.inf, -torch.inf, 1e30]
 ROOT = Region(Window(0, 0, 4000, 3000))
@@ -36,9 +38,30 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def everywhere(count: int) -> Tensor:
-    """Return that all of one image's regions are present."""
-    return torch.ones(1, count, dtype=torch.bool)
+def unmasked(count: int) -> tuple[Tensor, Tensor]:
+    """Return mask and levels of one image: the whole, then regions of level 2."""
+    return torch.ones(1, count, dtype=torch.bool), torch.arange(count).clamp(max=1)[None] + 1
+
+
+def attention(out: EncoderOutput) -> Tensor:
+    """Return the softmax over places of the cell logits' first channel (n, places)."""
+    return out.cell_logits[..., 0].softmax(dim=1)
+
+
+def scores(out: EncoderOutput) -> Tensor:
+    """Return the cell logits below the best of each view, as a common offset says nothing.
+
+    It does differ where all cells are alike: then it is rounding, scaled up to a norm of 1.
+    """
+    finite = out.cell_logits.clamp(min=-1e9)
+    return finite - finite.amax(dim=1, keepdim=True)
+
+
+def proposed(model: Model, out: EncoderOutput) -> list[Any]:
+    """Return the probabilities (places,) of each view's cells that policies choose by."""
+    aux = {name: value.detach().numpy() for name, value in out.aux.items()}
+    logits = model.propose(out.cell_logits.detach().numpy(), aux)
+    return [TopK().probabilities(ROOT, each.astype(float)) for each in logits]
 
 
 def learned_parts(model: nn.Module) -> set[str]:
@@ -48,11 +71,6 @@ def learned_parts(model: nn.Module) -> set[str]:
         for name, parameter in model.named_parameters()
         if parameter.grad is not None and parameter.grad.any()
     }
-
-
-def tensors_of(looked: Looked) -> list[Tensor]:
-    """Return all that was seen."""
-    return [part for part in (*looked[:3], *(looked.within or ())) if part is not None]
 
 
 @dataclass(frozen=True)
@@ -95,78 +113,107 @@ class ModelContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def views(cls) -> Tensor:
-        side = read_arguments(cls.case.family, cls.case.arguments).view_size
-        return noise(3, cls.case.bands, side, side)
+    def regions(cls, model: Model) -> list[Region]:
+        return root_and_cells(model)
 
     @pytest.fixture(scope="class")
     @classmethod
-    def looked(cls, model: Model, views: Tensor) -> Looked:
-        return model.look(views, root_and_cells(model))
+    def views(cls, model: Model, regions: list[Region]) -> list[Tensor]:
+        sides = [model.view_size_of(region) for region in regions]
+        return [noise(cls.case.bands, side, side, seed=i) for i, side in enumerate(sides)]
 
-    def learn(self, model: Model, views: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the losses by which a model learns what it sees, and where to look."""
-        looked = model.look(views, root_and_cells(model))
-        conclusion = model.conclude(looked.features.unsqueeze(0), everywhere(3))
-        assert looked.attention is not None
-        where = -looked.attention[:, 0, 0].log().sum()
-        return functional.cross_entropy(conclusion.scores, torch.tensor([1])), where
+    @pytest.fixture(scope="class")
+    @classmethod
+    def encoded(cls, model: Model, views: list[Tensor], regions: list[Region]) -> EncoderOutput:
+        return encode(model, views, regions)
 
-    def test_a_look_gives_one_feature_vector_and_one_grid_of_attention_a_region(
-        self, model, looked
-    ):
-        grid = model.grid
-        assert looked.features.shape == (3, model.feature_size)
-        assert looked.attention.shape == (3, grid.rows, grid.columns)
+    def learn(
+        self, model: Model, views: list[Tensor], regions: list[Region]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses by which a model learns what it encodes, and where to look."""
+        out = encode(model, views, regions)
+        logits = model.aggregate(out.features.unsqueeze(0), *unmasked(3)).logits
+        where = -out.cell_logits[..., 0].log_softmax(dim=1)[:, 0].sum()
+        return functional.cross_entropy(logits, torch.tensor([1])), where
 
-    def test_a_conclusion_gives_one_score_a_class_and_one_weight_a_region(self, model, looked):
-        scores, weights, _ = model.conclude(looked.features.unsqueeze(0), everywhere(3))
-        assert (scores.shape, weights.shape) == ((1, self.case.classes), (1, 3))
+    def test_features_do_not_depend_on_whether_cells_are_scored(self, model, views):
+        positions = torch.tensor([ROOT.position] * len(views))
+        scored = model.encoder(1)(views, positions)
+        bare = model.encoder(1)(views, positions, False)
+        assert torch.equal(bare.features, scored.features)
+        assert bare.cell_logits.shape == scored.cell_logits.shape
+
+    def test_an_encoder_gives_features_and_logits_of_every_cell(self, model, encoded):
+        places = model.grid.rows * model.grid.columns
+        assert encoded.features.shape == (3, model.feature_size)
+        assert encoded.cell_logits.shape == (3, places, 1)
+
+    def test_an_aggregate_gives_one_logit_a_class_and_one_weight_a_region(self, model):
+        features = noise(2, 3, model.feature_size)
+        mask, levels = (each.expand(2, 3) for each in unmasked(3))
+        logits, weights, embedding, parts = model.aggregate(features, mask, levels)
+        classes = self.case.classes
+        assert (logits.shape, weights.shape) == ((2, classes), (2, 3))
+        assert embedding.shape == (2, model.feature_size)
+        shapes = {"whole": (2, classes), "regions": (2, classes), "instances": (2, 3, classes)}
+        assert all(part.shape == shapes[name] for name, part in parts.items())
 
     @pytest.mark.parametrize("leading", [(), (3,), (2, 5)])
     def test_single_features_are_classified_whatever_shape_they_come_in(self, model, leading):
         features = noise(*leading, model.feature_size)
-        assert model.classify(features).shape == (*leading, self.case.classes)
+        levels = torch.ones(leading, dtype=torch.long)
+        for level in (levels, 2 * levels):
+            assert model.classify(features, level).shape == (*leading, self.case.classes)
 
-    def test_all_that_is_seen_is_finite(self, model, looked):
-        conclusion = model.conclude(looked.features.unsqueeze(0), everywhere(3))
-        assert all(part.isfinite().all() for part in (*tensors_of(looked), *conclusion))
+    def test_all_outputs_are_finite(self, model, encoded):
+        logits, weights, embedding, parts = model.aggregate(
+            encoded.features.unsqueeze(0), *unmasked(3)
+        )
+        outputs = (encoded.features, *encoded.aux.values(), logits, weights, embedding)
+        assert all(part.isfinite().all() for part in (*outputs, *parts.values()))
+        assert (encoded.cell_logits < torch.inf).all()  # NaN is not
 
-    def test_a_blank_view_is_seen_without_nan(self, model, views):
-        looked = model.look(torch.zeros_like(views[:1]), [ROOT])
-        assert all(part.isfinite().all() for part in tensors_of(looked))
+    @pytest.mark.parametrize("index", [0, 1])
+    def test_a_blank_view_is_encoded_without_nan(self, model, views, regions, index):
+        out = encode(model, [torch.zeros_like(views[index])], [regions[index]])
+        assert all(part.isfinite().all() for part in (out.features, *out.aux.values()))
+        assert (out.cell_logits < torch.inf).all()
 
-    def test_glimpses_lie_inside_of_their_view(self, model, looked):
-        if looked.within is None:
-            return  # it takes none
-        boxes, features = looked.within
+    def test_glimpses_lie_inside_of_their_view(self, model, encoded):
+        if not hasattr(model.arguments, "glimpses"):
+            assert not {"glimpse_boxes", "glimpse_features"} & encoded.aux.keys()
+            return
+        boxes, features = encoded.aux["glimpse_boxes"], encoded.aux["glimpse_features"]
         assert boxes.shape == (3, model.arguments.glimpses, 4)
         assert features.shape == (3, model.arguments.glimpses, model.feature_size)
         assert ((boxes >= 0) & (boxes <= 1)).all()
         assert (boxes[..., :2] < boxes[..., 2:]).all()
 
-    def test_the_attention_of_a_region_is_positive_and_sums_to_1(self, looked):
-        assert (looked.attention > 0).all()
-        torch.testing.assert_close(looked.attention.sum(dim=(1, 2)), torch.ones(3))
+    def test_features_follow_from_what_is_kept_for_replay(self, model, encoded, regions):
+        assert ("pooled" in encoded.aux) == model.arguments.replays
+        if model.arguments.replays:
+            positions = torch.tensor([region.position for region in regions])
+            again = model.embed(encoded.aux["pooled"], positions)
+            self.assert_close(again, encoded.features)
 
-    def test_the_weights_of_an_image_sum_to_1(self, model, looked):
-        _, weights, _ = model.conclude(looked.features.unsqueeze(0), everywhere(3))
+    def test_every_cell_is_proposed_with_a_probability(self, model, encoded):
+        for probabilities in proposed(model, encoded):
+            assert (probabilities > 0).all()
+            assert probabilities.sum() == pytest.approx(1)
+
+    def test_the_weights_of_an_image_sum_to_1(self, model, encoded):
+        weights = model.aggregate(encoded.features.unsqueeze(0), *unmasked(3)).weights
         assert (weights > 0).all()
         torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
 
-    def test_cells_are_scored_only_if_asked_for(self, model, views, looked):
-        again = model.look(views, root_and_cells(model), score_cells=False)
-        assert again.attention is None
-        assert torch.equal(again.features, looked.features)
+    def test_encoding_twice_gives_the_same(self, model, views, regions, encoded):
+        again = encode(model, views, regions)
+        assert torch.equal(again.features, encoded.features)
+        assert torch.equal(again.cell_logits, encoded.cell_logits)
 
-    def test_looking_twice_gives_the_same(self, model, views, looked):
-        again = model.look(views, root_and_cells(model))
-        assert torch.equal(again.features, looked.features)
-        assert torch.equal(again.attention, looked.attention)
-
-    def test_looking_leaves_the_model_as_it_was(self, model, views):
+    def test_encoding_leaves_the_model_as_it_was(self, model, views, regions):
         before = {key: value.clone() for key, value in model.state_dict().items()}
-        model.look(views, root_and_cells(model))
+        encode(model, views, regions)
         after = model.state_dict()
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before)
@@ -177,102 +224,117 @@ class ModelContract:
         assert all(torch.equal(mine[key], same[key]) for key in mine)
         assert not all(torch.equal(mine[key], other[key]) for key in mine)
 
-    def test_weights_that_were_saved_and_loaded_give_equal_output(self, model, views, looked):
+    def test_weights_that_were_saved_and_loaded_give_equal_output(
+        self, model, views, regions, encoded
+    ):
         saved = safetensors.torch.save(model.state_dict())
         other = self.build(seed=1)
         other.load_state_dict(safetensors.torch.load(saved), strict=True)
+        features = encoded.features.unsqueeze(0)
         with torch.no_grad():
-            again = other.look(views, root_and_cells(model))
-            features = again.features.unsqueeze(0)
-            one = other.conclude(features, everywhere(3))
-        two = model.conclude(features, everywhere(3))
-        assert torch.equal(again.features, looked.features)
-        assert torch.equal(again.attention, looked.attention)
-        assert torch.equal(one.scores, two.scores)
+            again = encode(other, views, regions)
+            logits = other.aggregate(features, *unmasked(3)).logits
+        assert torch.equal(again.features, encoded.features)
+        assert torch.equal(again.cell_logits, encoded.cell_logits)
+        assert torch.equal(logits, model.aggregate(features, *unmasked(3)).logits)
 
     def test_arguments_come_back_from_json(self, model):
         text = model.arguments.model_dump_json()
         assert read_arguments(self.case.family, json.loads(text)) == model.arguments
 
-    def test_views_are_seen_alone_as_in_a_batch(self, model, views, looked):
-        regions = root_and_cells(model)
+    def test_a_view_is_encoded_the_same_whatever_else_is_in_the_batch(
+        self, model, views, regions, encoded
+    ):
         for index, region in enumerate(regions):
-            alone = model.look(views[index : index + 1], [region])
-            self.assert_close(alone.features[0], looked.features[index])
-            self.assert_close(alone.attention[0], looked.attention[index])
+            others = [torch.full_like(views[index], 3.0), noise(*views[index].shape, seed=9)]
+            for batch in ([views[index]], [others[0], views[index], others[1]]):
+                out = encode(model, batch, [region] * len(batch))
+                row = len(batch) // 2
+                self.assert_close(out.features[row], encoded.features[index])
+                self.assert_close(scores(out)[row], scores(encoded)[index])
 
-    def test_views_with_channels_last_are_seen_the_same(self, model, views, looked):
-        last = views.to(memory_format=torch.channels_last)
-        again = model.look(last, root_and_cells(model))
-        self.assert_close(again.features, looked.features)
-        self.assert_close(again.attention, looked.attention)
+    def test_views_with_channels_last_are_encoded_the_same(self, model, views, regions, encoded):
+        last = [view[None].to(memory_format=torch.channels_last)[0] for view in views]
+        again = encode(model, last, regions)
+        self.assert_close(again.features, encoded.features)
+        self.assert_close(scores(again), scores(encoded))
 
-    def test_images_are_concluded_alone_as_in_a_batch(self, model):
+    def test_images_are_aggregated_alone_as_in_a_batch(self, model):
         features = noise(4, 3, model.feature_size)
-        present = torch.ones(4, 3, dtype=torch.bool)
-        together = model.conclude(features, present)
+        mask, levels = (each.expand(4, 3) for each in unmasked(3))
+        together = model.aggregate(features, mask, levels)
         for index in range(4):
-            alone = model.conclude(features[index : index + 1], present[:1])
-            self.assert_close(alone.scores[0], together.scores[index])
+            alone = model.aggregate(features[index : index + 1], mask[:1], levels[:1])
+            self.assert_close(alone.logits[0], together.logits[index])
             self.assert_close(alone.weights[0], together.weights[index])
 
     @pytest.mark.parametrize("garbage", GARBAGE)
     @pytest.mark.parametrize("count", [1, 2, 7])
-    def test_what_is_absent_changes_nothing_whatever_it_holds(self, model, count, garbage):
+    def test_masked_features_change_nothing_whatever_they_hold(self, model, count, garbage):
         features = noise(1, count, model.feature_size)
-        plain = model.conclude(features, everywhere(count))
+        plain = model.aggregate(features, *unmasked(count))
         padded = torch.full((2, 9, model.feature_size), garbage)
-        present = torch.zeros(2, 9, dtype=torch.bool)
-        places = torch.arange(count) + 1  # something absent on both sides
-        padded[0, places], present[0, places] = features[0], True
-        padded[1, 0], present[1, 0] = features[0, 0], True
-        conclusion = model.conclude(padded, present)
-        self.assert_close(conclusion.scores[0], plain.scores[0])
-        self.assert_close(conclusion.weights[0, places], plain.weights[0])
-        assert not conclusion.weights[~present].any()
+        mask, levels = torch.zeros(2, 9, dtype=torch.bool), torch.arange(18).view(2, 9) % 3
+        places = torch.arange(count) + 1  # something masked on both sides
+        padded[0, places], mask[0, places] = features[0], True
+        padded[1, 0], mask[1, 0] = features[0, 0], True
+        levels[0, places] = unmasked(count)[1][0]
+        levels[1, 0] = 1
+        found = model.aggregate(padded, mask, levels)
+        self.assert_close(found.logits[0], plain.logits[0])
+        self.assert_close(found.embedding[0], plain.embedding[0])
+        self.assert_close(found.weights[0, places], plain.weights[0])
+        assert not found.weights[~mask].any()
+        assert padded[~mask].isnan().all() or (padded[~mask] == garbage).all()
 
     @pytest.mark.parametrize("garbage", GARBAGE)
-    def test_nothing_is_learned_from_what_is_absent(self, learner, garbage):
+    def test_nothing_is_learned_from_masked_features(self, learner, garbage):
         features = torch.full((1, 4, learner.feature_size), garbage)
         features[0, :2] = noise(2, learner.feature_size)
         features.requires_grad_(True)
-        present = torch.tensor([[True, True, False, False]])
-        scores = learner.conclude(features, present).scores
-        functional.cross_entropy(scores, torch.tensor([1])).backward()
+        mask = torch.tensor([[True, True, False, False]])
+        logits = learner.aggregate(features, mask, unmasked(4)[1]).logits
+        functional.cross_entropy(logits, torch.tensor([1])).backward()
         assert features.grad[0, :2].any()
         assert not features.grad[0, 2:].any()
         assert all(p.grad.isfinite().all() for p in learner.parameters() if p.grad is not None)
 
-    def test_one_level_is_enough(self, model, looked):
-        alone = looked.features[:1]
-        scores, weights, _ = model.conclude(alone.unsqueeze(0), everywhere(1))
-        self.assert_close(scores, model.classify(alone))
-        assert torch.equal(weights, torch.ones(1, 1))
+    def test_unread_evidence_is_refused(self, model):
+        features, unread = noise(1, 2, model.feature_size), torch.zeros(1, self.case.classes + 1)
+        with pytest.raises(ValueError, match="does not use unread evidence"):
+            model.aggregate(features, *unmasked(2), unread)
 
-    def test_the_order_of_regions_does_not_change_the_conclusion(self, model):
+    def test_one_level_is_enough(self, model, encoded):
+        alone = encoded.features[:1]
+        found = model.aggregate(alone.unsqueeze(0), *unmasked(1))
+        self.assert_close(found.logits, model.classify(alone, torch.ones(1, dtype=torch.long)))
+        assert torch.equal(found.weights, torch.ones(1, 1))
+
+    def test_the_order_of_regions_does_not_change_the_aggregate(self, model):
         features = noise(1, 5, model.feature_size)
         order = torch.tensor([3, 0, 4, 2, 1])
-        one = model.conclude(features, everywhere(5))
-        other = model.conclude(features[:, order], everywhere(5))
-        self.assert_close(other.scores, one.scores)
+        mask, levels = unmasked(5)
+        one = model.aggregate(features, mask, levels)
+        other = model.aggregate(features[:, order], mask, levels[:, order])
+        self.assert_close(other.logits, one.logits)
         self.assert_close(other.weights, one.weights[:, order])
 
-    def test_labels_teach_everything_but_where_to_look(self, learner, views):
-        labels, _ = self.learn(learner, views)
+    def test_labels_teach_everything_but_where_to_look(self, learner, views, regions):
+        labels, _ = self.learn(learner, views, regions)
         labels.backward()
         expected = {name.split(".")[0] for name, _ in learner.named_parameters()} - {"location"}
         assert learned_parts(learner) == expected
 
-    def test_attention_teaches_where_to_look_and_nothing_else(self, learner, views):
-        _, where = self.learn(learner, views)
+    def test_attention_teaches_where_to_look_and_nothing_else(self, learner, views, regions):
+        _, where = self.learn(learner, views, regions)
         if not hasattr(learner, "location"):
             assert not where.requires_grad
             return
         where.backward()
         assert learned_parts(learner) == {"location"}
 
-    def test_both_together_teach_every_parameter(self, learner, views):
-        labels, where = self.learn(learner, views)
+    def test_both_together_teach_every_parameter(self, learner, views, regions):
+        labels, where = self.learn(learner, views, regions)
         (labels + where).backward()
         unlearned = {
             name
@@ -282,16 +344,16 @@ class ModelContract:
         assert unlearned - self.case.never_learned == set()
         assert self.case.never_learned <= dict(learner.named_parameters()).keys()
 
-    def test_the_weights_that_are_shown_are_not_learned_from(self, learner, looked):
-        conclusion = learner.conclude(looked.features.unsqueeze(0), everywhere(3))
-        assert not conclusion.weights.requires_grad
+    def test_the_weights_that_are_shown_are_not_learned_from(self, learner, encoded):
+        found = learner.aggregate(encoded.features.unsqueeze(0), *unmasked(3))
+        assert not found.weights.requires_grad
 
     @pytest.mark.parametrize("bands", [1, 5])
-    def test_any_number_of_bands_is_seen(self, bands):
+    def test_any_number_of_bands_is_encoded(self, bands):
         model = self.build(bands=bands)
         with torch.no_grad():
-            looked = model.look(noise(1, bands, model.view_size, model.view_size), [ROOT])
-        assert looked.features.isfinite().all()
+            out = encode(model, noise(1, bands, model.view_size, model.view_size), [ROOT])
+        assert out.features.isfinite().all()
 
     def assert_close(self, actual, expected):
         scale = max(1.0, float(expected.abs().max()))

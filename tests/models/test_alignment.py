@@ -4,7 +4,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tests.strategies  # noqa: F401  (loads the profile)
 from tests.models.contract import noise
 from tests.models.outlines import outline
 from tnetcli.errors import ModelError

@@ -14,9 +14,9 @@ from tests.models.contract import noise
 from tests.models.outlines import outline
 from tnetcli.errors import ModelError
 from tnetcli.models import backbone as backbone_module
-from tnetcli.models.arguments import Arguments
 from tnetcli.models.backbone import build_backbone, create_timm
 from tnetcli.models.bagnet import BagNet77
+from tnetcli.models.configs import Arguments
 
 NETS = [f"tf_efficientnet_b{number}" for number in range(5)]
 # SPEC 1.5: kernel, stride, expansion and channels of the stages of B0; repeats of B0 to B4.
@@ -430,21 +430,15 @@ class TestWeights:
     def test_a_pickle_in_disguise_is_not_loaded(self, tmp_path):
         path = tmp_path / "a.safetensors"
         torch.save({"conv1.weight": torch.zeros(1)}, path)
-        with pytest.raises(ModelError, match="cannot read the weights") as caught:
+        with pytest.raises(ModelError, match="not a valid safetensors file") as caught:
             build(pretrained=path)
-        assert caught.value.hint
-
-    @pytest.mark.parametrize("name", ["a.pth", "a.pt", "a.ckpt", "a.bin", "a"])
-    def test_a_pickle_is_refused_by_name_without_being_opened(self, tmp_path, name):
-        with pytest.raises(ModelError, match=r"not a \.safetensors file") as caught:
-            build(pretrained=tmp_path / name)
         assert "pickle" in caught.value.hint
 
     @pytest.mark.parametrize("length", [0, 5, 1000, 100_000])
     def test_a_truncated_file_is_refused(self, file, tmp_path, length):
         path = tmp_path / "a.safetensors"
         path.write_bytes(file.read_bytes()[:length])
-        with pytest.raises(ModelError, match="cannot read the weights"):
+        with pytest.raises(ModelError, match="not a valid safetensors file"):
             build(pretrained=path)
 
     def test_a_file_that_is_not_there_is_refused(self, tmp_path):

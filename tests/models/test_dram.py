@@ -1,15 +1,18 @@
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from tests.encoding import encode
 from tests.models.contract import ROOT, Case, ModelContract, noise
 from tests.models.places import glimpse_windows
-from tests.models.test_counting import billions, outline, walk
+from tests.models.published import billions, count_layers, count_parameters, outline, traverse
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Window
-from tnetcli.models.counting import count_multiplications, count_parameters
-from tnetcli.models.dram import Emission, Recurrent, State
+from tnetcli.models.dram import Emission, Glimpses, Recurrent, State, fields_of_view
 from tnetcli.models.registry import build_model, read_arguments
 
 SMALL = {
@@ -62,7 +65,7 @@ def test_a_recurrent_step_is_one_of_torch_with_the_forget_gate_raised():
 
 def test_the_gates_of_a_recurrent_layer_are_counted():
     layer = Recurrent(5, 4)
-    with count_multiplications(layer) as count:
+    with count_layers(layer) as count:
         layer(noise(3, 5), None)
     assert count.layers == 3 * (5 + 4) * 16
 
@@ -92,10 +95,97 @@ def test_the_probability_of_a_draw_is_that_of_a_normal_distribution():
     torch.testing.assert_close(drawn.place, before.clamp(-0.7, 0.7))
 
 
+# How glimpses are cut.
+
+
+def brute_force(view, place, field, size):
+    """Crop pixel by pixel, the edge going on for ever, then average tiny squares of it."""
+    bands, height, width = view.shape
+    rows = np.linspace(-1, 1, height)[:, None].repeat(width, 1)
+    columns = np.linspace(-1, 1, width)[None].repeat(height, 0)
+    placed = np.concatenate([view, rows[None], columns[None]])
+    top = int(np.floor(height * (place[0] + 1) / 2 - field / 2 + 1e-3))
+    left = int(np.floor(width * (place[1] + 1) / 2 - field / 2 + 1e-3))
+    crop = np.zeros((bands + 2, field, field))
+    for row in range(field):
+        for column in range(field):
+            y, x = min(max(top + row, 0), height - 1), min(max(left + column, 0), width - 1)
+            crop[:, row, column] = placed[:, y, x]
+    fine = crop.repeat(size, axis=1).repeat(size, axis=2)  # each pixel as size x size
+    return fine.reshape(bands + 2, size, field, size, field).mean(axis=(2, 4))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(8, 20),
+    st.integers(0, 14),
+    st.integers(1, 4),
+    st.floats(-1, 1, width=32),
+    st.floats(-1, 1, width=32),
+)
+def test_a_glimpse_is_the_crop_of_each_field_and_its_area_mean(size, more, scales, y, x):
+    view = noise(2, size + more, size + more)
+    glimpses = Glimpses(size + more, size, scales)
+    found = glimpses(view[None], torch.tensor([[y, x]]))[0].numpy()
+    assert found.shape == (glimpses.channels(2), size, size) == (scales * 4, size, size)
+    for number, field in enumerate(fields_of_view(size + more, size, scales)):
+        expected = brute_force(view.double().numpy(), (y, x), field, size)
+        np.testing.assert_allclose(found[4 * number : 4 * number + 4], expected, atol=2e-6)
+
+
+def test_the_published_glimpses_show_77_150_and_224_pixels():
+    assert fields_of_view(224, 77, 3) == (77, 150, 224)
+    assert fields_of_view(224, 77, 1) == (77,)
+    assert fields_of_view(64, 64, 2) == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("place", "rows", "columns"),
+    [
+        ((-1, -1), (0, 8), (0, 8)),
+        ((1, 1), (16, 24), (16, 24)),
+        ((-1, 1), (0, 8), (16, 24)),
+        ((0, 0), (8, 16), (8, 16)),
+    ],
+)
+def test_a_glimpse_at_the_end_of_its_reach_shows_the_edge_of_the_view(place, rows, columns):
+    view = noise(1, 3, 24, 24)
+    reach = 1 - 8 / 24
+    found = Glimpses(24, 8, 1)(view, reach * torch.tensor([place], dtype=torch.float32))
+    assert torch.equal(found[:, :3], view[:, :, slice(*rows), slice(*columns)])
+
+
+def test_of_a_sharp_glimpse_the_wider_scales_show_their_mean_only():
+    view, place = noise(3, 3, 30, 30), noise(3, 2).tanh() / 2
+    glimpses = Glimpses(30, 10, 3)
+    whole, sharp = glimpses(view, place), glimpses(view, place, sharp_only=True)
+    assert torch.equal(sharp[:, :5], whole[:, :5])
+    wide = sharp[:, 5:]
+    torch.testing.assert_close(wide, whole[:, 5:].mean(dim=(2, 3), keepdim=True).expand_as(wide))
+
+
+def test_each_view_has_a_place_of_its_own():
+    views, places = noise(4, 3, 20, 20), noise(4, 2).tanh()
+    glimpses = Glimpses(20, 9, 2)
+    together = glimpses(views, places)
+    for index in range(4):
+        alone = glimpses(views[index : index + 1], places[index : index + 1])[0]
+        torch.testing.assert_close(alone, together[index])
+
+
+def test_glimpses_are_not_learned_through():
+    place = torch.zeros(1, 2, requires_grad=True)
+    assert not Glimpses(20, 9, 2)(noise(1, 3, 20, 20), place).requires_grad
+
+
+def test_glimpses_add_nothing_to_a_checkpoint():
+    assert not Glimpses(20, 9, 2).state_dict()
+
+
 # The model.
 
 
-def test_glimpses_are_taken_one_after_another_as_told_by_hand(model):
+def test_glimpses_are_taken_one_after_another(model):
     views = noise(2, 3, 64, 64)
     features = model.backbone(model.cut(views, torch.zeros(2, 2)))[1]
     context = model.recurrent(features, None)
@@ -111,7 +201,7 @@ def test_glimpses_are_taken_one_after_another_as_told_by_hand(model):
     torch.testing.assert_close(found.features, torch.stack(outputs, dim=1))
     torch.testing.assert_close(found.places, torch.stack(places, dim=1))
     torch.testing.assert_close(found.context, context.output)
-    torch.testing.assert_close(model.look(views, [ROOT] * 2).features, outputs[-1])
+    torch.testing.assert_close(encode(model, views, [ROOT] * 2).features, outputs[-1])
 
 
 def test_what_is_classified_knows_nothing_of_the_first_look():
@@ -135,17 +225,16 @@ def test_glimpses_stay_inside_of_the_view(model):
             assert -1e-3 <= window.top <= window.bottom <= 64 + 1e-3
 
 
-def test_glimpses_are_told_by_the_pixels_that_they_show(model):
+def test_the_box_of_a_glimpse_is_that_of_the_pixels_it_shows(model):
     views = noise(8, 3, 64, 64)
-    glimpsed, within = model.glimpse(views), model.look(views, [ROOT] * 8).within
-    assert within.boxes.shape == (8, 3, 4)
+    glimpsed, out = model.glimpse(views), encode(model, views, [ROOT] * 8)
     for number in range(3):
         shown = model.cut(views, glimpsed.places[:, number])[:, 3:5]  # where its pixels lie
         pixel = ((shown + 1) * 63 / 2).round().int()
         first, last = pixel.amin(dim=(2, 3)), pixel.amax(dim=(2, 3)) + 1  # (views, down across)
         box = torch.cat([first.flip(1), last.flip(1)], dim=1)
-        assert torch.equal((within.boxes[:, number] * 64).round().int(), box)
-    assert torch.equal(within.features[:, -1], model.look(views, [ROOT] * 8).features)
+        assert torch.equal((out.aux["glimpse_boxes"][:, number] * 64).round().int(), box)
+    assert torch.equal(out.aux["glimpse_features"][:, -1], out.features)
 
 
 def test_attention_is_highest_where_the_glimpse_was():
@@ -162,8 +251,8 @@ def test_attention_is_highest_where_the_glimpse_was():
 def test_the_attention_of_glimpses_at_several_places_is_shared_among_them(model):
     means = torch.stack([model.centres[0], model.centres[48]])[None]
     attention = model._attention(means)[0]
-    torch.testing.assert_close(attention[0, 0], attention[6, 6])
-    assert attention[0, 0] > 0.2 > attention[3, 3]
+    torch.testing.assert_close(attention[0], attention[48])
+    assert attention[0] > 0.2 > attention[24]
     torch.testing.assert_close(attention.sum(), torch.tensor(1.0))
 
 
@@ -217,7 +306,7 @@ ONE_PASS = 617_462_720  # of ResNet-50 over a glimpse of 77 pixels
 
 def test_a_glimpse_takes_617_million_multiplications_before_it_is_remembered():
     model = published(2)
-    with count_multiplications(model.backbone) as count:
+    with count_layers(model.backbone) as count:
         model.backbone(torch.zeros(1, 15, 77, 77, device="meta"))
     assert count.layers == ONE_PASS
 
@@ -226,7 +315,7 @@ def test_a_glimpse_takes_617_million_multiplications_before_it_is_remembered():
     ("glimpses", "ours"), [(2, 1.9079), (4, 3.1848), (8, 5.7386), (20, 13.3998)]
 )
 def test_it_multiplies_2_to_3_percent_more_often_than_published(glimpses, ours):
-    counted = walk(published(glimpses)).layers
+    counted = traverse(published(glimpses)).layers
     one_more = (glimpses + 1) * (ONE_PASS + 3072 * 4096)  # seen, and remembered
     assert counted == one_more + glimpses * (2048 * 4096 + 1024 * 2) + 1024 * 1000
     assert billions(counted) == ours
@@ -256,8 +345,8 @@ def test_it_learns_eight_images_by_heart():
     first = last = None
     for _ in range(30):
         glimpsed = model.glimpse(views, sample=True)
-        scores = model.classify(glimpsed.features)  # (images, glimpses, classes)
-        early = functional.cross_entropy(model.classify(glimpsed.context), labels)
+        scores = model.classifier(glimpsed.features)  # (images, glimpses, classes)
+        early = functional.cross_entropy(model.classifier(glimpsed.context), labels)
         each = functional.cross_entropy(scores.transpose(1, 2), labels[:, None].expand(-1, 2))
         last = functional.cross_entropy(scores[:, -1], labels)
         first = last.item() if first is None else first

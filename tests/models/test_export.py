@@ -4,13 +4,15 @@ import pytest
 import torch
 
 from tests.golden import adapter
-from tnetcli.geometry import Region, Window
+from tests.models.contract import ROOT, noise
+from tnetcli.models.registry import FAMILIES, read_arguments
 
-FAMILIES = ("tnet", "anchornet", "two_stream", "saccader", "dram", "whole")
-
-
-def noise(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+LEVELS = [
+    (family, level)
+    for family, arguments in adapter.MODELS.items()
+    for level in (1, 2)
+    if level <= (read_arguments(family, arguments).most_levels or level)
+]
 
 
 def export_dynamic(module, *inputs):
@@ -21,20 +23,15 @@ def export_dynamic(module, *inputs):
 
 
 def inputs_of(model, level, count):
-    region = Region(Window(0, 0, 500, 400))
-    if level > 1:
-        region = region.child(model.grid, 0, 0)
+    region = ROOT if level == 1 else ROOT.child(model.grid, 0, 0)
     side = model.view_size_of(region)
     positions = torch.tensor([region.position] * count)
     return noise(count, model.bands, side, side, seed=count), positions
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize(("family", "level"), LEVELS)
 def test_the_encoder_is_exported_with_a_dynamic_batch(family, level):
     model = adapter.build(family).requires_grad_(False)
-    if model.most_levels is not None and level > model.most_levels:
-        pytest.skip(f"{family} has {model.most_levels} level")
     encoder = model.encoder(level).eval()
     exported = export_dynamic(encoder, *inputs_of(model, level, 3))
     for count in (2, 5):
@@ -56,6 +53,11 @@ class Aggregate(torch.nn.Module):
 
     def forward(self, features, mask, levels):
         return self.model.aggregate(features, mask, levels)
+
+
+def test_every_family_is_exported():
+    assert {family for family, _ in LEVELS} == set(FAMILIES)
+    assert len(LEVELS) == 2 * len(FAMILIES) - 1  # the baseline has one level
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,7 +10,7 @@ from tnetcli.models.location import (
     Coordinates,
     SqueezeExcite,
     SqueezeLocation,
-    cell_probabilities,
+    normalised_logits,
 )
 
 
@@ -19,7 +19,9 @@ def numbers(module):
 
 
 def probabilities(logits, *, centered=False, temperature=1.0):
-    return cell_probabilities(logits, centered=centered, temperature=temperature)
+    found = normalised_logits(logits, centered=centered, temperature=temperature)
+    assert found.shape == (len(logits), logits[0].numel())
+    return found.softmax(dim=1).view_as(logits)
 
 
 def bounds(cells, temperature=1.0):

@@ -1,24 +1,33 @@
 import dataclasses
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models.places import patch_at
-from tests.strategies import numbers
-from tnetcli.geometry import Window
+from tests.models.places import branch_of, patch_at, patch_cell
+from tests.strategies import numbers, windows
+from tnetcli.geometry import Grid, Region, Window
 from tnetcli.models.lsp import (
     FIELDS,
     LOCALISATIONS,
     LOOSE,
     STRICT,
+    AnchorGrid,
     count_candidates,
     count_positions,
     localise,
     overlap_of,
+    propose_patches,
+    share_out,
 )
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import TopK, build_policy
+from tnetcli.traversal.tree import CellScores, traverse
+
+GRID = AnchorGrid(224)
+VIEW = Window(0, 0, 224, 224)
 
 
 def taken(heat, field=63, *, most=5, overlap=0.3, share=1.0):
@@ -211,3 +220,207 @@ def test_there_are_never_too_many_and_none_are_too_alike(seed, branch, setting):
 )
 def test_the_most_patches_of_a_view_are_those_that_are_tried(setting, view_size, most):
     assert setting.most_of(view_size) == most
+
+
+# The attention of patches.
+
+
+@given(st.integers(0, 10_000), st.sampled_from([STRICT, LOOSE]), st.sampled_from([1e-30, 1, 1e6]))
+def test_attention_keeps_the_order_of_what_was_taken_and_vanishes_nowhere(seed, setting, scale):
+    heat = scale * np.random.default_rng(seed).normal(size=(21, 21))
+    shares = share_out(heat, setting.localise(heat, 0))
+    assert (shares > 0).all()
+    assert shares.sum() == pytest.approx(1)
+    assert (np.diff(shares) < 0).all()
+
+
+def test_attention_is_how_far_a_patch_stands_above_the_lowest():
+    heat = np.array([[5.0, -1.0], [2.0, 0.0]])
+    shares = share_out(heat, np.array([[0, 0], [1, 0]]))
+    assert shares == pytest.approx([6 / 9, 3 / 9])
+
+
+def test_on_a_flat_map_all_count_alike():
+    shares = share_out(np.full((3, 3), -7.0), np.array([[0, 0], [1, 1]]))
+    assert shares.tolist() == [0.5, 0.5]
+
+
+def test_what_was_taken_at_the_lowest_value_still_has_some_attention():
+    heat = np.zeros((3, 3))
+    heat[0, 0] = 1
+    shares = share_out(heat, np.array([[0, 0], [2, 2]]))
+    assert 0 < shares[1] < 1e-5
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_broken_maps_give_no_attention_that_could_be_used(broken):
+    heat = np.zeros((3, 3))
+    heat[1, 1] = broken
+    assert np.isnan(share_out(heat, np.array([[1, 1], [0, 0]]))).any()
+
+
+@pytest.mark.parametrize("setting", [STRICT, LOOSE])
+@pytest.mark.parametrize("branch", [0, 1, 2])
+def test_the_patches_of_the_decided_branch_are_proposed_and_no_other(branch, setting):
+    heat = np.random.default_rng(branch).normal(size=(2, 53 * 53))
+    logits = propose_patches(heat, np.array([branch, 0]), GRID, setting)
+    assert logits.shape == heat.shape
+    block = GRID.block_of(branch)
+    own = heat[0].reshape(53, 53)[block, block]
+    positions = setting.localise(own, branch)
+    expected = np.zeros((53, 53))
+    expected[block, block][tuple(positions.T)] = share_out(own, positions)
+    found = TopK().probabilities(Region(VIEW), logits[0, :, None].astype(float))
+    assert found == pytest.approx(expected.ravel(), rel=1e-5)
+    assert ((logits[0] > -np.inf) == (expected.ravel() > 0)).all()
+
+
+# The grid of patches.
+
+
+def test_the_cells_of_a_view_are_the_patches_of_its_branches():
+    assert (GRID.counts, GRID.rows, GRID.columns) == ((21, 17, 15), 53, 53)
+    for branch, count in enumerate(GRID.counts):
+        for row, column in product(range(count), repeat=2):
+            cell = patch_cell(GRID, branch, row, column)
+            assert VIEW.cell(GRID, *cell) == patch_at(row, column, FIELDS[branch])
+            assert branch_of(GRID, *cell) == branch
+
+
+def test_every_patch_has_a_cell_of_its_own_and_other_cells_belong_to_no_branch():
+    own = {
+        patch_cell(GRID, branch, row, column)
+        for branch, count in enumerate(GRID.counts)
+        for row, column in product(range(count), repeat=2)
+    }
+    assert len(own) == 441 + 289 + 225
+    assert {cell for cell in GRID.cells() if branch_of(GRID, *cell) is not None} == own
+
+
+def test_only_patches_are_there_to_choose_from():
+    chosen = {tuple(map(int, cell)) for cell in np.argwhere(GRID.choices())}
+    assert chosen == {cell for cell in GRID.cells() if branch_of(GRID, *cell) is not None}
+
+
+def test_the_block_of_a_branch_holds_its_cells():
+    assert [GRID.block_of(branch) for branch in range(3)] == [
+        slice(0, 21),
+        slice(21, 38),
+        slice(38, 53),
+    ]
+
+
+@given(windows(), st.integers(0, 52), st.integers(0, 52), st.integers(111, 1024))
+def test_cells_scale_with_their_window_and_lie_within_it(window, row, column, view_size):
+    grid = AnchorGrid(view_size)
+    row, column = row % grid.rows, column % grid.columns
+    cell = window.cell(grid, row, column)
+    patch = Window(0, 0, view_size, view_size).cell(grid, row, column)
+    slack = 1e-6 * (abs(window.left) + abs(window.top) + window.width + window.height)
+    expected = (
+        window.left + patch.left * window.width / view_size,
+        window.top + patch.top * window.height / view_size,
+        window.left + patch.right * window.width / view_size,
+        window.top + patch.bottom * window.height / view_size,
+    )
+    assert cell.box == pytest.approx(expected, abs=slack)
+    assert cell.right <= window.right + slack
+    assert cell.bottom <= window.bottom + slack
+
+
+def covers(cell):
+    """Return which pixels of the view (224, 224) a cell covers."""
+    box = VIEW.cell(GRID, *cell)
+    mask = np.zeros((224, 224), bool)
+    mask[int(box.top) : int(box.bottom), int(box.left) : int(box.right)] = True
+    return mask
+
+
+def test_weights_are_the_share_of_the_pixels_under_each_cell():
+    valid = np.random.default_rng(0).random((224, 224)) < 0.4
+    shares = GRID.row_weights(224) @ valid @ GRID.column_weights(224).T
+    for cell in [(0, 0), (20, 20), (21, 37), (45, 40), (52, 52), (3, 50)]:
+        assert shares[cell] == pytest.approx(valid[covers(cell)].mean())
+
+
+@pytest.mark.parametrize("cell", [(0, 0), (10, 12), (30, 25), (52, 38), (5, 40)])
+def test_shared_is_the_part_of_the_pixels_of_each_cell(cell):
+    shared = GRID.shared(*cell)
+    assert shared.shape == (53, 53)
+    assert shared[cell] == 1
+    own = covers(cell)
+    for other in [(0, 0), (7, 13), (12, 9), (29, 25), (44, 44), (52, 52), (1, 39)]:
+        theirs = covers(other)
+        assert shared[other] == pytest.approx((own & theirs).sum() / theirs.sum())
+
+
+def test_a_path_leads_back_to_its_patch():
+    region = Region(Window(5, 7, 448, 448)).child(GRID, *patch_cell(GRID, 1, 2, 3))
+    assert region.path == "root/23-24"
+    assert region.window == Window(5 + 48, 7 + 32, 190, 190)
+    assert region.position == (23, 24, 1)
+
+
+@pytest.mark.parametrize("cell", [(-1, 0), (0, 53), (53, 0)])
+def test_there_are_no_cells_beyond(cell):
+    with pytest.raises(ValueError, match="no cell"):
+        VIEW.cell(GRID, *cell)
+
+
+@pytest.mark.parametrize("index", [-1, 53])
+def test_there_are_no_rows_beyond(index):
+    with pytest.raises(ValueError, match=f"no row or column `{index}` of 53"):
+        GRID.row_span(0.0, 1.0, index)
+
+
+def test_a_view_too_small_for_a_patch_is_refused():
+    assert AnchorGrid(111).counts == (7, 3, 1)
+    with pytest.raises(ValueError, match="smaller than 111 pixels: `110`"):
+        AnchorGrid(110)
+
+
+def test_grids_of_the_same_view_are_equal():
+    assert AnchorGrid(224) == GRID != AnchorGrid(160)
+    assert hash(AnchorGrid(224)) == hash(GRID)
+    assert isinstance(GRID, Grid)
+
+
+def traversed(cells, *, valid=None, images=1, **config):
+    """Return the windows below each image and its stop, where the first cells count most."""
+    logits = np.full((53, 53), -np.inf)
+    for number, cell in enumerate(cells):
+        logits[cell] = -float(number)
+    scores = CellScores(logits.reshape(-1, 1), np.ones(53 * 53) if valid is None else valid.ravel())
+    settings = TraversalConfig(**config)
+    policies = [build_policy(settings, seed) for seed in range(images)]
+    found = traverse([VIEW] * images, lambda nodes: [scores] * len(nodes), GRID, settings, policies)
+    below = [[found.nodes[i].region.window for i in found.of(each)[1:]] for each in range(images)]
+    return below, found.stops
+
+
+@pytest.mark.parametrize("policy", ["topk", "sample", "best_first"])
+def test_a_cell_that_was_not_proposed_is_never_followed(policy):
+    chosen = [patch_cell(GRID, 0, 3, 4), patch_cell(GRID, 0, 0, 9), patch_cell(GRID, 0, 20, 20)]
+    below, stops = traversed(chosen, images=2, levels=2, keep=(24,), policy=policy, budget=30)
+    for found in below:
+        assert len(found) == 3
+        assert set(found) == {VIEW.cell(GRID, *cell) for cell in chosen}
+    assert stops == ("levels", "levels")
+
+
+@pytest.mark.parametrize("policy", ["topk", "sample", "best_first"])
+def test_a_traversal_ends_where_nothing_is_proposed(policy):
+    below, stops = traversed([], levels=3, keep=(4,), policy=policy, budget=30)
+    assert (below, stops) == ([[]], ("empty",))
+
+
+def test_a_patch_without_data_is_not_followed():
+    chosen, valid = [patch_cell(GRID, 2, 0, 0), patch_cell(GRID, 2, 14, 14)], np.ones((53, 53))
+    valid[chosen[0]] = 0
+    below, _ = traversed(chosen, valid=valid, levels=2, keep=(8,))
+    assert below == [[patch_at(14, 14, 111)]]
+
+
+def test_grids_say_what_there_is_to_choose_from():
+    assert GRID.described() == "955 patches of 63, 95 and 111 pixels"
+    assert Grid(3, 5, 0.25).described() == "3 x 5 cells of 0.25"

@@ -3,12 +3,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.models.contract import ROOT, noise
+from tests.models.contract import noise
+from tests.models.places import glimpse_windows
 from tnetcli.geometry import Grid, Window
-from tnetcli.models.position import Position, encode_positions, position_of
+from tnetcli.models.position import Position, cell_places, encode_positions
 
-THREE = Grid(3, 3, 0.5)
+POSITIONS = torch.tensor([[0, 0, 0], [2, 1, 1], [3, 7, 2]])  # rows, columns, depths
 # Width, frequencies, zeros at the end: SPEC 1.7.
 WIDTHS = [(512, 85, 2), (320, 53, 2), (352, 58, 4), (384, 64, 0), (448, 74, 4)]
 
@@ -69,21 +72,6 @@ def test_a_code_needs_two_frequencies():
         code_of(0, 0, 0, 11)
 
 
-def test_the_whole_image_is_at_0():
-    assert position_of(ROOT, THREE) == (0, 0, 0)
-
-
-def test_a_cell_of_level_3_counts_on_the_grid_of_all_cells():
-    region = ROOT.child(THREE, 1, 2).child(THREE, 0, 1)
-    assert position_of(region, THREE) == (3, 7, 2)
-
-
-def test_rows_and_columns_count_by_their_own_number():
-    grid = Grid(2, 4, 0.4)
-    region = ROOT.child(grid, 1, 3).child(grid, 0, 2).child(grid, 1, 1)
-    assert position_of(region, grid) == ((1 * 2 + 0) * 2 + 1, (3 * 4 + 2) * 4 + 1, 3)
-
-
 @pytest.mark.parametrize(
     ("mode", "features", "expected"),
     [
@@ -95,7 +83,7 @@ def test_rows_and_columns_count_by_their_own_number():
     ],
 )
 def test_the_module_holds_the_published_number_of_parameters(mode, features, expected):
-    module = Position(features, THREE, mode, None)
+    module = Position(features, mode, None)
     assert sum(parameter.numel() for parameter in module.parameters()) == expected
 
 
@@ -104,19 +92,15 @@ def test_the_module_holds_the_published_number_of_parameters(mode, features, exp
     [("add", 1280, 320), ("add", 1792, 448), ("concat", 512, 512), ("add", 16, 12)],
 )
 def test_a_code_is_as_wide_as_the_papers_have_it(mode, features, expected):
-    assert Position(features, THREE, mode, None).size == expected
-
-
-def regions():
-    return [ROOT, ROOT.child(THREE, 2, 1), ROOT.child(THREE, 1, 2).child(THREE, 0, 1)]
+    assert Position(features, mode, None).size == expected
 
 
 @pytest.mark.parametrize("mode", ["add", "concat", "mix"])
 def test_places_are_mixed_in_as_plain_numpy_does(mode):
     torch.manual_seed(0)
-    module = Position(8, THREE, mode, 24).requires_grad_(False)
+    module = Position(8, mode, 24).requires_grad_(False)
     features = noise(3, 8)
-    code = encode_positions(torch.tensor([[0, 0, 0], [2, 1, 1], [3, 7, 2]]), 24).numpy()
+    code = encode_positions(POSITIONS, 24).numpy()
     weight, bias = module.linear.weight.numpy(), module.linear.bias.numpy()
     if mode == "add":
         expected = features.numpy() + code @ weight.T + bias
@@ -124,24 +108,23 @@ def test_places_are_mixed_in_as_plain_numpy_does(mode):
         expected = np.hstack([features.numpy(), code]) @ weight.T + bias
     if mode != "concat":
         expected = expected / (1 + np.exp(-expected))  # SiLU
-    assert module(features, regions()).numpy() == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize("mode", ["add", "concat", "mix"])
-@pytest.mark.parametrize("count", [1, 2])
-def test_views_without_a_region_each_are_refused(mode, count):
-    module = Position(8, THREE, mode, None)
-    with pytest.raises(ValueError, match=f"{count} regions for 3 views"):
-        module(noise(3, 8), regions()[:count])
+    assert module(features, POSITIONS).numpy() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["add", "concat", "mix"])
 def test_no_regions_give_no_features(mode):
-    assert Position(8, THREE, mode, None)(torch.zeros(0, 8), []).shape == (0, 8)
+    found = Position(8, mode, None)(torch.zeros(0, 8), torch.zeros(0, 3, dtype=torch.long))
+    assert found.shape == (0, 8)
 
 
-def test_a_window_that_was_told_has_the_place_of_the_nearest_cell():
-    # The centres of cells lie at 1/4, 2/4 and 3/4 of the 4000 x 3000 pixels.
-    told = ROOT.told(Window(2800, 300, 500, 600), 5)
-    assert position_of(told, THREE) == (0, 2, 1)
-    assert position_of(told.child(THREE, 2, 1), THREE) == (2, 7, 2)
+@given(st.integers(1, 9), st.integers(1, 9), st.floats(0.01, 1))
+def test_a_glimpse_at_the_place_of_a_cell_shows_that_cell(rows, columns, fraction):
+    grid, window = Grid(rows, columns, fraction), Window(100, -50, 640, 480)
+    places = cell_places(grid)
+    assert places.shape == (rows, columns, 2)
+    for row, column in grid.cells():
+        cell = window.cell(grid, row, column)
+        (found,) = glimpse_windows(places[row, column][None], window, fraction)
+        assert found.centre == pytest.approx(cell.centre, abs=1e-3)
+        if rows > 1 and columns > 1:  # a lone row spans all
+            assert found.box == pytest.approx(cell.box, abs=1e-3)

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-import tests.strategies  # noqa: F401  (loads the profile)
 from tests.models.contract import noise
 from tnetcli.models.receptive_field import Axis, UntraceableError, trace
 

@@ -3,25 +3,27 @@ import sys
 
 import pytest
 
-from tests.models import (
-    test_anchornet,
-    test_contract,
-    test_dram,
-    test_saccader,
-    test_two_stream_contract,
-)
+from tests.models import test_anchornet, test_contract, test_dram, test_saccader, test_two_stream
 from tests.models.contract import ModelContract
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
-from tnetcli.models.arguments import TNetArguments, WholeArguments
-from tnetcli.models.registry import BACKBONES, FAMILIES, build_model, find_family, read_arguments
+from tnetcli.models.configs import TNetArguments, WholeArguments
+from tnetcli.models.registry import (
+    BACKBONES,
+    FAMILIES,
+    build_model,
+    find_family,
+    find_terms,
+    read_arguments,
+)
 
 
 def test_reading_arguments_loads_no_torch():
     code = """
 import sys
 from tnetcli.models.registry import FAMILIES, BACKBONES, read_arguments
-read_arguments("tnet", {"backbone": "resnet18"})
+for family in FAMILIES:
+    read_arguments(family, {})
 assert not {"torch", "timm"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -39,7 +41,7 @@ def test_every_family_builds_itself_from_its_defaults(family):
 
 
 def test_every_family_is_held_to_the_contract():
-    modules = (test_anchornet, test_contract, test_dram, test_saccader, test_two_stream_contract)
+    modules = (test_anchornet, test_contract, test_dram, test_saccader, test_two_stream)
     held = {
         each.case.family
         for module in modules
@@ -50,20 +52,26 @@ def test_every_family_is_held_to_the_contract():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_is_told_in_two_lines_that_fit_beside_its_name(family):
+def test_every_family_is_summarised_in_two_lines_that_fit_beside_its_name(family):
     lines = FAMILIES[family].summary.split("\n")
     assert len(lines) == 2
     assert all(0 < len(line) <= 84 and line == line.strip() for line in lines)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_every_listed_backbone_can_be_looked_through(backbone):
+def test_every_listed_backbone_can_be_built(backbone):
     import torch
 
     arguments = {"backbone": backbone, "view_size": 77 if backbone == "bagnet77" else 224}
     with torch.device("meta"):
         model = build_model("tnet", arguments, classes=2)
     assert model.feature_size > 0
+
+
+def test_a_family_has_loss_terms_of_its_own_if_its_objective_has_weights():
+    for name, family in FAMILIES.items():
+        assert (find_terms(name) is not None) == bool(family.objective.model_fields)
+    assert [name for name, family in FAMILIES.items() if family.replaces_loss] == ["two_stream"]
 
 
 def test_an_unknown_family_is_refused_with_the_nearest():

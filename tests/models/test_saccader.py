@@ -8,23 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from tests.encoding import encode
 from tests.images import noise as image_noise
 from tests.images import write_geotiff
 from tests.models.contract import ROOT, Case, ModelContract, noise
-from tests.models.places import glimpse_windows
-from tests.models.test_counting import billions, outline, walk
+from tests.models.published import billions, count_parameters, outline, traverse
 from tnetcli.errors import ModelError
-from tnetcli.looking import Looker
-from tnetcli.models.counting import count_parameters
+from tnetcli.inference import Inference
+from tnetcli.models.configs import SaccaderArguments
 from tnetcli.models.receptive_field import trace
 from tnetcli.models.registry import build_model, read_arguments
-from tnetcli.models.saccader import PatchNet
-from tnetcli.models.saccader_arguments import SaccaderArguments
-from tnetcli.models.saccader_cell import SaccaderCell, SaccaderLocation, visit
+from tnetcli.models.saccader import PatchNet, SaccaderCell, SaccaderLocation, visit
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
-from tnetcli.training.draws import draw_log_probability
-from tnetcli.traversal import Plan
+from tnetcli.training.episodes import draw_log_probability
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import TopK
 
 SMALL = {"view_size": 101, "width": 0.0625, "glimpses": 3}  # 4 x 4 places
 PUBLISHED = {"view_size": 224, "glimpses": 6}
@@ -38,6 +37,19 @@ def build(classes=3, **arguments):
 @pytest.fixture(scope="module")
 def model():
     return build().requires_grad_(False)
+
+
+def visits(model, views, *, sample=False):
+    """Return the narrow map of views, and the places that the location module visits on it."""
+    wide, narrow = model.backbone(views)
+    mixed = model.location.mixed(wide.detach(), narrow.detach())
+    return narrow, visit(model.location.cell, mixed, model.glimpses, sample=sample)
+
+
+def places_of(model, out):
+    """Return the places (views, glimpses) of an encoder's glimpse boxes."""
+    corner = (out.aux["glimpse_boxes"][..., :2] * model.view_size / 8).round().long()
+    return corner[..., 1] * model.grid.columns + corner[..., 0]
 
 
 class TestSaccader(ModelContract):
@@ -54,8 +66,8 @@ class TestSaccaderOfOnePlace(ModelContract):
         },
     )
 
-    def test_attention_teaches_where_to_look_and_nothing_else(self, learner, views):
-        _, where = self.learn(learner, views)
+    def test_attention_teaches_where_to_look_and_nothing_else(self, learner, views, regions):
+        _, where = self.learn(learner, views, regions)
         assert where == 0
 
 
@@ -111,7 +123,7 @@ def test_attention_gives_the_places_in_their_order_the_probabilities_they_had(gl
     torch.testing.assert_close(found.attention.sum(dim=1), torch.ones(6).double())
     drawn = draw_log_probability(
         found.attention, found.places, torch.ones(6, 9, dtype=torch.bool)
-    )  # as a walk draws cells
+    )  # as a policy draws cells
     # The last of all places is certain, whatever is left of it.
     torch.testing.assert_close(drawn, found.log_p, rtol=0, atol=1e-6)
 
@@ -157,15 +169,16 @@ def test_moving_the_places_of_a_map_moves_what_is_visited():
 def test_half_precision_masks_too():
     torch.manual_seed(0)
     location = SaccaderLocation(16, 8).bfloat16().eval()
-    found = location(noise(2, 16, 3, 3).bfloat16(), noise(2, 8, 3, 3).bfloat16(), 9)
+    mixed = location.mixed(noise(2, 16, 3, 3).bfloat16(), noise(2, 8, 3, 3).bfloat16())
+    found = visit(location.cell, mixed, 9)
     assert torch.equal(found.places.sort(dim=1).values, torch.arange(9).expand(2, -1))
     assert found.attention.isfinite().all()
 
 
 def test_what_is_computed_in_half_precision_masks_too(model):
     with torch.autocast("cpu", torch.bfloat16):
-        places = model.glimpse(noise(2, 3, 101, 101)).places
-    assert all(len({tuple(place) for place in each.tolist()}) == 3 for each in places)
+        out = encode(model, noise(2, 3, 101, 101), [ROOT] * 2)
+    assert all(len(set(places)) == 3 for places in places_of(model, out).tolist())
 
 
 # The model.
@@ -194,25 +207,18 @@ def test_a_place_sees_77_pixels_and_no_other():
     assert (fields[0].jump, fields[0].size) == (8, 77)
 
 
-def test_the_score_of_a_view_is_the_mean_of_the_scores_at_the_places_visited(model):
+def test_the_logits_of_a_view_are_the_mean_of_those_at_the_places_visited(model):
     views = noise(2, 3, 101, 101)
-    wide, narrow = model.backbone(views)
+    narrow, visited = visits(model, views)
     everywhere = functional.conv2d(
         narrow, model.classifier.weight[:, :, None, None], model.classifier.bias
     )  # (regions, classes, 4, 4), as the public code has them
-    places = model.visit(wide, narrow).places
-    expected = everywhere.flatten(2).gather(2, places[:, None].expand(-1, 3, -1)).mean(dim=2)
-    scores = model.classify(model.look(views, [ROOT] * 2).features)
-    torch.testing.assert_close(scores, expected)
-
-
-def test_glimpses_are_cells_of_the_grid(model):
-    glimpsed = model.glimpse(noise(1, 3, 101, 101))
-    windows = glimpse_windows(glimpsed.places[0], ROOT.window, 77 / 101)
-    cells = [ROOT.window.cell(model.grid, *cell) for cell in model.grid.cells()]
-    for window in windows:
-        assert any(window.box == pytest.approx(cell.box, abs=1e-2) for cell in cells)
-    assert len({window.box for window in windows}) == 3
+    places = visited.places[:, None].expand(-1, 3, -1)
+    expected = everywhere.flatten(2).gather(2, places).mean(dim=2)
+    out = encode(model, views, [ROOT] * 2)
+    torch.testing.assert_close(model.classifier(out.features), expected)
+    assert torch.equal(places_of(model, out), visited.places)
+    torch.testing.assert_close(out.cell_logits[..., 0].exp(), visited.attention)
 
 
 def test_a_glimpse_sees_its_box_and_nothing_else():
@@ -221,46 +227,45 @@ def test_a_glimpse_sees_its_box_and_nothing_else():
         if isinstance(part, torch.nn.BatchNorm2d):
             torch.nn.init.ones_(part.weight)  # else blocks add nothing before they have learned
     views = noise(16, 3, 117, 117).requires_grad_()
-    with torch.no_grad():
-        places = model.visit(*model.backbone(views)).places
-    _, narrow = model.backbone(views)
-    features = narrow.flatten(2).gather(2, places[:, None, :1].expand(-1, narrow.shape[1], -1))
-    (slope,) = torch.autograd.grad(features.sum(), views)  # (views, bands, height, width)
-    within = model.look(views.detach(), [ROOT] * 16).within
-    assert within.boxes.shape == (16, 3, 4)
-    for number, box in enumerate((within.boxes[:, 0] * 117).round().int().tolist()):
+    out = encode(model, views, [ROOT] * 16)
+    boxes, features = out.aux["glimpse_boxes"], out.aux["glimpse_features"]
+    cells = {ROOT.window.cell(model.grid, *cell).box for cell in model.grid.cells()}
+    assert all(len(set(places)) == 3 for places in places_of(model, out).tolist())
+    torch.testing.assert_close(features.mean(dim=1), out.features)
+    (slope,) = torch.autograd.grad(features[:, 0].sum(), views)  # (views, bands, height, width)
+    for number, box in enumerate((boxes[:, 0] * 117).round().int().tolist()):
         rows, columns = (slope[number] != 0).any(dim=0).nonzero().T
         seen = [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1]
         assert seen == box
-    torch.testing.assert_close(within.features.mean(dim=1), model.look(views, [ROOT] * 16).features)
+        across, down = ROOT.window.width / 117, ROOT.window.height / 117
+        window = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+        assert any(window == pytest.approx(cell) for cell in cells)
 
 
 def test_before_it_learns_the_cells_of_most_attention_are_those_visited(model):
-    views = noise(8, 3, 101, 101)
-    glimpsed = model.glimpse(views)
-    visited = model.visit(*model.backbone(views)).places
-    best = glimpsed.attention.flatten(1).topk(3, dim=1).indices
-    assert torch.equal(best.sort(dim=1).values, visited.sort(dim=1).values)
+    out = encode(model, noise(8, 3, 101, 101), [ROOT] * 8)
+    best = out.cell_logits[..., 0].topk(3, dim=1).indices
+    assert torch.equal(best.sort(dim=1).values, places_of(model, out).sort(dim=1).values)
 
 
 def test_what_is_not_visited_is_not_classified():
     model = build()
-    views = noise(1, 3, 101, 101).requires_grad_(True)
-    wide, narrow = model.backbone(views)
-    narrow.retain_grad()
-    places = model.visit(wide, narrow).places
-    model.classify(model._at(narrow, places).mean(dim=1)).sum().backward()
-    touched = narrow.grad[0].abs().sum(dim=0).flatten().nonzero().flatten()
-    assert set(touched.tolist()) <= set(places[0].tolist())
+    maps = []
+    model.backbone.register_forward_hook(lambda _, __, found: maps.append(found[1]))
+    model.backbone.register_forward_hook(lambda _, __, found: found[1].retain_grad())
+    out = encode(model, noise(1, 3, 101, 101), [ROOT])
+    model.classifier(out.features).sum().backward()
+    touched = maps[0].grad[0].abs().sum(dim=0).flatten().nonzero().flatten()
+    assert set(touched.tolist()) <= set(places_of(model, out)[0].tolist())
 
 
-def test_while_it_learns_places_are_drawn_and_otherwise_they_are_not(model):
+def test_in_training_places_are_sampled_and_otherwise_they_are_not(model):
     learner = build().train()
     views = noise(1, 3, 101, 101).expand(16, -1, -1, -1)
     torch.manual_seed(0)
-    drawn = learner.glimpse(views, sample=True).places
-    assert len({tuple(each.flatten().tolist()) for each in drawn}) > 1
-    best = model.glimpse(views).places
+    drawn = places_of(learner, encode(learner, views, [ROOT] * 16))
+    assert len({tuple(each) for each in drawn.tolist()}) > 1
+    best = places_of(model, encode(model, views, [ROOT] * 16))
     assert torch.equal(best, best[:1].expand_as(best))
 
 
@@ -269,14 +274,16 @@ def test_where_the_location_is_frozen_while_the_rest_learns_all_places_count():
     model.train()
     model.location.eval()
     expected = model.backbone(views)[1].mean(dim=(2, 3))
-    torch.testing.assert_close(model.look(views, [ROOT] * 2).features, expected)
+    out = encode(model, views, [ROOT] * 2)
+    torch.testing.assert_close(out.features, expected)
+    assert not out.aux
 
 
 def test_more_bands_and_another_width_are_built():
     model = build_model("saccader", SMALL | {"width": 0.125}, classes=2, bands=5).eval()
     assert model.feature_size == 64
     with torch.no_grad():
-        assert model.look(noise(1, 5, 101, 101), [ROOT]).features.shape == (1, 64)
+        assert encode(model, noise(1, 5, 101, 101), [ROOT]).features.shape == (1, 64)
 
 
 @pytest.mark.parametrize(
@@ -300,6 +307,7 @@ def test_what_cannot_be_built_is_refused(arguments, problem):
 def test_there_are_no_published_weights(tmp_path):
     with pytest.raises(ModelError, match="no published weights"):
         build_model("saccader", SMALL, classes=2, pretrained=True)
+    (tmp_path / "a.pt").write_bytes(b"\x80\x04N.")
     with pytest.raises(ModelError, match="safetensors"):
         build_model("saccader", SMALL, classes=2, pretrained=tmp_path / "a.pt")
 
@@ -316,23 +324,22 @@ def test_the_weights_of_another_patch_network_are_taken(tmp_path):
     assert model.backbone.to_map[0].weight.shape[1] == 4
 
 
-def test_a_walk_reads_the_places_of_most_attention_closer(model, tmp_path):
+def test_a_traversal_reads_the_places_of_most_attention_closer(model, tmp_path):
     image = image_noise((800, 600))
     path = write_geotiff(tmp_path / "a.tif", image, overviews=[2, 4])
     unit = Normalisation.to_unit_range("uint8", 3)
-    with open_image(path) as reader, Looker(model, unit, device="cpu", threads=1) as looker:
-        (sight,) = looker.look([reader], Plan(levels=2, keep=(3,)))
-        (alone,) = looker.look([reader], Plan(levels=1, keep=(3,)))
-    assert len(sight.visits) == 4
-    first = sight.visits[0].seen.attention
-    best = sorted(np.argsort(-first.ravel())[:3].tolist())
-    cells = [visit.place.region.path for visit in sight.visits[1:]]
-    assert cells == [f"root/{place // 4}-{place % 4}" for place in best]
-    assert all(
-        visit.place.region.window.width == pytest.approx(800 * 77 / 101)
-        for visit in sight.visits[1:]
-    )
-    assert np.array_equal(sight.level_scores[0], alone.scores)
+    with open_image(path) as reader, Inference(model, unit, device="cpu", threads=1) as inference:
+        result, alone = (
+            inference.run([reader], TraversalConfig(levels=levels, keep=(3,)), [TopK()])[0]
+            for levels in (2, 1)
+        )
+    assert (len(result.nodes), result.glimpses.shape) == (4, (4, 3, 4))
+    corner = np.rint(result.glimpses[0, :, :2] * 101 / 8).astype(int)  # before it has learned
+    expected = sorted(f"root/{row}-{column}" for column, row in corner)
+    assert [node.region.path for node in result.nodes[1:]] == expected
+    widths = [node.region.window.width for node in result.nodes[1:]]
+    assert widths == pytest.approx([800 * 77 / 101] * 3)
+    assert np.array_equal(result.level_logits[0], alone.logits)
 
 
 # What is published: 35.58 million parameters and 19.5 billion multiplications (TNet's tables);
@@ -347,7 +354,7 @@ def test_it_holds_35_58_million_parameters_as_published():
 
 def test_it_multiplies_19_32_billion_times_and_19_50_with_scores_at_every_place():
     model = outline("saccader", PUBLISHED, 1000)
-    ours = walk(model).layers
+    ours = traverse(model).layers
     assert billions(ours) == 19.3192
     assert abs(ours / 1e9 - 19.5) < 0.02 * 19.5
     everywhere = ours + (19 * 19 - 1) * 512 * 1000
@@ -357,7 +364,7 @@ def test_it_multiplies_19_32_billion_times_and_19_50_with_scores_at_every_place(
 @pytest.mark.parametrize("glimpses", [1, 6, 20])
 def test_more_glimpses_cost_no_more_layers(glimpses):
     model = outline("saccader", PUBLISHED | {"glimpses": glimpses}, 1000)
-    assert billions(walk(model).layers) == 19.3192
+    assert billions(traverse(model).layers) == 19.3192
 
 
 # That it can learn, by the losses of the paper.
@@ -366,7 +373,7 @@ def test_more_glimpses_cost_no_more_layers(glimpses):
 def reinforce(scores, labels, log_p):
     """By saccader/losses.py, `reinforce_loss_discrete`: reward 1 if right, less the batch mean."""
     rewards = (scores.argmax(dim=1) == labels).float()
-    return -((rewards - rewards.mean())[:, None] * log_p).mean()
+    return -((rewards - rewards.mean()) * log_p).mean() / 3  # glimpses
 
 
 def test_it_learns_eight_images_by_heart():
@@ -376,12 +383,12 @@ def test_it_learns_eight_images_by_heart():
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     first = last = None
     for _ in range(40):
-        glimpsed = model.glimpse(views, sample=True)
-        scores = model.classify(glimpsed.features.mean(dim=1))
+        out = model(views, torch.zeros(8, 3))
+        scores = model.classifier(out.features)
         last = functional.cross_entropy(scores, labels)
         first = last.item() if first is None else first
         optimizer.zero_grad()
-        (last + reinforce(scores, labels, glimpsed.log_p)).backward()
+        (last + reinforce(scores, labels, out.aux["log_p"])).backward()
         optimizer.step()
     assert last < 0.2 < first
 
@@ -411,7 +418,7 @@ def test_imitation_teaches_the_places_that_speak_most_for_the_class():
     optimizer = torch.optim.Adam(model.location.parameters(), lr=1e-2)
     losses = []
     for _ in range(30):
-        loss = model.study(views, [ROOT] * 4)[1].own.mean()
+        loss = encode(model, views, [ROOT] * 4).aux["imitation"].mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

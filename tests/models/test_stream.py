@@ -4,10 +4,10 @@ import timm
 import torch
 
 from tests.models.contract import noise
+from tests.models.published import count_parameters
 from tnetcli.errors import ModelError
-from tnetcli.models.arguments import Arguments
 from tnetcli.models.backbone import build_backbone
-from tnetcli.models.counting import count_parameters
+from tnetcli.models.configs import Arguments
 from tnetcli.models.stream import Stream
 
 

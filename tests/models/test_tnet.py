@@ -2,13 +2,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.contract import ROOT, everywhere, noise, tensors_of
+from tests.encoding import encode
+from tests.models.contract import ROOT, attention, noise, unmasked
 from tnetcli.errors import ModelError
 from tnetcli.models.registry import build_model
-from tnetcli.traversal import Plan, traverse
-from tnetcli.visits import Seen
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import TopK
+from tnetcli.traversal.tree import CellScores, traverse
 
 SMALL = {"backbone": "resnet18", "view_size": 32, "tap": 1}
+LEVEL = torch.tensor(1)  # all levels share one head
 
 
 def build(**arguments):
@@ -27,7 +30,12 @@ def view_of(region):
 
 
 def features_of(model, regions):
-    return model.look(torch.stack([view_of(region) for region in regions]), regions).features
+    return encode(model, [view_of(region) for region in regions], regions).features
+
+
+def aggregate(model, features):
+    """Aggregate the features (regions, D) of one image."""
+    return model.aggregate(features.unsqueeze(0), *unmasked(len(features)))
 
 
 @pytest.mark.parametrize("weighting", [False, True])
@@ -37,38 +45,37 @@ def test_reading_chosen_cells_is_reading_all_and_masking_the_rest(weighting):
     chosen = [1, 5, 6]
     everything = features_of(model, [ROOT, *cells])
     gathered = features_of(model, [ROOT, *(cells[index] for index in chosen)])
-    present = torch.zeros(1, 10, dtype=torch.bool)
-    present[0, [0, *(index + 1 for index in chosen)]] = True
-    masked = model.conclude(everything.unsqueeze(0), present)
-    alone = model.conclude(gathered.unsqueeze(0), everywhere(4))
-    torch.testing.assert_close(masked.scores, alone.scores, rtol=0, atol=1e-5)
-    torch.testing.assert_close(masked.weights[present], alone.weights[0], rtol=0, atol=1e-6)
+    mask = torch.zeros(1, 10, dtype=torch.bool)
+    mask[0, [0, *(index + 1 for index in chosen)]] = True
+    masked = model.aggregate(everything.unsqueeze(0), mask, unmasked(10)[1])
+    alone = aggregate(model, gathered)
+    torch.testing.assert_close(masked.logits, alone.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(masked.weights[mask], alone.weights[0], rtol=0, atol=1e-6)
 
 
-def walk(model, **plan):
-    """Walk one image with a model; return the regions seen and the attention given to each."""
-    calls = []
+def rollout(model, **config):
+    """Traverse one image; return the paths of the regions, and how many each round encoded."""
+    rounds = []
 
-    def look(places):
-        regions = [place.region for place in places]
-        views = torch.stack([view_of(region) for region in regions])
-        attention = model.look(views, regions).attention.numpy()
-        calls.append(regions)
-        return [Seen(each, np.ones(each.shape)) for each in attention]
+    def score(nodes):
+        regions = [node.region for node in nodes]
+        rounds.append(len(regions))
+        logits = encode(model, [view_of(region) for region in regions], regions).cell_logits
+        return [CellScores(each, np.ones(len(each))) for each in logits.numpy()]
 
-    visits = traverse([ROOT.window], look, model.grid, Plan(**plan)).visits
-    return [visit.place.region.path for visit in visits], calls
+    found = traverse([ROOT.window], score, model.grid, TraversalConfig(**config), [TopK()])
+    return [node.region.path for node in found.nodes], rounds
 
 
 def test_every_cell_can_be_followed(model):
-    paths, calls = walk(model, levels=2, keep=(9,))
+    paths, rounds = rollout(model, levels=2, keep=(9,))
     cells = [f"root/{row}-{column}" for row, column in model.grid.cells()]
     assert paths == ["root", *cells]
-    assert [len(call) for call in calls] == [1, 9]
+    assert rounds == [1, 9]
 
 
 def test_cells_are_followed_in_reading_order_whatever_their_attention(model):
-    paths, _ = walk(model, levels=3, keep=(3, 2), once=False)
+    paths, _ = rollout(model, levels=3, keep=(3, 2), once=False)
     assert len(paths) == 1 + 3 + 6
     assert paths[1:4] == sorted(paths[1:4])
     parents = [path.rpartition("/")[0] for path in paths[4:]]
@@ -77,42 +84,36 @@ def test_cells_are_followed_in_reading_order_whatever_their_attention(model):
 
 
 def test_one_level_is_the_whole_image_alone(model):
-    paths, _ = walk(model, levels=1, keep=())
+    paths, _ = rollout(model, levels=1, keep=())
     assert paths == ["root"]
 
 
-def test_a_window_is_told_its_place(model):
+def test_features_depend_on_the_position_of_a_region(model):
     regions = [ROOT, ROOT.child(model.grid, 0, 0), ROOT.child(model.grid, 2, 1)]
-    features = model.look(view_of(ROOT).expand(3, -1, -1, -1), regions).features
+    features = encode(model, [view_of(ROOT)] * 3, regions).features
     assert not torch.allclose(features[0], features[1])
     assert not torch.allclose(features[1], features[2])
 
 
-def test_the_place_of_a_window_does_not_enter_its_attention(model):
+def test_attention_does_not_depend_on_the_position_of_a_region(model):
     regions = [ROOT, ROOT.child(model.grid, 2, 1)]
-    attention = model.look(view_of(ROOT).expand(2, -1, -1, -1), regions).attention
-    torch.testing.assert_close(attention[0], attention[1])
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_views_without_a_region_each_are_refused(model, count):
-    with pytest.raises(ValueError, match=f"{count} regions for 2 views"):
-        model.look(noise(2, 3, 32, 32), [ROOT] * count)
+    logits = encode(model, [view_of(ROOT)] * 2, regions).cell_logits
+    torch.testing.assert_close(logits[0], logits[1])
 
 
 def test_the_classifier_is_dense_with_a_bias(model):
     features = noise(2, 512)
     expected = features @ model.classifier.weight.T + model.classifier.bias
-    torch.testing.assert_close(model.classify(features), expected)
+    torch.testing.assert_close(model.classify(features, LEVEL), expected)
 
 
-def test_dropout_is_drawn_anew_for_the_conclusion_and_for_every_vector():
+def test_dropout_is_drawn_anew_for_the_aggregate_and_for_every_vector():
     model = build(dropout=0.5).train()
-    features = torch.ones(1, 3, 512)
-    drawn = [*model.classify(features)[0], model.conclude(features, everywhere(3)).scores[0]]
+    features = torch.ones(3, 512)
+    drawn = [*model.classify(features, LEVEL), aggregate(model, features).logits[0]]
     assert all(not torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
     model.eval()
-    assert torch.equal(model.classify(features), model.classify(features))
+    assert torch.equal(model.classify(features, LEVEL), model.classify(features, LEVEL))
 
 
 def test_dropped_features_are_dropped_alike_for_the_location_and_the_position():
@@ -120,17 +121,17 @@ def test_dropped_features_are_dropped_alike_for_the_location_and_the_position():
     given = {}
     model.location.register_forward_hook(lambda _, inputs, __: given.update(location=inputs[1]))
     model.position.register_forward_hook(lambda _, inputs, __: given.update(position=inputs[0]))
-    model.look(noise(2, 3, 32, 32), [ROOT, ROOT])
+    encode(model, noise(2, 3, 32, 32), [ROOT, ROOT])
     assert torch.equal(given["location"], given["position"])
     plain = model.eval().backbone(noise(2, 3, 32, 32))[1]
     assert not given["position"][plain != 0].all()
 
 
-def test_the_conclusion_weighs_features_that_know_their_place(model):
+def test_features_that_know_their_position_are_averaged(model):
     regions = [ROOT, ROOT.child(model.grid, 1, 1)]
     features = features_of(model, regions)
-    conclusion = model.conclude(features.unsqueeze(0), everywhere(2))
-    torch.testing.assert_close(conclusion.scores, model.classify(features.mean(0, keepdim=True)))
+    expected = model.classify(features.mean(0, keepdim=True), LEVEL)
+    torch.testing.assert_close(aggregate(model, features).logits, expected)
 
 
 def test_the_baseline_starts_at_a_half_and_is_saved(model):
@@ -140,31 +141,30 @@ def test_the_baseline_starts_at_a_half_and_is_saved(model):
 
 def test_double_precision_is_kept():
     model = build(weighting=True).double()
-    looked = model.look(noise(2, 3, 32, 32).double(), [ROOT, ROOT])
-    scores, _, _ = model.conclude(looked.features.unsqueeze(0), everywhere(2))
-    assert {part.dtype for part in (*tensors_of(looked), scores)} == {torch.float64}
+    out = encode(model, noise(2, 3, 32, 32).double(), [ROOT, ROOT])
+    parts = (*out[:2], out.aux["pooled"], *aggregate(model, out.features)[:3])
+    assert {part.dtype for part in parts} == {torch.float64}
 
 
 def test_half_precision_is_kept_but_for_attention():
     model = build(weighting=True).bfloat16()
-    looked = model.look(noise(2, 3, 32, 32).bfloat16(), [ROOT, ROOT])
-    scores, _, _ = model.conclude(looked.features.unsqueeze(0), everywhere(2))
-    assert looked.features.dtype == scores.dtype == torch.bfloat16
-    assert looked.attention.dtype == torch.float32
+    out = encode(model, noise(2, 3, 32, 32).bfloat16(), [ROOT, ROOT])
+    assert out.features.dtype == aggregate(model, out.features).logits.dtype == torch.bfloat16
+    assert out.cell_logits.dtype == torch.float32
 
 
 def test_no_views_give_no_features(model):
-    looked = model.look(torch.zeros(0, 3, 32, 32), [])
-    assert looked.features.shape == (0, 512)
-    assert looked.attention.shape == (0, 3, 3)
+    out = model(torch.zeros(0, 3, 32, 32), torch.zeros(0, 3, dtype=torch.long))
+    assert out.features.shape == (0, 512)
+    assert out.cell_logits.shape == (0, 9, 1)
 
 
 @pytest.mark.parametrize("alignment", ["nearest", "pool"])
 def test_a_grid_of_one_row_is_scored(alignment):
     model = build(grid={"rows": 1, "columns": 4, "cell_fraction": 0.5}, alignment=alignment)
-    attention = model.look(noise(2, 3, 32, 32), [ROOT, ROOT]).attention
-    assert attention.shape == (2, 1, 4)
-    assert (attention[:, :, 1:] != attention[:, :, :1]).any()
+    probabilities = attention(encode(model, noise(2, 3, 32, 32), [ROOT, ROOT]))
+    assert probabilities.shape == (2, 4)
+    assert (probabilities[:, 1:] != probabilities[:, :1]).any()
 
 
 def test_an_alignment_that_was_not_published_is_refused():

@@ -22,7 +22,7 @@ from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.open import open_image
 from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.slide import SlideReader
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.workflows.info import Walk, as_json, inspect
 
 SCENE = noise((200, 150), 3, "uint8", seed=5)
@@ -52,7 +52,12 @@ def test_a_transform_that_is_no_place_is_told_and_left_out(tmp_path, number):
     tiepoint = struct.pack("<d", 399_960.0)
     assert data.count(tiepoint) == 1
     path.write_bytes(data.replace(tiepoint, struct.pack("<d", number)))
-    found = inspect(str(path), reader=None, options=ReadOptions(), walk=Walk(Plan(3, (2, 1)), 32))
+    found = inspect(
+        str(path),
+        reader=None,
+        options=ReadOptions(),
+        walk=Walk(TraversalConfig(levels=3, keep=(2, 1)), 32),
+    )
     told = json.loads(as_json(found))
     if math.isfinite(number):
         assert told["transform"][2] == number

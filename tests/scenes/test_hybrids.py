@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from tnetcli.scenes.glyphs import draw_glyphs
-from tnetcli.scenes.hybrids import (
+from tnetcli.scenes.digits import (
     GROUND,
     STRENGTH,
     clutter_details,
     digit_details,
     glows,
 )
+from tnetcli.scenes.glyphs import draw_glyphs
 
 
 def block_sums(details, block):

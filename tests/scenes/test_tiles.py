@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.images import area_average
 from tnetcli.errors import ManifestError
-from tnetcli.scenes import tile_files
+from tnetcli.scenes import tiles as tile_files
 from tnetcli.scenes.tiles import read_tiles
 from tnetcli.sections.fields import SPLITS
 

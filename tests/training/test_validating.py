@@ -10,12 +10,12 @@ from tests.runs import CLASSES, SIDE, UNIT, recipe_of, write_images
 from tests.small_model import SmallModel
 from tnetcli.errors import ManifestError
 from tnetcli.geometry import Size, Window
+from tnetcli.inference import Inference
 from tnetcli.normalisation import Normalisation
 from tnetcli.training import validating
 from tnetcli.training.sources import Item, open_source
 from tnetcli.training.validating import validate
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.inference import Inference
 from tnetcli.traversal.policies import build_policy
 
 TWO = TraversalConfig(levels=2, keep=(2,))

@@ -16,9 +16,9 @@ from tests.training.explore import (
     write_readers,
 )
 from tnetcli.errors import ImageError, ModelError
+from tnetcli.inference import Inference
 from tnetcli.readers.open import open_image
 from tnetcli.sections import Loss
-from tnetcli.traversal.inference import Inference
 from tnetcli.traversal.policies import Random, TopK, build_policy
 from tnetcli.traversal.rollout import by_image, effective, rollout
 from tnetcli.traversal.runner import TorchRunner
@@ -206,9 +206,7 @@ def test_attention_that_is_no_number_is_a_model_error(model, views, readers):
 
 def test_features_are_padded_image_by_image():
     features = torch.arange(8.0).view(4, 2)
-    padded, levels = by_image(
-        features, torch.tensor([1, 0, 1, 1]), torch.tensor([1, 1, 2, 3]), 3
-    )
+    padded, levels = by_image(features, torch.tensor([1, 0, 1, 1]), torch.tensor([1, 1, 2, 3]), 3)
     assert levels.tolist() == [[1, 0, 0], [1, 2, 3], [0, 0, 0]]
     assert padded[1].tolist() == [[0, 1], [4, 5], [6, 7]]
     assert padded[0].tolist() == [[2, 3], [0, 0], [0, 0]]

@@ -7,10 +7,10 @@ import torch
 from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
 from tnetcli.errors import ImageError
+from tnetcli.inference import Inference
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.open import open_image
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.inference import Inference
 from tnetcli.traversal.policies import build_policy
 from tnetcli.workflows.attention_check import check_attention, closest
 

@@ -48,7 +48,7 @@ def found(folder):
 
 def test_crops_are_seen_as_images_cut_out_by_hand(found):
     for crop, cut in zip(*found, strict=True):
-        assert (crop.id, crop.label, crop.stopped) == (cut.id, cut.label, cut.stopped)
+        assert (crop.id, crop.label, crop.stop_reason) == (cut.id, cut.label, cut.stop_reason)
         assert crop.probability == pytest.approx(cut.probability, abs=1e-5)
         assert [window.path for window in crop.windows] == [window.path for window in cut.windows]
 
@@ -57,7 +57,7 @@ def test_windows_are_in_pixels_of_the_whole_image(found, folder):
     for crop, cut in zip(*found, strict=True):
         left, top, right, bottom = BOXES[crop.id]
         assert (crop.width, crop.height, crop.offset) == (260, 280, (0, 0))
-        assert crop.transform == tuple(UTM)[:6]
+        assert crop.georeference.transform == tuple(UTM)[:6]
         assert crop.image == str(folder / f"{crop.id}.tif")
         assert crop.windows[0].box == (left, top, right, bottom)
         assert crop.reading["crop"] == f"{left} {top} {right} {bottom}"

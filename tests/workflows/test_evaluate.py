@@ -13,9 +13,9 @@ from tests.images import noise, write_geotiff
 from tnetcli.checkpoint import load_model
 from tnetcli.errors import ImageError, ManifestError, RecipeError, UsageError
 from tnetcli.geometry import Region, Size, Window
+from tnetcli.inference import Inference
 from tnetcli.readers.open import open_image
 from tnetcli.training.metrics import wilson
-from tnetcli.traversal.inference import Inference
 from tnetcli.traversal.policies import build_policy
 from tnetcli.workflows.evaluate import choose_counts, evaluate
 from tnetcli.workflows.evaluate_text import as_json, as_text, draw_picture, write_json
@@ -164,9 +164,9 @@ def test_no_window_is_the_same_however_windows_are_chosen(found):
 def test_multiplications_are_what_the_model_counts(folder, found):
     model = load_model(folder / "tnet.safetensors").model
     view, position = torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, dtype=torch.long)
-    for count in range(5):
+    for count, scored in ((0, 0), (1, 1), (2, 1), (3, 3), (4, 3)):
         with FlopCounterMode(display=False) as counted, torch.no_grad():
-            features = [model(view, position).features for _ in range(count + 1)]
+            features = [model(view, position, n < scored).features for n in range(count + 1)]
             levels = torch.ones(1, count + 1, dtype=torch.long)
             model.aggregate(torch.stack(features, 1), levels > 0, levels)
         assert rows_of(found)[count].multiplications == counted.get_total_flops() // 2
@@ -400,7 +400,7 @@ data:
   kind: mosaic
   path: tiles
   landscape: {{size: 256, sites: [{site}], background: [forest], empty: none, site_tiles: [2, 2],
-              fields: [1, 1], neighbours: 2, training: 3, validation: 4, test: 5}}
+              neighbours: 2, training: 3, validation: 4, test: 5}}
 """
 
 

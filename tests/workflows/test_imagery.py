@@ -1,22 +1,22 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import rasterio
 import tifffile
+from PIL import Image
 
-from tests.exporters.records import record
+from tests.exporters.records import record, replace
 from tests.images import noise, write_geotiff
 from tests.slides import real, write_ome_rgb
 from tnetcli.errors import ImageError
 from tnetcli.prediction import Prediction
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.fingerprint import fingerprint
+from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.open import open_image
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.workflows import imagery
 from tnetcli.workflows.imagery import open_imagery
 from tnetcli.workflows.predicting import Settings, _telling
@@ -32,7 +32,7 @@ def predicted(path, **settings):
         width=size.width,
         height=size.height,
         reader=name,
-        settings=_telling(Plan(3, (4, 2)), Settings(options=options), None),
+        config=_telling(TraversalConfig(levels=3, keep=(4, 2)), Settings(options=options)),
         fingerprint=fingerprint(str(path)),
     )
 
@@ -180,9 +180,9 @@ def test_the_value_for_no_data_is_that_of_the_record(tmp_path):
     ],
 )
 def test_options_come_back_from_a_record(options):
-    settings = _telling(Plan(3, (4, 2)), Settings(options=options), None)
-    line = record(settings=settings).to_json()
-    assert imagery._options(Prediction.from_json(line)) == options
+    settings = _telling(TraversalConfig(levels=3, keep=(4, 2)), Settings(options=options))
+    line = record(config=settings).model_dump_json()
+    assert imagery._options(Prediction.model_validate_json(line)) == options
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_options_come_back_from_a_record(options):
 )
 def test_a_record_with_odd_options_is_read_as_usual(reading, tmp_path):
     path = write_geotiff(tmp_path / "a.tif", noise((60, 40)))
-    odd = replace(predicted(path), settings={"reading": reading}, reader="no such")
+    odd = replace(predicted(path), config={"reading": reading}, reader="no such")
     assert np.array_equal(shown(odd), shown(predicted(path)))
 
 
@@ -296,3 +296,15 @@ def test_torch_is_never_imported():
     code = "import sys, tnetcli.workflows.imagery; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_an_image_whose_name_is_not_utf_8_is_found(tmp_path):
+    plain, odd = tmp_path / "a.png", tmp_path / os.fsdecode(b"K\xf6ln.png")
+    Image.fromarray(noise((60, 40)).transpose(1, 2, 0)).save(plain)
+    try:
+        odd.write_bytes(plain.read_bytes())
+    except OSError:
+        pytest.skip("this file system takes only UTF-8")
+    prediction = record(image=str(odd), width=60, height=40)
+    assert prediction.image.endswith("K\\xf6ln.png")
+    assert np.array_equal(shown(prediction), shown(predicted(plain)))

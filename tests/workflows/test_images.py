@@ -10,20 +10,20 @@ from tests.commands import tnet
 from tests.images import noise, write_geotiff
 from tests.slides import copy_of_real, real
 from tnetcli.errors import ImageError, UsageError
-from tnetcli.readers.detect import detect
-from tnetcli.readers.dicom import series_of
+from tnetcli.readers.detect import detect, series_of
 from tnetcli.workflows.images import find_images
 
 AS_NOBODY = """
 import os, sys
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers import raster
-from tnetcli.traversal import Plan
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.workflows.images import find_images
 from tnetcli.workflows.info import Walk, inspect
 os.setuid(65534)
 for image in find_images(sys.argv[1:], recursive=True):
-    result = inspect(image, reader=None, options=ReadOptions(), walk=Walk(Plan(1, (1,)), 64))
+    walk = Walk(TraversalConfig(levels=1, keep=(1,)), 64)
+    result = inspect(image, reader=None, options=ReadOptions(), walk=walk)
     print(os.path.basename(image), "failed" if result.error else "ok")
 """
 
@@ -131,7 +131,7 @@ def test_an_option_that_could_do_nothing_is_refused(tmp_path, command):
 
 def test_an_option_that_the_environment_sets_for_all_commands_is_no_mistake(tmp_path):
     write_geotiff(tmp_path / "a.tif", noise((64, 64)))
-    done = tnet("info", "a.tif", cwd=tmp_path, TNET_0="1")
+    done = tnet("info", "a.tif", cwd=tmp_path, TNET_INFO_NULL="1")
     assert done.returncode == 0, done.stderr
 
 

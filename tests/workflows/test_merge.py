@@ -1,6 +1,6 @@
 import pytest
 
-from tests.test_prediction_file import SETTINGS, failure, ids, record, write
+from tests.test_prediction_file import OTHER, SETTINGS, abstention, failure, ids, record, write
 from tnetcli.errors import OutputError
 from tnetcli.prediction_file import read_lines
 from tnetcli.readers.base import ReadOptions
@@ -41,9 +41,7 @@ def test_the_list_orders_and_tells_what_is_missing(tmp_path, caplog):
     assert "asked for: 1 record: x" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "changes", [{"model_sha256": "cd"}, {"settings": {**SETTINGS, "levels": 2}}]
-)
+@pytest.mark.parametrize("changes", [{"sha256": OTHER}, {"config": {**SETTINGS, "levels": 2}}])
 def test_files_that_do_not_belong_together_are_refused(tmp_path, changes):
     one = write(tmp_path / "1.jsonl", record("a"))
     two = write(tmp_path / "2.jsonl", record("b", **changes))
@@ -53,21 +51,28 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path, changes):
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path, caplog):
-    one = write(tmp_path / "1.jsonl", record("a"), tail='{"schema": "tnet.pre')
+    one = write(tmp_path / "1.jsonl", record("a"), tail='{"schema":"tnet.pre')
     assert merge([one], tmp_path / "all.jsonl").records == 1
     assert "cut off" in caplog.text
 
 
 def test_a_last_line_without_its_end_gets_one(tmp_path):
-    one = write(tmp_path / "1.jsonl", tail=record("a").to_json())
+    one = write(tmp_path / "1.jsonl", tail=record("a").model_dump_json())
     two = write(tmp_path / "2.jsonl", record("b"))
     merge([one, two], tmp_path / "all.jsonl")
     assert ids(tmp_path / "all.jsonl") == ["a", "b"]
 
 
-def test_a_line_of_any_length_is_copied_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("tnetcli.large_records.LONG", 100)
-    monkeypatch.setattr("tnetcli.workflows.merge.PIECE", 7)
+def test_an_abstention_counts_as_done(tmp_path):
+    one = write(tmp_path / "1.jsonl", failure("a"), abstention("b"))
+    two = write(tmp_path / "2.jsonl", abstention("a"), record("b"))
+    merged = merge([one, two], tmp_path / "all.jsonl")
+    found = {line.record.id: line.record.status for line in read_lines(tmp_path / "all.jsonl")}
+    assert found == {"a": "abstained", "b": "abstained"}
+    assert (merged.records, merged.failed) == (2, 0)
+
+
+def test_lines_are_copied_as_they_are(tmp_path):
     one = write(tmp_path / "1.jsonl", record("a"), record("b"))
     merge([one], tmp_path / "all.jsonl")
     assert (tmp_path / "all.jsonl").read_bytes() == one.read_bytes()

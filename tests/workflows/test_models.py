@@ -1,13 +1,14 @@
+import hashlib
 import json
 
 import pytest
 
 from tests.checkpoints import fields, pack_description, tiny, write_tiny
 from tnetcli import checkpoint
-from tnetcli.checkpoint import file_sha256, save_checkpoint
+from tnetcli.checkpoint import save_checkpoint
 from tnetcli.errors import ModelError
-from tnetcli.models.counting import count_parameters
 from tnetcli.models.registry import BACKBONES, FAMILIES
+from tnetcli.workflows.cost import count_parameters
 from tnetcli.workflows.models import as_json, as_text, match_backbones, read_card, survey
 
 
@@ -32,10 +33,10 @@ def test_a_card_tells_all_that_the_description_does(tmp_path):
     facts = json.loads(as_json(read_card(str(path))))
     expected = {
         **told,
-        "schema": "tnet.model/1",
+        "schema": "tnet.model/2",
         "file": str(path),
         "file_bytes": path.stat().st_size,
-        "sha256": file_sha256(path),
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "backbone": "test_efficientnet",
         "view_size": 64,
         "grid": {"rows": 3, "columns": 3, "cell_fraction": 0.5},
@@ -83,7 +84,7 @@ def test_a_family_is_told_on_one_line_as_json():
 def test_a_card_tells_its_family_and_what_it_chooses_from(tmp_path):
     path = tmp_path / "a.safetensors"
     arguments = {"backbone": "compact", "view_size": 128}
-    path.write_bytes(pack_description(fields(family="anchornet", arguments=arguments)))
+    path.write_bytes(pack_description(fields("anchornet", arguments=arguments)))
     lines = [line.strip() for line in as_text(read_card(str(path))).splitlines()]
     first, second = FAMILIES["anchornet"].summary.split("\n")
     assert lines[lines.index(second) - 1].split(maxsplit=1) == ["is", first]

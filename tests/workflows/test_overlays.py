@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tnetcli.errors import OutputError
-from tnetcli.prediction import Prediction, SeenWindow
+from tnetcli.prediction import SCHEMA, Prediction, SeenWindow
 from tnetcli.readers.base import ReadOptions
 from tnetcli.workflows.images import Image
 from tnetcli.workflows.overlays import Overlays
@@ -41,8 +41,8 @@ def test_a_file_in_place_of_the_folder_is_an_error(tmp_path):
 def seen(image, id=""):
     window = SeenWindow("root", 1, (0.0, 0.0, 64.0, 64.0), 1.0, 1, 1.0, "river", 0.9, 1.0)
     return Prediction(
-        image, id or image, "ok", width=64, height=64, bands=3, reader="photo", label="river",
-        probability=0.9, model="m", model_sha256="ab", tnet="0", windows=(window,),
+        schema=SCHEMA, image=image, id=id or image, status="ok", width=64, height=64, bands=3,
+        reader="photo", label="river", probability=0.9, windows=(window,),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-from tnetcli.workflows.tables import table
+from tnetcli.workflows.tables import aligned, table
 
 
 def test_no_name_and_no_value_is_cut_off_however_wide_the_table_is(monkeypatch):
@@ -17,3 +17,12 @@ def test_a_table_is_no_wider_than_what_is_in_it():
         "|---|---|",
         "| x | 1 |",
     ]
+
+
+def test_facts_are_aligned_and_empty_ones_left_out():
+    facts = [("a", "one"), ("long", ["two", "three"]), ("none", ""), ("b", "x\ny")]
+    lines = aligned(facts)
+    assert lines[:3] == ["  a     one", "  long  two", "        three"]
+    assert len(lines) == 4
+    assert "\n" not in lines[3]
+    assert aligned([]) == []

@@ -372,11 +372,13 @@
     dismiss();
     hint.hidden = true;
     shown = JSON.parse(byId(`image-${number}`).textContent);
-    const failed = shown.status !== "ok";
+    const failed = shown.status === "failed";
     windows = shown.windows.map((each, place) => ({ ...each, place }));
     byId("name").querySelector("bdi").textContent = shown.id;
     const answer = failed
       ? ["Failed"]
+      : shown.label === null
+      ? ["Abstained: ", isolated(shown.reason)]
       : [isolated(className(shown.label)), " ", make("span", { class: "chance" }, percent(shown.probability))];
     byId("answer").replaceChildren(...answer);
     document.querySelector(".seen").hidden = failed || shown.width < 1 || shown.height < 1;
@@ -442,7 +444,7 @@
       const cell = make("td", { class: show ? "number" : "", "data-title": title });
       if (key === "status" && row.status !== "ok") {
         cell.classList.add("failed");
-        cell.append("failed", row.reason ? ": " : "", isolated(row.reason));
+        cell.append(row.status, row.reason ? ": " : "", isolated(row.reason));
       } else if (value !== null && value !== "") {
         cell.append(isolated(show ? show(value) : value));
       }
@@ -473,9 +475,12 @@
     return head;
   });
   const totals = () => {
-    const done = rows.filter((row) => row.status === "ok");
+    const done = rows.filter((row) => row.status !== "failed");
     const tally = new Map();
-    for (const { label } of done) tally.set(label, (tally.get(label) ?? 0) + 1);
+    for (const { status, label } of done) {
+      const answer = status === "abstained" ? "(abstained)" : label;
+      tally.set(answer, (tally.get(answer) ?? 0) + 1);
+    }
     const most = [...tally].sort((a, b) => b[1] - a[1]);
     const named = most.slice(0, 6).flatMap(([label, number], at) => [at ? ", " : ": ", isolated(label), ` ${grouped(number)}`]);
     const failed = rows.length - done.length;

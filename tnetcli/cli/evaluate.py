@@ -41,7 +41,6 @@ def evaluate(
     data: Annotated[
         Path,
         typer.Option(
-            envvar="TNET_DATA",
             metavar="MANIFEST|FOLDER|RECIPE",
             readable=False,  # whoever reads it says why it cannot be
             help="CSV with columns `path` and `label`, a folder for each class, or a recipe.",
@@ -49,45 +48,40 @@ def evaluate(
     ],
     split: Annotated[
         SplitName,
-        typer.Option(envvar="TNET_SPLIT", help="Images that are in no split are for the test."),
+        typer.Option(help="Images that are in no split are for the test."),
     ] = SplitName.test,
     levels: Levels = None,
     keep: Keep = None,
     windows: Annotated[
         str | None,
         typer.Option(
-            envvar="TNET_WINDOWS",
             help="Numbers of windows beside the whole image to tell of: `0,1,2,4`.",
             show_default="all, or doubling",
         ),
     ] = None,
     no_random: Annotated[
         bool,
-        typer.Option("--no-random", envvar="TNET_NO_RANDOM", help="Without random windows."),
+        typer.Option("--no-random", help="Without random windows."),
     ] = False,
     no_oracle: Annotated[
         bool,
-        typer.Option("--no-oracle", envvar="TNET_NO_ORACLE", help="Without windows by true boxes."),
+        typer.Option("--no-oracle", help="Without windows by true boxes."),
     ] = False,
     check_attention: CheckAttention = False,
     json: Json = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", envvar="TNET_OUTPUT", help="Write the JSON here."),
+        typer.Option("--output", "-o", help="Write the JSON here."),
     ] = None,
     confusion: Annotated[
         Path | None,
-        typer.Option(envvar="TNET_CONFUSION", help="Draw which classes are mistaken: FILE.png."),
+        typer.Option(help="Draw which classes are mistaken: FILE.png."),
     ] = None,
     bands: Bands = None,
     crop: Crop = None,
     device: Device = "auto",
-    threads: Annotated[
-        int, typer.Option(envvar="TNET_THREADS", min=1, max=256, help="That read windows.")
-    ] = 4,
-    batch_size: Annotated[
-        int, typer.Option(envvar="TNET_BATCH_SIZE", min=1, help="Images looked at together.")
-    ] = 8,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="That read windows.")] = 4,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images looked at together.")] = 8,
     seed: Seed = 0,
     overwrite: Overwrite = False,
     quiet: Quiet = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tnetcli.cli import export_options as options
-from tnetcli.cli.options import Overwrite, Quiet, is_typed, parse_counts
+from tnetcli.cli.options import Overwrite, Quiet, parse_counts
 from tnetcli.errors import ImageError, SomeFailedError, UsageError
 from tnetcli.pipes import STANDARD, lasting
 from tnetcli.wording import counted
@@ -35,27 +35,20 @@ def export(
     no_pixels: options.NoPixels = False,
     root: options.Root = None,
     allow_remote: options.AllowRemote = False,
-    explain: options.Explain = None,
-    step: options.Step = None,
-    model: options.Model = None,
     title: options.Title = "",
     per_image: options.PerImage = False,
-    check: options.Check = None,
     resume: options.Resume = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Export where the model looked: GeoJSON, heat map, picture, page or table.
+    """Export where the model looked: GeoJSON, heat map, figure, page or table.
 
     geojson is RFC 7946 for images on the Earth and QuPath's dialect for all others; heatmap is a
-    COG of attention, picture a PNG or JPEG, page one HTML file for the browser; csv and parquet
+    COG of attention, figure a PNG or JPEG, page one HTML file for the browser; csv and parquet
     have a row for each window. The files are named on standard output.
 
     Exits with 8 when some images could not be shown, or not with their pixels.
     """
-    if check is not None:
-        _check(check, predictions)
-        return
     if not predictions:
         raise UsageError("no predictions", hint="name a file that `tnet predict -o` wrote")
     if resume and overwrite:
@@ -63,14 +56,10 @@ def export(
 
     from tnetcli.exporters.looked import Choice
     from tnetcli.workflows.export import Export, Wanted, survey, text_of
-    from tnetcli.workflows.export_formats import Explain, How
+    from tnetcli.workflows.export_formats import How
 
     form = _form(format, output)
     options.refuse_others(context, form.name)
-    if explain is None and (is_typed(context, "step") or is_typed(context, "model")):
-        raise UsageError("--step and --model say what to explain", hint="give --explain step too")
-    if explain is not None and no_pixels:
-        raise UsageError("--explain needs the pixels of the images", hint="without --no-pixels")
     chosen = None if levels is None else frozenset(parse_counts(levels, "--level", example="2,3"))
     wanted = Wanted(tuple(ids or ()), Choice(chosen, min_attention))
     how = How(
@@ -85,7 +74,6 @@ def export(
         root=root,
         remote=allow_remote,
         title=title,
-        explain=None if explain is None or form.name != "picture" else Explain(model, step),
     )
     with ExitStack() as kept:
         files = [kept.enter_context(lasting(name)) for name in predictions]
@@ -157,14 +145,3 @@ def _refuse_ending(output: str) -> None:
             f"no format ends like `{output}`",
             hint="for example .geojson, .tif, .png, .html, .csv or .parquet; or --format",
         )
-
-
-def _check(path: Path, predictions: list[str] | None) -> None:
-    from tnetcli.exporters.checking import check_overlay
-
-    if predictions:
-        raise UsageError(
-            "--check takes the name of an overlay, and no predictions",
-            hint=f"tnet export --check {path}",
-        )
-    typer.echo(check_overlay(path))

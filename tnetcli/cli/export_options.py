@@ -15,7 +15,7 @@ class FormatName(StrEnum):
 
     geojson = "geojson"
     heatmap = "heatmap"
-    picture = "picture"
+    figure = "figure"
     page = "page"
     csv = "csv"
     parquet = "parquet"
@@ -35,26 +35,17 @@ class ValueName(StrEnum):
     joint = "joint"
 
 
-class ExplainName(StrEnum):
-    """What a picture explains."""
-
-    step = "step"
-
-
 # What has no meaning elsewhere; said aloud, so that no flag is silently without effect.
 BELONGS_TO = {
     "frame": ("geojson",),
     "sequence": ("geojson",),
     "record_separator": ("geojson",),
     "value": ("heatmap",),
-    "size": ("picture",),
-    "no_sheet": ("picture",),
-    "no_pixels": ("picture", "page"),
-    "root": ("picture", "page"),
-    "allow_remote": ("picture", "page"),
-    "explain": ("picture",),
-    "step": ("picture",),
-    "model": ("picture",),
+    "size": ("figure",),
+    "no_sheet": ("figure",),
+    "no_pixels": ("figure", "page"),
+    "root": ("figure", "page"),
+    "allow_remote": ("figure", "page"),
     "title": ("page",),
     "per_image": ("csv", "parquet"),
 }
@@ -73,7 +64,6 @@ Format = Annotated[
     typer.Option(
         "--format",
         "-f",
-        envvar="TNET_FORMAT",
         help="What to write.",
         show_default="as the name of the output says, or geojson",
     ),
@@ -83,7 +73,6 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        envvar="TNET_OUTPUT",
         metavar="FILE|FOLDER/|-",
         help="One file, or a folder for a file an image; `-` is standard output.",
         show_default="beside the predictions",
@@ -93,61 +82,48 @@ Ids = Annotated[
     list[str] | None,
     typer.Option(
         "--id",
-        envvar="TNET_ID",
         help="Only this image, or those that match a pattern; may be repeated.",
         show_default=False,
     ),
 ]
 OfLevels = Annotated[
     str | None,
-    typer.Option("--level", envvar="TNET_LEVEL", help="Only windows of these levels: `2,3`."),
+    typer.Option("--level", help="Only windows of these levels: `2,3`."),
 ]
 MinAttention = Annotated[
     float,
-    typer.Option(
-        envvar="TNET_MIN_ATTENTION", min=0, max=1, help="Only windows with as much attention."
-    ),
+    typer.Option(min=0, max=1, help="Only windows with as much attention."),
 ]
 Frame = Annotated[
     FrameName,
     typer.Option(
-        envvar="TNET_FRAME",
         help="Pixels of slides: as QuPath counts them, within the bounds, or of the whole.",
     ),
 ]
 Sequence = Annotated[
     bool,
-    typer.Option(
-        "--sequence", envvar="TNET_SEQUENCE", help="A feature a line, any images, for pipes."
-    ),
+    typer.Option("--sequence", help="A feature a line, any images, for pipes."),
 ]
 RecordSeparator = Annotated[
     bool,
-    typer.Option("--rs", envvar="TNET_RS", help="Begin the lines of a sequence as RFC 8142 asks."),
+    typer.Option("--rs", help="Begin the lines of a sequence as RFC 8142 asks."),
 ]
 Value = Annotated[
     ValueName,
-    typer.Option(
-        envvar="TNET_VALUE", help="Attention within the parent, or the product from the root."
-    ),
+    typer.Option(help="Attention within the parent, or the product from the root."),
 ]
-Size = Annotated[
-    int, typer.Option(envvar="TNET_SIZE", min=600, max=5000, help="Pixels across a picture.")
-]
+Size = Annotated[int, typer.Option(min=600, max=5000, help="Width of a figure in pixels.")]
 NoSheet = Annotated[
     bool,
-    typer.Option(
-        "--no-sheet", envvar="TNET_NO_SHEET", help="A picture without its windows one by one."
-    ),
+    typer.Option("--no-sheet", help="Leave the thumbnails of the views out of a figure."),
 ]
 NoPixels = Annotated[
     bool,
-    typer.Option("--no-pixels", envvar="TNET_NO_PIXELS", help="Do not open the images themselves."),
+    typer.Option("--no-pixels", help="Do not open the images themselves."),
 ]
 Root = Annotated[
     Path | None,
     typer.Option(
-        envvar="TNET_ROOT",
         help="The folder that images named by relative paths lie in.",
         show_default="this one",
     ),
@@ -156,53 +132,17 @@ AllowRemote = Annotated[
     bool,
     typer.Option(
         "--allow-remote",
-        envvar="TNET_ALLOW_REMOTE",
         help="Fetch images that the predictions name by URL.",
     ),
 ]
-Explain = Annotated[
-    ExplainName | None,
-    typer.Option(
-        envvar="TNET_EXPLAIN",
-        help="Show in each window where a step of a two_stream model found the answer (Grad-CAM).",
-    ),
-]
-Step = Annotated[
-    int | None,
-    typer.Option(
-        envvar="TNET_STEP",
-        min=1,
-        help="The step to explain.",
-        show_default="the one that counted most",
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        envvar="TNET_MODEL",
-        metavar="NAME|FILE",
-        help="The model to explain, which made the predictions.",
-        show_default="as they name it, if it is bundled",
-    ),
-]
-Title = Annotated[str, typer.Option(envvar="TNET_TITLE", help="Of the page.")]
+Title = Annotated[str, typer.Option(help="Of the page.")]
 PerImage = Annotated[
     bool,
-    typer.Option("--per-image", envvar="TNET_PER_IMAGE", help="A row an image, not one a window."),
-]
-Check = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="TNET_CHECK",
-        help="Do not export: say whether this GeoJSON is one that QGIS and QuPath open.",
-        show_default=False,
-    ),
+    typer.Option("--per-image", help="A row an image, not one a window."),
 ]
 Resume = Annotated[
     bool,
-    typer.Option(
-        "--resume", envvar="TNET_RESUME", help="Keep files that are there, make the others."
-    ),
+    typer.Option("--resume", help="Keep files that are there, make the others."),
 ]
 
 

@@ -51,7 +51,6 @@ def info(
     levels: Annotated[
         int | None,
         typer.Option(
-            envvar="TNET_LEVELS",
             min=1,
             max=12,
             help="Levels to count with.",
@@ -61,7 +60,6 @@ def info(
     keep: Annotated[
         str | None,
         typer.Option(
-            envvar="TNET_KEEP",
             help="Cells followed per window when leaving each level.",
             show_default="2,1, or the model's",
         ),
@@ -69,7 +67,6 @@ def info(
     view_size: Annotated[
         int | None,
         typer.Option(
-            envvar="TNET_VIEW_SIZE",
             min=8,
             max=4096,
             help="Pixels a side of a view.",

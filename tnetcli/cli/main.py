@@ -21,6 +21,7 @@ from tnetcli.cli.info import info
 from tnetcli.cli.merge import merge
 from tnetcli.cli.messages import show_error, show_log, show_problem
 from tnetcli.cli.models import models
+from tnetcli.cli.options import show_help_without_command
 from tnetcli.cli.predict import predict
 from tnetcli.cli.profile import profile
 from tnetcli.cli.pyramid import pyramid
@@ -68,10 +69,10 @@ app = typer.Typer(
     name="tnet",
     cls=_ByName,
     help="Classify gigapixel images by looking closer only where it matters.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help takes half the time, most of all on a network disk
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TNET"},
 )
 
 
@@ -88,11 +89,19 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _tnet(
+    context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            allow_from_autoenv=False,
+            help="Show the version.",
+        ),
     ] = False,
 ) -> None:
+    show_help_without_command(context)
     show_log()
 
 
@@ -148,10 +157,7 @@ def _run_command() -> int:
         show_error(error)
         return error.exit_code
     except TyperException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # a class that Typer keeps to itself
-            print(error.format_message(), file=sys.stderr)
-        else:
-            show_problem(error.format_message(), f"see `{_command_of(error)} --help`")
+        show_problem(error.format_message(), f"see `{_command_of(error)} --help`")
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
         problem = _exhausted(error)

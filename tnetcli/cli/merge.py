@@ -22,15 +22,12 @@ def merge(
             readable=False,
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", envvar="TNET_OUTPUT", help="The merged file.")
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The merged file.")],
     manifest: Manifest = None,
     images: Annotated[
         list[str] | None,
         typer.Option(
             "--image",
-            envvar="TNET_IMAGE",
             help="An image, a glob or a folder that should be there; may be repeated.",
             show_default=False,
         ),

@@ -21,7 +21,6 @@ def models(
     backbones: Annotated[
         str | None,
         typer.Option(
-            envvar="TNET_BACKBONES",
             metavar="PATTERN",
             help="List backbones by name, for example 'resnet*'; loads timm.",
         ),

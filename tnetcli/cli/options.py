@@ -64,64 +64,52 @@ Images = Annotated[
 Manifest = Annotated[
     Path | None,
     typer.Option(
-        envvar="TNET_MANIFEST",
         help="CSV with a column `path`; relative to the CSV's own folder, of a pipe to this one.",
     ),
 ]
-Recursive = Annotated[
-    bool, typer.Option("--recursive", envvar="TNET_RECURSIVE", help="Look into subfolders too.")
-]
+Recursive = Annotated[bool, typer.Option("--recursive", help="Look into subfolders too.")]
 NullSeparated = Annotated[
     bool,
-    typer.Option("-0", envvar="TNET_0", help="The list on stdin is separated by NUL, not newline."),
+    typer.Option("-0", help="The list on stdin is separated by NUL, not newline."),
 ]
 Reader = Annotated[
     ReaderName | None,
-    typer.Option(envvar="TNET_READER", help="Insist on a reader; the content decides otherwise."),
+    typer.Option(help="Insist on a reader; the content decides otherwise."),
 ]
 Bands = Annotated[
     str | None,
-    typer.Option(
-        envvar="TNET_BANDS", help="Bands in order, by number or name: `4,3,2` or `B04,B03,B02`."
-    ),
+    typer.Option(help="Bands in order, by number or name: `4,3,2` or `B04,B03,B02`."),
 ]
 Crop = Annotated[
     CropName | None,
     typer.Option(
-        envvar="TNET_CROP",
         help="See only the boxes of the manifest, or these with some of what is around them.",
         show_default="as trained",
     ),
 ]
 Nodata = Annotated[
     float | None,
-    typer.Option(envvar="TNET_NODATA", help="This value means no data, whatever the file says."),
+    typer.Option(help="This value means no data, whatever the file says."),
 ]
 Mpp = Annotated[
     float | None,
-    typer.Option(envvar="TNET_MPP", help="Microns per pixel, whatever the file says."),
+    typer.Option(help="Microns per pixel, whatever the file says."),
 ]
 DefaultMpp = Annotated[
     float | None,
-    typer.Option(envvar="TNET_DEFAULT_MPP", help="Microns per pixel where the file has none."),
+    typer.Option(help="Microns per pixel where the file has none."),
 ]
-PlaneZ = Annotated[
-    int | None, typer.Option("--z", envvar="TNET_Z", min=0, help="Depth plane of a stack, from 0.")
-]
-PlaneT = Annotated[
-    int | None, typer.Option("--t", envvar="TNET_T", min=0, help="Time point of a stack, from 0.")
-]
+PlaneZ = Annotated[int | None, typer.Option("--z", min=0, help="Depth plane of a stack, from 0.")]
+PlaneT = Annotated[int | None, typer.Option("--t", min=0, help="Time point of a stack, from 0.")]
 Flat = Annotated[
     FlatChoice,
     typer.Option(
-        envvar="TNET_FLAT",
         help="An image without overviews: decode it once and keep a small copy, or refuse it.",
     ),
 ]
 ReadTimeout = Annotated[
     float,
     typer.Option(
-        envvar="TNET_READ_TIMEOUT",
         min=1,
         metavar="SECONDS",
         help="An image fails when reading it makes no progress for this long; `inf` never gives "
@@ -130,66 +118,59 @@ ReadTimeout = Annotated[
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", envvar="TNET_JSON", help="One JSON object a line instead of text."),
+    typer.Option("--json", help="One JSON object a line instead of text."),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        envvar="TNET_SET",
         metavar="KEY.PATH=VALUE",
         help="Change the recipe; may be repeated.",
     ),
 ]
 Levels = Annotated[
     int | None,
-    typer.Option(
-        envvar="TNET_LEVELS", min=1, max=12, help="How deep to look.", show_default="as trained"
-    ),
+    typer.Option(min=1, max=12, help="How deep to look.", show_default="as trained"),
 ]
 Keep = Annotated[
     str | None,
     typer.Option(
-        envvar="TNET_KEEP",
         help="Cells followed per window when leaving each level: `4,1`.",
         show_default="as trained",
     ),
 ]
 Device = Annotated[str, typer.Option(envvar="TNET_DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
-Seed = Annotated[
-    int, typer.Option(envvar="TNET_SEED", min=0, help="Of all that is left to chance.")
-]
+Seed = Annotated[int, typer.Option(min=0, help="Of all that is left to chance.")]
 Shard = Annotated[
     str | None,
     typer.Option(
-        envvar="TNET_SHARD",
         metavar="I/N",
         help="Work on part I of N, with an output file of its own.",
         show_default="as a SLURM job array says",
     ),
 ]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", envvar="TNET_VERBOSE", help="Show what goes on inside.")
-]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what goes on inside.")]
 LogFormat = Annotated[
     LogFormatName,
     typer.Option(envvar="TNET_LOG_FORMAT", help="Of what goes to standard error."),
 ]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", envvar="TNET_OVERWRITE", help="Replace what exists.")
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", envvar="TNET_QUIET", help="Show problems only.")
-]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show problems only.")]
 CheckAttention = Annotated[
     bool,
     typer.Option(
         "--check-attention",
-        envvar="TNET_CHECK_ATTENTION",
         help="Also look with the closest windows hidden, and at random ones: did it matter "
         "where? That is four more looks at each image.",
     ),
 ]
+
+
+def show_help_without_command(context: typer.Context) -> None:
+    """Show the help of a group on standard error and end with 2, if no command is given."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
 
 
 def is_typed(context: typer.Context, name: str) -> bool:

@@ -92,7 +92,6 @@ def predict(
         typer.Option(
             "--output",
             "-o",
-            envvar="TNET_OUTPUT",
             metavar="FILE.jsonl|-",
             help="Write a JSON object a line, to a file that a later run goes on with, or to "
             "standard output.",
@@ -101,26 +100,19 @@ def predict(
     ] = None,
     overlay: Annotated[
         Path | None,
-        typer.Option(
-            envvar="TNET_OVERLAY", help="Write what was looked at into this folder, as GeoJSON."
-        ),
+        typer.Option(help="Write what was looked at into this folder, as GeoJSON."),
     ] = None,
     confidence: Annotated[
         float | None,
-        typer.Option(
-            envvar="TNET_CONFIDENCE", min=0, max=1, help="Stop as soon as a class is as probable."
-        ),
+        typer.Option(min=0, max=1, help="Stop as soon as a class is as probable."),
     ] = None,
     budget: Annotated[
         int | None,
-        typer.Option(
-            envvar="TNET_BUDGET", min=1, help="Windows per image, the whole image included."
-        ),
+        typer.Option(min=1, help="Windows per image, the whole image included."),
     ] = None,
     policy: Annotated[
         PolicyName | None,
         typer.Option(
-            envvar="TNET_POLICY",
             help="Follow the best cells, draw them, or take the best of all levels.",
             show_default="as trained",
         ),
@@ -128,7 +120,6 @@ def predict(
     windows: Annotated[
         Path | None,
         typer.Option(
-            envvar="TNET_WINDOWS_FILE",  # in other commands TNET_WINDOWS is a number of them
             metavar="FILE.jsonl|FILE.csv",
             help="Look at these windows at level 2: those of another model's predictions, or a "
             "CSV with path, left, top, right, bottom.",
@@ -138,7 +129,6 @@ def predict(
     crop: Annotated[
         CropName,
         typer.Option(
-            envvar="TNET_CROP",
             help="See only the boxes of the manifest, or these with some of what is around them.",
         ),
     ] = CropName.none,
@@ -146,22 +136,19 @@ def predict(
     seed: Seed = 0,
     shard: Shard = None,
     fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", envvar="TNET_FAIL_FAST", help="End at the first failure.")
+        bool, typer.Option("--fail-fast", help="End at the first failure.")
     ] = False,
     max_failures: Annotated[
         int | None,
-        typer.Option(envvar="TNET_MAX_FAILURES", min=0, help="End after more failures than this."),
+        typer.Option(min=0, help="End after more failures than this."),
     ] = None,
     batch_size: Annotated[
         int,
-        typer.Option(
-            envvar="TNET_BATCH_SIZE", min=1, max=10_000, help="Images looked at together."
-        ),
+        typer.Option(min=1, max=10_000, help="Images looked at together."),
     ] = 8,
     workers: Annotated[
         int | None,
         typer.Option(
-            envvar="TNET_WORKERS",
             min=1,
             max=256,
             help="Processes that share the cores of the job; by itself this one has them all.",
@@ -179,20 +166,18 @@ def predict(
     scheduler_file: Annotated[
         Path | None,
         typer.Option(
-            envvar="TNET_SCHEDULER_FILE",
             help="The same, by the file that the scheduler has written.",
         ),
     ] = None,
     device: Device = "auto",
     precision: Annotated[
-        PrecisionName, typer.Option(envvar="TNET_PRECISION", help="Of the computation.")
+        PrecisionName, typer.Option(help="Of the computation.")
     ] = PrecisionName.fp32,
     reader: Reader = None,
     bands: Bands = None,
     rescale: Annotated[
         str | None,
         typer.Option(
-            envvar="TNET_RESCALE",
             metavar="LOW,HIGH",
             help="Map these values onto the range that the model was trained on: `0,3000`.",
         ),
@@ -311,8 +296,8 @@ def predict(
                 batch.add(record)
                 progress.advance()
                 if output == "-":
-                    typer.echo(record.to_json())
-                elif output is None and record.status == "ok":
+                    typer.echo(record.model_dump_json())
+                elif output is None and record.is_done:
                     typer.echo(as_text(record))
                 if record.error is not None and len(named) > 1:  # of one, the error tells
                     logging.getLogger("tnetcli.predict").warning(

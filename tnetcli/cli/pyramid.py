@@ -27,21 +27,17 @@ def pyramid(
         typer.Option(
             "--output",
             "-o",
-            envvar="TNET_OUTPUT",
             help="Write a Cloud Optimized GeoTIFF here instead.",
             show_default="IMAGE.ovr",
         ),
     ] = None,
     in_place: Annotated[
         bool,
-        typer.Option(
-            "--in-place", envvar="TNET_IN_PLACE", help="Put the overviews into the TIFF itself."
-        ),
+        typer.Option("--in-place", help="Put the overviews into the TIFF itself."),
     ] = False,
     resampling: Annotated[
         ResamplingName | None,
         typer.Option(
-            envvar="TNET_RESAMPLING",
             help="How coarser pixels are made of finer ones.",
             show_default="average, or nearest for an image with a palette",
         ),

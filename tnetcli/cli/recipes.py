@@ -4,10 +4,12 @@ from typing import Annotated
 
 import typer
 
-from tnetcli.cli.options import Json, Overwrite
+from tnetcli.cli.options import Json, Overwrite, show_help_without_command
 
 recipes = typer.Typer(
-    help="List, show and copy the recipes that come with tnet.", no_args_is_help=True
+    help="List, show and copy the recipes that come with tnet.",
+    callback=show_help_without_command,
+    invoke_without_command=True,
 )
 
 

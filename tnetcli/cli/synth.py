@@ -21,16 +21,12 @@ class FormatName(StrEnum):
     """The files they are written to."""
 
     cog = "cog"
-    tiff = "tiff"
-    ome_zarr = "ome-zarr"
     png = "png"
-    jpeg = "jpeg"
 
 
 class ProtocolName(StrEnum):
     """What is hidden among what, and what the label is."""
 
-    needle = "needle"
     megapixel = "megapixel"
     site = "site"
 
@@ -47,10 +43,9 @@ BELONG = {
     Kind.tiles: ("tiles", "sites", "background"),
 }
 OF_PROTOCOLS = {
-    "over": (ProtocolName.megapixel,),
-    "classes": (ProtocolName.megapixel, ProtocolName.site),
-    "cells": (ProtocolName.site,),
-    "hidden_from": (ProtocolName.site,),
+    "over": ProtocolName.megapixel,
+    "cells": ProtocolName.site,
+    "hidden_from": ProtocolName.site,
 }
 
 
@@ -64,89 +59,73 @@ def synth(
     ],
     kind: Annotated[
         Kind,
-        typer.Option(
-            envvar="TNET_KIND", show_default=False, help="Made of digits, or of labelled tiles."
-        ),
+        typer.Option(show_default=False, help="Made of digits, or of labelled tiles."),
     ],
     images: Annotated[
         int,
-        typer.Option(
-            envvar="TNET_IMAGES", min=1, max=1_000_000, show_default=False, help="How many."
-        ),
+        typer.Option(min=1, max=1_000_000, show_default=False, help="How many."),
     ],
     size: Annotated[
         int,
-        typer.Option(envvar="TNET_SIZE", show_default=False, help="Pixels a side, 64 to 100000."),
+        typer.Option(show_default=False, help="Pixels a side, 64 to 100000."),
     ],
     seed: Annotated[
         int,
-        typer.Option(envvar="TNET_SEED", min=0, max=2**31 - 1, help="Another seed, other images."),
+        typer.Option(min=0, max=2**31 - 1, help="Another seed, other images."),
     ] = 0,
-    format: Annotated[
-        FormatName, typer.Option(envvar="TNET_FORMAT", help="The files to write.")
-    ] = FormatName.cog,
+    format: Annotated[FormatName, typer.Option(help="The files to write.")] = FormatName.cog,
     split: Annotated[
         str,
         typer.Option(
-            envvar="TNET_SPLIT",
             help="Parts for train, validation and test; no digit and no tile is in two of them.",
         ),
     ] = "0.7,0.15,0.15",
     protocol: Annotated[
         ProtocolName,
         typer.Option(
-            envvar="TNET_PROTOCOL",
-            help="Digits: needle (is there a 3 among others?), megapixel (what three of five are, "
-            "among strokes), site (a block of small digits that only a close look can read).",
+            help="Digits: site (a block of small digits that only a close view can read), or "
+            "megapixel (what three of five are, among strokes).",
         ),
-    ] = ProtocolName.needle,
+    ] = ProtocolName.site,
     over: Annotated[
         OnTop,
         typer.Option(
-            envvar="TNET_OVER",
             help="Megapixel: noise over digits, as in ATS, or digits over noise, as in IPS.",
         ),
     ] = OnTop.noise,
     classes: Annotated[
         int,
-        typer.Option(envvar="TNET_CLASSES", help="Megapixel and site: so many digits, from 0."),
+        typer.Option(help="Digits: so many of them, from 0."),
     ] = 10,
     cells: Annotated[
         str | None,
         typer.Option(
-            envvar="TNET_CELLS",
             help="Site: digits a side of the block, from and to; 12,24 if the image is large.",
         ),
     ] = None,
     hidden_from: Annotated[
         int,
         typer.Option(
-            envvar="TNET_HIDDEN_FROM",
             help="Site: the class is gone where pixels are means of so many a side, 4 or 8.",
         ),
     ] = 4,
     glyphs: Annotated[
         Path | None,
         typer.Option(
-            envvar="TNET_GLYPHS",
             help="A folder or .tgz with the four files of MNIST; drawn digits otherwise.",
         ),
     ] = None,
     tiles: Annotated[
         Path | None,
-        typer.Option(envvar="TNET_TILES", help="A folder or zip with a folder of tiles a class."),
+        typer.Option(help="A folder or zip with a folder of tiles a class."),
     ] = None,
     sites: Annotated[
         str | None,
-        typer.Option(
-            envvar="TNET_SITES", help="Tiles: classes of what is hidden; EuroSAT's otherwise."
-        ),
+        typer.Option(help="Tiles: classes of what is hidden; EuroSAT's otherwise."),
     ] = None,
     background: Annotated[
         str | None,
-        typer.Option(
-            envvar="TNET_BACKGROUND", help="Tiles: classes of what is around; the rest otherwise."
-        ),
+        typer.Option(help="Tiles: classes of what is around; the rest otherwise."),
     ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -161,12 +140,10 @@ def synth(
         if wrong:
             flag = wrong[0].replace("_", "-")
             raise UsageError(f"--{flag} belongs to --kind {other}", hint="leave it out")
-    for name, protocols in OF_PROTOCOLS.items():
-        if kind == Kind.digits and protocol not in protocols and is_typed(context, name):
+    for name, needed in OF_PROTOCOLS.items():
+        if kind == Kind.digits and protocol != needed and is_typed(context, name):
             flag = name.replace("_", "-")
-            raise UsageError(
-                f"--{flag} belongs to --protocol {' or '.join(protocols)}", hint="leave it out"
-            )
+            raise UsageError(f"--{flag} belongs to --protocol {needed}", hint="leave it out")
     parts = _numbers("split", split, "0.7,0.15,0.15")
 
     block = None if cells is None else _block(cells)

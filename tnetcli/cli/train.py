@@ -32,24 +32,20 @@ def train(
         typer.Option(
             "--output",
             "-o",
-            envvar="TNET_OUTPUT",
             help="The run folder.",
             show_default="runs/RECIPE",
         ),
     ] = None,
-    settings: Settings = None,
+    set: Settings = None,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume", envvar="TNET_RESUME", help="Go on with the run in the folder, if any."
-        ),
+        typer.Option("--resume", help="Go on with the run in the folder, if any."),
     ] = False,
     overwrite: Overwrite = False,
     print_recipe: Annotated[
         bool,
         typer.Option(
             "--print-recipe",
-            envvar="TNET_PRINT_RECIPE",
             help="Show the recipe with all that is not said in it, and do nothing.",
         ),
     ] = False,
@@ -64,7 +60,6 @@ def train(
         bool,
         typer.Option(
             "--global-batch",
-            envvar="TNET_GLOBAL_BATCH",
             help="batch_size is that of all processes of torchrun together, not of each.",
         ),
     ] = False,
@@ -77,7 +72,7 @@ def train(
     --resume goes on exactly there. On several cards or nodes:
     torchrun --nproc-per-node 4 -m tnetcli train RECIPE; see docs/hpc.md.
     """
-    changes = list(settings or [])
+    changes = list(set or [])
     if device is not None:
         changes.append(f"training.device={device}")
     if global_batch:

@@ -1,23 +1,35 @@
-"""Attention overlays as GeoJSON: what was looked at, drawn on a map or on a slide."""
+"""Write regions as GeoJSON: RFC 7946 on a map, QuPath's dialect in pixels."""
 
+import json
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, Literal, TypeAlias
 
 from tnetcli.errors import OutputError
-from tnetcli.exporters.lonlat import Globe
+from tnetcli.exporters.colours import as_hex, attention_colour, class_colour
+from tnetcli.exporters.lonlat import Globe, Outline
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.map_overlay import MapOverlay
-from tnetcli.exporters.overlay import Overlay, as_line, checked_transform
-from tnetcli.exporters.pixel_overlay import FRAMES, Frame, PixelOverlay
-from tnetcli.exporters.streaming import write_text
-from tnetcli.geometry import Georeference, Size
-from tnetcli.prediction import Prediction
+from tnetcli.exporters.overlay import (
+    WithJoint,
+    as_line,
+    measured,
+)
+from tnetcli.geometry import Size, UnknownCRSError
+from tnetcli.output_file import write_text
+from tnetcli.prediction import Prediction, SeenWindow
 
 RECORD_SEPARATOR = "\x1e"
 HEAD = '{"type":"FeatureCollection","features":['  # of a collection that we write
 SEQUENCES = (".geojsons", ".geojsonl", ".geojsons.gz", ".geojsonl.gz")  # how their names end
+FRAMES = ("qupath", "level0")
+MAP_FRAME = "wgs84"
+NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "tnet.prediction/1")
+MOST_OPAQUE = 0.6  # the image must be seen below
 BoundingBox: TypeAlias = tuple[float, float, float, float]
+Feature: TypeAlias = dict[str, Any]
+Frame: TypeAlias = Literal["qupath", "level0"]
 
 
 def write_geojson(
@@ -81,7 +93,7 @@ def _check(frame: str) -> None:
 
 def _sequence(looked: Iterable[Looked], frame: Frame, before: str) -> Iterator[str]:
     for each in looked:
-        if each.prediction.status != "ok":
+        if not each.prediction.is_done:
             continue
         overlay = _overlay(each.prediction, frame)
         facts = overlay.facts
@@ -94,7 +106,7 @@ def _collection(looked: Iterable[Looked], frame: Frame) -> Iterator[str]:
     separator = "\n"
     yield HEAD
     for each in looked:
-        if each.prediction.status != "ok":
+        if not each.prediction.is_done:
             summary.failed += 1
             continue
         overlay = _overlay(each.prediction, frame)
@@ -116,7 +128,7 @@ class _Summary:
         self._bbox: BoundingBox | None = None
         self._first: tuple[str, bool] | None = None
 
-    def add(self, prediction: Prediction, overlay: Overlay) -> None:
+    def add(self, prediction: Prediction, overlay: "MapOverlay | PixelOverlay") -> None:
         """Count an image and keep the facts in which all agree."""
         in_pixels = isinstance(overlay, PixelOverlay)
         if self._first is None:
@@ -165,28 +177,183 @@ def lies_within(way: tuple[float, float], inner: tuple[float, float]) -> bool:
     return start + _length(inner) <= _length(way) + 1e-9  # differences are not exact
 
 
-def _overlay(prediction: Prediction, frame: Frame) -> Overlay:
+def _overlay(prediction: Prediction, frame: Frame) -> "MapOverlay | PixelOverlay":
     globe = globe_of(prediction)
     return PixelOverlay(prediction, frame) if globe is None else MapOverlay(prediction, globe)
 
 
 def globe_of(prediction: Prediction) -> Globe | None:
-    """Return where an image lies on the Earth, None if nowhere: a plan of a building, Mars.
-
-    ValueError for a transform that leads nowhere.
-    """
-    transform = checked_transform(prediction)
-    if prediction.crs is None or transform is None:
+    """Return where an image lies on the Earth, None if nowhere: a plan of a building, Mars."""
+    georeference = prediction.georeference
+    if georeference is None or georeference.crs is None:
         return None
-    from rasterio.errors import CRSError  # GDAL loads for images on the Earth only
-
-    georeference = Georeference(prediction.crs, transform)
     try:
         globe = Globe(georeference, Size(prediction.width, prediction.height))
-    except CRSError as error:
+    except UnknownCRSError as error:
         raise OutputError(
             f"cannot place `{prediction.image}` on the Earth: no CRS is known as "
-            f"`{prediction.crs[:60]}`",
+            f"`{georeference.crs[:60]}`",
             hint="was it predicted with a newer GDAL?",
         ) from error
     return globe if globe.is_known else None
+
+
+def _shared_facts(prediction: Prediction, frame: str) -> dict[str, Any]:
+    """Return what is told of an image in every dialect."""
+    made = prediction.provenance
+    facts: dict[str, Any] = {
+        "version": made.version,
+        "model": made.model,
+        "model_sha256": made.sha256,
+        "frame": frame,
+        "offset": list(prediction.offset),
+        "width": prediction.width,
+        "height": prediction.height,
+        "image": prediction.image,
+    }
+    if prediction.attention_check is not None:
+        facts["attention_check"] = asdict(prediction.attention_check)
+    return facts
+
+
+class MapOverlay:
+    """Windows in longitude and latitude.
+
+    Corners lie within 0.01 pixels of the image. `downsample` and `joint` are null where the record
+    does not tell; the geometry is null for a window that is not on the Earth as a whole.
+    """
+
+    def __init__(self, prediction: Prediction, globe: Globe) -> None:
+        self._prediction = prediction
+        self._globe = globe
+        self._classes = list(prediction.probabilities)
+        # Spelled out, the half characters of names that are not UTF-8 keep their ids apart.
+        self._id = prediction.id.encode("utf-8", "backslashreplace").decode()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return the `tnet` member."""
+        return _shared_facts(self._prediction, MAP_FRAME) | self._source()
+
+    def features(self, windows: Iterable[WithJoint]) -> Iterator[Feature]:
+        """Yield one feature a window."""
+        regions = list(windows)
+        outlines = self._globe.outlines([window.box for window, _ in regions])
+        for (window, joint), outline in zip(regions, outlines, strict=True):
+            yield self._feature(window, outline, joint)
+
+    def _feature(self, window: SeenWindow, outline: Outline | None, joint: float | None) -> Feature:
+        feature: Feature = {"type": "Feature", "id": f"{self._prediction.id}#{window.path}"}
+        if outline is not None:
+            feature["bbox"] = list(outline.bbox)
+        feature["geometry"] = None if outline is None else _geometry(outline.rings)
+        feature["properties"] = self._properties(window, joint)
+        return feature
+
+    def _properties(self, window: SeenWindow, joint: float | None) -> dict[str, Any]:
+        prediction = self._prediction
+        x0, y0, x1, y1 = window.box
+        colour = as_hex(class_colour(window.label, self._classes))
+        numbers = measured(window, joint, prediction)
+        # Nobody chose the whole image: filled, it would hide all the rest.
+        chosen = (numbers["attention"] or 0.0) if "/" in window.path else 0.0
+        return {
+            "path": window.path,
+            **numbers,
+            "label": window.label,
+            "col_off": round(x0, 6),
+            "row_off": round(y0, 6),
+            "width": round(x1 - x0, 6),
+            "height": round(y1 - y0, 6),
+            "image": prediction.image,
+            "model": prediction.provenance.model,
+            **self._source(),
+            "title": f"{window.label} {window.probability:.2f} ({window.path})",
+            "stroke": colour,
+            "fill": colour,
+            "fill-opacity": round(MOST_OPAQUE * min(max(chosen, 0.0), 1.0), 4),
+        }
+
+    def _source(self) -> dict[str, str]:
+        # Ground control points place an image less well than its own transform would.
+        place = self._prediction.georeference
+        if place is None or place.source == "transform":
+            return {}
+        return {"georeference": place.source}
+
+
+def _geometry(rings: Sequence[Sequence[tuple[float, float]]]) -> dict[str, Any]:
+    if len(rings) == 1:
+        return {"type": "Polygon", "coordinates": rings}
+    return {"type": "MultiPolygon", "coordinates": [[ring] for ring in rings]}
+
+
+class PixelOverlay:
+    """Windows in pixels, x to the right and y down.
+
+    QuPath shows a slide cropped to its bounds: its pixels are those of the whole slide less the
+    offset. In the frame `level0` nothing is taken off.
+    """
+
+    def __init__(self, prediction: Prediction, frame: Frame) -> None:
+        self._prediction = prediction
+        self._frame = frame
+        self._shift = prediction.offset if frame == "qupath" else (0, 0)
+        self._classes = list(prediction.probabilities)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return the `tnet` member."""
+        facts = _shared_facts(self._prediction, self._frame)
+        if self._prediction.mpp is not None:
+            facts["microns_per_pixel"] = list(self._prediction.mpp)
+        return facts
+
+    def features(self, windows: Iterable[WithJoint]) -> Iterator[Feature]:
+        """Yield one feature a window."""
+        for window, joint in windows:
+            yield self._feature(window, joint)
+
+    def _feature(self, window: SeenWindow, joint: float | None) -> Feature:
+        left, top, right, bottom = window.box
+        x, y = self._shift
+        x0, x1 = _pixel(left - x), _pixel(right - x)
+        y0, y1 = _pixel(top - y), _pixel(bottom - y)
+        ring = [[x0, y0], [x1, y0], [x1, y1], [x0, y1], [x0, y0]]
+        return {
+            "type": "Feature",
+            "id": self._id(window),
+            "geometry": {"type": "Polygon", "coordinates": [ring]},
+            "properties": self._properties(window, joint),
+        }
+
+    def _properties(self, window: SeenWindow, joint: float | None) -> dict[str, Any]:
+        prediction = self._prediction
+        label = " ".join(window.label.split())  # QuPath refuses classes of several lines
+        numbers = measured(window, joint, prediction)
+        properties: dict[str, Any] = {"objectType": "tile", "name": window.path}
+        if label:
+            colour = class_colour(window.label, self._classes)
+            properties["classification"] = {"name": label, "color": list(colour)}
+        return properties | {
+            "color": list(attention_colour(window.attention)),
+            "isLocked": True,
+            "measurements": {name: each for name, each in numbers.items() if each is not None},
+            "metadata": {
+                "path": window.path,
+                "label": window.label,
+                "image": prediction.image,
+                "model": prediction.provenance.model,
+            },
+        }
+
+    def _id(self, window: SeenWindow) -> str:
+        # By what is seen and by whom: QuPath knows a window again that it has already.
+        prediction = self._prediction
+        name = [prediction.id, prediction.provenance.sha256, window.path, *map(float, window.box)]
+        return str(uuid.uuid5(NAMESPACE, json.dumps(name)))
+
+
+def _pixel(value: float) -> float:
+    rounded = round(value, 2)
+    return int(rounded) if rounded == int(rounded) else rounded

@@ -1,101 +1,66 @@
-"""Tables with geometry as GeoParquet 1.1, a row group at a time."""
+"""Tables with geometry as GeoParquet 1.1."""
 
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 from tnetcli.errors import MissingExtraError, OutputError
-from tnetcli.exporters.antimeridian import Outline
 from tnetcli.exporters.lonlat import Globe
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.streaming import MakerError, made
-from tnetcli.exporters.table_rows import Kind, Rows, tabulated
+from tnetcli.exporters.table import Columns, Rows, Table
 from tnetcli.output_file import check_free, whole_file
 from tnetcli.prediction import BoxEdges
 from tnetcli.wording import printable
 
-# Values of all columns together: as Python has them, some 100 bytes each, and as Arrow has them.
-BATCH, GROUP = 50_000, 1_000_000
+GROUP = 1_000_000  # values in a row group
 POLYGON, MULTIPOLYGON = 3, 6  # as well-known binary counts them
 LITTLE_ENDIAN = 1
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 Ring: TypeAlias = Sequence[tuple[float, float]]
 Bounds: TypeAlias = tuple[float, float, float, float]
-T = TypeVar("T")
 
 
-def write(
+def write_parquet(
     path: str | os.PathLike[str],
     looked: Iterable[Looked],
     *,
     per_image: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Write a table; see `table.write_parquet`."""
+    """Write one table with geometry (GeoParquet 1.1), whole or not at all.
+
+    Polygons are those of the map overlay, in longitude and latitude, or pixels of the uncropped
+    image that claim no CRS; both cannot share a table. MissingExtraError without pyarrow.
+    """
     try:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError as error:
         raise MissingExtraError.of("tables", "a table in Parquet") from error
     check_free(path, overwrite=overwrite)
-    try:
-        with (
-            tabulated(looked, per_image=per_image) as table,
-            whole_file(path, "the table") as file,
-            parquet.ParquetWriter(
-                file, schema := _schema(table.columns, pyarrow), compression="zstd"
-            ) as writer,
-        ):
-            places = _Places()
-            batches = (
-                _batch(some, schema, places, pyarrow)
-                for some in _several(made(table.rows()), _most(BATCH, schema), _length)
-            )
-            for group in _several(batches, _most(GROUP, schema), len):
-                writer.write_table(pyarrow.Table.from_batches(group, schema))
-            # At the end, when it is known what the table holds.
-            writer.add_key_value_metadata({"geo": json.dumps(places.told())})
-            check_free(path, overwrite=overwrite)  # somebody may have been quicker
-    except MakerError as error:
-        raise error.__cause__ or error from None
-
-
-def _most(values: int, schema: Any) -> int:
-    """Return how many rows hold as many values."""
-    return max(values // len(schema), 1)
-
-
-def _length(rows: Rows) -> int:
-    return len(rows.values)
-
-
-def _several(each: Iterable[T], most: int, length: Callable[[T], int]) -> Iterator[list[T]]:
-    """Gather what has some length into lists that have this one together, or just more."""
-    gathered: list[T] = []
-    total = 0
-    for one in each:
-        gathered.append(one)
-        total += length(one)
-        if total >= most:
-            yield gathered
-            gathered, total = [], 0
-    if gathered:
-        yield gathered
-
-
-def _batch(some: Sequence[Rows], schema: Any, places: "_Places", pyarrow: Any) -> Any:
-    values = (each for rows in some for each in rows.values)
-    shapes = (shape for rows in some for shape in places.of(rows))
-    columns = [*zip(*values, strict=True), *zip(*shapes, strict=True)]
-    arrays = [
-        pyarrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)
+    table, places = Table(looked, per_image=per_image), _Places()
+    schema = _schema(table.columns, pyarrow)
+    rows = [
+        (*values, *shape)
+        for some in table.rows()
+        for values, shape in zip(some.values, places.of(some), strict=True)
     ]
-    return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    arrays = [pyarrow.array(c, field.type) for c, field in zip(columns, schema, strict=True)]
+    with (
+        whole_file(path, "the table") as file,
+        parquet.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
+        if rows:
+            content = pyarrow.Table.from_arrays(arrays, schema=schema)
+            writer.write_table(content, row_group_size=max(GROUP // len(schema), 1))
+        writer.add_key_value_metadata({"geo": json.dumps(places.told())})
+        check_free(path, overwrite=overwrite)  # another process may have written it meanwhile
 
 
-def _schema(columns: dict[str, Kind], pyarrow: Any) -> Any:
+def _schema(columns: Columns, pyarrow: Any) -> Any:
     kinds = {"text": pyarrow.string(), "whole": pyarrow.int64(), "number": pyarrow.float64()}
     sides = pyarrow.struct([(side, pyarrow.float64()) for side in SIDES])
     told = [(name, kinds[kind]) for name, kind in columns.items()]
@@ -167,8 +132,7 @@ def _rings(boxes: Sequence[BoxEdges], globe: Globe | None) -> list[Sequence[Ring
             [[(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)]]
             for x0, y0, x1, y1 in (map(float, box) for box in boxes)
         ]
-    outlines: list[Outline | None] = globe.outlines(boxes)
-    return [None if each is None else each.rings for each in outlines]
+    return [None if each is None else each.rings for each in globe.outlines(boxes)]
 
 
 def _well_known(rings: Sequence[Ring]) -> bytes:

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.exporters.antimeridian import Outline, outline_of
 from tnetcli.geometry import Georeference, Size
 from tnetcli.prediction import BoxEdges
 
@@ -17,7 +19,23 @@ QUARTERS = np.arange(16) / 4  # knots of a ring: the whole part is the edge, the
 CORNERS = slice(None, None, 4)
 ROUNDS = 12  # of halving; then segments are thousandths of an edge
 MOST_KNOTS = 2000
+AT_POLE = 90 - 1e-9  # a tenth of a millimetre: a longitude means nothing here
+POLE_DECIMALS = 10  # with which nothing short of it is rounded onto the pole
+WHOLE = 360.0
+NEARLY = 1e-9  # what sums of rounded degrees may be off
 Floats = NDArray[np.float64]
+Point: TypeAlias = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Closed rings, counter-clockwise, and their bounding box; several rings are several polygons.
+
+    `bbox` is west, south, east, north; west is the greater number where 180 degrees lie between.
+    """
+
+    rings: tuple[list[Point], ...]
+    bbox: tuple[float, float, float, float]
 
 
 class Globe:
@@ -207,3 +225,114 @@ def _decimals(pixels_per_degree: Floats) -> int:
         return FEWEST_DECIMALS
     needed = math.ceil(math.log10(max(float(finite.max()), 1e-9) / 2 / MOST_ROUNDING))
     return min(max(needed, FEWEST_DECIMALS), MOST_DECIMALS)
+
+
+def outline_of(ring: Sequence[Point], pole: float | None, decimals: int) -> Outline | None:
+    """Return the outline within one map of the world, None where there is no simple one.
+
+    `ring` is open, in either direction, with steps of less than half a turn; `pole` is the
+    latitude of the pole that lies inside, None if it is unknown which.
+    """
+    plane, turns = _unwrap(_spread_poles(ring))
+    if any(abs(y) < 90 and round(abs(y), decimals) == 90 for _, y in plane):
+        decimals = max(decimals, POLE_DECIMALS)  # rounded onto the pole, the ring would meet itself
+    plane = [_rounded(x, min(max(y, -90.0), 90.0), decimals) for x, y in plane]
+    if abs(turns) > 1:
+        return None
+    if turns:
+        plane = _around_pole(plane, turns, pole)
+    area = _area(plane)
+    (west, east), (south, north) = ((min(axis), max(axis)) for axis in zip(*plane, strict=True))
+    if area == 0 or (not turns and east - west > WHOLE + NEARLY):
+        return None
+    if area < 0:
+        plane.reverse()
+    shift = WHOLE * ((west + 180) // WHOLE)
+    if turns:
+        rings = _cut(plane, [WHOLE * math.ceil((west + 181) / WHOLE)], decimals)
+    elif east - shift > 180:
+        rings = _cut(plane, [shift, shift + WHOLE], decimals)
+    else:
+        rings = [[_rounded(x - shift, y, decimals) for x, y in plane]]
+    # What only touches the edge of the map is a line.
+    rings = [piece for piece in map(_without_repeats, rings) if _area(piece) > 0]
+    if not rings:
+        return None
+    if turns or east - west > WHOLE - NEARLY:
+        west, east = -180.0, 180.0
+    else:
+        east -= shift if east - shift <= 180 else shift + WHOLE
+        west, east = _rounded(west - shift, east, decimals)
+    return Outline(tuple([*piece, piece[0]] for piece in rings), (west, south, east, north))
+
+
+def _around_pole(ring: Sequence[Point], turns: int, pole: float | None) -> list[Point]:
+    """Return two turns of a ring around a pole, closed at that; one map of the world lies within.
+
+    It is closed a degree outside: edges of the ring may lie on the meridian where it begins.
+    """
+    pole = pole or math.copysign(90.0, sum(y for _, y in ring))
+    (start, y), end = ring[0], ring[0][0] + 2 * WHOLE * turns
+    twice = [(x + WHOLE * turns * turn, y) for turn in range(2) for x, y in ring]
+    sides = [(end, y), (end + turns, y), (end + turns, pole), (start - turns, pole)]
+    return [(start - turns, y), *twice, *sides]
+
+
+def _rounded(x: float, y: float, decimals: int) -> Point:
+    return round(x, decimals) + 0.0, round(y, decimals) + 0.0  # the sum is never -0
+
+
+def _cut(ring: Sequence[Point], shifts: Sequence[float], decimals: int) -> list[list[Point]]:
+    """Return the pieces of a ring on the maps of the world `shifts` degrees to the east."""
+    # Not the library antimeridian: it moves corners within 2e-7 degrees onto the meridian and
+    # rounds crossings to seven decimals: more than 0.01 pixels where these are centimetres.
+    import shapely  # loads for rings that cross 180 degrees only
+
+    whole, rings = shapely.Polygon(ring), []
+    for shift in shifts if whole.is_valid else ():
+        inside = whole.intersection(shapely.box(shift - 180, -90, shift + 180, 90))
+        parts = [each for each in shapely.get_parts(inside) if isinstance(each, shapely.Polygon)]
+        for part in sorted(parts, key=lambda each: each.bounds[1]):
+            corners = list(part.normalize().exterior.coords)[-2::-1]  # counter-clockwise, open
+            rings.append([_rounded(x - shift, y, decimals) for x, y in corners])
+    return rings
+
+
+def _spread_poles(ring: Sequence[Point]) -> list[Point]:
+    """Replace a corner at a pole by the edge of the map between its two neighbours' longitudes."""
+    spread: list[Point] = []
+    for index, (x, y) in enumerate(ring):
+        if abs(y) < AT_POLE:
+            spread.append((x, y))
+            continue
+        pole = 90.0 if y > 0 else -90.0
+        before, after = ring[index - 1], ring[(index + 1) % len(ring)]
+        spread += [(near[0] if abs(near[1]) < AT_POLE else x, pole) for near in (before, after)]
+    return spread
+
+
+def _unwrap(ring: Sequence[Point]) -> tuple[list[Point], int]:
+    """Let longitudes run on past 180; return the ring and its turns around the globe."""
+    pairs = list(pairwise([*ring, ring[0]]))
+    steps = [(b[0] - a[0] + 180) % WHOLE - 180 for a, b in pairs]
+    turns = round(sum(steps) / WHOLE)
+    plane: list[Point] = []
+    x = ring[0][0]
+    for (a, b), step in zip(pairs, steps, strict=True):
+        plane.append((x, a[1]))
+        x += step
+        if turns and abs(a[1]) == abs(b[1]) == 90:
+            # An edge over the pole leads along it, and only one of both ways around comes home.
+            x, turns = x - WHOLE * turns, 0
+    return plane, turns
+
+
+def _without_repeats(ring: Sequence[Point]) -> list[Point]:
+    return [point for index, point in enumerate(ring) if point != ring[index - 1]] or [ring[0]]
+
+
+def _area(ring: Sequence[Point]) -> float:
+    # From the first point: far from the origin the products would swallow a small window.
+    x0, y0 = ring[0]
+    pairs = pairwise([*ring, ring[0]])
+    return sum((a[0] - x0) * (b[1] - y0) - (b[0] - x0) * (a[1] - y0) for a, b in pairs) / 2

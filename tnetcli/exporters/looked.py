@@ -1,10 +1,8 @@
-"""What exporters are given: a prediction, its windows in any number, and which are wanted."""
+"""The input of exporters: a prediction, and which of its windows are exported."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
 
-from tnetcli.exporters.joint import JointProbabilities
 from tnetcli.prediction import Prediction, SeenWindow
 
 
@@ -29,38 +27,31 @@ EVERYTHING = Choice()
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A prediction and all its windows, parents before children.
-
-    `windows` stand for those of the record, which may have been too many to hold; they can be
-    walked again and again.
-    """
+    """A prediction, and which of its windows are exported."""
 
     prediction: Prediction
-    windows: Iterable[SeenWindow]
     choice: Choice = EVERYTHING
-
-    @classmethod
-    def of(cls, prediction: Prediction, choice: Choice = EVERYTHING) -> Self:
-        """Take the windows of the record itself."""
-        return cls(prediction, prediction.windows, choice)
 
     def chosen(self) -> Iterator[SeenWindow]:
         """Yield the windows that are wanted, and glimpses as windows of the level below."""
         return (window for window in self._with_glimpses() if self.choice.takes(window))
 
     def with_joint(self) -> Iterator[tuple[SeenWindow, float | None]]:
-        """Yield the wanted windows and glimpses, each with the product of attention along its path.
+        """Yield the chosen windows and glimpses, each with the product of attention along its path.
 
         The product is None where a parent is not among the windows of the record.
         """
-        with JointProbabilities() as joint:
-            for window in self._with_glimpses():
-                product = joint.of(window)
-                if self.choice.takes(window):
-                    yield window, product
+        joint: dict[str, float] = {"": 1.0}
+        for window in self._with_glimpses():
+            above = joint.get(window.path.rpartition("/")[0])
+            if above is not None:
+                # Sums of 32-bit numbers may exceed one a little.
+                joint[window.path] = min(above * window.attention, 1.0)
+            if self.choice.takes(window):
+                yield window, joint.get(window.path)
 
     def _with_glimpses(self) -> Iterator[SeenWindow]:
-        for window in self.windows:
+        for window in self.prediction.windows:
             yield window
             if self.choice.attends(window):  # else they would be left alone
                 yield from window.glimpsed()

@@ -19,9 +19,8 @@ from tnetcli.exporters.page_pictures import (
     detail_after,
     take_pictures,
 )
-from tnetcli.exporters.page_record import image_facts, row_facts
-from tnetcli.exporters.page_windows import Drawn, strongest
-from tnetcli.exporters.streaming import write_text
+from tnetcli.exporters.page_record import Drawn, image_facts, row_facts, strongest
+from tnetcli.output_file import write_text
 from tnetcli.prediction import Prediction
 
 TITLE = "Where tnet looked"
@@ -55,7 +54,7 @@ def page_text(
     yield _block(as_line([as_hex(colour) for colour in ATTENTION]), 'id="attention"')
     spent = 0  # characters of pictures
     for number, each in enumerate(looked, start=1):
-        ok = each.prediction.status == "ok"
+        ok = each.prediction.is_done
         drawn = strongest(each) if ok else NOTHING_DRAWN
         pictures, notes = _pictures(each.prediction, drawn, imagery if ok else None, spent)
         spent += pictures.characters
@@ -78,8 +77,6 @@ def _pictures(
             f"Without pixels: the images before take {_megabytes(spent)}. Export this one alone "
             "to see it."
         ]
-    if prediction.width < 1 or prediction.height < 1:
-        return Pictures(), ["Without pixels: the record does not tell the size of the image."]
     boxes = [window.box for window, _ in drawn.windows]
     places = drawn.spread(detail.thumbnails)
     pictures = take_pictures(imagery, prediction, boxes, places, detail)

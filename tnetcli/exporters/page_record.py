@@ -1,25 +1,74 @@
-"""What a page tells of one image, as plain values that become JSON."""
+"""What a page shows of one image, as plain values that become JSON."""
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tnetcli.exporters.colours import as_hex, attention_colour, class_colour
-from tnetcli.exporters.overlay import WithJoint, checked_transform, measured
+from tnetcli.exporters.looked import Looked
+from tnetcli.exporters.overlay import WithJoint, measured
 from tnetcli.exporters.page_pictures import Picture, Pictures
-from tnetcli.exporters.page_windows import Drawn
-from tnetcli.exporters.shown import MOST_LEVELS
-from tnetcli.geometry import Georeference
+from tnetcli.geometry import UnknownCRSError
 from tnetcli.prediction import BoxEdges, Prediction, PredictionCost
 from tnetcli.wording import counted
 
+MOST_LEVELS = 16
+MOST_OF_A_LEVEL = 250  # windows: more than these nobody tells apart on a screen
 MOST_CLASSES = 20  # bars of the answer
 MOST_VOTES = 5  # bars of a window
 MOST_WARNINGS = 20
 LONGEST_FACT = 200  # characters
 Facts = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The windows to draw, level by level and by falling attention, and how many there are.
+
+    `counts` are all windows of each level that is drawn, `deeper` those of levels that are not.
+    """
+
+    windows: tuple[WithJoint, ...]
+    counts: dict[int, int]
+    deeper: int
+
+    def spread(self, most: int) -> list[int]:
+        """Return the places of at most so many windows, in turn from every level."""
+        turns: Counter[int] = Counter()
+        order = []
+        for place, (window, _) in enumerate(self.windows):
+            order.append((turns[window.level], place))
+            turns[window.level] += 1
+        return sorted(place for _, place in sorted(order)[:most])
+
+
+def strongest(looked: Looked) -> Drawn:
+    """Return the windows of the highest attention of each level; of equals, the first.
+
+    ValueError for a box that is no rectangle.
+    """
+    levels: dict[int, list[WithJoint]] = {}
+    deeper = 0
+    for window, joint in looked.with_joint():
+        if not 1 <= window.level <= MOST_LEVELS:
+            deeper += 1
+            continue
+        levels.setdefault(window.level, []).append((window, joint))
+    chosen = [
+        each
+        for _, level in sorted(levels.items())
+        for each in sorted(level, key=_rating, reverse=True)[:MOST_OF_A_LEVEL]
+    ]
+    counts = {level: len(windows) for level, windows in sorted(levels.items())}
+    return Drawn(tuple(chosen), counts, deeper)
+
+
+def _rating(each: WithJoint) -> float:
+    attention = each[0].attention
+    return attention if math.isfinite(attention) else -math.inf
 
 
 class ClassNames:
@@ -40,16 +89,16 @@ class ClassNames:
 
 def row_facts(number: int, prediction: Prediction, drawn: Drawn, preview: str) -> Facts:
     """Return what the list of images tells of one."""
-    cost, ok = prediction.cost, prediction.status == "ok"
+    cost, ok = prediction.cost, prediction.is_done
     return {
         "number": number,
         "id": prediction.id,
-        "label": prediction.label,
-        "probability": known(prediction.probability) if ok else None,
+        "label": prediction.label or "",
+        "probability": prediction.probability,
         "windows": (cost.windows if cost else sum(drawn.counts.values())) if ok else None,
         "fraction": known(cost.fraction_decoded) if cost else None,
         "status": prediction.status,
-        "reason": "" if ok or prediction.error is None else prediction.error.message,
+        "reason": prediction.error.message if prediction.error else prediction.reason or "",
         "preview": preview,
     }
 
@@ -65,8 +114,9 @@ def image_facts(
         "status": prediction.status,
         "width": prediction.width,
         "height": prediction.height,
-        "label": names.number(prediction.label),
-        "probability": known(prediction.probability),
+        "reason": prediction.reason or "",
+        "label": None if prediction.label is None else names.number(prediction.label),
+        "probability": prediction.probability,
         "classes": [[names.number(name), chance] for name, chance in classes],
         "more": len(prediction.probabilities) - len(classes),
         "levels": [
@@ -132,16 +182,14 @@ def _highest(chances: Sequence[tuple[str, float]], most: int) -> Sequence[tuple[
 def _centres(prediction: Prediction, boxes: Sequence[BoxEdges]) -> list[list[float] | None]:
     """Return longitude and latitude of the middle of each box, None where it has none."""
     nowhere: list[list[float] | None] = [None] * len(boxes)
-    transform = checked_transform(prediction)
-    if prediction.crs is None or transform is None or not boxes:
+    place = prediction.georeference
+    if place is None or place.crs is None or not boxes:
         return nowhere
-    from rasterio.errors import CRSError  # GDAL loads for images on the Earth only
-
     column = [(box[0] + box[2]) / 2 for box in boxes]
     row = [(box[1] + box[3]) / 2 for box in boxes]
     try:
-        found = Georeference(prediction.crs, transform).to_lonlat(column, row)
-    except CRSError:
+        found = place.to_lonlat(column, row)
+    except UnknownCRSError:
         return nowhere
     places = zip(*(each.tolist() for each in found), strict=True)
     return [_on_earth(longitude, latitude) for longitude, latitude in places]
@@ -185,24 +233,23 @@ def _cost(cost: PredictionCost) -> Facts:
 
 def _facts(prediction: Prediction) -> list[list[str]]:
     """Return what else is known, as pairs of words; settings that were not made are left out."""
+    place, made = prediction.georeference, prediction.provenance
     facts = {
         "image": prediction.image if prediction.image != prediction.id else "",
         "size": _size(prediction),
         "reader": prediction.reader,
-        "CRS": prediction.crs or "",
+        "CRS": (place.crs or "") if place else "",
         "place from": "ground control points, so roughly"
-        if prediction.georeference == "gcps"
+        if place and place.source == "gcps"
         else "",
-        "microns per pixel": " x ".join(
-            f"{each:.6g}" for each in prediction.microns_per_pixel or ()
-        ),
-        "model": prediction.model,
-        "sha256 of the model": prediction.model_sha256,
-        "tnet": prediction.tnet,
+        "microns per pixel": " x ".join(f"{each:.6g}" for each in prediction.mpp or ()),
+        "model": made.model,
+        "sha256 of the model": made.sha256,
+        "tnet": made.version,
     }
     settings = {
         key.replace("_", " "): value if isinstance(value, str) else json.dumps(value, default=str)
-        for key, value in prediction.settings.items()
+        for key, value in made.config.items()
         if value not in (None, "", {}, [])
     }
     pairs = [*facts.items(), *settings.items()]

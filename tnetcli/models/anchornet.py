@@ -90,7 +90,7 @@ class AnchorNet(Model):
             return self
         return PatchClassifier(self.backbone, self.dropout, self.classifier, self.grid)
 
-    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+    def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the logits of the surest branch; `cell_logits` hold the class map of each branch.
 
         Maps stand in their branch's block of the grid, those of the decided class. `aux` has the
@@ -101,7 +101,7 @@ class AnchorNet(Model):
         label, branch = decide(logits)
         rows = torch.arange(views.shape[0], device=views.device)
         maps = views.new_zeros(views.shape[0], self.grid.rows, self.grid.columns)
-        for number, each in enumerate(branches):
+        for number, each in enumerate(branches if score_cells else ()):
             block = self.grid.block_of(number)
             heat = each.heat(label, attended=self.attended)  # (n, height, width)
             maps[:, block, block] = heat.detach().to(maps)
@@ -149,7 +149,7 @@ class PatchClassifier(nn.Module):
         self.backbone, self.dropout, self.classifier = backbone, dropout, classifier
         self.places = grid.rows * grid.columns
 
-    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+    def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the class logits of each patch."""
         _, features = self.backbone(views)
         logits: Tensor = self.classifier(self.dropout(features))

@@ -71,10 +71,11 @@ class Model(nn.Module, ABC):
         """Return the length of a feature vector."""
 
     def encoder(self, level: int) -> nn.Module:
-        """Return the module (views, positions) -> EncoderOutput of a level.
+        """Return the module (views, positions, score_cells=True) -> EncoderOutput of a level.
 
         `views` (n, bands, side, side) are normalised, `positions` (n, 3) are those of the regions.
-        A family with one encoder implements it as its `forward`.
+        Without `score_cells`, as at the last level, an encoder may skip its location module and
+        return zeros. A family with one encoder implements it as its `forward`.
         """
         return self
 

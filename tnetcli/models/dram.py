@@ -69,7 +69,7 @@ class Dram(WeightedMean):
         """Return the length of a feature vector."""
         return self.recurrent.size
 
-    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+    def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the state after the last glimpse.
 
         In training places are sampled, otherwise they are the most probable ones. Where all but

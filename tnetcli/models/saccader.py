@@ -66,7 +66,7 @@ class Saccader(WeightedMean):
         """Return the length of a feature vector."""
         return self.backbone.feature_size
 
-    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+    def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the mean of the features at the places visited.
 
         The head is linear, so its logits are the mean of those at the places. In training places

@@ -73,17 +73,25 @@ class TNet(WeightedMean):
         """Return the length of a feature vector."""
         return self.backbone.feature_size
 
-    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+    def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Encode views (n, bands, side, side) of regions at positions (n, 3)."""
         maps, pooled = self.backbone(views)
-        # No gradient reaches the backbone from here: it learns from labels, attention from rewards.
-        logits = self.location(self.align(maps.detach()), pooled.detach())  # (n, rows, columns)
-        assert isinstance(self.arguments, TNetArguments)
-        logits = normalised_logits(
-            logits, centered=self.arguments.centered, temperature=self.arguments.temperature
-        )  # (n, cells)
+        logits = pooled.new_zeros(pooled.shape[0], self.grid.rows * self.grid.columns)
+        if score_cells:
+            logits = self.score(maps.detach(), pooled.detach())
         features = self.embed(pooled, positions)
         return EncoderOutput(features, logits.unsqueeze(2), {"pooled": pooled})
+
+    def score(self, maps: Tensor, pooled: Tensor) -> Tensor:
+        """Return the logits (n, cells) of the location module.
+
+        It is given no gradient to pass on: the backbone learns from labels, attention from rewards.
+        """
+        logits = self.location(self.align(maps), pooled)  # (n, rows, columns)
+        assert isinstance(self.arguments, TNetArguments)
+        return normalised_logits(
+            logits, centered=self.arguments.centered, temperature=self.arguments.temperature
+        )
 
     def embed(self, pooled: Tensor, positions: Tensor) -> Tensor:
         """Return the pooled features mixed with the encoding of their positions."""

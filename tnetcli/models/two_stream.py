@@ -110,9 +110,9 @@ class StreamEncoder(nn.Module):
         self.stream, self.dropout = stream, dropout
         self.padding = size - stream.feature_size
 
-    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+    def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Encode views (n, bands, side, side)."""
-        features, cell_logits, aux = self.stream(views)
+        features, cell_logits, aux = self.stream(views, score_cells)
         if "step_outputs" in aux:
             aux["step_logits"] = self.stream.classifier(self.dropout(aux.pop("step_outputs")))
         return EncoderOutput(functional.pad(features, (0, self.padding)), cell_logits, aux)
@@ -146,13 +146,14 @@ class GlobalStream(nn.Module):
         for part in (self.widen, self.classifier):
             start(part)
 
-    def forward(self, views: Tensor) -> EncoderOutput:
+    def forward(self, views: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the pooled map, and as cell logits the evidence for the most probable class."""
         maps = self.widen(self.backbone(views))  # (n, channels, height, width)
         vectors = self.backbone.pool(maps)  # (n, features)
-        evidence = self.cell_evidence(maps.detach(), vectors.detach())  # (n, rows, columns)
-        if self.patches == "even":
-            evidence = torch.zeros_like(evidence)
+        rows, columns = self.pool_cells.down.shape[0], self.pool_cells.across.shape[1]
+        evidence = vectors.new_zeros(vectors.shape[0], rows, columns)
+        if score_cells and self.patches == "cam":
+            evidence = self.cell_evidence(maps.detach(), vectors.detach())
         logits = normalised_logits(evidence, centered=True, temperature=self.temperature)
         return EncoderOutput(vectors, logits.unsqueeze(2), {})
 
@@ -214,7 +215,7 @@ class LocalStream(nn.Module):
         start = start_as_bagnet if name == BAGNET else start_as_efficientnet
         start(self.classifier)
 
-    def forward(self, views: Tensor) -> EncoderOutput:
+    def forward(self, views: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the vector to be classified; all cells are alike, as nothing is read below."""
         maps = self.backbone(views)  # (n, channels, height, width)
         cell_logits = maps.new_zeros(views.shape[0], self.places, 1).float()

@@ -1,13 +1,12 @@
 """A backbone's weights, from the hub or a local file; never a pickle."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from tnetcli.errors import ModelError
-from tnetcli.files import open_descriptor
+from tnetcli.tensor_file import open_tensor_file
 from tnetcli.wording import first_line
 
 
@@ -34,23 +33,9 @@ def fetch_weights(net: Any, name: str) -> Path:
 
 
 def load_weights(net: Any, path: Path) -> None:
-    """Load a backbone's weights from a local file; its classifier is left out."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if path.suffix != ".safetensors":
-        raise ModelError(
-            f"not a .safetensors file: `{path}`",
-            hint="a pickle can run any code, so none is loaded; convert it with safetensors",
-        )
-    try:
-        os.close(open_descriptor(path))  # a pipe would block for ever
-        found = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"cannot read the weights `{path}`: {first_line(error)}",
-            hint="is it whole, and a .safetensors file by more than its name?",
-        ) from error
+    """Load the weights of a backbone from a safetensors file; its head is left out."""
+    with open_tensor_file(path, "pt") as file:
+        found = dict(file.tensors())
     settings = getattr(net, "pretrained_cfg", None) or {"first_conv": "stem"}
     for head in _names(settings.get("classifier")):
         found = {key: value for key, value in found.items() if not key.startswith(f"{head}.")}

@@ -38,7 +38,7 @@ class Whole(WeightedMean):
         """Return the length of a feature vector."""
         return self.backbone.feature_size
 
-    def forward(self, views: Tensor, positions: Tensor) -> EncoderOutput:
+    def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Encode views; the one cell of a view is all of it."""
         _, features = self.backbone(views)
         cell_logits = features.new_zeros(features.shape[0], 1, 1)

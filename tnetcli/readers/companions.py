@@ -13,7 +13,7 @@ from time import time
 from xml.parsers import expat
 
 from tnetcli.errors import ImageError
-from tnetcli.files import GRIDS, open_regular, refuse_irregular
+from tnetcli.files import GRIDS, MOST_XML_BYTES, is_inside, open_regular, refuse_irregular
 from tnetcli.readers.detect import JPEG_2000_MAGIC, PNG_MAGIC, TIFF_MAGIC
 from tnetcli.readers.tiff_files import gdal_metadata
 from tnetcli.readers.watch import watching
@@ -38,7 +38,6 @@ SOURCES = frozenset(MAGIC) - {"NITF"}
 ZERO_WITHIN = 16
 SIDECARS = (".ovr", ".msk", ".aux.xml")
 METADATA_ENDINGS = (".xml", ".txt", ".imd", ".rpb", ".pvl", ".rpc", ".pass", ".dim", ".aux")
-XML_BYTES = 2**24
 VRT_BYTES = 2**26  # a mosaic of ten thousand scenes has 15 MB
 MOST_NESTED_VRTS = 8
 MOST_SOURCES = 2**16
@@ -130,10 +129,9 @@ class _Check:
 
     def source(self, path: str, element: str, vrt: str, nested: int = 0) -> None:
         """Check a file that a VRT or an item of metadata names."""
-        absolute = os.path.abspath(path)
-        if absolute in self._done:
+        if os.path.abspath(path) in self._done:
             return
-        if os.path.commonpath([absolute, self._folder]) != self._folder:
+        if not is_inside(path, self._folder):
             raise self._refused(vrt, element, path, "outside its folder")
         try:
             head, driver = _head(path), driver_of(path)
@@ -172,9 +170,9 @@ class _Check:
     def _auxiliary(self, path: str) -> None:
         if os.path.abspath(path) == os.path.abspath(f"{self._path}.aux.xml"):
             # What it says of overviews is checked in the open dataset, as GDAL understands it.
-            _Metadata(path).parse(_content(path, XML_BYTES))
+            _Metadata(path).parse(_content(path, MOST_XML_BYTES))
         else:
-            _Metadata(path, refuse=True).parse(_content(path, XML_BYTES))
+            _Metadata(path, refuse=True).parse(_content(path, MOST_XML_BYTES))
 
     def _vrt(self, path: str, nested: int) -> None:
         found = _Vrt(path)

@@ -9,7 +9,6 @@ import zlib
 
 from tnetcli.errors import ImageError
 from tnetcli.files import open_regular
-from tnetcli.readers.dicom import series_of
 from tnetcli.readers.zip_file import Archive
 from tnetcli.wording import reason
 
@@ -29,6 +28,12 @@ ZIP_FAILURES = (
     zipfile.BadZipFile, EOFError, OSError, OverflowError, RuntimeError, ValueError, struct.error,
     zlib.error,
 )  # fmt: skip
+DICOM_INDEX = "DICOMDIR"  # of a medium: a DICOM file that is no image
+DICOM_HEAD_BYTES = 1 << 16  # the series is told before the pixels
+# The study and right behind it the series; those of other images that a file refers to stand apart.
+DICOM_SERIES = re.compile(
+    rb"\x20\x00\x0d\x00UI..[\d.\0 ]{1,64}\x20\x00\x0e\x00UI..([\d.]{1,64})", re.DOTALL
+)
 
 
 def is_remote(path: str) -> bool:
@@ -205,3 +210,15 @@ def _detect_rest(path: str, head: bytes) -> str:
 
 def _is_text(head: bytes) -> bool:
     return b"\0" not in head and sum(byte < 9 for byte in head) == 0
+
+
+def series_of(path: str) -> str | None:
+    """Return the series of a DICOM file, "" where it tells none; None of any other file."""
+    # A pipe would be waited for.
+    if os.path.basename(path).upper() == DICOM_INDEX or not os.path.isfile(path):
+        return None
+    with open_regular(path) as file:
+        if file.read(132)[128:] != b"DICM":
+            return None
+        found = DICOM_SERIES.search(file.read(DICOM_HEAD_BYTES))
+    return found[1].decode() if found else ""

@@ -4,8 +4,14 @@ import os
 from collections.abc import Iterator
 
 from tnetcli.files import open_regular
-from tnetcli.readers.detect import JPEG_2000_MAGIC, PHOTO_MAGIC, TIFF_MAGIC, ZARR_FILES
-from tnetcli.readers.dicom import INDEX, series_of
+from tnetcli.readers.detect import (
+    DICOM_INDEX,
+    JPEG_2000_MAGIC,
+    PHOTO_MAGIC,
+    TIFF_MAGIC,
+    ZARR_FILES,
+    series_of,
+)
 
 # Endings that mean an image even when the content is broken: it must not vanish from a batch.
 IMAGE_ENDINGS = frozenset({
@@ -98,4 +104,4 @@ def _looks_like_an_image(entry: "os.DirEntry[str]") -> bool:
         return False
     if head.startswith((*TIFF_MAGIC, *PHOTO_MAGIC, *JPEG_2000_MAGIC)):
         return True
-    return head[128:] == b"DICM" and name.upper() != INDEX
+    return head[128:] == b"DICM" and name.upper() != DICOM_INDEX

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import rasterio
-from rasterio._env import set_gdal_config
-from rasterio._err import CPLE_BaseError
+from rasterio._err import CPLE_BaseError  # public names exist for none of GDAL's own errors
+from rasterio.env import set_gdal_config
 from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
 from rasterio.io import DatasetReader
 
 from tnetcli.errors import ImageError
+from tnetcli.files import is_inside
 from tnetcli.readers.companions import (
     OVERVIEW_FILE,
     check_companions,
@@ -149,8 +150,7 @@ def _check_references(path: str, dataset: Any) -> None:
         return
     folder = os.path.dirname(os.path.abspath(path))
     for name in dataset.files:
-        is_inside = os.path.commonpath([os.path.abspath(name), folder]) == folder
-        if not is_inside or not os.path.exists(name):
+        if not is_inside(name, folder) or not os.path.exists(name):
             raise ImageError(
                 f"`{path}` has a part outside its folder: `{shorten(name)}`",
                 hint="copy all its files into one folder",
@@ -170,5 +170,5 @@ def _refuse_other_letters(path: str) -> None:
 
 def _bound_cache() -> None:
     if "GDAL_CACHEMAX" not in os.environ:
-        # In bytes: `Env` hands the number to GDAL as it is, unlike the environment variable.
+        # In bytes, and for good: `Env` would restore GDAL's own limit while other threads read.
         set_gdal_config("GDAL_CACHEMAX", CACHE_BYTES)

@@ -1,5 +1,6 @@
 """Open files, one per thread at a time, dropped after a failure and never shared across a fork."""
 
+import hashlib
 import os
 import stat
 import threading
@@ -10,7 +11,11 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 from tnetcli.errors import ImageError
+from tnetcli.files import open_regular
+from tnetcli.readers.detect import is_remote
 
+FINGERPRINT_BYTES = 1 << 16  # the header of most formats
+FINGERPRINT_FILES = 4096  # of a folder that is an image
 MOST_IDLE = 64  # open files, of the 256 that some systems allow by default
 
 
@@ -177,3 +182,42 @@ class ForkSafeLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+def fingerprint(path: str) -> str:
+    """Return a digest of size, time and first bytes of an image.
+
+    "" for an image in the network, a pipe, and one that does not exist.
+    """
+    if is_remote(path):
+        return ""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        if os.path.isdir(path):
+            for name, size, time in _entries(path):
+                digest.update(f"{name}\0{size}\0{time}\0".encode(errors="surrogateescape"))
+        else:
+            with open_regular(path) as file:
+                found = os.fstat(file.fileno())
+                digest.update(f"{found.st_size}\0{found.st_mtime_ns}\0".encode())
+                digest.update(file.read(FINGERPRINT_BYTES))
+    except (OSError, ValueError):
+        return ""
+    return digest.hexdigest()
+
+
+def _entries(folder: str) -> list[tuple[str, int, int]]:
+    """Return names, sizes and times of the first files below a folder.
+
+    Chunks of a zarr are many, and are rewritten together with their metadata.
+    """
+    found: list[tuple[str, int, int]] = []
+    for root, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            path = os.path.join(root, name)
+            status = os.stat(path)
+            found.append((os.path.relpath(path, folder), status.st_size, status.st_mtime_ns))
+            if len(found) >= FINGERPRINT_FILES:
+                return found
+    return found

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from tnetcli.errors import ImageError
+from tnetcli.files import MOST_XML_BYTES, is_plain_name
 from tnetcli.wording import reason
 
-MOST_XML_BYTES = 2**24
 MOST_XML_TAGS = 2**19
 # Planes that a file may declare without a directory for each: acquisitions are stopped early,
 # and the other files of a set may be missing.
@@ -100,7 +100,7 @@ class _Files:
         return self._pages[uuid.text]
 
     def _companion(self, name: str) -> Sequence[int] | None:
-        if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+        if not is_plain_name(name):
             raise _refused(self._path, f"names `{name}` as a part of it, outside its folder")
         companion = os.path.join(os.path.dirname(os.path.abspath(self._path)), name)
         if not os.path.exists(companion):

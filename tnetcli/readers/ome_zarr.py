@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
-from tnetcli.readers.bands import choose_bands, unique_names
+from tnetcli.readers.bands import choose_bands, choose_plane, planes_to_choose, unique_names
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, ReadOptions, Source
 from tnetcli.readers.multiscales import Multiscales, StoredLevel, read_multiscales
 from tnetcli.readers.placement import cuts, touched_pixels
-from tnetcli.readers.planes import choose_plane, planes_to_choose
 from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, PyramidReader, refuse_huge_blocks
 from tnetcli.readers.resolution import resolve
 from tnetcli.readers.validity import Nodata, are_numbers, both_valid, holds_data, nodata_values

@@ -16,11 +16,10 @@ from tnetcli.geometry import Size
 from tnetcli.readers.bands import choose_bands
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Source
 from tnetcli.readers.blocks import BLOCKS
-from tnetcli.readers.failures import PARSING_FAILURES
 from tnetcli.readers.handles import file_stamp
 from tnetcli.readers.jpeg import decode_photo
 from tnetcli.readers.png import check_png
-from tnetcli.readers.pyramid import PyramidReader
+from tnetcli.readers.pyramid import PARSING_FAILURES, PyramidReader
 from tnetcli.readers.resolution import resolve
 from tnetcli.readers.validity import are_numbers, both_valid, holds_data, user_nodata
 from tnetcli.wording import one_line

@@ -1,16 +1,17 @@
 """What readers of stored files share: handles for each thread, a second try, honest errors."""
 
+import struct
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
+from tnetcli.readers.bands import choose_plane
 from tnetcli.readers.base import Block, Box, Layout, Level, ReadOptions, Source
 from tnetcli.readers.blocks import BLOCKS
 from tnetcli.readers.handles import Handles, check_unchanged, file_stamp
 from tnetcli.readers.levels import LevelReader
-from tnetcli.readers.planes import choose_plane
 from tnetcli.readers.watch import watching
 from tnetcli.wording import in_bytes, one_line
 
@@ -19,6 +20,18 @@ MOST_BLOCK_BYTES = 2**28
 # Most libraries count in 32 bits; beyond, neither an image nor the floats of a window are real.
 LONGEST_SIDE = 2**31 - 1
 MOST_STRETCHED = 8.0  # an overview, against the image
+# What Pillow, tifffile and zarr raise for damaged files (benchmarks/soak.py).
+PARSING_FAILURES = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
 
 
 class PyramidReader(LevelReader):

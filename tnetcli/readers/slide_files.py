@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from tnetcli.errors import ImageError
-from tnetcli.files import open_regular, refuse_irregular
+from tnetcli.files import is_inside, is_plain_name, open_regular, refuse_irregular
 from tnetcli.wording import reason
 
 MOST_INDEX_BYTES = 2**24
@@ -64,7 +64,7 @@ def _check_names(path: str, folder: str, text: bytes) -> list[str]:
     entries = [(key.strip(), value.lstrip()) for key, _, value in lines]
     names = [os.fsdecode(value) for key, value in entries if FILE_KEYS.fullmatch(key)]
     for name in names:
-        if name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+        if name and not is_plain_name(name):  # an empty value names no file
             raise _refused(path, f"names `{name}` as a part of it, outside its folder")
     for keys in COUNTS:
         counts = [_number(value) for key, value in entries if key in keys]
@@ -94,8 +94,7 @@ def _check_regular(path: str, folder: str, names: Iterable[str]) -> None:
 
 
 def _check_inside(path: str, folder: str, name: str) -> None:
-    inside = os.path.realpath(folder)
-    if os.path.commonpath([inside, os.path.realpath(os.path.join(folder, name))]) != inside:
+    if not is_inside(os.path.join(folder, name), folder, follow_links=True):
         raise _refused(path, f"has a link `{name}` to a file outside its folder")
 
 

@@ -15,11 +15,16 @@ import tifffile
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
-from tnetcli.readers.bands import choose_bands, refuse_many_bands, unique_names
+from tnetcli.readers.bands import (
+    choose_bands,
+    choose_plane,
+    planes_to_choose,
+    refuse_many_bands,
+    unique_names,
+)
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
 from tnetcli.readers.ome_tiff import first_pixels, parse_xml
 from tnetcli.readers.placement import whole_scale
-from tnetcli.readers.planes import choose_plane, planes_to_choose
 from tnetcli.readers.pyramid import PyramidReader
 from tnetcli.readers.resolution import from_density, from_length, resolve
 from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES

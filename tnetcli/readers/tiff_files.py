@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 import tifffile
 
 from tnetcli.errors import ImageError
-from tnetcli.files import open_regular
+from tnetcli.files import MOST_XML_BYTES, open_regular
 from tnetcli.readers.bands import MOST_BANDS, refuse_many_bands
-from tnetcli.readers.failures import PARSING_FAILURES
-from tnetcli.readers.ome_tiff import MOST_XML_BYTES, check_ome, parse_xml
+from tnetcli.readers.ome_tiff import check_ome, parse_xml
+from tnetcli.readers.pyramid import PARSING_FAILURES
 from tnetcli.wording import one_line
 
 # What matters of its log we check ourselves; the rest would fill the user's terminal.

@@ -32,10 +32,10 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import FsspecStore, LocalStore, WrapperStore, ZipStore
 
 from tnetcli.errors import ImageError
-from tnetcli.files import open_regular
+from tnetcli.files import is_inside, open_regular
 from tnetcli.json_text import MOST_DEPTH, is_deep
 from tnetcli.readers.detect import ZIP_FAILURES
-from tnetcli.readers.failures import PARSING_FAILURES
+from tnetcli.readers.pyramid import PARSING_FAILURES
 from tnetcli.readers.zarr_codecs import (
     DECODERS,
     check_array,
@@ -203,9 +203,8 @@ class _Folder(LocalStore):
             self._refuse_outside(path)
 
     def _refuse_outside(self, path: str) -> None:
-        target = os.path.realpath(path)
-        if os.path.commonpath([target, self._top]) != self._top:
-            name = os.path.relpath(path, self._top)
+        if not is_inside(path, self._top, follow_links=True):
+            name, target = os.path.relpath(path, self._top), os.path.realpath(path)
             raise OSError(f"`{name}` is a link to `{target}`, outside of the image")
 
 

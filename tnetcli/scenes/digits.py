@@ -1,8 +1,9 @@
-"""Digits hidden in large images, by three protocols, each drawn where it is looked at.
+"""Digits hidden in large images, by two protocols, each drawn where it is read.
 
 `megapixel` is Megapixel MNIST: five digits among strokes, the label is what three of them are.
-`needle` asks whether there is a 3 among other digits. `site` hides a block of small digits of
-one class among scribbles; what tells the class is gone from `hidden_from` on.
+`site` hides a block of small digits of one class among scribbles. The sum over each aligned block
+of `hidden_from` by `hidden_from` pixels is zero there, so that in area means of that scale and
+coarser a 3 and a 7 are the same; glows are seen from afar and are independent of the class.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,6 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
 from tnetcli.scenes.base import Scene
 from tnetcli.scenes.glyphs import DIGITS, SIDE, Glyphs, draw_noise
-from tnetcli.scenes.hybrids import GROUND, clutter_details, digit_details, glows
 from tnetcli.scenes.stamps import (
     Filled,
     Layer,
@@ -30,19 +30,22 @@ from tnetcli.scenes.stamps import (
     draw_layers,
 )
 
-Protocol = Literal["megapixel", "needle", "site"]
+Protocol = Literal["megapixel", "site"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 SMALLEST, LARGEST = 64, 100_000
-PITCH = 32  # of the slots that glyphs and strokes lie in
-POOL = 512  # different glyphs or strokes in a scene
-NEEDLE = 3
-PRESENT, ABSENT = "present", "absent"
-# Pixels a side for each clutter digit: gives 2, 6, 25, 100, 400, 1600, 6400 for 64 to 4096.
-CLUTTER_SPACING = 51.2
+PITCH = 32  # of the slots that strokes lie in
 MEGAPIXEL_SIDE, MEGAPIXEL_STROKES = 1500, 50
 CROWDED = 128  # pixels a side below which five digits leave no room
 TRIES = 64  # to place digits, at once
 KEPT = 128  # different pictures of each sort in a site's scene
+STRENGTH = 70  # the largest detail, in grey levels
+MOST_OF_A_CLASS, CLUTTER = 1000, 1500
+# Waves longer than half of a picture are taken away before its blocks are levelled.
+LONGEST_WAVES, SOFTNESS = 2.0, 0.3
+GLOW, GLOW_WIDTH = 55, 0.18  # grey levels at the peak; the width is a part of the side
+# The peak varies by this part, up and down; a site's glows stray a little from the centre.
+SITE_VARIES, CLUTTER_VARIES, STRAY = 0.1, 0.9, 0.06
+GROUND = 80  # neither glow nor detail leads from here out of the range of 8 bits
 
 
 def check_size(size: int) -> None:
@@ -108,8 +111,6 @@ class Digits:
     @property
     def labels(self) -> tuple[str, ...]:
         """Return the classes of scenes."""
-        if self.protocol == "needle":
-            return ABSENT, PRESENT
         return tuple(map(str, range(self.classes)))
 
 
@@ -156,13 +157,13 @@ class DigitMaker:
         label = drawn if label is None else label
         if label not in labels:
             raise ValueError(f"no such label: `{label}`")
-        compose = {"megapixel": self._megapixel, "needle": self._needle, "site": self._site}
-        layers, boxes = compose[self.digits.protocol](random, label)
+        is_site = self.digits.protocol == "site"
+        layers, boxes = (self._site if is_site else self._megapixel)(random, label)
         return DigitScene(
             f"{self.digits.protocol}-{seed}",
             self.digits.size,
             layers,
-            ground=GROUND if self.digits.protocol == "site" else 0,
+            ground=GROUND if is_site else 0,
             label=label,
             boxes=boxes,
         )
@@ -172,25 +173,13 @@ class DigitMaker:
         chosen = np.flatnonzero(np.isin(self.glyphs.labels, digits))
         return self.glyphs.images[random.choice(chosen, count)]
 
-    def _needle(self, random: np.random.Generator, label: str) -> Composed:
-        """Lay out the clutter, and one digit more: a 3, or not, so that counting does not tell."""
-        size = Size(self.digits.size, self.digits.size)
-        layout, key = SlotGrid.over(size, PITCH, random), _key(random)
-        others = [each for each in range(DIGITS) if each != NEEDLE]
-        clutter = self._pick(random, POOL, others)
-        needle = self._pick(random, 1, [NEEDLE] if label == PRESENT else others)
-        count = round((size.width / CLUTTER_SPACING) ** 2)
-        pictures = Pictures(np.concatenate([needle, clutter]))
-        layer = Scattered(pictures, layout, key, count + 1, singled=True)
-        return [layer], [layer.first] if label == PRESENT else []
-
     def _megapixel(self, random: np.random.Generator, label: str) -> Composed:
         """Lay out strokes, and digits on top of them or beneath; three of five are of the label."""
         side, digit = self.digits.size, int(label)
         of_label, of_others = (3, 2) if side >= CROWDED else (2, 1)
         layout, key = SlotGrid.over(Size(side, side), PITCH, random), _key(random)
         count = max(round(MEGAPIXEL_STROKES * (side / MEGAPIXEL_SIDE) ** 2), 1)
-        noise = Scattered(Pictures(draw_noise(random)), layout, key, count, singled=False)
+        noise = Scattered(Pictures(draw_noise(random)), layout, key, count)
         left, top = _apart(random, of_label + of_others, side - SIDE)
         others = [each for each in range(DIGITS) if each != digit]
         glyphs = np.concatenate(
@@ -260,3 +249,81 @@ def _noise_at(noise: Scattered, box: Box) -> tuple[NDArray[np.int16], NDArray[np
     boxes = Pictures(np.ones_like(noise.pictures.values))
     covered = [Placed(boxes, stamps) for stamps in noise.within(box)]
     return shown, draw_layers(covered, 0, size, 1, box) > 0
+
+
+def digit_details(glyphs: NDArray[np.uint8], hidden_from: int) -> NDArray[np.int16]:
+    """Return details of glyphs, (glyphs, side, side) of four blocks a side."""
+    random = np.random.default_rng((hidden_from, 0))
+    glyphs = random.permutation(glyphs)[:MOST_OF_A_CLASS]
+    return _details(_placed(random, glyphs, hidden_from), hidden_from)
+
+
+def clutter_details(glyphs: NDArray[np.uint8], hidden_from: int) -> NDArray[np.int16]:
+    """Return details of scribbles, each of four quarters of different glyphs, mirrored or not."""
+    random = np.random.default_rng((hidden_from, 1))
+    half = 2 * hidden_from
+    scribbles = np.empty((CLUTTER, 2 * half, 2 * half), np.float32)
+    for row in (slice(0, half), slice(half, None)):
+        for column in (slice(0, half), slice(half, None)):
+            some = _placed(random, glyphs[random.integers(0, len(glyphs), CLUTTER)], hidden_from)
+            some[: CLUTTER // 2] = some[: CLUTTER // 2, ::-1]
+            some = random.permutation(some)
+            some[: CLUTTER // 2] = some[: CLUTTER // 2, :, ::-1]
+            scribbles[:, row, column] = random.permutation(some)[:, row, column]
+    return _details(scribbles, hidden_from)
+
+
+def _placed(
+    random: np.random.Generator, glyphs: NDArray[np.uint8], hidden_from: int
+) -> NDArray[np.float32]:
+    """Return glyphs of seven blocks in a box of eight half blocks, each somewhere in it."""
+    shrink = SIDE // (7 * hidden_from // 2)
+    side, box = SIDE // shrink, 4 * hidden_from
+    small = glyphs.reshape(-1, side, shrink, side, shrink).mean((2, 4), dtype=np.float32)
+    places = np.zeros((len(small), box, box), np.float32)
+    across, down = random.integers(0, box - side + 1, (2, len(small)))
+    for y in range(box - side + 1):
+        for x in range(box - side + 1):
+            here = (across == x) & (down == y)
+            places[here, y : y + side, x : x + side] = small[here]
+    return places
+
+
+def _details(pictures: NDArray[np.float32], block: int) -> NDArray[np.int16]:
+    """Take away long waves, level every block, and make all equally strong, in whole numbers."""
+    count, side, _ = pictures.shape
+    waves = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)) * side
+    passed = 1 / (1 + np.exp((LONGEST_WAVES - waves) / SOFTNESS))
+    sharp = np.fft.irfft2(np.fft.rfft2(pictures) * passed, (side, side))
+    blocks = sharp.reshape(count, side // block, block, -1, block).transpose(0, 1, 3, 2, 4)
+    blocks = blocks.reshape(count, -1, block * block)  # (pictures, blocks, pixels)
+    blocks = blocks - blocks.mean(2, keepdims=True)
+    blocks *= STRENGTH / np.maximum(np.abs(blocks).max((1, 2), keepdims=True), 1e-6)
+    level = _round_to_zero_sum(blocks)
+    level = level.reshape(count, side // block, -1, block, block).transpose(0, 1, 3, 2, 4)
+    return np.asarray(level.reshape(count, side, side), np.int16)
+
+
+def _round_to_zero_sum(values: NDArray[Any]) -> NDArray[np.int16]:
+    """Round (..., values) whose sums are zero so that they stay zero: largest remainders first."""
+    whole = np.floor(values)
+    missing = np.rint(-whole.sum(-1, keepdims=True))
+    order = np.argsort(np.argsort(whole - values, -1, "stable"), -1, "stable")
+    return np.asarray(whole + (order < missing), np.int16)
+
+
+def glows(side: int, count: int) -> NDArray[np.int16]:
+    """Return (2 * count, side, side): first for clutter, strewn about, then for a site, centred.
+
+    They are equally bright on average; those of clutter differ more from one another.
+    """
+    random = np.random.default_rng((side, 2))
+    centre = side / 2 + random.normal(0, STRAY * side, (2, count))
+    centre = np.concatenate([random.uniform(0, side, (2, count)), centre], 1)  # (y and x, glows)
+    varies = np.repeat([CLUTTER_VARIES, SITE_VARIES], count)
+    peak = GLOW * (1 + varies * random.uniform(-1, 1, 2 * count))
+    away = np.abs(np.arange(side) + 0.5 - centre[..., None])
+    away = np.minimum(away, side - away)  # what leaves the box on one side enters on the other
+    bell = np.exp(-((away / (GLOW_WIDTH * side)) ** 2) / 2)  # (y and x, glows, side)
+    bright = peak[:, None, None] * bell[0, :, :, None] * bell[1, :, None, :]
+    return np.asarray(np.rint(bright), np.int16)

@@ -8,12 +8,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.geometry import Size, Window
+from tnetcli.geometry import Size
 from tnetcli.readers.base import Box
-from tnetcli.scenes.chance import Shuffle, below, scramble
 
 # Numbers worked on at a time: bounds memory to some 50 MB however large the box is.
 MOST_AT_ONCE = 2**20
+ROUNDS = 6  # of the cipher that shuffles
+
+
+def scramble(key: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return 64 random bits for each number; the same for the same key (SplitMix64)."""
+    mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key % 2**64)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def below(bits: NDArray[np.uint64], shift: int, limit: int) -> NDArray[np.int64]:
+    """Turn 16 of the random bits, from `shift` on, into numbers of 0 to `limit` - 1."""
+    some = (bits >> np.uint64(shift)) & np.uint64(0xFFFF)
+    return ((some * np.uint64(limit)) >> np.uint64(16)).astype(np.int64)
+
+
+def shuffled(number: NDArray[np.uint64], count: int, key: int) -> NDArray[np.uint64]:
+    """Return the place of each number in an order of those below `count` (a Feistel network)."""
+    bits = max((max(count - 1, 1).bit_length() + 1) // 2, 1)
+    half, mask = np.uint64(bits), np.uint64(2**bits - 1)
+
+    def once(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = number >> half, number & mask
+        for each in range(ROUNDS):
+            left, right = right, left ^ (scramble(key + 7919 * each, right) & mask)
+        return (left << half) | right
+
+    # The network shuffles a power of four: a place above `count` is shuffled again.
+    found = once(number)
+    while (far := found >= count).any():
+        found[far] = once(found[far])
+    return found
 
 
 class Pictures:
@@ -140,31 +172,17 @@ class Slots(Layer):
 
 
 class Scattered(Slots):
-    """Exactly `count` slots hold a picture; the first in order may hold the first picture."""
+    """Exactly `count` slots hold a picture."""
 
-    def __init__(
-        self, pictures: Pictures, grid: SlotGrid, key: int, count: int, *, singled: bool
-    ) -> None:
+    def __init__(self, pictures: Pictures, grid: SlotGrid, key: int, count: int) -> None:
         super().__init__(pictures, grid, key)
-        self.order = Shuffle(grid.rows * grid.columns, key)
-        self.count, self.singled = min(count, self.order.count), singled
-
-    @property
-    def first(self) -> Window:
-        """Return where the first picture is."""
-        row, column = divmod(self.order.at(0), self.grid.columns)
-        found = self.at(np.array([row]), np.array([column]))
-        side = float(self.pictures.side)
-        return Window(float(found.left[0]), float(found.top[0]), side, side)
+        self.slots = grid.rows * grid.columns
+        self.count = min(count, self.slots)
 
     def choose(self, slot: NDArray[np.uint64], bits: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the picture in each slot, -1 for none."""
-        place = self.order.place(slot).astype(np.int64)
-        alone = int(self.singled)
-        picture = alone + below(bits, 0, len(self.pictures.values) - alone)
-        if self.singled:
-            picture[place == 0] = 0
-        return np.where(place < self.count, picture, -1)
+        place = shuffled(slot, self.slots, self.key).astype(np.int64)
+        return np.where(place < self.count, below(bits, 0, len(self.pictures.values)), -1)
 
 
 class Filled(Slots):

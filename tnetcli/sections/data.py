@@ -21,9 +21,6 @@ class Landscape(Strict):
     site_tiles: tuple[int, int] = Field(
         default=(3, 6), description="tiles a side of a site, from and to"
     )
-    fields: tuple[int, int] = Field(default=(2, 4), description="background classes in a scene")
-    field_points: tuple[int, int] = Field(default=(3, 8), description="how patchy the fields are")
-    noise: float = Field(default=0.15, ge=0, description="of the fields' edges")
     neighbours: int = Field(
         default=24, ge=1, description="tiles of a class in a scene look like these"
     )
@@ -42,18 +39,12 @@ class Landscape(Strict):
 
     @model_validator(mode="after")
     def _can_be_composed(self) -> Self:
-        for name in ("site_tiles", "fields", "field_points"):
-            pair = getattr(self, name)
-            in_order(name, pair)
-            if pair[0] < 1:
-                raise ValueError(f"`{name}` is below 1: `{list(pair)}`")
+        in_order("site_tiles", self.site_tiles)
+        if self.site_tiles[0] < 1:
+            raise ValueError(f"`site_tiles` is below 1: `{list(self.site_tiles)}`")
         both = set(self.sites) & set(self.background)
         if both or self.empty in self.sites:
             raise ValueError(f"a class has two parts to play: `{', '.join(both) or self.empty}`")
-        if self.fields[0] > len(self.background):
-            raise ValueError(
-                f"`fields` wants {self.fields[0]} classes, there are {len(self.background)}"
-            )
         return self
 
     @property

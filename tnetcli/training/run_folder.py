@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import torch
 import yaml
 from torch import Tensor
 
@@ -200,11 +199,11 @@ class RunFolder:
         """Return what `save_state` kept; None where nothing was."""
         if not os.path.exists(self.state):
             return None
-        with open_tensor_file(self.state) as file:
+        with open_tensor_file(self.state, "pt") as file:
             try:
                 data = parse_json(file.metadata[STATE_KEY])
                 progress = Progress(**{**data, "untold": tuple(data["untold"])})
-                tensors = {name: torch.from_numpy(array.copy()) for name, array in file.arrays()}
+                tensors = dict(file.tensors())
             except (KeyError, TypeError, ValueError) as error:
                 raise ModelError(
                     f"`{self.state}` is not the state of a run", hint="start again: --overwrite"

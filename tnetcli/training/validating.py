@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tnetcli.devices import Precision
 from tnetcli.errors import ManifestError
+from tnetcli.inference import ImageResult, Inference
 from tnetcli.models.base import Model
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Reader
@@ -19,7 +20,6 @@ from tnetcli.training.pictures import Sample
 from tnetcli.training.sources import Item, Source
 from tnetcli.training.statistics import read_small
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.inference import ImageResult, Inference
 from tnetcli.traversal.policies import Fixed, Policy, Random, build_policy
 
 BATCH = 32

@@ -23,7 +23,7 @@ from tnetcli.traversal.views import Read, View, Views, root_window
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """Regions that were encoded together, and what their cells were chosen by."""
+    """Regions that were encoded together, and what their cells were chosen by; training only."""
 
     nodes: list[Node]
     logits: Tensor  # (n, places, channels), with gradient in training
@@ -173,14 +173,15 @@ class _State:
     def _encode(self, good: list[tuple[Node, View]]) -> dict[Node, CellScores]:
         start = time.perf_counter()
         pixels = np.stack([view.values for _, view in good])  # (n, bands, side, side)
-        outputs = self.runner.encode(pixels, [node.region for node, _ in good])
+        regions = [node.region for node, _ in good]
+        deeper = any(region.level < self.config.levels for region in regions)
+        outputs = self.runner.encode(pixels, regions, score_cells=deeper)
         scores: dict[Node, CellScores] = {}
         for rows, out in outputs:
             nodes = [good[row][0] for row in rows]
             cell_valid = np.stack([good[row][1].cell_valid for row in rows])  # (n, places)
-            deeper = any(node.region.level < self.config.levels for node in nodes)
             numbers, logits = self.runner.propose(out) if deeper else _nothing(out.cell_logits)
-            if deeper:
+            if deeper and self.runner.grad:  # inference needs no more than the choices
                 self.rounds.append(Round(nodes, logits, cell_valid))
             for node, row, own, valid in zip(nodes, rows, numbers, cell_valid, strict=True):
                 self.rows[node] = len(self.rows)

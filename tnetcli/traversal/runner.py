@@ -61,14 +61,14 @@ class TorchRunner:
             yield
 
     def encode(
-        self, pixels: NDArray[np.float32], regions: Sequence[Region]
+        self, pixels: NDArray[np.float32], regions: Sequence[Region], *, score_cells: bool = True
     ) -> list[tuple[list[int], EncoderOutput]]:
         """Encode views (n, bands, side, side); return rows and output of each encoder that ran."""
         views = torch.from_numpy(pixels)
         with self.running():
             if self.grad:
-                return self._encode(views, regions)
-            return self._encode_in_memory(views, regions)
+                return self._encode(views, regions, score_cells)
+            return self._encode_in_memory(views, regions, score_cells)
 
     def propose(self, out: EncoderOutput) -> tuple[NDArray[np.float32], Tensor]:
         """Return the logits (n, places, channels) that policies see, as numbers and as a tensor.
@@ -97,7 +97,7 @@ class TorchRunner:
             return self.model.classify(features.to(self.device), levels.to(self.device))
 
     def _encode(
-        self, views: Tensor, regions: Sequence[Region]
+        self, views: Tensor, regions: Sequence[Region], score_cells: bool
     ) -> list[tuple[list[int], EncoderOutput]]:
         encoders = {level: self.model.encoder(level) for level in {r.level for r in regions}}
         rows: defaultdict[int, list[int]] = defaultdict(list)  # by encoder, whatever the level
@@ -110,12 +110,12 @@ class TorchRunner:
         for key, own in rows.items():
             part = slice(None) if len(own) == len(regions) else own
             with autocast(self.device, self._precision):
-                out: EncoderOutput = by_id[key](views[part], positions[part])
+                out: EncoderOutput = by_id[key](views[part], positions[part], score_cells)
             found.append((own, _single(out) if self.grad else _single(out, "cpu")))
         return found
 
     def _encode_in_memory(
-        self, views: Tensor, regions: Sequence[Region]
+        self, views: Tensor, regions: Sequence[Region], score_cells: bool
     ) -> list[tuple[list[int], EncoderOutput]]:
         assert self.max_batch is not None
         tried = min(self.max_batch, len(regions))
@@ -123,7 +123,7 @@ class TorchRunner:
             found = []
             for start in range(0, len(regions), tried):
                 part = slice(start, start + tried)
-                for rows, out in self._encode(views[part], regions[part]):
+                for rows, out in self._encode(views[part], regions[part], score_cells):
                     found.append(([start + row for row in rows], out))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -141,7 +141,7 @@ class TorchRunner:
             log.warning("out of memory: continuing with %d views at a time", self.max_batch)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        return self._encode_in_memory(views, regions)
+        return self._encode_in_memory(views, regions, score_cells)
 
 
 def _single(out: EncoderOutput, device: str | None = None) -> EncoderOutput:

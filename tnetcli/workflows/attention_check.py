@@ -6,12 +6,12 @@ import numpy as np
 
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Window
+from tnetcli.inference import ImageResult, Inference
 from tnetcli.prediction import AttentionCheck
 from tnetcli.readers.base import Reader
 from tnetcli.readers.masked import MaskedReader
-from tnetcli.recording import softmax
+from tnetcli.tasks import softmax
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.inference import ImageResult, Inference
 from tnetcli.traversal.policies import Policy, Random, build_policy
 
 DRAWS = 3  # traversals with random regions

@@ -1,4 +1,4 @@
-"""Predict in other processes, here or on a cluster: names go there, records come back as text."""
+"""Predict in other processes, here or on a cluster: names are sent, records return as text."""
 
 import logging
 import threading
@@ -14,19 +14,19 @@ from tnetcli.devices import limit_threads
 from tnetcli.engines.dask import Cluster, in_dask
 from tnetcli.engines.processes import in_processes
 from tnetcli.errors import ModelError, UsageError
+from tnetcli.inference import Inference
 from tnetcli.machine import available_cores, reuse_freed_memory
 from tnetcli.prediction import Prediction, Problem
 from tnetcli.readers.detect import absolute
 from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.recording import record_failure
-from tnetcli.traversal.inference import Inference
 from tnetcli.workflows.images import Image
 from tnetcli.workflows.predicting import Predictor, Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """All that a process needs to know to predict as this one would."""
+    """Model, settings and resources for a worker process."""
 
     model: str  # a file that all machines see
     sha256: str
@@ -39,7 +39,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What comes back: records as text, and what was logged meanwhile."""
+    """Records as text, and the log records of the worker."""
 
     lines: list[str]
     said: list[logging.LogRecord]
@@ -47,14 +47,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Where work is done if not in this process: so many processes here, or a cluster."""
+    """Worker processes of this machine, or a cluster."""
 
     processes: int = 1
     cluster: Cluster | None = None
 
 
 def choose_place(processes: int, scheduler: str | None, file: Path | None) -> Elsewhere:
-    """Return where images are looked at by what a user says: here, or on a cluster."""
+    """Return the workers for the options `--workers`, `--scheduler` and `--scheduler-file`."""
     if scheduler is None and file is None:
         return Elsewhere(processes)
     if scheduler is not None and file is not None:
@@ -75,17 +75,14 @@ def predict_elsewhere(
     *,
     should_stop: Callable[[], bool],
 ) -> Iterator[list[Prediction]]:
-    """Yield the records of batches as they come; they are those that this process would make.
-
-    What was logged there is logged here.
-    """
+    """Yield the records of batches as they arrive; log records of workers are handled here."""
     given = {image.id: image for batch in batches for image in batch}
 
     def lost(batch: Sequence[Image]) -> Answer:
         problem = Problem(
             "ClusterError",
-            "every process that looked at it has died",
-            "is there enough memory? look at it alone: tnet predict IMAGE",
+            "every process that read it has died",
+            "is there enough memory? run it alone: tnet predict IMAGE",
         )
         failures = [
             record_failure(
@@ -97,7 +94,7 @@ def predict_elsewhere(
             )
             for image in batch
         ]
-        return Answer([each.to_json() for each in failures], [])
+        return Answer([each.model_dump_json() for each in failures], [])
 
     order = replace(order, level=logging.getLogger("tnetcli").getEffectiveLevel())
     sent = ([replace(image, path=absolute(image.path)) for image in batch] for batch in batches)
@@ -125,28 +122,28 @@ def predict_elsewhere(
     for answer in answers:
         for said in answer.said:
             logging.getLogger(said.name).handle(said)
-        records = [Prediction.from_json(line) for line in answer.lines]
+        records = [Prediction.model_validate_json(line) for line in answer.lines]
         yield [_as_given(record, given[record.id].path) for record in records]
 
 
 def _as_given(record: Prediction, path: str) -> Prediction:
-    """Return a record of an image by the name that the user knows."""
+    """Return a record with the path of its image as the user gave it."""
     error = record.error
     if error is not None:
         error = replace(error, message=error.message.replace(absolute(path), path))
-    return replace(record, image=path, error=error)
+    return record.replace(image=path, error=error)
 
 
 _one_at_a_time = threading.Lock()  # a worker of Dask may have several threads, and has one model
 
 
 def predict_here(order: Order, images: Sequence[Image]) -> Answer:
-    """Predict in the process that this runs in; the model is loaded once."""
+    """Predict in this process; the model is loaded once."""
     with _one_at_a_time:
         log = _log()
         logging.getLogger("tnetcli").setLevel(order.level)
         predictor = _predictor(order)
-    lines = [record.to_json() for record in predictor(images)]
+    lines = [record.model_dump_json() for record in predictor(images)]
     said = []
     while True:
         try:
@@ -157,7 +154,7 @@ def predict_here(order: Order, images: Sequence[Image]) -> Answer:
 
 @lru_cache(maxsize=1)
 def _log() -> "SimpleQueue[logging.LogRecord]":
-    """Return where the log of this process goes from now on: nobody reads what it says itself."""
+    """Return the queue for log records of this process, which has no handlers of its own."""
     log: SimpleQueue[logging.LogRecord] = SimpleQueue()
     logger = logging.getLogger("tnetcli")
     if not logger.handlers:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tnetcli.checkpoint import load_model
 from tnetcli.errors import UsageError
+from tnetcli.inference import Inference
 from tnetcli.readers.cropped import CropKind
 from tnetcli.sections import Data
 from tnetcli.sections.fields import Split
@@ -23,9 +24,8 @@ from tnetcli.training.metrics import (
     summarise,
 )
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.inference import Inference
+from tnetcli.workflows.cost import steps_of_config
 from tnetcli.workflows.labelled import read_labelled, read_told
-from tnetcli.workflows.steps import steps_of_plan
 from tnetcli.workflows.tally import AttentionSummary, Choice, Failure, MeanCost, Row, Tally
 
 EVERY_COUNT = 8  # windows; of a longer walk only some numbers are told
@@ -86,7 +86,7 @@ def evaluate(
     checkpoint = load_model(model)
     description, grid = checkpoint.description, checkpoint.model.grid
     config = description.config(levels=levels, keep=keep)
-    most = sum(step.views for step in steps_of_plan(config, grid)) - 1
+    most = sum(step.views for step in steps_of_config(config, grid)) - 1
     chosen = choose_counts(counts, most)
     if crop is None and description.crop != "none":
         crop = description.crop

@@ -1,4 +1,4 @@
-"""Export predictions: overlays, heat maps, pictures, pages and tables, in one file or in many."""
+"""Export predictions: overlays, heat maps, figures, pages and tables, in one file or in many."""
 
 import fnmatch
 import hashlib
@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tnetcli.errors import ImageError, ModelError, OutputError, TnetError, UsageError
+from tnetcli.errors import ImageError, OutputError, TnetError, UsageError
 from tnetcli.exporters.geojson import SEQUENCES
 from tnetcli.exporters.looked import EVERYTHING, Choice, Looked
-from tnetcli.exporters.sound import sound
-from tnetcli.large_records import read_apart
 from tnetcli.output_file import check_free, refuse_inputs
+from tnetcli.prediction_file import read_records
 from tnetcli.wording import first_line
 from tnetcli.workflows.export_formats import SEQUENCE, Format, How
 from tnetcli.workflows.image_folder import ImageFolder
@@ -57,9 +56,9 @@ class Exported:
 def read_looked(files: Sequence[Path], wanted: Wanted) -> Iterator[Looked]:
     """Yield the predictions that are wanted, in order, failed ones too."""
     for file in files:
-        for prediction, windows in read_apart(file):
+        for prediction in read_records(file):
             if wanted.takes(prediction.id):
-                yield Looked(prediction, windows, wanted.choice)
+                yield Looked(prediction, wanted.choice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +83,11 @@ def survey(files: Sequence[Path], wanted: Wanted) -> Survey:
     for looked in read_looked(files, wanted):
         prediction = looked.prediction
         images += 1
-        failed += prediction.status == "failed"
+        failed += not prediction.is_done
         levels |= {each.level for each in prediction.levels}
         levels |= {each.level + 1 for each in prediction.windows if each.glimpses}
         met |= {each for each in wanted.ids if _matches(prediction.id, each)}
-        digest = hashlib.blake2b(prediction.id.encode(errors="surrogatepass"), digest_size=8)
+        digest = hashlib.blake2b(prediction.id.encode(), digest_size=8)
         if digest.digest() in digests:
             raise OutputError(
                 f"two predictions of `{prediction.id}`",
@@ -159,9 +158,9 @@ def write_one(
     done = Exported([path], images=found.good, failed=found.failed, total=found.good)
     looked = _counted(asked.looked(), found.images, advance)
     if not form.many:
-        looked = (each for each in looked if each.prediction.status != "failed")
+        looked = (each for each in looked if each.prediction.is_done)
     with _records_may_be_wrong():
-        form.write(path, map(sound, looked), asked.how, _noting(done), overwrite)
+        form.write(path, looked, asked.how, _noting(done), overwrite)
     return done
 
 
@@ -188,7 +187,7 @@ def write_each(
                 )
     done = Exported([folder], failed=found.failed, total=found.good)
     for each in _counted(asked.looked(), found.images, advance):
-        if each.prediction.status == "failed":
+        if not each.prediction.is_done:
             continue
         path = places.place(each.prediction.id)
         if resume and path.exists():
@@ -197,12 +196,12 @@ def write_each(
         refuse_inputs(path, [*asked.files, image_place(each.prediction.image, how.root)])
         try:
             with _records_may_be_wrong():
-                asked.form.write(path, [sound(each)], how, _noting(done), overwrite)
+                asked.form.write(path, [each], how, _noting(done), overwrite)
         except TnetError as error:
             if isinstance(error.__cause__, OSError) and isinstance(error, OutputError):
                 raise  # the disk: the next one would fare no better
-            if isinstance(error, UsageError | ModelError):
-                raise  # what was asked for, or the model to explain: nor would it then
+            if isinstance(error, UsageError):
+                raise  # every image would fail for the same reason
             _noting(done)(each.prediction.id, error)
         else:
             done.images += 1
@@ -217,7 +216,7 @@ def text_of(asked: Export) -> Iterator[str]:
     if form.text is None:
         raise UsageError(f"a {form.name} cannot go to standard output", hint="name a file with -o")
     with _records_may_be_wrong():
-        yield from form.text(map(sound, asked.looked()), asked.how)
+        yield from form.text(asked.looked(), asked.how)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from tnetcli.errors import ImageError, TnetError
 from tnetcli.exporters.geojson import (
     SEQUENCES,
+    Frame,
     collection_text,
     sequence_text,
     write_geojson,
@@ -17,7 +18,6 @@ from tnetcli.exporters.geojson import (
 )
 from tnetcli.exporters.imagery import Imagery
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.pixel_overlay import Frame
 from tnetcli.prediction import Prediction
 
 Note: TypeAlias = Callable[[str, TnetError], None]
@@ -32,22 +32,13 @@ class How:
     sequence: bool = False
     record_separator: bool = False
     value: Literal["attention", "joint"] = "attention"
-    size: int = 1600  # pixels of the longer side of a picture
-    sheet: bool = True  # windows one by one beside the picture
+    size: int = 1600  # width of a figure in pixels
+    sheet: bool = True  # a thumbnail of every view in a figure
     pixels: bool = True
     per_image: bool = False
     root: Path | None = None  # where images lie that are named by relative paths
     remote: bool = False  # whether images in the network are fetched
     title: str = ""
-    explain: "Explain | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class Explain:
-    """What a picture is to explain: a step of the model, by itself the one that counted most."""
-
-    model: str | None = None  # by itself that of the record, if it is bundled
-    step: int | None = None
 
 
 Write: TypeAlias = Callable[[Path, Iterable[Looked], How, Note, bool], None]
@@ -96,20 +87,11 @@ def _heatmap(path: Path, looked: Iterable[Looked], how: How, note: Note, overwri
         write_heatmap(path, each, value=how.value, overwrite=overwrite)
 
 
-def _picture(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
-    from tnetcli.exporters.picture import write_picture
+def _figure(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
+    from tnetcli.exporters.figure import write_figure
 
     for each in looked:
-        draw = partial(write_picture, path, each, size=how.size, sheet=how.sheet)
-        if how.explain is not None:
-            from tnetcli.workflows.explain import open_explained  # torch loads here
-
-            told = how.explain
-            with open_explained(
-                each, model=told.model, step=told.step, root=how.root, remote=how.remote
-            ) as explained:
-                draw(explained, notes=[explained.note], overwrite=overwrite)
-            continue
+        draw = partial(write_figure, path, each, size=how.size, sheet=how.sheet)
         if not how.pixels:
             draw(None, overwrite=overwrite)
             continue
@@ -157,7 +139,7 @@ def _csv_text(looked: Iterable[Looked], how: How) -> Iterator[str]:
 
 
 def _parquet(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
-    from tnetcli.exporters.table import write_parquet
+    from tnetcli.exporters.geoparquet import write_parquet
 
     write_parquet(path, looked, per_image=how.per_image, overwrite=overwrite)
 
@@ -173,7 +155,7 @@ FORMATS = {
             together=False,
         ),
         Format("heatmap", (".tif", ".tiff"), _heatmap, many=False, together=False),
-        Format("picture", (".png", ".jpg", ".jpeg"), _picture, many=False, together=False),
+        Format("figure", (".png", ".jpg", ".jpeg"), _figure, many=False, together=False),
         Format("page", (".html", ".htm"), _page),
         Format("csv", (".csv", ".csv.gz"), _csv, _csv_text),
         Format("parquet", (".parquet",), _parquet),

@@ -1,11 +1,11 @@
-"""The pixels of a predicted image once more, as a screen shows them: for pictures and pages."""
+"""The pixels of a predicted image once more, as a screen shows them: for figures and pages."""
 
 import ast
 import logging
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from tnetcli.geometry import Size, Window
 from tnetcli.prediction import BoxEdges, Prediction
 from tnetcli.readers.base import Pixels, Reader, ReadOptions
 from tnetcli.readers.detect import is_remote
-from tnetcli.readers.fingerprint import fingerprint
+from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.open import READERS, open_image
-from tnetcli.wording import HIDDEN
+from tnetcli.wording import HIDDEN, as_file_name
 
 SMALL = 512  # pixels on the longer side of the view that the contrast is taken from
 PERCENTILES = (2, 98)  # what lies beyond is as dark or as bright as it gets
@@ -71,12 +71,10 @@ def _find(prediction: Prediction, root: Path | None, remote: bool) -> str:
     if is_remote(path):
         _refuse_remote(path, remote)
         return path
-    try:
-        is_there = os.path.exists(path)
-    except ValueError:  # a name with a NUL in it
-        is_there = False
-    if is_there:
-        return path
+    for name in (path, as_file_name(path)):
+        with suppress(ValueError):  # a name with a NUL in it
+            if os.path.exists(name):
+                return name
     where = "check the path"
     if not os.path.isabs(prediction.image):
         where = "it is looked for from here: go where `tnet predict` was started, or --root FOLDER"
@@ -103,7 +101,7 @@ def _reader(prediction: Prediction) -> str | None:
 
 def _options(prediction: Prediction) -> ReadOptions:
     """Return how the image was read; what a record has no sensible word for is as usual."""
-    told = prediction.reading or prediction.settings.get("reading")
+    told: Any = prediction.reading or prediction.provenance.config.get("reading")
     told = told if isinstance(told, dict) else {}
     flat = told.get("flat")
     bands = _value(told.get("bands"))

@@ -22,6 +22,7 @@ from tnetcli.traversal.config import TraversalConfig, warn_unused
 from tnetcli.traversal.policies import build_policy
 from tnetcli.traversal.tree import CellScores, Node, traverse
 from tnetcli.wording import counted, in_bytes, printable, redacted
+from tnetcli.workflows.tables import aligned
 
 # A larger block is decoded almost in vain for one 224 px window.
 LARGE_BLOCK = 2048 * 2048
@@ -239,10 +240,8 @@ def as_text(result: Inspection) -> str:
         ("prediction", _prediction_line(facts["prediction"])),
         *[("warning", warning) for warning in result.warnings],
     ]  # fmt: skip
-    width = max(len(name) for name, _ in lines)
-    shown = [redacted(result.image)]
-    shown += [f"  {name:<{width}}  {value}" for name, value in lines if value]
-    return "\n".join(printable(line, LONGEST) for line in shown)
+    image = printable(redacted(result.image), LONGEST)
+    return "\n".join([image, *aligned(lines, longest=LONGEST)])
 
 
 def _reader_line(facts: dict[str, Any]) -> str:

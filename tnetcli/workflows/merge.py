@@ -6,13 +6,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 from tnetcli.errors import OutputError
 from tnetcli.files import open_regular
-from tnetcli.large_records import PIECE, read_parts
 from tnetcli.output_file import check_free, refuse_inputs, whole_file
-from tnetcli.prediction_file import differences, refuse_compressed
+from tnetcli.prediction_file import differences, read_lines, refuse_compressed
 from tnetcli.wording import counted, printable, some_of
 from tnetcli.workflows.images import Image
 
@@ -42,7 +41,8 @@ def merge(
     """Write the records of all files into one, each id once; refuse what was made otherwise.
 
     Records are ordered as `wanted`, which also tells what is missing, or as the files are. Of a
-    record that several files hold the first success is taken. Memory holds ids, not records.
+    record that several files hold, the first that did not fail is taken. Memory holds ids, not
+    records.
     """
     refuse_compressed(output)
     check_free(output, overwrite=overwrite)
@@ -52,18 +52,18 @@ def merge(
     repeated = contradicted = 0
     first = None
     for number, file in enumerate(files):
-        for part in read_parts(file):
-            record = part.record
+        for line in read_lines(file):
+            record = line.record
             first = first or record
-            found = differences(record, first.model_sha256, first.settings)
+            found = differences(record, first.provenance.sha256, first.provenance.config)
             if found:
                 raise OutputError(
                     f"`{file}` does not belong to `{files[0]}`: {'; '.join(found)}",
                     hint="merge only what was made by one model with one set of options",
                 )
             refuse_inputs(output, [record.image])
-            answer = hash((record.label, round(record.probability, 5)))
-            spot = _Spot(number, part.start, part.end, record.status == "failed", answer)
+            answer = hash((record.label, round(record.probability or 0.0, 5)))
+            spot = _Spot(number, line.start, len(line.text), not record.is_done, answer)
             before = chosen.get(record.id)
             repeated += before is not None
             if before is not None and not (before.failed or spot.failed):
@@ -99,7 +99,7 @@ class _Spot:
 
     file: int
     start: int
-    end: int
+    length: int  # bytes
     failed: bool
     answer: int  # a digest: whether another record says the same
 
@@ -113,20 +113,11 @@ def _write(files: Sequence[Path], spots: Sequence[_Spot], output: Path) -> None:
                     if len(opened) >= MOST_OPEN:
                         opened.popitem(last=False)[1].close()
                     opened[spot.file] = open_regular(files[spot.file])
-                _copy(opened[spot.file], spot, merged)
+                opened[spot.file].seek(spot.start)
+                merged.write(opened[spot.file].read(spot.length).rstrip(b"\n") + b"\n")
     finally:
         for file in opened.values():
             file.close()
-
-
-def _copy(file: BinaryIO, spot: _Spot, merged: IO[bytes]) -> None:
-    """Append one line, however long it is."""
-    file.seek(spot.start)
-    left = spot.end - spot.start
-    while left:
-        piece = file.read(min(PIECE, left))
-        left = left - len(piece) if piece else 0  # it may have become shorter
-        merged.write(piece if left else piece.rstrip(b"\n") + b"\n")
 
 
 def as_text(merged: Merged) -> str:

@@ -3,6 +3,7 @@
 import difflib
 import fnmatch
 import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import Any
 from tnetcli.checkpoint import (
     bundled_models,
     describe,
-    file_sha256,
     find_model_file,
     read_description,
 )
@@ -22,6 +22,7 @@ from tnetcli.models.registry import BACKBONES, FAMILIES
 from tnetcli.readers.cropped import CropKind
 from tnetcli.tensor_file import open_tensor_file
 from tnetcli.wording import in_bytes, printable
+from tnetcli.workflows.tables import aligned
 
 MOST_SHOWN = 20
 LONGEST = 500  # characters of a line in a card
@@ -102,9 +103,9 @@ def read_card(name_or_path: str) -> Card:
     """Return the card of a bundled model or a file; loads neither torch nor any tensor."""
     path = find_model_file(name_or_path)
     with open_tensor_file(path) as file:
-        description, size = describe(file), file.size
+        description, size, sha256 = describe(file), file.size, file.sha256
         parameters = sum(
-            entry.count for name, entry in file.entries.items() if not name.endswith(STEPS)
+            math.prod(shape) for name, shape in file.shapes.items() if not name.endswith(STEPS)
         )
     told = description.model_dump(mode="json")
     grid = description.grid
@@ -113,7 +114,7 @@ def read_card(name_or_path: str) -> Card:
             "schema": SCHEMA,
             "file": os.fsencode(path).decode(errors="replace"),
             "file_bytes": size,
-            "sha256": file_sha256(path),
+            "sha256": sha256,
             "name": told.pop("name") or _bundled_name(path),
             "summary": told.pop("summary"),
             "family": told.pop("family"),
@@ -144,7 +145,7 @@ def as_json(result: Overview | Matches | Card) -> str:
         record = {"pattern": result.pattern, "backbones": result.names, "total": result.total}
     else:
         record = {
-            "families": {name: _on_one_line(text) for name, text in result.families.items()},
+            "families": {name: text.replace("\n", " ") for name, text in result.families.items()},
             "bundled": result.bundled,
             "backbones": result.backbones,
         }
@@ -158,37 +159,25 @@ def as_text(result: Overview | Matches | Card) -> str:
     if isinstance(result, Card):
         return _card_text(result)
     nothing = {"none": "this version comes without a model: give the path of a file"}
+    families = {name: text.split("\n") for name, text in result.families.items()}
     return "\n".join(
         [
-            *_table("families", result.families),
-            *_table("bundled models", result.bundled or nothing),
-            *_table("tested backbones, among many of timm's", result.backbones),
-            *_table("use", USES),
+            *("families", *aligned(families.items())),
+            *("bundled models", *aligned((result.bundled or nothing).items())),
+            *("tested backbones, among many of timm's", *aligned(result.backbones.items())),
+            *("use", *aligned(USES.items())),
         ]
     )
-
-
-def _table(title: str, rows: dict[str, str]) -> list[str]:
-    width = max(map(len, rows))
-    return [title, *(line for name, text in rows.items() for line in _entry(name, text, width))]
-
-
-def _entry(name: str, text: str, width: int) -> list[str]:
-    """Return a name and what it is; further lines stand below the first."""
-    return [
-        f"  {name if not number else '':<{width}}  {printable(line, LONGEST)}"
-        for number, line in enumerate(text.split("\n"))
-    ]
 
 
 def _card_text(card: Card) -> str:
     facts = card.facts
     scale, walk = facts["normalisation"], facts["traversal"]
-    lines = {
+    lines: dict[str, str | list[str]] = {
         "name": facts["name"] or "",
         "summary": facts["summary"] or "",
         "family": facts["family"],
-        "  is": FAMILIES[facts["family"]].summary,
+        "  is": FAMILIES[facts["family"]].summary.split("\n"),
         "backbone": facts["backbone"],
         "parameters": f"{facts['parameters']}, running statistics included",
         "view size": f"{facts['view_size']} x {facts['view_size']} pixels",
@@ -212,18 +201,7 @@ def _card_text(card: Card) -> str:
         "sha256": facts["sha256"],
         "tensors": "not checked: `tnet profile --model FILE` loads them",
     }
-    width = max(map(len, lines))
-    shown = [printable(facts["file"], LONGEST)]
-    for name, text in lines.items():
-        if name == "  is":  # ours, of two lines; all else may hold anything
-            shown += _entry(name, text, width)
-        elif text:
-            shown.append(f"  {name:<{width}}  {printable(text, LONGEST)}")
-    return "\n".join(shown)
-
-
-def _on_one_line(summary: str) -> str:
-    return summary.replace("\n", " ")
+    return "\n".join([printable(facts["file"], LONGEST), *aligned(lines.items())])
 
 
 def _listed(names: list[str]) -> str:

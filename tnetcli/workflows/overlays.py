@@ -46,7 +46,7 @@ class Overlays(ImageFolder):
         if not self._is_free(path, record.image):
             raise ValueError(f"`{path}` was put there by something else")
         try:
-            write_geojson(path, [Looked.of(record)], overwrite=True)
+            write_geojson(path, [Looked(record)], overwrite=True)
         except OutputError as error:
             if isinstance(error.__cause__, OSError):
                 raise  # the disk: the next one would fare no better

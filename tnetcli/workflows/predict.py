@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,14 +14,14 @@ from tnetcli.checkpoint import Checkpoint, load_model
 from tnetcli.devices import sharing_cores
 from tnetcli.engines.local import LANES, in_lanes
 from tnetcli.errors import ImageError, UsageError, kind_of
+from tnetcli.inference import Inference
 from tnetcli.output_file import refuse_inputs
 from tnetcli.prediction import Prediction
-from tnetcli.prediction_file import PredictionFile, read_lines
+from tnetcli.prediction_file import PredictionFile, read_records
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cropped import CropKind
 from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.traversal.config import PolicyName
-from tnetcli.traversal.inference import Inference
 from tnetcli.wording import first_line
 from tnetcli.workflows.elsewhere import Elsewhere, Order, predict_elsewhere
 from tnetcli.workflows.images import Image
@@ -100,7 +100,7 @@ def predict_images(
         for records in _look(list(left), predictor, order, means, should_stop):
             for record in records:
                 # A record promises its overlay, so that comes first.
-                if overlays is not None and record.status == "ok":
+                if overlays is not None and record.is_done:
                     record = _overlaid(record, overlays)
                 if file is not None:
                     file.add(record)
@@ -159,7 +159,7 @@ def _overlaid(record: Prediction, overlays: Overlays) -> Prediction:
         overlays.write(record)
     except ValueError as error:
         log.warning("%s: no overlay: %s", record.id, error)
-        return replace(record, warnings=(*record.warnings, f"no overlay: {first_line(error)}"))
+        return record.replace(warnings=(*record.warnings, f"no overlay: {first_line(error)}"))
     return record
 
 
@@ -177,9 +177,9 @@ def _resume(file: PredictionFile, predictor: Predictor, images: Sequence[Image])
 
 def _complete(overlays: Overlays, output: Path, done: set[str]) -> None:
     """Make overlays that are missing; all they need is in the records."""
-    for line in read_lines(output):
-        if line.record.id in done and not overlays.has(line.record):
-            _overlaid(line.record, overlays)
+    for record in read_records(output):
+        if record.id in done and not overlays.has(record):
+            _overlaid(record, overlays)
 
 
 def _batches(images: Iterable[Image], size: int) -> Iterator[list[Image]]:

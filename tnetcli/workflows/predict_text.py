@@ -17,8 +17,11 @@ def as_text(record: Prediction) -> str:
         reason = record.error.message if record.error else "failed"
         return printable(f"{record.id}: failed: {reason}", LONGEST)
     cost = record.cost
+    answer = f"abstained: {record.reason}"
+    if record.label is not None and record.probability is not None:
+        answer = f"{record.label} ({record.probability:.1%})"
     lines = [
-        f"{record.id}: {record.label} ({record.probability:.1%})",
+        f"{record.id}: {answer}",
         *(
             f"  level {level.level}: {level.label} ({level.probability:.1%}) by "
             f"{counted(level.windows, 'window')}"
@@ -42,6 +45,7 @@ class Batch:
     images: int
     resumed: int = 0
     done: int = 0
+    abstained: int = 0  # of those done
     windows: int = 0
     pixels_decoded: int = 0
     pixels_total: int = 0
@@ -70,6 +74,7 @@ class Batch:
                 named.append(record.id)
         elif record.cost is not None:
             self.done += 1
+            self.abstained += record.status == "abstained"
             self.windows += record.cost.windows
             self.pixels_decoded += record.cost.pixels_decoded
             self.pixels_total += record.cost.pixels_total
@@ -77,6 +82,8 @@ class Batch:
     def as_lines(self, seconds: float) -> list[str]:
         """Return the totals: done, gone on with, decoded, and failures by their reasons."""
         parts = [f"{self.done:,} of {counted(self.images, 'image')} done"]
+        if self.abstained:
+            parts.append(f"{self.abstained:,} of them abstained")
         if self.resumed:
             parts.append(f"{self.resumed:,} kept from before")
         if self.failed:

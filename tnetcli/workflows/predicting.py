@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from tnetcli.checkpoint import Checkpoint
 from tnetcli.devices import Precision
 from tnetcli.errors import ImageError, TnetError, UsageError
+from tnetcli.inference import ImageResult, Inference
 from tnetcli.prediction import AttentionCheck, Prediction, Problem
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.cropped import CroppedReader
-from tnetcli.readers.fingerprint import fingerprint
+from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.open import open_image
 from tnetcli.readers.rescaled import RescaledReader
 from tnetcli.recording import Maker, record_failure, record_result
 from tnetcli.told_windows import ToldWindows
 from tnetcli.traversal.config import PolicyName, TraversalConfig
-from tnetcli.traversal.inference import ImageResult, Inference
 from tnetcli.traversal.policies import Fixed, Policy, ScoredRegion, build_policy
-from tnetcli.wording import first_line
+from tnetcli.wording import first_line, spelled_out
 from tnetcli.workflows.attention_check import check_attention
 from tnetcli.workflows.cropping import on_whole_image
 from tnetcli.workflows.images import Image
@@ -95,7 +95,7 @@ class Predictor:
         self.maker = Maker(
             description.name or checkpoint.path.stem,
             checkpoint.sha256,
-            description.classes,
+            tuple(map(spelled_out, description.classes)),
             {
                 **_telling(self._config, settings),
                 **({} if self._windows is None else {"windows": self._windows.digest}),
@@ -173,7 +173,7 @@ class Predictor:
                 for (image, _), check in zip(
                     opened, self._check_attention(readers, results, policies, seeds), strict=True
                 ):
-                    made[image.id] = replace(made[image.id], attention_check=check)
+                    made[image.id] = made[image.id].replace(attention_check=check)
         return [failed.get(image.id) or made[image.id] for image in images]
 
     def _check_attention(
@@ -214,15 +214,23 @@ class Predictor:
     ) -> Prediction:
         if isinstance(result, TnetError):
             return self._fail(image, result, mark)
-        record = record_result(result, reader, id=image.id, maker=self.maker, fingerprint=mark)
         warnings = [*self._values_unlike(result, reader), *self._pixels_unlike(reader)]
         for warning in warnings:
             log.warning("%s: %s", image.id, warning)
         own = {} if image.options == self._settings.options else _reading(image.options)
         if isinstance(reader, CroppedReader):
-            record = on_whole_image(record, reader)
             own = _reading(image.options) | {"crop": _edges(reader)}
-        return replace(record, image=image.path, reading=own, warnings=tuple(warnings))
+        record = record_result(
+            result,
+            reader,
+            image=image.path,
+            id=image.id,
+            maker=self.maker,
+            fingerprint=mark,
+            warnings=warnings,
+            reading=own,
+        )
+        return on_whole_image(record, reader) if isinstance(reader, CroppedReader) else record
 
     def _values_unlike(self, result: ImageResult, reader: Reader) -> list[str]:
         """Say so where an image is brighter or darker than all that the model was trained on."""
@@ -278,7 +286,7 @@ def _telling(config: TraversalConfig, settings: Settings) -> dict[str, Any]:
     return told
 
 
-def _reading(options: ReadOptions) -> dict[str, str]:
+def _reading(options: ReadOptions) -> dict[str, JsonValue]:
     """Return how an image is read, where that is not as usual."""
     return {
         name: str(value)
@@ -296,7 +304,7 @@ def _unforeseen(error: Exception) -> Problem:
     return Problem(
         type(error).__name__,
         first_line(error),
-        "nobody foresaw this: please report it with the image and the output of -v",
+        "unexpected error: please report it with the output of `tnet -v predict`",
     )
 
 

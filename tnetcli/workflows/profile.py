@@ -1,115 +1,74 @@
-"""Say what a model holds and computes, and measure what it takes, by the number of windows."""
+"""Report the parameters, the multiplications and the time of a model, by number of regions."""
 
 import json
-from collections.abc import Iterable, Sequence
+import statistics
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tnetcli.errors import UsageError
-from tnetcli.models.arguments import Arguments
-from tnetcli.models.counting import (
-    Multiplications,
-    Parameters,
-    count_multiplications,
-    count_parameters,
-)
 from tnetcli.models.registry import build_model
 from tnetcli.recipe import read_recipe
-from tnetcli.traversal import Plan
-from tnetcli.workflows.measuring import Measured, Measuring, Stopwatch, enough_memory
-from tnetcli.workflows.steps import MOST_VIEWS, Step, Steps, steps_of, steps_of_plan
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.wording import counted
+from tnetcli.workflows.cost import (
+    MAX_VIEWS,
+    Counter,
+    Parameters,
+    Steps,
+    count_parameters,
+    steps_of,
+    steps_of_config,
+)
+from tnetcli.workflows.tables import table
 
 if TYPE_CHECKING:
+    from tnetcli.devices import Precision
     from tnetcli.models.base import Model
 
-SCHEMA = "tnet.profile/1"
+SCHEMA = "tnet.profile/2"
 DEFAULT_WINDOWS = range(6)
+BILLION = 10**9
 
 
-class Counter:
-    """Counts what walks cost, level by level, on a model that holds no numbers."""
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How to measure: the median of `repeats` runs after a warm-up."""
 
-    def __init__(
-        self, family: str, arguments: Arguments | dict[str, Any], *, classes: int, bands: int = 3
-    ) -> None:
-        self.model = _build_blank(family, arguments, classes=classes, bands=bands)
-        self._looks: dict[tuple[bool, bool], Multiplications] = {}
-
-    def count(self, steps: Steps) -> Multiplications:
-        """Return the multiplications of a walk, the conclusion included."""
-        import torch
-
-        views = sum(step.views for step in steps)
-        with count_multiplications(self.model) as all_steps:
-            features = torch.empty(1, views, self.model.feature_size, device="meta")
-            present = torch.ones(1, views, dtype=torch.bool, device="meta")
-            self.model.conclude(features, present)
-        for step in steps:
-            look = self._look(step)
-            all_steps.layers += step.views * look.layers
-            all_steps.scaling += step.views * look.scaling
-        return all_steps
-
-    def _look(self, step: Step) -> Multiplications:
-        """Count one view of the step: all cost the same but for the scoring of their cells.
-
-        Some families see the whole image with another network.
-        """
-        import torch
-
-        kind = (step.level == 1, step.scored)
-        if kind not in self._looks:
-            side = self.model.view_size
-            view = torch.empty(1, self.model.bands, side, side, device="meta")
-            with count_multiplications(self.model) as looked:
-                self.model.look(view, step.regions(self.model.grid)[:1], score_cells=step.scored)
-            self._looks[kind] = looked
-        return self._looks[kind]
-
-
-def _build_blank(
-    family: str, arguments: Arguments | dict[str, Any], *, classes: int, bands: int
-) -> "Model":
-    import torch
-
-    try:
-        with torch.device("meta"):
-            model = build_model(family, arguments, classes=classes, bands=bands)
-    except RuntimeError as error:
-        if "meta" not in str(error).lower():
-            raise
-        # Some of timm's compute while they are built, which takes numbers.
-        with enough_memory("the model"):
-            model = build_model(family, arguments, classes=classes, bands=bands)
-    return model.eval().to("meta")
+    device: str = "auto"
+    precision: "Precision" = "fp32"
+    repeats: int = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One walk and what it costs; `is_walk` is the one that the recipe or the model names."""
+    """Cost of one traversal; `is_default` is the one that the recipe or the model names."""
 
     steps: Steps
-    is_walk: bool
-    multiplications: Multiplications
-    measured: Measured | None = None
+    is_default: bool
+    multiplications: int
+    milliseconds: float | None
 
     @property
     def windows(self) -> int:
-        """Return how many windows are looked at beside the whole image."""
+        """Return the number of regions beside the whole image."""
         return sum(step.views for step in self.steps) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was found out about one model."""
+    """The model is on the meta device; `measured` says how the times were measured."""
 
     source: str
-    model: "Model"  # without numbers
+    model: "Model"
     parameters: Parameters
     parts: dict[str, Parameters]
     rows: tuple[Row, ...]
-    measuring: Measuring | None
+    measured: dict[str, Any] | None
 
 
 def profile_recipe(
@@ -117,114 +76,136 @@ def profile_recipe(
     settings: Sequence[str] = (),
     *,
     windows: Sequence[int] | None = None,
-    stopwatch: Stopwatch | None = None,
+    timing: Timing | None = None,
 ) -> Profile:
-    """Profile the model of a recipe; its weights are random, which changes nothing."""
+    """Profile the model of a recipe with random weights."""
     recipe = read_recipe(path, settings)
-    model = recipe.model
-    counter = Counter(
-        model.family, model.arguments, classes=model.class_count, bands=model.band_count
-    )
-    rows = _rows(counter, windows, recipe.traversal.plan())
-    if stopwatch is not None:
-        with enough_memory("the model"):
-            built = build_model(
-                model.family, model.arguments, classes=model.class_count, bands=model.band_count
-            )
-        rows = _measure(rows, stopwatch, built)
-    return _profile(str(path), counter, rows, stopwatch)
+    spec = recipe.model
+    classes, bands = spec.class_count, spec.band_count
+    counter = Counter(spec.family, spec.arguments, classes=classes, bands=bands)
+    built = None
+    if timing is not None:
+        built = build_model(spec.family, spec.arguments, classes=classes, bands=bands)
+    return _profile(str(path), counter, recipe.traversal, windows, built, timing)
 
 
 def profile_checkpoint(
-    name: str,
-    *,
-    windows: Sequence[int] | None = None,
-    stopwatch: Stopwatch | None = None,
+    name: str, *, windows: Sequence[int] | None = None, timing: Timing | None = None
 ) -> Profile:
     """Profile a trained model, by its file or its bundled name."""
     from tnetcli.checkpoint import load_model
 
-    with enough_memory("the model"):
-        loaded = load_model(name)
-    model, description = loaded.model, loaded.description
+    loaded = load_model(name)
+    model = loaded.model
     counter = Counter(model.family, model.arguments, classes=model.classes, bands=model.bands)
-    plan = description.plan()
-    rows = _rows(counter, windows, plan)
-    if stopwatch is not None:
-        rows = _measure(rows, stopwatch, model)
-    return _profile(name, counter, rows, stopwatch)
+    return _profile(name, counter, loaded.description.config(), windows, model, timing)
 
 
-def _rows(counter: Counter, windows: Sequence[int] | None, plan: Plan) -> list[Row]:
+def _profile(
+    source: str,
+    counter: Counter,
+    config: TraversalConfig,
+    windows: Sequence[int] | None,
+    built: "Model | None",
+    timing: Timing | None,
+) -> Profile:
     model = counter.model
-    walk = steps_of_plan(plan, model.grid, most=_most_followed(model))
-    counts = _possible(windows, model)
-    found = {steps_of((count,) if count else ()): False for count in counts}
-    found[walk] = True
-    return [Row(steps, is_walk, counter.count(steps)) for steps, is_walk in found.items()]
+    found = {steps_of((count,) if count else ()): False for count in _counts(windows, model)}
+    found[steps_of_config(config, model.grid, most=_max_followed(model))] = True
+    times: dict[Steps, float] = {}
+    measured = None
+    if built is not None and timing is not None:
+        times, measured = _measure(built, list(found), timing)
+    rows = [
+        Row(steps, is_default, counter.count(steps), times.get(steps))
+        for steps, is_default in found.items()
+    ]
+    parts = {name: count_parameters(part) for name, part in model.named_children()}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if "." not in name:  # a parameter of the model itself
+            parts[name] = Parameters(value.numel() if value.requires_grad else 0, value.numel())
+    parts = {name: part for name, part in parts.items() if part.total}
+    return Profile(source, model, count_parameters(model), parts, tuple(rows), measured)
 
 
-def _most_followed(model: "Model") -> int:
-    """Return how many cells of one window can be followed."""
+def _max_followed(model: "Model") -> int:
+    """Return how many cells of one region can be followed."""
     cells = model.grid.rows * model.grid.columns
     return min(cells, getattr(model, "most_named", cells))
 
 
-def _possible(windows: Sequence[int] | None, model: "Model") -> list[int]:
-    most = 0 if model.most_levels == 1 else _most_followed(model)
+def _counts(windows: Sequence[int] | None, model: "Model") -> list[int]:
+    most = 0 if model.most_levels == 1 else _max_followed(model)
     if windows is None:
         return [count for count in DEFAULT_WINDOWS if count <= most]
     if max(windows) > most:
-        reason = (
-            f"a window has {_choices(most, model)}" if most else f"`{model.family}` looks no closer"
-        )
+        choices = f"at most {most} patches" if model.grid.proposed_only else f"{most} cells"
+        reason = f"a region has {choices}" if most else f"`{model.family}` has one level"
         raise UsageError(
-            f"--windows is too much, {reason}: `{max(windows)}`",
-            hint="a walk of more levels comes from the section traversal of a recipe"
+            f"--windows is too large, {reason}: `{max(windows)}`",
+            hint="set traversal.levels and traversal.keep of a recipe for more levels"
             if most
             else "leave out --windows",
         )
-    if max(windows) > MOST_VIEWS:
+    if max(windows) > MAX_VIEWS:
         raise UsageError(
-            f"--windows is more than {MOST_VIEWS}: `{max(windows)}`", hint="give smaller counts"
+            f"--windows is more than {MAX_VIEWS}: `{max(windows)}`", hint="give smaller counts"
         )
     return sorted(set(windows))
 
 
-def _choices(most: int, model: "Model") -> str:
-    return f"at most {most} patches" if model.grid.only_attended else f"{most} cells"
+def _measure(
+    model: "Model", traversals: Sequence[Steps], timing: Timing
+) -> tuple[dict[Steps, float], dict[str, Any]]:
+    """Return the milliseconds of each traversal, and how they were measured."""
+    import torch
 
+    from tnetcli.devices import choose_device
+    from tnetcli.traversal.runner import TorchRunner
 
-def _measure(rows: Iterable[Row], stopwatch: Stopwatch, model: "Model") -> list[Row]:
-    stopwatch.load(model)
-    # From small to large: memory that a process keeps for later must not hide in a smaller row.
-    ordered = sorted(rows, key=lambda row: row.windows)
-    measured = {row.steps: stopwatch.measure(row.steps) for row in ordered}
-    return [Row(r.steps, r.is_walk, r.multiplications, measured[r.steps]) for r in rows]
+    device = choose_device(timing.device)
+    model = model.eval().to(device).to(memory_format=torch.channels_last)
+    runner = TorchRunner(model, device, timing.precision)
+    shape = (1, model.bands, model.view_size, model.view_size)
+    noise = np.random.default_rng(0).standard_normal(shape, np.float32)
 
+    def run(steps: Steps) -> float:
+        """Encode views of noise level by level, aggregate them, and return the seconds."""
+        start = time.perf_counter()
+        features, levels = [], []
+        for step in steps:
+            regions = step.regions(model.grid)
+            side = model.view_size_of(regions[0])
+            views = np.repeat(noise[:, :, :side, :side], step.views, axis=0)
+            outputs = runner.encode(views, regions, score_cells=step.scored)
+            features += [out.features for _, out in outputs]
+            levels += [step.level] * step.views
+        encoded = torch.cat(features).unsqueeze(0)  # (1, views, D)
+        depth = torch.tensor([levels])  # (1, views)
+        runner.aggregate(encoded, depth > 0, depth).logits.cpu()  # waits for the device
+        return time.perf_counter() - start
 
-def _profile(
-    source: str, counter: Counter, rows: Sequence[Row], stopwatch: Stopwatch | None
-) -> Profile:
-    model = counter.model
-    parts = {name: count_parameters(part) for name, part in model.named_children()}
-    for name, value in model.state_dict(keep_vars=True).items():  # without what is computed anew
-        if "." not in name:  # of the model itself
-            parts[name] = Parameters(value.numel() if value.requires_grad else 0, value.numel())
-    return Profile(
-        source,
-        model,
-        count_parameters(model),
-        {name: part for name, part in parts.items() if part.total},
-        tuple(rows),
-        stopwatch.measuring() if stopwatch is not None else None,
-    )
+    times = {}
+    for steps in traversals:
+        run(steps)
+        times[steps] = 1000 * statistics.median(run(steps) for _ in range(timing.repeats))
+    return times, {
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "precision": timing.precision,
+        "repeats": timing.repeats,
+    }
 
 
 def as_json(profile: Profile) -> str:
     """Return one line of JSON."""
     model = profile.model
     grid = None if model.most_levels == 1 else model.grid
+    parameters = {"all": profile.parameters, **profile.parts}
+    counts = {
+        name: {"trainable": each.trainable, "total": each.total}
+        for name, each in parameters.items()
+    }
     record = {
         "schema": SCHEMA,
         "source": profile.source,
@@ -234,30 +215,56 @@ def as_json(profile: Profile) -> str:
         "grid": grid and [grid.rows, grid.columns, grid.cell_fraction],
         "classes": model.classes,
         "bands": model.bands,
-        "parameters": {
-            **_counts(profile.parameters),
-            "parts": {name: _counts(part) for name, part in profile.parts.items()},
-        },
-        "walks": [_walk(row) for row in profile.rows],
-        "measuring": profile.measuring and profile.measuring.as_data(),
+        "parameters": {**counts.pop("all"), "parts": counts},
+        "traversals": [
+            {
+                "windows": row.windows,
+                "is_default": row.is_default,
+                "views": [step.views for step in row.steps],
+                "scored": sum(step.views for step in row.steps if step.scored),
+                "multiplications": row.multiplications,
+                "milliseconds": row.milliseconds,
+            }
+            for row in profile.rows
+        ],
+        "measured": profile.measured,
     }
     return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
 
-def _counts(parameters: Parameters) -> dict[str, int]:
-    return {"trainable": parameters.trainable, "total": parameters.total}
-
-
-def _walk(row: Row) -> dict[str, Any]:
-    count, measured = row.multiplications, row.measured
-    return {
-        "windows": row.windows,
-        "is_walk": row.is_walk,
-        "views": [step.views for step in row.steps],
-        "scored": sum(step.views for step in row.steps if step.scored),
-        "multiplications": {
-            "layers": count.layers, "scaling": count.scaling, "total": count.total,
-        },
-        "milliseconds": measured and measured.milliseconds,
-        "peak_bytes": measured and measured.peak_bytes,
-    }  # fmt: skip
+def as_text(profile: Profile) -> str:
+    """Return a line on the model, a table of its parts and a table of its costs."""
+    model, how = profile.model, profile.measured
+    cells = "no cells" if model.most_levels == 1 else model.grid.described()
+    parts = {**profile.parts, "all": profile.parameters}
+    costs = [
+        (
+            f"{row.windows} (default)" if row.is_default else str(row.windows),
+            "+".join(str(step.views) for step in row.steps),
+            f"{row.multiplications / BILLION:.4f}",
+            *([] if row.milliseconds is None else [f"{row.milliseconds:.1f}"]),
+        )
+        for row in profile.rows
+    ]
+    text = [
+        f"{profile.source}\n"
+        f"  {model.family} on {model.arguments.backbone}, views of {model.view_size} px, {cells}, "
+        f"{counted(model.bands, 'band')}, {counted(model.classes, 'class', 'classes')}",
+        table(
+            "Parameters",
+            ("part", "trainable", "with running statistics"),
+            [(name, f"{part.trainable:,}", f"{part.total:,}") for name, part in parts.items()],
+        ),
+        table(
+            "Cost of one image; multiplications in billions",
+            ("windows", "views", "multiplications", *(["ms"] if how else [])),
+            costs,
+        ),
+    ]
+    if how is not None:
+        threads = f", {counted(how['threads'], 'thread')}" if how["device"] == "cpu" else ""
+        text.append(
+            f"Measured on {how['device']}{threads}, {how['precision']}: "
+            f"median of {counted(how['repeats'], 'run')} after a warm-up"
+        )
+    return "\n\n".join(text)

@@ -1,51 +1,136 @@
-"""Scenes written to files of several formats, part by part: memory does not grow with the image.
+"""Folder of made-up images: settings, whole images as COG or PNG, and a manifest.
 
-Each writer makes one file, or folder, that is not there yet, and reports the fraction done.
+Images are drawn part by part, so memory does not grow with them; writers report the fraction done.
 """
 
-import math
+import csv
+import io
+import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from tnetcli.errors import MissingExtraError, UsageError
+from tnetcli.errors import OutputError, UsageError
+from tnetcli.files import open_regular
 from tnetcli.geometry import Size
+from tnetcli.json_text import parse_json
+from tnetcli.output_file import folder_beside, write_whole
 from tnetcli.readers.base import Box
 from tnetcli.scenes.base import Scene
+from tnetcli.wording import one_line, reason
 
 Advance = Callable[[float], None]
+ENDINGS = {"cog": ".tif", "png": ".png"}
+SETTINGS, MANIFEST, IMAGES = "synth.json", "manifest.csv", "images"
+COLUMNS = ("path", "label", "split", "id", "group", "box")
+OURS = re.compile(r"\d{5,}\.(tif|png)|\.tnet-\w+")
+MOST_BYTES = 2**20  # of the settings
 BLOCK = 512
 AT_ONCE = 8  # blocks drawn at a time
-SHARD = 2048
-LARGEST_PHOTO = 8192  # pixels a side: it has to be in memory as a whole
+LARGEST_PNG = 8192  # pixels a side: it has to be in memory as a whole
 CACHE_BYTES = 2**27
 # A COG of more pixels is made in a process of its own, which can be watched and stopped.
 MANY_PIXELS = 2**26
-BIG = 2**31  # bytes of pixels from which a TIFF gets 64-bit offsets
 # A place in Slovenia, as real as that of any Sentinel-2 scene.
 CRS, PIXEL_METRES, WEST, NORTH = "EPSG:32633", 10.0, 399_960.0, 5_000_040.0
 
 
-def _parts(size: Size, block: int) -> Iterator[Box]:
-    """Cut a level into rows of blocks, and each row into a few blocks at a time."""
-    wide = block * AT_ONCE
-    for top in range(0, size.height, block):
-        for left in range(0, size.width, wide):
-            width, height = min(wide, size.width - left), min(block, size.height - top)
-            yield Box(left, top, width, height)
+def check_format(kind: str, size: int) -> None:
+    """Raise UsageError where images of `size` pixels a side cannot be written."""
+    if kind == "png" and size > LARGEST_PNG:
+        raise UsageError(
+            f"PNG files of `{size}` pixels a side have to fit into memory: at most {LARGEST_PNG}",
+            hint="use --format cog",
+        )
+
+
+def prepare_folder(out: Path, described: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Make the folder, or find it made with the same settings."""
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"`{out}` is not a folder", hint="choose another name")
+    before = _read_settings(out / SETTINGS)
+    if overwrite:
+        _clear(out)
+    elif before is None and out.exists() and any(out.iterdir()):
+        raise OutputError(
+            f"`{out}` is not empty, and not from tnet synth",
+            hint="choose another name, or use --overwrite",
+        )
+    elif before is not None and before != described:
+        changed = sorted(
+            key for key in {*before, *described} if before.get(key) != described.get(key)
+        )
+        raise OutputError(
+            f"`{out}` was made with other settings: {', '.join(changed)}",
+            hint="choose another name, or use --overwrite",
+        )
+    (out / IMAGES).mkdir(parents=True, exist_ok=True)
+    write_whole(out / SETTINGS, (json.dumps(described, indent=2) + "\n").encode())
+
+
+def _read_settings(path: Path) -> dict[str, Any] | None:
+    """Return the settings of an earlier run; None if there was none."""
+    try:
+        with open_regular(path) as file:
+            found = parse_json(file.read(MOST_BYTES))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OutputError(f"cannot read `{path}`: {reason(error)}", hint="remove it") from error
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _clear(out: Path) -> None:
+    """Remove what an earlier run made, and nothing else."""
+    for name in (SETTINGS, MANIFEST):
+        (out / name).unlink(missing_ok=True)
+    images = out / IMAGES
+    for each in images.iterdir() if images.is_dir() else ():
+        if OURS.fullmatch(each.name):
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each)
+            else:
+                each.unlink()
+
+
+def write_image(scene: Scene, path: Path, advance: Advance, *, placed: bool = False) -> None:
+    """Write one image, which appears whole or not at all; a COG is `placed` on the map."""
+    from rasterio.errors import RasterioError
+
+    try:
+        with folder_beside(path, "the image") as folder:
+            made = folder / path.name
+            if path.suffix == ENDINGS["png"]:
+                write_png(scene, made, advance)
+            else:
+                write_cog(scene, made, advance, placed=placed)
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(made, path)
+    except RasterioError as error:
+        raise _unwritten(path, error) from error
+
+
+def write_manifest(path: Path, rows: Sequence[tuple[str, ...]]) -> None:
+    """Write the rows below the names of the columns."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(rows)
+    write_whole(path, text.getvalue().encode())
 
 
 def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> None:
     """Write a cloud-optimised GeoTIFF, somewhere on the map if it is to be `placed`."""
-    import rasterio.shutil
+    import rasterio
     from affine import Affine
     from rasterio.windows import Window as RasterioWindow
 
@@ -65,15 +150,12 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
     share = 0.5  # of the work, before it is copied into its final order
     with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES), damage_is_an_error():
         with rasterio.open(flat, "w", **profile) as dataset:
-            for part in _parts(scene.size, BLOCK):
+            for part in _parts(scene.size):
                 window = RasterioWindow(part.left, part.top, part.width, part.height)
                 dataset.write(scene.draw(0, part).transpose(2, 0, 1), window=window)
                 advance(share * (part.top + part.height) / scene.size.height)
         if scene.size.pixels <= MANY_PIXELS:
-            rasterio.shutil.copy(
-                flat, path, driver="COG", BLOCKSIZE=BLOCK, BIGTIFF="IF_SAFER", COMPRESS="DEFLATE",
-                PREDICTOR="STANDARD", OVERVIEW_RESAMPLING="AVERAGE",
-            )  # fmt: skip
+            _copy(flat, path)
     if scene.size.pixels > MANY_PIXELS:
         reached = share
 
@@ -86,131 +168,46 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
     flat.unlink()
 
 
-def write_tiff(scene: Scene, path: Path, advance: Advance) -> None:
-    """Write a tiled TIFF with its smaller levels in SubIFDs."""
+def _copy(flat: Path, path: Path) -> None:
+    import rasterio.shutil
     import tifffile
 
-    bands, levels = len(scene.bands), scene.layout.levels
-    done = _Count(sum(level.size.pixels for level in levels), advance)
-
-    def tiles(number: int) -> Iterator[NDArray[Any]]:
-        for part in _parts(levels[number].size, BLOCK):
-            pixels = scene.draw(number, part)
-            done.add(part)
-            for left in range(0, part.width, BLOCK):
-                tile = pixels[:, left : left + BLOCK]
-                yield np.ascontiguousarray(tile if bands > 1 else tile[..., 0])
-
-    big = scene.size.pixels * bands * scene.dtype.itemsize > BIG
-    with tifffile.TiffWriter(path, bigtiff=big) as file:
-        for number, level in enumerate(levels):
-            shape = (level.size.height, level.size.width)
-            first: dict[str, Any] = {"subifds": len(levels) - 1}
-            file.write(
-                tiles(number),
-                shape=shape if bands == 1 else (*shape, bands),
-                dtype=scene.dtype,
-                tile=(BLOCK, BLOCK),
-                photometric="minisblack" if bands == 1 else "rgb",
-                compression="adobe_deflate",
-                predictor=True,
-                metadata=None,
-                maxworkers=1,
-                **(first if number == 0 else {"subfiletype": 1}),
-            )
+    try:
+        rasterio.shutil.copy(
+            flat, path, driver="COG", BLOCKSIZE=BLOCK, BIGTIFF="IF_SAFER", COMPRESS="DEFLATE",
+            PREDICTOR="STANDARD", OVERVIEW_RESAMPLING="AVERAGE",
+        )  # fmt: skip
+        with tifffile.TiffFile(path) as file:
+            ends = [
+                start + count
+                for page in file.pages
+                for start, count in zip(page.dataoffsets, page.databytecounts, strict=True)
+            ]
+    except Exception as error:  # GDAL's own errors, which rasterio does not export
+        raise _unwritten(path, error) from error
+    if max(ends) > path.stat().st_size:  # GDAL does not report what it cannot write at the end
+        raise _unwritten(path, OSError("it is truncated"))
 
 
-def write_ome_zarr(scene: Scene, path: Path, advance: Advance) -> None:
-    """Write an OME-Zarr 0.5 with chunks in shards."""
-    import zarr
-
-    bands, levels = len(scene.bands), scene.layout.levels
-    done = _Count(sum(level.size.pixels for level in levels), advance)
-    group = zarr.open_group(str(path), mode="w", zarr_format=3)
-    for number, level in enumerate(levels):
-        size = level.size
-        shard = min(SHARD, math.ceil(max(size.width, size.height) / BLOCK) * BLOCK)
-        array = group.create_array(
-            str(number),
-            shape=(bands, size.height, size.width),
-            dtype=scene.dtype,
-            chunks=(bands, BLOCK, BLOCK),
-            shards=(bands, shard, shard),
-            dimension_names=("c", "y", "x"),
-        )
-        for top in range(0, size.height, shard):
-            for left in range(0, size.width, shard):
-                part = Box(left, top, min(shard, size.width - left), min(shard, size.height - top))
-                pixels = scene.draw(number, part).transpose(2, 0, 1)
-                array[:, part.top : part.bottom, part.left : part.right] = pixels
-                done.add(part)
-    scales = [[1.0, level.scale_y, level.scale_x] for level in levels]
-    axes = [{"name": "c", "type": "channel"}]
-    axes += [{"name": name, "type": "space"} for name in "yx"]
-    datasets = [
-        {"path": str(i), "coordinateTransformations": [{"type": "scale", "scale": scale}]}
-        for i, scale in enumerate(scales)
-    ]
-    multiscales: list[Any] = [{"name": path.name, "axes": axes, "datasets": datasets}]
-    group.attrs["ome"] = {"version": "0.5", "multiscales": multiscales}
+def _unwritten(path: Path, error: Exception) -> OutputError:
+    return OutputError(
+        f"cannot write `{path.name}`: {one_line(error)}", hint="is there space left?"
+    )
 
 
-def write_photo(scene: Scene, path: Path, advance: Advance) -> None:
-    """Write a PNG or a JPEG, told by the name."""
+def write_png(scene: Scene, path: Path, advance: Advance) -> None:
+    """Write a PNG, which is drawn in memory as a whole."""
     pixels = np.empty((scene.size.height, scene.size.width, len(scene.bands)), scene.dtype)
-    for part in _parts(scene.size, BLOCK):
+    for part in _parts(scene.size):
         pixels[part.top : part.bottom, part.left : part.right] = scene.draw(0, part)
         advance(0.9 * (part.top + part.height) / scene.size.height)
-    image = Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[..., 0])
-    options: dict[str, Any] = {"quality": 95, "subsampling": 0} if path.suffix == ".jpg" else {}
-    image.save(path, **options)
+    Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[..., 0]).save(path)
 
 
-class _Count:
-    """Counts the pixels drawn of a known number."""
-
-    def __init__(self, total: int, advance: Advance) -> None:
-        self._total, self._advance, self._done = total, advance, 0
-
-    def add(self, part: Box) -> None:
-        self._done += part.width * part.height
-        self._advance(self._done / self._total)
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A kind of file: how its name ends, and who writes it."""
-
-    name: str
-    ending: str
-    write: Callable[..., None]
-
-    def check(self, size: int) -> None:
-        """Refuse what cannot be written, before anything is drawn."""
-        if self.write is write_photo and size > LARGEST_PHOTO:
-            raise UsageError(
-                f"{self.name} files of `{size}` pixels a side have to fit into memory: "
-                f"at most {LARGEST_PHOTO}",
-                hint="use --format cog",
-            )
-        if self.write is write_ome_zarr and find_spec("zarr") is None:
-            raise MissingExtraError.of("zarr", "writing OME-Zarr")
-
-
-FORMATS = {
-    "cog": Format("COG", ".tif", write_cog),
-    "tiff": Format("TIFF", ".tif", write_tiff),
-    "ome-zarr": Format("OME-Zarr", ".ome.zarr", write_ome_zarr),
-    "png": Format("PNG", ".png", write_photo),
-    "jpeg": Format("JPEG", ".jpg", write_photo),
-}
-
-
-def put(made: Path, target: Path) -> None:
-    """Move a finished image to its place, in one step; what was there is gone before."""
-    if made.is_dir() and target.is_dir():
-        shutil.rmtree(target)
-    elif made.is_file():
-        with made.open("rb") as file:
-            os.fsync(file.fileno())
-    os.replace(made, target)
+def _parts(size: Size) -> Iterator[Box]:
+    """Cut an image into rows of blocks, and each row into a few blocks at a time."""
+    wide = BLOCK * AT_ONCE
+    for top in range(0, size.height, BLOCK):
+        for left in range(0, size.width, wide):
+            width, height = min(wide, size.width - left), min(BLOCK, size.height - top)
+            yield Box(left, top, width, height)

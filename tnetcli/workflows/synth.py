@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import ValidationError
@@ -23,10 +23,12 @@ from tnetcli.scenes.tiles import TileSet, read_tiles
 from tnetcli.sections import Landscape
 from tnetcli.sections.fields import SPLITS, Split
 from tnetcli.wording import counted, reason, shorten
-from tnetcli.workflows.scene_files import FORMATS, Advance
-from tnetcli.workflows.synth_folder import (
+from tnetcli.workflows.scene_files import (
+    ENDINGS,
     IMAGES,
     MANIFEST,
+    Advance,
+    check_format,
     prepare_folder,
     write_image,
     write_manifest,
@@ -65,7 +67,7 @@ class Order:
     scenes: Digits | TileScenes
     images: int
     seed: int = 0
-    format: str = "cog"
+    format: Literal["cog", "png"] = "cog"
     split: tuple[float, ...] = (0.7, 0.15, 0.15)  # parts for train, validation and test
     glyphs: str | None = None  # MNIST, or None: drawn
 
@@ -146,8 +148,7 @@ def synthesise(
 
     Each image appears whole or not at all. A folder made with other settings is refused.
     """
-    kind = FORMATS[order.format]
-    kind.check(order.scenes.size)
+    check_format(order.format, order.scenes.size)
     maker = _Maker(order, lambda fraction: advance(READING * fraction))
     described, placed = order.described(), isinstance(order.scenes, TileScenes)
     try:
@@ -155,7 +156,7 @@ def synthesise(
         rows, made = [], 0
         for planned in _plan(order, maker.classes):
             scene = maker.scene(planned)
-            path = out / IMAGES / f"{planned.name}{kind.ending}"
+            path = out / IMAGES / f"{planned.name}{ENDINGS[order.format]}"
             rows.append(_row(planned, scene, f"{IMAGES}/{path.name}"))
             start = READING + (1 - READING) * (planned.number - 1) / order.images
 
@@ -163,7 +164,7 @@ def synthesise(
                 advance(start + (1 - READING) * fraction / order.images)
 
             if not path.exists():
-                write_image(scene, path, order.format, report, placed=placed)
+                write_image(scene, path, report, placed=placed)
                 made += 1
             report(1.0)
         write_manifest(out / MANIFEST, rows)
@@ -234,14 +235,8 @@ def _landscape(scenes: TileScenes, tiles: TileSet) -> Landscape:
             f"--size is smaller than a tile: `{scenes.size}`",
             hint=f"tiles have {tiles.side} a side",
         )
-    most = min(4, len(background))
     try:
-        return Landscape(
-            size=scenes.size,
-            sites=sites,
-            background=background,
-            fields=(min(2, most), most),
-        )
+        return Landscape(size=scenes.size, sites=sites, background=background)
     except ValidationError as error:
         problem = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise UsageError(

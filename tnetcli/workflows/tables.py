@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from io import StringIO
 
+from tnetcli.wording import printable
+
 WIDEST = 100_000  # characters: more than any table has
 
 
@@ -25,3 +27,20 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     console.print(drawn)
     lines = [line.rstrip() for line in page.getvalue().splitlines() if line.strip()]
     return "\n".join([title, "", *lines])
+
+
+def aligned(
+    facts: Iterable[tuple[str, str | Sequence[str]]], *, longest: int = 500, indent: str = "  "
+) -> list[str]:
+    """Return lines of a name and its text, names padded to one width.
+
+    Facts without text are left out. A sequence of texts stands on lines below one another; a line
+    break inside of a text is shown as an escape.
+    """
+    rows = [(name, [text] if isinstance(text, str) else list(text)) for name, text in facts if text]
+    width = max((len(name) for name, _ in rows), default=0)
+    return [
+        f"{indent}{'' if number else name:<{width}}  {printable(text, longest)}"
+        for name, texts in rows
+        for number, text in enumerate(texts)
+    ]

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from tnetcli.errors import TnetError, kind_of_all
 from tnetcli.geometry import Window
+from tnetcli.inference import ImageResult, Inference
 from tnetcli.prediction import AttentionCheck, Problem
 from tnetcli.readers.base import Reader
-from tnetcli.recording import softmax
+from tnetcli.tasks import softmax
 from tnetcli.told_windows import ToldWindows
 from tnetcli.training.metrics import (
     Interval,
@@ -25,13 +26,11 @@ from tnetcli.training.metrics import (
     summarise,
 )
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.inference import ImageResult, Inference
 from tnetcli.traversal.policies import Fixed, Oracle, Policy, Random, ScoredRegion, build_policy
 from tnetcli.wording import public_name, redacted
 from tnetcli.workflows.attention_check import check_attention
+from tnetcli.workflows.cost import Counter, Step
 from tnetcli.workflows.labelled import Labelled
-from tnetcli.workflows.profile import Counter
-from tnetcli.workflows.steps import Step
 
 log = logging.getLogger(__name__)
 Choice = Literal["attention", "random", "oracle"]
@@ -284,7 +283,7 @@ class Tally:
             steps = tuple(
                 Step(level, views, level < deepest) for level, views in enumerate(key[0]) if views
             )
-            self._counted[key] = self._counter.count(steps).total
+            self._counted[key] = self._counter.count(steps)
         return self._counted[key]
 
     def check(self) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 
 from tnetcli.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from tnetcli.description import Description
+from tnetcli.description import Description, TaskDescription
 from tnetcli.errors import ModelError, RecipeError
 from tnetcli.models.base import Model
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.recipe import Recipe
 from tnetcli.sections import Data
+from tnetcli.tasks import Classification
 from tnetcli.training.distributed import Ranks, joined, note_start, was_restarted
 from tnetcli.training.events import Events
 from tnetcli.training.pictures import draw_curves, draw_samples
@@ -118,6 +119,7 @@ def _prepare(
         bands=bands,
         normalisation=normalisation,
         traversal=recipe.traversal,
+        task=_fitted_task(data, source),
         recipe=recipe.as_card(),
         data_licence=data.licence,
         pixel_size=data.pixel_size,
@@ -128,6 +130,13 @@ def _prepare(
     if ranks.is_first:
         keeper = _Keeper(files, described, half=recipe.training.half)
     return Run(recipe, source, normalisation, model, files, listener, keeper, ranks)
+
+
+def _fitted_task(data: Data, source: Source) -> TaskDescription:
+    """Return the task with the state that the training labels give it."""
+    task = Classification(source.classes, class_weights=data.class_weights)
+    task.fit(source.labels())
+    return TaskDescription(state=task.state)
 
 
 def _check_sharing(run: Run) -> None:

@@ -1,0 +1,554 @@
+"""Draw a figure of one prediction: the image with its regions, the answer, and the views."""
+
+import logging
+import math
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unicodedata import combining, normalize
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.errors import ImageError, OutputError
+from tnetcli.exporters.imagery import Imagery
+from tnetcli.exporters.looked import Choice, Looked
+from tnetcli.exporters.overlay import HALF_CHARACTERS
+from tnetcli.geometry import Georeference, Size
+from tnetcli.output_file import check_free, whole_file
+from tnetcli.prediction import BoxEdges, Prediction, SeenWindow
+from tnetcli.wording import counted, printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
+
+WIDTH, NARROWEST, WIDEST = 1600, 600, 5000  # pixels
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+MOST_DRAWN, MOST_LISTED, MOST_LEVELS, MOST_WARNINGS = 100, 48, 12, 2
+# Lengths and letters in pixels of a figure 1600 pixels wide.
+MARGIN, COLUMN, LEDGE, THUMBNAIL, BORDER, GAP = 36, 340, 12, 176, 6, 26
+TITLE, HEADING, TEXT, CAPTION = 46, 20, 18, 15
+THINNEST, THICKEST, HALO = 2.0, 7.0, 1.5
+LEAST_SCALE = 0.65  # smaller letters are illegible
+MOST_STRETCHED = 8.0  # times as long as wide: a longer strip would be a line
+INK, QUIET, RULE, GROUND = "#1e2228", "#646c76", "#dee2e6", (226, 229, 233)
+# Okabe and Ito, told apart by the colour-blind; level 1 is grey.
+LEVELS = ("#8c949e", "#e69f00", "#56b4e9", "#f0e442", "#cc79a7", "#009e73", "#d55e00")
+UNITS = ((1e3, "km"), (1.0, "m"), (1e-2, "cm"), (1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm"))
+FARTHEST = 1e9  # metres or degrees
+log = logging.getLogger(__name__)
+
+
+def write_figure(
+    path: str | os.PathLike[str],
+    looked: Looked,
+    imagery: Imagery | None,
+    *,
+    size: int = WIDTH,
+    sheet: bool = True,
+    overwrite: bool = False,
+) -> None:
+    """Write a PNG or JPEG, by its suffix, of a predicted image; whole or not at all.
+
+    The figure is `size` pixels wide and as high as its content. Without `imagery`, or where that
+    cannot be read, regions are drawn on plain ground. `sheet` adds a thumbnail of every view.
+    """
+    kind = FORMATS.get(Path(path).suffix.lower())
+    if kind is None:
+        raise OutputError(f"figures are PNG or JPEG: `{path}`", hint="use the suffix .png or .jpg")
+    if not NARROWEST <= size <= WIDEST:
+        raise OutputError(
+            f"a figure cannot be {size} pixels wide", hint=f"from {NARROWEST} to {WIDEST}"
+        )
+    check_free(path, overwrite=overwrite)
+    content = _encoded(draw_figure(looked, imagery, size=size, sheet=sheet), kind)
+    with whole_file(path, "the figure") as file:
+        file.write(content)
+        check_free(path, overwrite=overwrite)  # another process may have written it meanwhile
+
+
+def _encoded(figure: "Figure", kind: str) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image
+
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    content = BytesIO()
+    # Subsampled colours of thin lines would blur.
+    options = {"quality": 90, "subsampling": 0} if kind == "JPEG" else {"compress_level": 6}
+    Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]).save(content, kind, **options)
+    return content.getvalue()
+
+
+def draw_figure(
+    looked: Looked, imagery: Imagery | None, *, size: int = WIDTH, sheet: bool = True
+) -> "Figure":
+    """Return the figure of a predicted image; its only axes count pixels from the upper left."""
+    prediction = looked.prediction
+    if not prediction.is_done:
+        raise OutputError(
+            f"there is no prediction of `{prediction.image}` to draw",
+            hint="its prediction failed: predict it again",
+        )
+    page = _Page(size)
+    regions = sorted(looked.chosen(), key=lambda each: (each.level, each.rank, each.path))
+    y = _draw_header(page, prediction)
+    y = _draw_body(page, looked, regions, imagery, y + page.px(22))
+    if sheet and regions:
+        page.fill(page.margin, y + page.px(24), page.inner, 1, RULE)
+        y = _draw_views(page, regions, imagery, y + page.px(48))
+    return page.finish(y + page.margin)
+
+
+def _draw_header(page: "_Page", prediction: Prediction) -> int:
+    facts = [f"{prediction.width:,} x {prediction.height:,} pixels"]
+    model = prediction.provenance.model
+    facts += [f"model {_plain(model, 40)}"] if model else []
+    if cost := prediction.cost:
+        facts.append(f"{counted(cost.windows, 'region')} read")
+        facts.append(f"{100 * cost.fraction_decoded:.3g} % of the pixels decoded")
+    x, width = page.margin, page.inner
+    answer, sure = f"abstained: {prediction.reason}", ""
+    if prediction.label is not None and prediction.probability is not None:
+        answer, sure = prediction.label, f" {_percent(prediction.probability)}"
+    y = page.line(x, x, _plain(answer, 100) or "no answer", width, TITLE, end=sure)
+    y = page.line(x, y, _plain(prediction.image[-200:]), width, TEXT, keep_end=True)
+    y = page.line(x, y, " · ".join(facts), width, TEXT, QUIET)
+    return page.paragraph(x, y, _plain(prediction.attention_in_words(), 400), width, TEXT)
+
+
+def _draw_body(
+    page: "_Page",
+    looked: Looked,
+    regions: Sequence[SeenWindow],
+    imagery: Imagery | None,
+    top: int,
+) -> int:
+    """Draw the image with its regions and scale bar, and the column beside them."""
+    prediction, ledge = looked.prediction, page.px(LEDGE)
+    most = page.inner - page.px(COLUMN) - page.margin - 2 * ledge
+    across, down = _fitted(prediction.width, prediction.height, most)
+    left, y = page.margin + ledge + (most - across) // 2, top + ledge
+    place = _Place(left, y, across / prediction.width, down / prediction.height)
+    whole = (0.0, 0.0, float(prediction.width), float(prediction.height))
+    pixels, problem = _show(imagery, whole, across, down)
+    notes = list(_notes(looked.choice, place))
+    if imagery is None:
+        notes.append("drawn without the pixels of the image")
+    elif problem:
+        log.warning("the image cannot be shown: %s", problem)
+        notes.append(f"the pixels of the image cannot be read: {_plain(problem, 100)}")
+    page.image(pixels, left, y)
+    page.outline(left, y, across, down, INK, 1, halo=0)
+    area = left - ledge, y - ledge, left + across + ledge, y + down + ledge
+    _draw_regions(page, regions, place, area)
+    bottom = _draw_bar(page, prediction, place, y + down + ledge, (most + across) // 2)
+    return max(bottom, _draw_column(page, prediction, regions, notes, top))
+
+
+class _Place(NamedTuple):
+    """The place of the image: its corner, and pixels of the figure in one of the image."""
+
+    left: int
+    top: int
+    across: float
+    down: float
+
+    def edges(self, box: BoxEdges) -> list[float]:
+        """Return the edges of a box in the figure, kept within what Agg can draw."""
+        starts, scales = (self.left, self.top) * 2, (self.across, self.down) * 2
+        return [
+            start + min(max(scale * edge, -WIDEST), 2.0 * WIDEST)
+            for start, scale, edge in zip(starts, scales, box, strict=True)
+        ]
+
+
+def _draw_regions(
+    page: "_Page", regions: Sequence[SeenWindow], place: _Place, area: tuple[float, ...]
+) -> None:
+    most = max(map(_attention, _below(regions)), default=0.0)
+    listed, taken = {each.path for each in regions[:MOST_LISTED]}, list[tuple[float, ...]]()
+    tags = []
+    for level in sorted({each.level for each in regions}):
+        peers = sorted(_below(regions, level), key=_attention)
+        for region in peers[-MOST_DRAWN:]:
+            x0, y0, x1, y1 = place.edges(region.box)
+            fraction = _attention(region) / most if most else 0.0
+            thick = (THINNEST + fraction * (THICKEST - THINNEST)) * page.stroke
+            page.outline(x0, y0, x1 - x0, y1 - y0, _colour(level), thick, area=area)
+            inset = thick / 2 + HALO * page.stroke
+            x0, y0 = max(x0, area[0]) + inset, max(y0, area[1]) + inset
+            x1, y1 = min(x1, area[2]) - inset, min(y1, area[3]) - inset
+            tags.append((fraction, region, (x0, y0, x1, y1)))
+    # Where only one number has room, it is that of the highest attention.
+    for _, region, (x0, y0, x1, y1) in sorted(tags, key=lambda each: -each[0]):
+        w = page.measure(_number(region), CAPTION, bold=True) + page.px(8)
+        h = page.px(CAPTION + 6)
+        if region.path not in listed or x1 - x0 < 1.4 * w or y1 - y0 < 1.4 * h:
+            continue
+        corners = [(x, y) for y in (y0, y1 - h) for x in (x0, x1 - w)]
+        # Every level begins at another corner: the first cell of a region begins where that does.
+        for turn in range(4):
+            x, y = corners[(region.level - 2 + turn) % 4]
+            if all(x >= a + c or a >= x + w or y >= b + d or b >= y + h for a, b, c, d in taken):
+                taken.append((x, y, w, h))
+                page.fill(x, y, w, h, _colour(region.level), zorder=2.5)
+                page.line(x + page.px(4), y + 1, _number(region), w, CAPTION, bold=True)
+                break
+
+
+def _draw_bar(page: "_Page", prediction: Prediction, place: _Place, y: int, room: int) -> int:
+    """Draw the scale bar, if the size of a pixel is known."""
+    known = pixel_metres(prediction)
+    if known is None:
+        return y
+    across, down = known[0] / place.across, known[1] / place.down  # metres in one of the figure
+    metres = round_length(across * max(0.3 * place.across * prediction.width, page.px(60)))
+    text = length_text(metres)
+    text += "" if math.isclose(across, down, rel_tol=0.02) else " from left to right"
+    text += "" if known[2] else " at the centre"
+    x, long, tick = place.left, metres / across, page.px(12)
+    page.fill(x, y + tick - page.px(5), long, page.px(5), INK)
+    for end in (x, x + long - 2):
+        page.fill(end, y, 2, tick, INK)
+    shift = round(long) + page.px(12)
+    return page.paragraph(x + shift, y - page.px(6), text, room - shift, TEXT, INK)
+
+
+def _draw_column(
+    page: "_Page",
+    prediction: Prediction,
+    regions: Sequence[SeenWindow],
+    notes: Sequence[str],
+    y: int,
+) -> int:
+    """Draw how the answer changed by level, what the lines mean, notes and warnings."""
+    width, shift, small = page.px(COLUMN), page.px(70), page.px(6)
+    x = page.size - page.margin - width
+    if prediction.levels:
+        y = page.line(x, y, "How the answer changed", width, HEADING, bold=True) + small
+    for step in prediction.levels[:MOST_LEVELS]:
+        value = _percent(step.probability)
+        room = width - page.measure(value, TEXT) - page.px(10)
+        page.line(x, y, _plain(step.label) or "no label", room, TEXT)
+        y = page.line(x + width, y, value, width, TEXT, ha="right") + page.px(2)
+        page.fill(x, y, width, small, RULE)
+        fraction = min(step.probability, 1.0) if step.probability > 0 else 0.0
+        page.fill(x, y, fraction * width, small, _colour(step.level))
+        below = f"after level {step.level}, {counted(step.windows, 'region')}"
+        y = page.line(x, y + page.px(9), below, width, CAPTION, QUIET) + page.px(8)
+    y += page.px(GAP - 8) if prediction.levels else 0
+    y = page.line(x, y, "Regions", width, HEADING, bold=True) + small
+    for level in sorted({each.level for each in regions}):
+        peers = _below(regions, level)
+        text = f"level {level}: {_count(peers) if peers else 'the whole image'}"
+        if len(peers) > MOST_DRAWN:
+            text += f", the {MOST_DRAWN} with the highest attention are drawn"
+        colour, thick = (_colour(level), THICKEST / 2 * page.stroke) if peers else (INK, 1)
+        page.outline(x + 2, y + small, page.px(50), page.px(12), colour, thick, halo=bool(peers))
+        y = page.paragraph(x + shift, y, text, width - shift, TEXT, INK) + page.px(4)
+    if most := max(map(_attention, _below(regions)), default=0.0):
+        text = f"thicker lines: more attention, up to {most:.2g}"
+        y = page.paragraph(x, y + page.px(2), text, width, CAPTION)
+    if not regions:
+        y = page.line(x, y, "none", width, TEXT, QUIET)
+    for note in notes:
+        y = page.paragraph(x, y + page.px(8), note, width, TEXT)
+    if warnings := prediction.warnings:
+        y = page.line(x, y + page.px(GAP), "Warnings", width, HEADING, bold=True)
+        more = [f"and {len(warnings) - MOST_WARNINGS:,} more"]
+        for text in [*warnings[:MOST_WARNINGS], *more * (len(warnings) > MOST_WARNINGS)]:
+            y = page.paragraph(x, y + small, _plain(text), width, CAPTION, INK)
+    return y
+
+
+def _draw_views(
+    page: "_Page", regions: Sequence[SeenWindow], imagery: Imagery | None, y: int
+) -> int:
+    """Draw the first regions in rows, each with its own pixels."""
+    x = page.margin
+    y = page.line(x, y, "Views, by level and rank", page.inner, HEADING, bold=True) + page.px(6)
+    space, border = page.px(16), page.px(BORDER)
+    columns = max((page.inner + space) // (page.px(THUMBNAIL) + space), 1)
+    side = (page.inner - (columns - 1) * space) // columns
+    listed, failed = regions[:MOST_LISTED], list[str]()
+    for start in range(0, len(listed), columns):
+        row = listed[start : start + columns]
+        boxes = [each.box for each in row]
+        shapes = [_fitted(x1 - x0, y1 - y0, side - 2 * border) for x0, y0, x1, y1 in boxes]
+        high = max(down for _, down in shapes) + 2 * border
+        for place, (region, (across, down)) in enumerate(zip(row, shapes, strict=True)):
+            x = page.margin + place * (side + space)
+            left, top = x + (side - across) // 2, y + (high - down) // 2
+            pixels, problem = _show(imagery, region.box, across, down)
+            page.image(pixels, left, top)
+            if problem:
+                failed.append(problem)
+                page.line(left + border, top, "cannot be read", across - border, CAPTION)
+            page.outline(
+                left - border / 2, top - border / 2, across + border, down + border,
+                _colour(region.level), border, halo=0.5,
+            )  # fmt: skip
+            _draw_caption(page, region, x, y + high + page.px(6), side)
+        y += high + page.px(6) + 3 * page.step(CAPTION) + space
+    if failed:
+        log.warning("%d views cannot be shown: %s", len(failed), failed[0])
+    if rest := len(regions) - len(listed):
+        y = page.line(page.margin, y, f"and {rest:,} more", page.inner, TEXT, QUIET)
+    return y
+
+
+def _draw_caption(page: "_Page", region: SeenWindow, x: int, y: int, width: int) -> None:
+    number, known = _number(region), math.isfinite(region.attention)
+    shift = page.measure(number, CAPTION, bold=True) + page.px(8)
+    page.line(x, y, number, width, CAPTION, bold=True)
+    order = "glimpse" if region.is_glimpse else f"level {region.level}, rank"
+    y = page.line(x + shift, y, f"{order} {region.rank}", width - shift, CAPTION, QUIET)
+    text = f"attention {_attention(region):.3g}" if known else "attention unknown"
+    text = text if "/" in region.path else "the whole image"
+    y = page.line(x, y, text, width, CAPTION, QUIET)
+    vote = f" {_percent(region.probability)}"
+    page.line(x, y, _plain(region.label) or "no label", width, CAPTION, end=vote)
+
+
+def _show(
+    imagery: Imagery | None, box: BoxEdges, across: int, down: int
+) -> tuple[NDArray[np.uint8], str]:
+    """Return pixels (rows, columns, 3), plain ground where there are none, and what went wrong."""
+    ground = np.full((down, across, 3), GROUND, np.uint8)  # (rows, columns, 3)
+    if imagery is None:
+        return ground, ""
+    try:
+        pixels = imagery.show(box, across, down)  # (rows, columns, 4)
+    except ImageError as error:
+        return ground, str(error)
+    return np.where(pixels[..., 3:] > 0, pixels[..., :3], ground), ""
+
+
+def _below(regions: Sequence[SeenWindow], level: int = 0) -> list[SeenWindow]:
+    """Return the regions of a level, or of all, that were chosen: all but the whole image."""
+    return [each for each in regions if "/" in each.path and level in (0, each.level)]
+
+
+def _attention(region: SeenWindow) -> float:
+    return min(max(region.attention, 0.0), 1.0) if math.isfinite(region.attention) else 0.0
+
+
+def _colour(level: int) -> str:
+    return LEVELS[0] if level <= 1 else LEVELS[1 + (level - 2) % (len(LEVELS) - 1)]
+
+
+def _number(region: SeenWindow) -> str:
+    return f"{region.level}.{'g' if region.is_glimpse else ''}{region.rank}"
+
+
+def _count(regions: Sequence[SeenWindow]) -> str:
+    glimpses = sum(each.is_glimpse for each in regions)
+    parts = [(len(regions) - glimpses, "region"), (glimpses, "glimpse")]
+    return ", ".join(counted(number, what) for number, what in parts if number)
+
+
+def _notes(choice: Choice, place: _Place) -> Iterator[str]:
+    if choice.levels is not None:
+        levels = sorted(choice.levels)
+        yield f"only level{'s' * (len(levels) != 1)} {', '.join(map(str, levels[:8]))}"
+    if choice.least_attention:
+        yield f"only regions with an attention of at least {choice.least_attention:g}"
+    across, down = place.across, place.down
+    if max(across, down) > 1.05 * min(across, down):
+        ratio, side = (across / down, "wide") if across > down else (down / across, "high")
+        yield f"drawn {ratio:.3g} times as {side} as it is"
+
+
+def _fitted(width: float, height: float, most: int) -> tuple[int, int]:
+    """Return the largest size of this shape; the short side of a long strip is drawn larger."""
+    shape = min(max(width / height, 1 / MOST_STRETCHED), MOST_STRETCHED)
+    across = min(float(most), most * shape)
+    return max(round(across), 1), max(round(across / shape), 1)
+
+
+def _percent(probability: float) -> str:
+    """Return a probability in per cent that never claims certainty."""
+    if not 0 <= probability <= 1:
+        return "? %"
+    if 0 < probability < 0.005:
+        return "< 1 %"
+    return "> 99 %" if probability >= 0.995 else f"{100 * probability:.0f} %"
+
+
+def pixel_metres(prediction: Prediction) -> tuple[float, float, bool] | None:
+    """Return width and height of the central pixel, and whether all are about as large.
+
+    On the ground or in the tissue; None where they are unknown.
+    """
+    try:
+        found = _on_earth(prediction)
+        if found is None and prediction.mpp is not None:
+            across, down = prediction.mpp
+            found = 1e-6 * across, 1e-6 * down, True
+    except ValueError:  # an unknown CRS
+        return None
+    # Larger than the Earth or smaller than an atom is a mistake.
+    return found if found and all(1e-12 < each < 1e8 for each in found[:2]) else None
+
+
+def _on_earth(prediction: Prediction) -> tuple[float, float, bool] | None:
+    place = prediction.georeference
+    if place is None or place.crs is None:
+        return None
+    size = Size(prediction.width, prediction.height)
+    a, b, c, d, e, f = place.transform
+    sizes = []
+    # The centre, and four places near the corners.
+    for x, y in ((0.0, 0.0), (-0.45, -0.45), (0.45, -0.45), (-0.45, 0.45), (0.45, 0.45)):
+        x, y = x * size.width, y * size.height
+        moved = Georeference(place.crs, (a, b, c + a * x + b * y, d, e, f + d * x + e * y))
+        if not (np.abs(moved.to_map([0, size.width], [0, size.height])) < FARTHEST).all():
+            return None
+        sizes.append(moved.ground_size(size))
+    centre, *others = sizes
+    if centre is None:
+        return None
+    even = all(other is not None and np.allclose(other, centre, rtol=0.05) for other in others)
+    return *centre, even
+
+
+def round_length(most: float) -> float:
+    """Return the longest length of 1, 2 or 5 and zeros up to `most`."""
+    power = 10.0 ** math.floor(math.log10(most) + 1e-12)
+    return max(step * power for step in (1, 2, 5) if step == 1 or step * power <= most * (1 + 1e-9))
+
+
+def length_text(metres: float) -> str:
+    """Return a length in the usual unit."""
+    for unit, name in UNITS:
+        if metres >= unit * (1 - 1e-9) and not (name == "cm" and metres < 0.05):
+            return f"{metres / unit:,.6g} {name}"
+    return f"{metres:g} m"
+
+
+def _plain(text: str, most: int = 200) -> str:
+    """Return one printable line of glyphs that the font has."""
+    line = printable(HALF_CHARACTERS.sub("\ufffd", text[: 2 * most]), most)
+    # Stacked marks would reach into the lines above.
+    letters = (each for each in normalize("NFC", line) if not combining(each))
+    return "".join(each if ord(each) in _glyphs() else "\ufffd" for each in letters)
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    from matplotlib.font_manager import findfont, get_font
+
+    fonts = [get_font(findfont(_font(10, bold))) for bold in (False, True)]
+    return frozenset(fonts[0].get_charmap()) & frozenset(fonts[1].get_charmap())
+
+
+@cache
+def _font(points: int, bold: bool) -> "FontProperties":
+    from matplotlib.font_manager import FontProperties
+
+    # DejaVu comes with matplotlib, whatever fonts the machine has.
+    return FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal", size=points)
+
+
+class _Page:
+    """A matplotlib figure whose axes count pixels, y downwards; letters scale with its width."""
+
+    def __init__(self, size: int) -> None:
+        from matplotlib.figure import Figure
+
+        self.size = size
+        self.scale, self.stroke = max(size / WIDTH, LEAST_SCALE), size / WIDTH
+        self.margin = self.px(MARGIN)
+        self.inner = size - 2 * self.margin
+        self.figure = Figure(dpi=72, facecolor="white")  # a point is a pixel
+        self.axes = self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        self.axes.set_axis_off()
+
+    def px(self, length: float) -> int:
+        """Return a length, given for 1600 pixels of width, in pixels of this figure."""
+        return max(round(self.scale * length), 1)
+
+    def step(self, letters: int) -> int:
+        """Return the distance between lines of text."""
+        return round(1.32 * self.px(letters))
+
+    def measure(self, text: str, letters: int, *, bold: bool = False) -> int:
+        """Return the width of a text in pixels."""
+        from matplotlib.textpath import text_to_path
+
+        font = _font(self.px(letters), bold)
+        return math.ceil(text_to_path.get_text_width_height_descent(text, font, False)[0])
+
+    def line(
+        self, x: float, y: float, text: str, width: int, letters: int, colour: str = INK, *,
+        end: str = "", bold: bool = False, keep_end: bool = False, ha: Any = "left",
+    ) -> int:  # fmt: skip
+        """Write one line below `y`, cut to `width`, and return where the next begins."""
+        bold = bold or letters == TITLE
+        kept = text
+        while kept and self.measure(kept + end, letters, bold=bold) > width:
+            fewer = min(len(kept.strip("…")) - 1, int(len(kept) * 0.95))
+            kept = f"…{text[-fewer:]}" if keep_end else f"{text[:fewer].rstrip()}…"
+            kept = kept if fewer > 0 else ""
+        # Words of a record are no formulas: matplotlib would typeset what stands between dollars.
+        self.axes.text(
+            x, y + 1.05 * self.px(letters), kept + end, color=colour, ha=ha, va="baseline",
+            fontproperties=_font(self.px(letters), bold), parse_math=False, usetex=False,
+        )  # fmt: skip
+        return round(y) + self.step(letters)
+
+    def paragraph(
+        self, x: int, y: int, text: str, width: int, letters: int, colour: str = QUIET
+    ) -> int:
+        """Write a text of at most five lines."""
+        fit = int(width / (0.54 * self.px(letters)))  # characters, of about their mean width
+        for line in textwrap.wrap(text, max(fit, 4), max_lines=5, placeholder=" …"):
+            y = self.line(x, y, line, width, letters, colour)
+        return y
+
+    def image(self, pixels: NDArray[np.uint8], left: int, top: int) -> None:
+        """Draw (rows, columns, 3) pixel by pixel."""
+        rows, columns = pixels.shape[:2]
+        extent = (left, left + columns, top + rows, top)
+        self.axes.imshow(pixels, extent=extent, interpolation="nearest", aspect="auto")
+
+    def fill(
+        self, x: float, y: float, width: float, height: float, colour: str, zorder: float = 1.0
+    ) -> None:
+        """Fill a rectangle."""
+        from matplotlib.patches import Rectangle
+
+        self.axes.add_patch(
+            Rectangle((x, y), width, height, color=colour, linewidth=0, aa=False, zorder=zorder)
+        )
+
+    def outline(
+        self, x: float, y: float, width: float, height: float, colour: str, thick: float, *,
+        halo: float = 1.0, area: tuple[float, ...] = (),
+    ) -> None:  # fmt: skip
+        """Draw a rectangle with a dark halo, so that it stands out from any image."""
+        from matplotlib.patches import Rectangle
+        from matplotlib.patheffects import withStroke
+
+        patch = Rectangle((x, y), width, height, fill=False, edgecolor=colour, linewidth=thick)
+        if halo:
+            wide = thick + 2 * max(halo * HALO * self.stroke, 1.0)
+            patch.set_path_effects([withStroke(linewidth=wide, foreground="black")])
+        self.axes.add_patch(patch)
+        if area:
+            left, top, right, bottom = area
+            patch.set_gid("region")
+            corner, axes = (left, top), self.axes.transData
+            patch.set_clip_path(Rectangle(corner, right - left, bottom - top, transform=axes))
+
+    def finish(self, height: int) -> "Figure":
+        """Fix the height, which is known once everything is drawn."""
+        self.figure.set_size_inches(self.size / 72, height / 72)
+        self.axes.set(xlim=(0, self.size), ylim=(height, 0))
+        return self.figure
