@@ -516,10 +516,8 @@ def test_a_card_names_files_and_not_where_they_were():
         ),
         ({"loss": {"rule": "paper", "selection": "sample"}}, "means `selection: topk`", ""),
         (
-            {
-                "loss": {"rule": "paper"},
-                "stages": [{"steps": 1, "loss": {"baseline": "per_level"}}],
-            },
+            {"loss": {"rule": "paper"},
+             "stages": [{"steps": 1, "loss": {"baseline": "per_level"}}]},
             "`rule: paper` means `baseline: ema`, not `per_level`", "",
         ),
         ({"loss": {"baseline": "leave_one_out"}}, "needs `samples` of 2 or more", ""),

@@ -383,7 +383,7 @@ class Channels(SmallModel):
         super().__init__()
         self.several, self.scale = several, torch.nn.Parameter(torch.tensor(1.5))
 
-    def forward(self, views, positions):
+    def forward(self, views, positions, score_cells=True):
         features, logits, _ = super().forward(views, positions)
         both = torch.cat([self.scale * logits, logits.flip(1)], dim=2)  # (n, places, 2)
         return EncoderOutput(features, both if self.several else both.logsumexp(2, True), {})
@@ -533,7 +533,7 @@ class Prefers(SmallModel):
         super().__init__()
         self.cells = cells
 
-    def forward(self, views, positions):
+    def forward(self, views, positions, score_cells=True):
         out = super().forward(views, positions)
         logits = torch.zeros_like(out.cell_logits)
         for row, cell in zip(logits, self.cells, strict=False):

@@ -340,10 +340,14 @@ def test_a_batch_gives_the_tree_of_each_image(readers):
                 assert edge.node.region.window.box == pytest.approx(child.window.box)
 
 
-def test_cells_of_the_last_level_are_not_proposed(readers):
-    proposed = []
+def test_cells_of_the_last_level_are_neither_scored_nor_proposed(readers):
+    proposed, scored = [], []
 
     class Noted(SmallModel):
+        def forward(self, views, positions, score_cells=True):
+            scored.append((len(views), score_cells))
+            return super().forward(views, positions)
+
         def propose(self, cell_logits, aux):
             proposed.append(len(cell_logits))
             return cell_logits
@@ -352,6 +356,7 @@ def test_cells_of_the_last_level_are_not_proposed(readers):
         for result in run(inference, readers, config(2, (2,))):
             assert result.levels == [1, 2, 2]
     assert proposed == [8]
+    assert scored == [(8, True), (16, False)]
 
 
 def test_a_forked_worker_can_continue(readers):
@@ -441,7 +446,7 @@ class BySize(SmallModel):
     def view_size_of(self, region):
         return {1: 32, 2: 48}.get(region.level, 64 if region.window.left else 24)
 
-    def forward(self, views, positions):
+    def forward(self, views, positions, score_cells=True):
         self.shapes.append((int(positions[0, 2]) + 1, tuple(views.shape)))
         return super().forward(nn.functional.adaptive_avg_pool2d(views, 32), positions)
 

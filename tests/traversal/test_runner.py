@@ -72,7 +72,7 @@ class Hungry(SmallModel):
 
     most = 4
 
-    def forward(self, views, positions):
+    def forward(self, views, positions, score_cells=True):
         if len(views) > self.most:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return super().forward(views, positions)
@@ -98,7 +98,7 @@ def test_out_of_memory_after_halving_is_an_error():
 
 def test_other_errors_of_the_model_stay_bugs():
     class Wrong(SmallModel):
-        def forward(self, views, positions):
+        def forward(self, views, positions, score_cells=True):
             raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):
@@ -107,7 +107,7 @@ def test_other_errors_of_the_model_stay_bugs():
 
 def test_bf16_is_close_to_fp32_and_returned_in_single_precision():
     class Mixed(SmallModel):
-        def forward(self, views, positions):
+        def forward(self, views, positions, score_cells=True):
             features, logits, _ = super().forward(views, positions)
             mixed = features @ torch.eye(48)  # in bf16 under autocast
             return EncoderOutput(mixed, logits, {"mixed": mixed, "count": positions})

@@ -166,9 +166,7 @@ def test_multiplications_are_what_the_model_counts(folder, found):
     view, position = torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, dtype=torch.long)
     for count, scored in ((0, 0), (1, 1), (2, 1), (3, 3), (4, 3)):
         with FlopCounterMode(display=False) as counted, torch.no_grad():
-            features = [
-                model(view, position, number < scored).features for number in range(count + 1)
-            ]
+            features = [model(view, position, n < scored).features for n in range(count + 1)]
             levels = torch.ones(1, count + 1, dtype=torch.long)
             model.aggregate(torch.stack(features, 1), levels > 0, levels)
         assert rows_of(found)[count].multiplications == counted.get_total_flops() // 2
@@ -402,7 +400,7 @@ data:
   kind: mosaic
   path: tiles
   landscape: {{size: 256, sites: [{site}], background: [forest], empty: none, site_tiles: [2, 2],
-              fields: [1, 1], neighbours: 2, training: 3, validation: 4, test: 5}}
+              neighbours: 2, training: 3, validation: 4, test: 5}}
 """
 
 
