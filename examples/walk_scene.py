@@ -30,7 +30,9 @@ def main(image: str) -> None:
         (result,) = inference.run([reader], config, [build_policy(config)])
         if isinstance(result, Exception):
             raise result
-        record = record_result(result, reader, id=image, maker=Maker("random", "", CLASSES))
+        record = record_result(
+            result, reader, image=image, id=image, maker=Maker("random", "", CLASSES)
+        )
     for window in record.windows:
         left, top, right, bottom = window.box
         where = f"{left:7.0f} {top:7.0f} {right:7.0f} {bottom:7.0f}"
