@@ -5,16 +5,14 @@ import statistics
 import numpy as np
 import pytest
 
-from tnetcli.geometry import Window
+from tnetcli.geometry import Window, covered, filled
 from tnetcli.training.metrics import (
     Interval,
     Outcomes,
     bootstrap,
     calibration_error,
     confusion_matrix,
-    covered,
     f1_scores,
-    filled,
     hit_levels,
     hit_rate,
     hits,
