@@ -268,14 +268,16 @@ class _Tree:
         return np.array(taken, np.intp)
 
     def _choose_from_pool(self) -> None:
-        new = 0
-        while new < self._policy.batch and not self._pool.is_empty:
+        new: set[Node] = set()  # two candidates may show the same pixels
+        while len(new) < self._policy.batch and not self._pool.is_empty:
             number, cell, attention = self._pool.pop_best()
             parent = self._read[number]
             if not self._stands_apart(parent, cell):
                 continue
             self._chosen[parent].append(cell)
-            new += self._follow(parent, cell, attention) not in self._numbers
+            node = self._follow(parent, cell, attention)
+            if node not in self._numbers:
+                new.add(node)
 
     def _stands_apart(self, parent: Node, cell: int) -> bool:
         """Return True if no sibling chosen so far covers too much of `cell`."""
