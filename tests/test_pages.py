@@ -115,6 +115,7 @@ SCENERY: dict[str, Callable[[Path], None]] = {
     "docs/architecture.md": scene,
     "docs/errors.md": scenes,
     "docs/overlays.md": seen,
+    "docs/records.md": seen,
     "docs/training.md": images,
 }
 TYPED = [page for page, blocks in BLOCKS.items() if any(block.is_run for block in blocks)]

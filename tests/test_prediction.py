@@ -150,6 +150,8 @@ WRONG = {
     "a short transform": ({"georeference": {"crs": None, "transform": [1.0, 0.0]}}, "transform"),
     "a CRS as number": ({"georeference": {"crs": 5, "transform": [1, 0, 0, 0, 1, 0]}}, "crs"),
     "no microns": ({"mpp": [0.0, 0.5]}, "mpp"),
+    "negative microns": ({"mpp": [-1.0, 0.5]}, "mpp"),
+    "microns of one axis": ({"mpp": [0.25]}, "mpp"),
     "a digest": ({"provenance": {"sha256": "F" * 64}}, "sha256"),
     "a runtime": ({"provenance": {"runtime": "abacus"}}, "runtime"),
     "a view size as text": ({"provenance": {"config": {"view_size": "224"}}}, "view_size"),
@@ -238,7 +240,9 @@ def test_a_wrong_window_is_refused(change, says):
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400"])
-@pytest.mark.parametrize("key", ["probability", "config", "outcome", "box"])
+@pytest.mark.parametrize(
+    "key", ["probability", "config", "outcome", "box", "attention", "mpp", "transform"]
+)
 def test_a_number_that_is_not_finite_is_refused_everywhere(key, number):
     data = json.loads(WHOLE.model_dump_json())
     if key == "config":
@@ -247,6 +251,12 @@ def test_a_number_that_is_not_finite_is_refused_everywhere(key, number):
         data["outcome"] = {"hazard": {"a": "HERE"}}
     elif key == "box":
         data["windows"][0]["box"][2] = "HERE"
+    elif key == "attention":
+        data["windows"][0]["attention"] = "HERE"
+    elif key == "mpp":
+        data["mpp"][1] = "HERE"
+    elif key == "transform":
+        data["georeference"]["transform"][4] = "HERE"
     else:
         data[key] = "HERE"
     with pytest.raises(ValidationError):

@@ -16,11 +16,10 @@ from jsonschema import ValidationError
 
 import tnetcli
 from tests.exporters.conformance import SCHEMA, VALIDATOR, check_overlay, put, records
-from tests.exporters.records import UTM, record, replace, window
+from tests.exporters.records import UTM, failed, record, replace, window
 from tests.exporters.test_map_overlay import PLACES, SIDE, boxes, scenes
 from tests.exporters.test_pixel_overlay import RULES, strictly
 from tests.slides import real, write_scn
-from tnetcli.errors import ImageError
 from tnetcli.exporters.geojson import (
     collection_text,
     sequence_text,
@@ -29,7 +28,6 @@ from tnetcli.exporters.geojson import (
 )
 from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.table import csv_text
-from tnetcli.prediction import Prediction, Problem
 
 PIXEL = 0.01
 DOCS = Path(__file__).parents[2] / "docs"
@@ -48,16 +46,16 @@ SEEN = (
     window("root/0-2", (0, 0, 500, 400)),
     window("root/0-2/1-1", (10, 20, 300, 200.25)),
 )
-VIEW = {"settings": {"view_size": 224}}
+VIEW = {"config": {"view_size": 224}}
 SCENE = record(*SEEN, **VIEW, **UTM)
-SLIDE = record(*SEEN, image="b.svs", offset=(7, 9), microns_per_pixel=(0.25, 0.25), **VIEW)
+SLIDE = record(*SEEN, image="b.svs", offset=(7, 9), mpp=(0.25, 0.25), **VIEW)
 ACROSS = record(
     window(box=(0, 0, 3000, 3000)),
     image="across.tif",
     crs="EPSG:32660",
     transform=(10.0, 0.0, 720_000.0, 0.0, -10.0, 5_000_040.0),
 )
-FAILED = Prediction("c.tif", "c.tif", "failed", error=Problem.of(ImageError("damaged")))
+FAILED = failed()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +73,7 @@ FAILED = Prediction("c.tif", "c.tif", "failed", error=Problem.of(ImageError("dam
 )
 def test_collections_conform(predictions, expected, tmp_path):
     for name in ("a.geojson", "a.geojson.gz"):
-        write_geojson(tmp_path / name, map(Looked.of, predictions))
+        write_geojson(tmp_path / name, map(Looked, predictions))
         assert check_overlay(tmp_path / name) == expected
 
 
@@ -86,7 +84,7 @@ def test_sequences_conform(name, record_separator, tmp_path):
         ([SCENE, SLIDE], (6, 2, {"map", "pixels"})),
         ([record(), FAILED], (0, 0, set())),
     ):
-        looked = map(Looked.of, predictions)
+        looked = map(Looked, predictions)
         write_geojson_sequence(
             tmp_path / name, looked, record_separator=record_separator, overwrite=True
         )

@@ -233,8 +233,7 @@ def _draw_column(
         page.line(x, y, plain(step.label) or "no label", room, TEXT)
         y = page.line(x + width, y, value, width, TEXT, ha="right") + page.px(2)
         page.fill(x, y, width, small, RULE)
-        fraction = min(step.probability, 1.0) if step.probability > 0 else 0.0
-        page.fill(x, y, fraction * width, small, _colour(step.level))
+        page.fill(x, y, min(step.probability, 1.0) * width, small, _colour(step.level))
         below = f"after level {step.level}, {counted(step.windows, 'region')}"
         y = page.line(x, y + page.px(9), below, width, CAPTION, QUIET) + page.px(8)
     y += page.px(GAP - 8) if prediction.levels else 0
@@ -297,13 +296,13 @@ def _draw_views(page: Page, regions: Sequence[SeenWindow], imagery: Imagery | No
 
 
 def _draw_caption(page: Page, region: SeenWindow, x: int, y: int, width: int) -> None:
-    number, known = _number(region), math.isfinite(region.attention)
+    number = _number(region)
     shift = page.measure(number, CAPTION, bold=True) + page.px(8)
     page.line(x, y, number, width, CAPTION, bold=True)
     order = "glimpse" if region.is_glimpse else f"level {region.level}, rank"
     y = page.line(x + shift, y, f"{order} {region.rank}", width - shift, CAPTION, QUIET)
-    text = f"attention {_attention(region):.3g}" if known else "attention unknown"
-    text = text if "/" in region.path else "the whole image"
+    is_part = "/" in region.path
+    text = f"attention {_attention(region):.3g}" if is_part else "the whole image"
     y = page.line(x, y, text, width, CAPTION, QUIET)
     vote = f" {_percent(region.probability)}"
     page.line(x, y, plain(region.label) or "no label", width, CAPTION, end=vote)
@@ -329,7 +328,7 @@ def _below(regions: Sequence[SeenWindow], level: int = 0) -> list[SeenWindow]:
 
 
 def _attention(region: SeenWindow) -> float:
-    return min(max(region.attention, 0.0), 1.0) if math.isfinite(region.attention) else 0.0
+    return min(region.attention, 1.0)  # sums of 32-bit numbers may exceed one a little
 
 
 def _colour(level: int) -> str:
@@ -367,8 +366,6 @@ def _fitted(width: float, height: float, most: int) -> tuple[int, int]:
 
 def _percent(probability: float) -> str:
     """Return a probability in per cent that never claims certainty."""
-    if not 0 <= probability <= 1:
-        return "? %"
     if 0 < probability < 0.005:
         return "< 1 %"
     return "> 99 %" if probability >= 0.995 else f"{100 * probability:.0f} %"

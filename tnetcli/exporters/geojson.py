@@ -11,11 +11,7 @@ from tnetcli.errors import OutputError
 from tnetcli.exporters.colours import as_hex, attention_colour, class_colour
 from tnetcli.exporters.lonlat import Globe, Outline
 from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.overlay import (
-    WithJoint,
-    as_line,
-    measured,
-)
+from tnetcli.exporters.overlay import WithJoint, as_line, measured
 from tnetcli.geometry import Size, UnknownCRSError
 from tnetcli.output_file import write_text
 from tnetcli.prediction import Prediction, SeenWindow
@@ -256,7 +252,7 @@ class MapOverlay:
         colour = as_hex(class_colour(window.label, self._classes))
         numbers = measured(window, joint, prediction)
         # Nobody chose the whole image: filled, it would hide all the rest.
-        chosen = (numbers["attention"] or 0.0) if "/" in window.path else 0.0
+        chosen = window.attention if "/" in window.path else 0.0
         return {
             "path": window.path,
             **numbers,
@@ -271,7 +267,7 @@ class MapOverlay:
             "title": f"{window.label} {window.probability:.2f} ({window.path})",
             "stroke": colour,
             "fill": colour,
-            "fill-opacity": round(MOST_OPAQUE * min(max(chosen, 0.0), 1.0), 4),
+            "fill-opacity": round(MOST_OPAQUE * min(chosen, 1.0), 4),
         }
 
     def _source(self) -> dict[str, str]:

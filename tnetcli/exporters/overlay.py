@@ -1,7 +1,6 @@
 """Numbers and text of a record, as all exporters write them."""
 
 import json
-import math
 import re
 from typing import Any, TypeAlias
 
@@ -35,9 +34,7 @@ def measured(
 
 
 def _number(value: float | None) -> float | None:
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.{DIGITS}g}")
+    return None if value is None else float(f"{value:.{DIGITS}g}")
 
 
 def as_line(value: Any) -> str:
