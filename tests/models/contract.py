@@ -137,9 +137,9 @@ class ModelContract:
         return functional.cross_entropy(logits, torch.tensor([1])), where
 
     def test_features_do_not_depend_on_whether_cells_are_scored(self, model, views):
-        positions = torch.tensor([ROOT.position] * len(views))
-        scored = model.encoder(1)(views, positions)
-        bare = model.encoder(1)(views, positions, False)
+        whole, position = views[0].unsqueeze(0), torch.tensor([ROOT.position])
+        scored = model.encoder(1)(whole, position)
+        bare = model.encoder(1)(whole, position, False)
         assert torch.equal(bare.features, scored.features)
         assert bare.cell_logits.shape == scored.cell_logits.shape
 
