@@ -13,7 +13,6 @@ from tnetcli.models.configs import Arguments
 from tnetcli.models.registry import read_arguments
 from tnetcli.normalisation import Normalisation
 from tnetcli.readers.cropped import CropKind
-from tnetcli.tasks import Classification, Task
 from tnetcli.traversal.config import TraversalConfig, warn_unused
 from tnetcli.validation import Strict
 
@@ -83,12 +82,6 @@ class Description(Strict):
         if most is not None and levels > most:
             raise ValueError(f"`levels` is above the {most} of `{self.family}`: `{levels}`")
         return self
-
-    def build_task(self) -> Task:
-        """Return the task with its fitted state."""
-        task = Classification(self.classes)
-        task.state = dict(self.task.state)
-        return task
 
     @property
     def model_arguments(self) -> Arguments:

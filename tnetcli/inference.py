@@ -31,7 +31,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageResult:
-    """Regions read of one image, and what the model says of them; arrays follow `nodes`."""
+    """Result of the rollout of one image; arrays are aligned with `nodes`."""
 
     nodes: tuple[Node, ...]
     stop: Stop
@@ -105,7 +105,7 @@ class Inference:
         max_batch: int = MAX_BATCH,
         read_timeout: float = READ_TIMEOUT,
     ) -> "Inference":
-        """Return inference that reads images as the model was trained to see them."""
+        """Return inference with the normalisation and background of a checkpoint."""
         description = checkpoint.description
         return cls(
             checkpoint.model,
@@ -216,5 +216,7 @@ def _rows(found: Rollout, name: str, own: torch.Tensor) -> torch.Tensor | None:
     known, values = found.aux[name]
     if not torch.isin(own, known).any():
         return None
-    every = values.new_zeros(len(found.nodes), *values.shape[1:])
-    return every.index_copy(0, known, values)[own]
+    row = torch.full((len(found.nodes),), -1).index_copy(0, known, torch.arange(len(known)))[own]
+    rows = values.new_zeros(len(own), *values.shape[1:])
+    rows[row >= 0] = values[row[row >= 0]]
+    return rows

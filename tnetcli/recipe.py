@@ -270,7 +270,9 @@ def _with_objectives(data: dict[str, Any]) -> dict[str, Any]:
     def read(section: Any) -> Objective:
         if isinstance(section, Objective):
             return section
-        return validate(kind, section or {}, f"objective of `{family}`", ModelError)
+        return validate(
+            kind, {} if section is None else section, f"objective of `{family}`", ModelError
+        )
 
     stages = data["stages"]
     if isinstance(stages, list):

@@ -27,7 +27,7 @@ from tnetcli.readers.base import Reader
 from tnetcli.tasks import Classification, softmax
 from tnetcli.traversal.tree import Stop
 
-MOST_CLASSES = 100  # of which every window is told: records of thousands would be all numbers
+MOST_CLASSES = 100  # above this, records leave out the probabilities of each window
 DECIMALS = 6
 # The stop reasons of a traversal as records name them.
 STOP_REASONS: dict[Stop, StopReason] = {
@@ -136,7 +136,7 @@ def _windows(result: ImageResult, classes: Sequence[str]) -> list[SeenWindow]:
             label=label,
             probability=probability,
             valid=float(valid),
-            probabilities=_told(each),
+            probabilities=_class_probabilities(each),
             steps=_rounded(steps) if steps.any() else (),
             glimpses=tuple(_glimpses(node.region.window, boxes, scores, classes)),
         )
@@ -165,7 +165,7 @@ def _glimpses(
         yield SeenGlimpse((left, top, right, bottom), label, round(probability, DECIMALS))
 
 
-def _told(probabilities: NDArray[np.float64]) -> tuple[float, ...]:
+def _class_probabilities(probabilities: NDArray[np.float64]) -> tuple[float, ...]:
     if len(probabilities) > MOST_CLASSES:
         return ()
     return _rounded(probabilities)

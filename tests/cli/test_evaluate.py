@@ -80,7 +80,7 @@ def test_the_walk_and_what_is_compared_can_be_chosen(folder):
         folder, "--json", "--keep", "3", "--windows", "0,2", "--no-random", "--no-oracle"
     )
     record = json.loads(done.stdout)
-    assert record["plan"]["keep"] == [3]
+    assert record["traversal"]["keep"] == [3]
     assert {row["choice"] for row in record["rows"]} == {"attention"}
     assert sorted({row["windows"] for row in record["rows"]}) == [0, 2, 3]
 

@@ -91,7 +91,7 @@ class AnchorNet(Model):
         return PatchClassifier(self.backbone, self.dropout, self.classifier, self.grid)
 
     def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
-        """Return the logits of the surest branch; `cell_logits` hold the class map of each branch.
+        """Return the logits of the decided branch; `cell_logits` hold one class map per branch.
 
         Maps stand in their branch's block of the grid, those of the decided class. `aux` has the
         decided `branch` (n,) and, in training, `side_logits` (n, branches, classes).
@@ -240,7 +240,7 @@ class Bottleneck(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a map (views, outputs, height, width) that is `kernel - 1` smaller a side."""
+        """Return a map (views, outputs, height, width); convolutions are not padded."""
         seen: Tensor = self.layers(x)
         if self.cut is None:
             return seen
@@ -325,7 +325,7 @@ class BranchOutput(NamedTuple):
 
 
 class Branch(nn.Module):
-    """See patches of one size; say of each position how much it speaks for each class."""
+    """Score each position of a map of one receptive field for each class."""
 
     def __init__(
         self, kernels: tuple[int, int], arguments: AnchorArguments, *, classes: int

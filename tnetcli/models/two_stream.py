@@ -342,7 +342,7 @@ class FixedSteps(nn.Module):
 def build_step_shares(
     steps: Steps, made: int, *, first: int, size: int, vectors: StepVectors
 ) -> StepAttention | FixedSteps:
-    """Return what tells how much each of the steps that are made counts; SPEC's ablations too."""
+    """Return what tells how much each of the steps that are made counts."""
     if steps == "attention":
         return StepAttention(made, size, vectors)
     return FixedSteps(made, first if steps == "sum" else made, made)
@@ -441,8 +441,8 @@ class SelfAttention(nn.Module):
 def objective(episodes: Episodes, task: Task, config: TwoStreamObjective) -> Terms:
     """Return the labels of both streams and the ranking loss between them.
 
-    Every image counts by its importance, whatever the number of its regions. Where steps learn by
-    themselves, their mean replaces the loss of the regions. `p_global` and `p_local`, the mean
+    Every image counts by its importance, whatever the number of its regions. Where each step has a
+    loss of its own, their mean replaces the loss of the regions. `p_global` and `p_local`, the mean
     probabilities of the true class, are metrics only.
     """
     targets, images = episodes.targets, len(episodes.targets)

@@ -104,7 +104,7 @@ class Batches:
         )
 
     def _open(self, numbers: list[int], epoch: int) -> list[Item]:
-        """Open images, and leave out what was there when the training began and is no more."""
+        """Open images; skip those that can no longer be opened, with a warning."""
         found: list[Item] = []
         problem: TnetError | None = None
         for number in numbers:

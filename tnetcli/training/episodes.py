@@ -50,11 +50,12 @@ def build_episodes(
     ]
     choices = _Choices(found, number, runner.model.grid, loss, least_valid, blocked)
     log_p, entropy, distinct = choices.probabilities(features)
-    place = {int(row): index for index, row in enumerate(rows.tolist())}
+    place = {row: index for index, row in enumerate(rows.tolist())}
     aux = {}
     for name, (known, values) in found.aux.items():
-        own = [index for index, row in enumerate(known.tolist()) if row in place]
-        region = torch.tensor([place[int(known[index])] for index in own], dtype=torch.long)
+        numbers = known.tolist()
+        own = [index for index, row in enumerate(numbers) if row in place]
+        region = torch.tensor([place[numbers[index]] for index in own], dtype=torch.long)
         if len(own) < len(known):
             values = values[own]
         aux[name] = region.to(image.device), values
@@ -75,6 +76,11 @@ def build_episodes(
         samples=loss.samples,
     )
     return episodes, distinct
+
+
+def uniform_fraction(grid: Grid, loss: Loss) -> float:
+    """Return the fraction of draws that ignore attention; 0 where the model proposes the cells."""
+    return 0.0 if grid.proposed_only else loss.uniform
 
 
 def kept_images(found: Rollout, samples: int) -> list[int]:
@@ -99,8 +105,7 @@ class _Choices:
         self._number = {node: index for index, node in enumerate(nodes)}
         self._rounds, self._loss, self._least_valid = found.rounds, loss, least_valid
         self._blocked = blocked
-        # A model that proposes the cells itself has no use for others.
-        self._uniform = 0.0 if grid.proposed_only else loss.uniform
+        self._uniform = uniform_fraction(grid, loss)
 
     def probabilities(self, features: Tensor) -> tuple[Tensor, Tensor, float]:
         """Return log-probability (regions,), entropy (choices,), and how distinct choices were."""

@@ -139,13 +139,15 @@ def contrastive(embedding: Tensor, labels: Tensor, *, margin: float, samples: in
 
 def l2_penalty(model: nn.Module, loss: Loss) -> Tensor:
     """Return the weighted sum of squares of what is trained, biases too but not batch norms."""
+    if not loss.l2:
+        return next(model.parameters()).new_zeros(())
     learned: dict[int, Tensor] = {}  # by id: a weight that two modules share counts once
     for name, module in model.named_modules():
         for full_name, weight in module.named_parameters(name, recurse=False):
             skipped = loss.l2_of == "new" and is_of_backbone(full_name)
             if weight.requires_grad and not skipped and not isinstance(module, _BatchNorm):
                 learned[id(weight)] = weight
-    if not loss.l2 or not learned:
+    if not learned:
         return next(model.parameters()).new_zeros(())
     return loss.l2 * torch.stack([weight.square().sum() for weight in learned.values()]).sum()
 
@@ -206,11 +208,11 @@ class Baselines:
         self.values.fill_(float(value))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what has to be stored to go on."""
+        """Return what has to be stored to resume."""
         return {"values": self.values.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state_dict` returned for as many levels."""
+        """Resume from what `state_dict` returned for as many levels."""
         values = state["values"]
         if values.shape != self.values.shape:
             found, own = tuple(values.shape), tuple(self.values.shape)
@@ -249,7 +251,7 @@ class Baselines:
         self._move(self._tally(rewards, cap), sequence)
 
     def sit_out(self, *, sequence: float) -> None:
-        """Move on by what other processes have found, where this one has seen nothing."""
+        """Update by the rewards of other processes, for a process that read no image."""
         self._move(self.values.new_zeros(2, self.values.numel() + 1), sequence)
 
     def _tally(self, rewards: Rewards, cap: int | None) -> Tensor:

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from tnetcli.errors import RecipeError
 from tnetcli.models.base import Model
 from tnetcli.models.objective import Episodes
 from tnetcli.sections import Stage
@@ -51,6 +52,11 @@ class ReplayBuffer:
     def add(self, episodes: Episodes) -> None:
         """Keep the pooled features of a step's images in place of the oldest."""
         images, size = len(episodes.targets), len(self._labels)
+        if images > size:
+            raise RecipeError(
+                f"`remember` is `{size}`, fewer than the {images} images of a step",
+                hint="give stages.remember at least as many",
+            )
         region, values = episodes.aux["pooled"]
         assert episodes.position is not None
         pooled = torch.zeros_like(values).index_copy(0, region, values).detach()  # (regions, D)
@@ -69,6 +75,8 @@ class ReplayBuffer:
         """Return the loss of the labels of randomly chosen images."""
         generator = torch.Generator().manual_seed(derive(self._seed, "rehearse", step, time))
         known = min(self._count, len(self._labels))
+        if not known:  # this process has read no image yet
+            return self._features.new_zeros(())
         chosen = torch.randint(known, (self._images,), generator=generator).to(self._labels.device)
         levels, labels = self._levels[chosen], self._labels[chosen]  # (images, most), (images,)
         mask = levels > 0

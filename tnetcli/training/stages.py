@@ -11,7 +11,12 @@ from tnetcli.models.registry import find_family, find_terms
 from tnetcli.sections import Stage as StageConfig
 from tnetcli.tasks import Classification
 from tnetcli.training.batches import Batch, Batches
-from tnetcli.training.episodes import blocked_cells, build_episodes, kept_images
+from tnetcli.training.episodes import (
+    blocked_cells,
+    build_episodes,
+    kept_images,
+    uniform_fraction,
+)
 from tnetcli.training.parts import prepare_parts
 from tnetcli.training.reinforce import (
     Baselines,
@@ -218,7 +223,8 @@ class SceneStage(_Stage):
             first=batch.first,
         )
         if not self._is_readable(found, batch):
-            self._baselines.sit_out(sequence=self.config.loss.reinforce_sequence)
+            if not self._family.replaces_loss:  # other processes update no baselines either
+                self._baselines.sit_out(sequence=self.config.loss.reinforce_sequence)
             return torch.zeros((), device=self.device), {}, 0
         episodes, distinct = build_episodes(
             found,
@@ -237,7 +243,7 @@ class SceneStage(_Stage):
             "loss": float(total.detach()),
             **parts,
             "accuracy": right.float().mean(dim=1).tolist(),
-            **_openness(episodes),
+            **_mean_entropy(episodes),
             "distinct": distinct,
             "windows": len(found.nodes),
             "waiting": found.waiting,
@@ -272,14 +278,11 @@ class SceneStage(_Stage):
             self._replay.load(under(state, "replay."))
 
     def _policies(self, batch: Batch) -> list[Policy]:
-        # A model that proposes the cells itself has no use for others.
-        uniform = 0.0 if self.run.model.grid.proposed_only else self.config.loss.uniform
+        uniform = uniform_fraction(self.run.model.grid, self.config.loss)
+        policies = [build_policy(self._exploring, seed, uniform=uniform) for seed in batch.seeds]
         return [
             policy if fixed is None else Fixed(policy, fixed)
-            for policy, fixed in (
-                (build_policy(self._exploring, seed, uniform=uniform), fixed)
-                for seed, fixed in zip(batch.seeds, batch.fixed, strict=True)
-            )
+            for policy, fixed in zip(policies, batch.fixed, strict=True)
         ]
 
     def _all_terms(self, episodes: Episodes) -> Terms:
@@ -323,7 +326,7 @@ class SceneStage(_Stage):
         return next(self._batches)
 
 
-def _openness(episodes: Episodes) -> dict[str, float]:
+def _mean_entropy(episodes: Episodes) -> dict[str, float]:
     """Return the mean entropy of the choices, where it can be learned."""
     if not len(episodes.entropy):  # of several levels: regions were fixed, nothing was chosen
         return {} if len(episodes.level_logits) > 1 else {"entropy": 1.0}

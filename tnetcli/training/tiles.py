@@ -25,7 +25,7 @@ class TileBatch(NamedTuple):
     values: Tensor  # (views, bands, height, width)
     regions: list[Region]
     shares: Tensor  # (views, side, side, tile classes), of each class under a pixel of the map
-    labels: Tensor  # (views,), AMBIGUOUS where no class can be told
+    labels: Tensor  # (views,), AMBIGUOUS where the view shows no single class
     level: Tensor  # (views,)
 
 
@@ -173,6 +173,10 @@ class TilePretraining(nn.Module):
 
 def _read(views: Views, places: Sequence[Node], scenes: Sequence[LandscapeScene]) -> Tensor:
     """Return the views of places (places, bands, height, width)."""
-    batches = views.read(places, scenes)
-    read = [view.values for batch in batches for _, view in batch if isinstance(view, View)]
+    read = []
+    for batch in views.read(places, scenes):
+        for _, view in batch:
+            if not isinstance(view, View):
+                raise view
+            read.append(view.values)
     return torch.from_numpy(np.stack(read)) if read else torch.empty(0)

@@ -124,15 +124,17 @@ class Updates:
         for micro in range(accumulate):
             loss, row, images = stage.loss(step * accumulate + micro)
             share = ranks.share(images) / accumulate
+            scaled = self._scaler.scale(loss * share)  # always: the first call creates the scale
             if loss.requires_grad:  # not where only attention is trained and nothing was chosen
-                self._scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
+                scaled.backward()  # type: ignore[no-untyped-call]
             rows.add(_merged(ranks.gather([row, images])))
         ranks.average_gradients(stage.modules)
-        if self._settings.clip:
-            self._scaler.unscale_(self._optimizer)
-            self._clip()
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+        if any(weight.grad is not None for weight in self._weights()):
+            if self._settings.clip:
+                self._scaler.unscale_(self._optimizer)
+                self._clip()
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
         self._replay(step)
         ranks.agree(stage.modules)
         self._average.update()
@@ -146,14 +148,15 @@ class Updates:
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
             self._run.ranks.average_gradients(self._stage.modules)
-            if loss.requires_grad:
-                self._clip()
-                self._optimizer.step()
+            self._clip()
+            self._optimizer.step()  # changes nothing where no process has a gradient
 
     def _clip(self) -> None:
         if self._settings.clip:
-            weights = [w for group in self._optimizer.param_groups for w in group["params"]]
-            nn.utils.clip_grad_norm_(weights, self._settings.clip)
+            nn.utils.clip_grad_norm_(self._weights(), self._settings.clip)
+
+    def _weights(self) -> list[Tensor]:
+        return [weight for group in self._optimizer.param_groups for weight in group["params"]]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that has to be stored to resume exactly here."""

@@ -49,7 +49,7 @@ class TraversalConfig(Strict):
         default=None, description="maximum number of regions per image, the whole image included"
     )
     confidence: float | None = Field(
-        default=None, gt=0, le=1, description="stop once a class is as probable as that"
+        default=None, gt=0, le=1, description="stop once a class is at least this probable"
     )
     least_valid: float = Field(
         default=0.0, ge=0, lt=1, description="minimum fraction of a cell that holds data"

@@ -1,7 +1,7 @@
 """Policies: how the next regions are chosen. They see numbers, never tensors.
 
 A policy belongs to one image. It turns the raw logits of a view's cells into probabilities, and
-says which candidates come first. How many are followed, and when to stop, is TraversalConfig's.
+says which candidates come first. TraversalConfig sets how many are followed and when to stop.
 """
 
 from collections.abc import Sequence
@@ -187,7 +187,8 @@ class Random(_Wrapper):
         """Return random probabilities (places,) of all cells that the grid offers."""
         random = np.random.default_rng([self.seed, 0, *region.path.encode()])
         drawn = random.exponential(size=(self.grid.rows, self.grid.columns))
-        probs: Numbers = np.where(self.grid.choices(), drawn / drawn.sum(), 0).ravel()
+        drawn = np.where(self.grid.choices(), drawn, 0)
+        probs: Numbers = (drawn / drawn.sum()).ravel()
         return probs
 
 

@@ -196,7 +196,7 @@ class _State:
         return scores
 
     def confident(self, images: Sequence[int]) -> list[bool]:
-        """Return for each image whether a class is as probable as asked for."""
+        """Return for each image whether a class reaches `confidence`."""
         assert self.config.confidence is not None
         features = torch.cat(self.features)
         found = []

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -151,8 +151,8 @@ def _single(out: EncoderOutput, device: str | None = None) -> EncoderOutput:
         value = value.float() if value.is_floating_point() else value
         return value if device is None else value.to(device)
 
-    aux: Mapping[str, Tensor] = {name: convert(value) for name, value in out.aux.items()}
-    return EncoderOutput(convert(out.features), convert(out.cell_logits), dict(aux))
+    aux = {name: convert(value) for name, value in out.aux.items()}
+    return EncoderOutput(convert(out.features), convert(out.cell_logits), aux)
 
 
 def not_a_number(what: str) -> ModelError:

@@ -226,6 +226,7 @@ class _Tree:
             self._link()
         elif left < 1:
             self.stop = "budget"
+            self._link()
         elif len(new) > left:
             self._cut = True
             best = set(_by_joint(new)[: int(left)])
