@@ -236,6 +236,9 @@ class _Tree:
     def _open(self, node: Node, scores: CellScores) -> None:
         """Add the cells of a node to the candidates, or note why it has none."""
         region, fixed = node.region, self._policy.fixed(node.region)
+        if region.level >= self._config.levels:
+            self._dead_ends.add("levels")
+            return
         if fixed is not None:
             cells = np.arange(len(fixed))
             probs = np.array([each.attention for each in fixed], np.float64)
@@ -295,8 +298,6 @@ class _Tree:
     def _dead_end(
         self, region: Region, fixed: Sequence[ScoredRegion] | None, has_data: bool
     ) -> Stop | None:
-        if region.level >= self._config.levels:
-            return "levels"
         cell, least = region.window.cell(self._grid, 0, 0), self._config.least_side or 0.0
         if fixed is None and max(cell.width, cell.height) < least * (1 - SAME):
             return "pixels"
