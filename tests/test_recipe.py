@@ -334,7 +334,7 @@ def test_what_no_machine_could_hold_is_refused(model, part):
     [
         ({"model": {"classes": 0}}, "how many, or their names"),
         ({"model": {}}, "how many, or their names"),
-        ({"model": {"classes": 3, "view_size": 1}}, "pixels a side of what the model sees"),
+        ({"model": {"classes": 3, "view_size": 1}}, "side of a view in pixels"),
         ({"model": {"classes": 3, "grid": 3}}, "rows, columns, cell_fraction"),
         ({"model": {"classes": 3, "temperature": 0}}, "of the attention"),
         ({"model": {"classes": 3, "alignment": "nearst"}}, "did you mean `nearest`?"),

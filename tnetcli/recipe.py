@@ -148,7 +148,7 @@ class Recipe(Strict):
     )
     name: str | None = Field(default=None, description="of the model, in a word")
     summary: str | None = Field(default=None, description="of the model, in a line")
-    seed: int = Field(default=0, ge=0, lt=2**32, description="of everything that is left to chance")
+    seed: int = Field(default=0, ge=0, lt=2**32, description="random seed")
     init: File | None = Field(default=None, description="a trained model to start from")
     data: Data | None = Field(default=None, description="images and their labels")
     augmentation: Augmentation = Field(
@@ -168,7 +168,7 @@ class Recipe(Strict):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        """Take an empty section for none, look no deeper than the family can, fill in stages."""
+        """Drop empty sections, cap levels at the family's maximum, complete stages."""
         if not isinstance(data, Mapping):
             return data
         data = {key: section for key, section in data.items() if section is not None}
@@ -197,7 +197,9 @@ class Recipe(Strict):
             if stage.learn == "tiles" and not self.model.arguments.pretrains_on_tiles:
                 raise ValueError(f"stage `{stage.name}`: `{self.model.family}` learns from scenes")
             if stage.rehearse and not self.model.arguments.replays:
-                raise ValueError(f"stage `{stage.name}`: `{self.model.family}` cannot rehearse")
+                raise ValueError(
+                    f"stage `{stage.name}`: `{self.model.family}` does not support `rehearse`"
+                )
             walk = self.traversal_of(stage)
             if self.data is not None and walk.levels > 1 and not walk.keep:
                 raise ValueError(f"stage `{stage.name}` goes deeper, and `keep` is empty")

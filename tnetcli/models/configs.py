@@ -35,7 +35,7 @@ class Arguments(Strict):
         min_length=1,
         description="`bagnet77`, `compact` or the name of a timm model",
     )
-    view_size: int = Field(224, ge=8, le=4096, description="pixels a side of what the model sees")
+    view_size: int = Field(224, ge=8, le=4096, description="side of a view in pixels")
     pooling: Pooling = Field(
         "mean", description="of the map, for a view's features: what is small needs the maximum"
     )
@@ -49,7 +49,7 @@ class Arguments(Strict):
 
     @property
     def most_levels(self) -> int | None:
-        """Return how deep such a model can look, None for as deep as asked."""
+        """Return the maximum number of levels, None for no limit."""
         return None
 
 
@@ -60,7 +60,7 @@ class WholeArguments(Arguments):
 
     @property
     def most_levels(self) -> int:
-        """Return how deep it looks: not at all."""
+        """Return 1: only the whole image is encoded."""
         return 1
 
 
@@ -76,7 +76,7 @@ class TNetArguments(Arguments):
     tap: Annotated[int, Field(strict=True)] | str | None = Field(
         None,
         description="where the location module reads the backbone: a stage by number, a module by "
-        "name; by itself the deepest map that has two pixels a cell",
+        "name; default: the deepest map with two pixels per cell",
     )
     alignment: Alignment = Field(
         "pool",
@@ -90,7 +90,7 @@ class TNetArguments(Arguments):
         None,
         ge=1,
         le=MOST_CHANNELS,
-        description="channels inside the location module; by itself as the papers",
+        description="channels inside the location module; default: as in the papers",
     )
     centered: bool = Field(
         False, description="subtract the mean of the cells' logits before they are normalised"
@@ -102,21 +102,21 @@ class TNetArguments(Arguments):
     )
     position: Literal["add", "concat", "mix"] = Field(
         "add",
-        description="how the place of a window enters its features: added, beside them, or beside "
-        "them and bent, so that features are combined before they are averaged",
+        description="how the position of a region enters its features: added, concatenated, or "
+        "concatenated and passed through SiLU",
     )
     position_size: int | None = Field(
         None,
         ge=12,
         le=MOST_CHANNELS,
-        description="width of the place's code; by itself as the papers",
+        description="width of the positional encoding; default: as in the papers",
     )
     weighting: bool = Field(
-        False, description="learn how much each window counts; otherwise all count the same"
+        False, description="learn the weight of each region; otherwise all weigh the same"
     )
 
     @model_validator(mode="after")
-    def _cells_can_be_told_apart(self) -> Self:
+    def _has_a_pixel_per_cell(self) -> Self:
         check_cells(self.grid, self.view_size)
         return self
 
@@ -161,7 +161,7 @@ class AnchorArguments(Arguments):
         224,
         ge=max(FIELDS) + STRIDE,  # two positions a side: there has to be something to choose
         le=MOST_PIXELS,
-        description="pixels a side of what the model sees; patches are of 63, 95 and 111 of these",
+        description="side of a view in pixels; patches are of 63, 95 and 111 of these",
     )
     patches: Localising = Field(
         "loose",
@@ -191,7 +191,7 @@ class AnchorArguments(Arguments):
 
     @property
     def most_levels(self) -> int | None:
-        """Return how deep it looks: what classifies the patches names none of its own."""
+        """Return 2, or None if AnchorNet encodes its own patches."""
         return None if self.backbone == ANCHORNET else 2
 
     @property
@@ -227,7 +227,7 @@ class TwoStreamObjective(Objective):
 
 
 class TwoStreamArguments(Arguments):
-    """A stream for the whole image, and one that thinks in steps about the windows."""
+    """A stream for the whole image, and a recurrent one for its regions."""
 
     grid: Grid = Field(
         Grid(3, 3, 0.5), description="the cells of the whole image: rows, columns, cell_fraction"
@@ -235,7 +235,7 @@ class TwoStreamArguments(Arguments):
     patches: Patches = Field(
         "cam",
         description="what scores the cells: `cam`, the evidence under each for the class that the "
-        "whole image seems to be, or `even`, all alike, for a walk that samples or is told where",
+        "whole image seems to be, or `even`, all alike, for sampled or fixed regions",
     )
     temperature: float = Field(
         1.0,
@@ -247,10 +247,12 @@ class TwoStreamArguments(Arguments):
         ge=1,
         le=MOST_CHANNELS,
         description="channels of two more 1 x 1 convolutions of the global stream, such as 1024; "
-        "by itself there are none",
+        "default: none",
     )
     local_backbone: str | None = Field(
-        None, min_length=1, description="of the windows; by itself as `backbone`, never shared"
+        None,
+        min_length=1,
+        description="backbone of the local stream; default: `backbone`, with its own weights",
     )
     local_size: int | None = Field(
         None,
@@ -270,30 +272,28 @@ class TwoStreamArguments(Arguments):
     step_count: int = Field(10, ge=1, le=MOST_STEPS, description="steps of the recurrence")
     first_step: int = Field(1, ge=1, description="of a `sum`, counted from 1")
     last_step: int | None = Field(
-        None, ge=1, description="of a `sum`, or the `single` one; by itself step_count"
+        None, ge=1, description="of a `sum`, or the `single` one; default: step_count"
     )
     step_vectors: StepVectors = Field(
         "own", description="what scores the steps: a vector for each, or one for all"
     )
-    state_size: int = Field(
-        512, ge=1, le=MOST_CHANNELS, description="numbers that are remembered between steps"
-    )
+    state_size: int = Field(512, ge=1, le=MOST_CHANNELS, description="size of the recurrent state")
     self_attention: bool = Field(
-        False, description="let each step ask the map anew instead of reading its mean"
+        False, description="attend to the map at each step instead of reading its mean"
     )
     key_channels: int | None = Field(
         None,
         ge=1,
         le=MOST_CHANNELS,
-        description="of the map that questions are compared with, the rest answers; by itself half",
+        description="channels of the map used as keys, the rest are values; default: half",
     )
     basis_channels: int = Field(
-        64, ge=0, le=4096, description="that tell where a pixel of the map is, for self_attention"
+        64, ge=0, le=4096, description="channels of the spatial basis, for self_attention"
     )
 
     @property
     def most_levels(self) -> int:
-        """Return how deep it looks: each stream has one level."""
+        """Return 2: each stream has one level."""
         return 2
 
     @property
@@ -341,11 +341,11 @@ GLIMPSE, STEP = 77, 8
 
 
 class SaccaderObjective(Objective):
-    """Rewards of the places visited, and imitation of those with the most evidence."""
+    """Rewards of the glimpses, and imitation of the places with the most evidence."""
 
-    glimpses: Weight = Field(default=1.0, description="weight of the rewards of the places visited")
+    glimpses: Weight = Field(default=1.0, description="weight of the rewards of the glimpses")
     imitation: Weight = Field(
-        default=0.0, description="weight of visiting the places with the most evidence"
+        default=0.0, description="weight of imitating the places with the most evidence"
     )
 
 
@@ -359,15 +359,13 @@ class SaccaderArguments(Arguments):
     backbone: str = Field(
         "bagnet77", min_length=1, description="`bagnet77`: places that see 77 pixels, no more"
     )
-    view_size: int = Field(
-        224, ge=GLIMPSE, le=2304, description="pixels a side of what the model sees"
-    )
-    glimpses: int = Field(6, ge=1, description="places that are visited, no place twice")
+    view_size: int = Field(224, ge=GLIMPSE, le=2304, description="side of a view in pixels")
+    glimpses: int = Field(6, ge=1, description="glimpses per view, no place twice")
     width: float = Field(
         1.0,
         ge=1 / 16,
         le=2.0,
-        description="how wide the layers are; the published model has 1, a laptop likes 0.125",
+        description="width multiplier; 1 as published, 0.125 trains on a laptop",
     )
 
     @property
@@ -414,7 +412,9 @@ class DramArguments(Arguments):
         min_length=1,
         description="sees the glimpses: `bagnet77`, `compact` or the name of a timm model",
     )
-    glimpses: int = Field(6, ge=1, le=1000, description="looks within a view, after the first one")
+    glimpses: int = Field(
+        6, ge=1, le=1000, description="glimpses per view, after the first look at its centre"
+    )
     glimpse_size: int = Field(77, ge=8, le=2048, description="pixels a side of a glimpse")
     scales: int = Field(
         3, ge=1, le=16, description="fields of view of a glimpse, from its own to the whole view"
@@ -434,7 +434,10 @@ class DramArguments(Arguments):
         description="how far from its mean a place is drawn while learning; a view is 2 wide",
     )
     cells: int = Field(
-        7, ge=2, le=MOST_CELLS, description="a side of the grid that attention is told on"
+        7,
+        ge=2,
+        le=MOST_CELLS,
+        description="cells per side of the grid that attention is reported on",
     )
 
     @property

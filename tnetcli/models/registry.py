@@ -46,22 +46,22 @@ class Family:
 
 FAMILIES = {
     "tnet": Family(
-        "recursive hard attention: scores the cells of a view, looks closer at the best\n"
-        "of them with the same network, and so on; cost follows the windows looked at",
+        "recursive hard attention: scores the cells of a view and encodes the best of them\n"
+        "at higher resolution with the same network; cost follows the number of regions",
         TNetArguments,
         "tnetcli.models.tnet:TNet",
     ),
     "anchornet": Family(
-        "names the patches that hold the evidence by maps of small receptive fields (LSP);\n"
-        "a classifier of its own reads these closer, and their probabilities add up",
+        "selects patches from class maps of small receptive fields (LSP);\n"
+        "a second classifier reads them, and their probabilities are averaged",
         AnchorArguments,
         "tnetcli.models.anchornet:AnchorNet",
         AnchorObjective,
         "tnetcli.models.anchornet:objective",
     ),
     "two_stream": Family(
-        "two streams: the whole image, and its windows, which a recurrent network\n"
-        "thinks about in steps; it says which step counted",
+        "two streams: one for the whole image, a recurrent one for its regions;\n"
+        "reports the weight of each step",
         TwoStreamArguments,
         "tnetcli.models.two_stream:TwoStream",
         TwoStreamObjective,
@@ -69,8 +69,8 @@ FAMILIES = {
         replaces_loss=True,
     ),
     "saccader": Family(
-        "a bag of 77-pixel patches: classifies by the few places of one map\n"
-        "that it visits, one after another; sees the whole view to choose them",
+        "a bag of 77-pixel patches: classifies a view by a few glimpses,\n"
+        "chosen one after another from one map of the whole view",
         SaccaderArguments,
         "tnetcli.models.saccader:Saccader",
         SaccaderObjective,

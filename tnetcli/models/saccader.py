@@ -33,7 +33,7 @@ SMALLEST_SHARE = 1e-12  # of the attention: its logarithm can be learned from
 
 
 class Saccader(WeightedMean):
-    """All glimpses of a view are places of one map, so one look takes them all.
+    """All glimpses of a view are places of one map, so one forward pass computes them all.
 
     One level is the published model. Further levels, which are ours, look at chosen places again
     at a higher resolution, with the same weights.
@@ -199,7 +199,7 @@ def _load(net: PatchNet, pretrained: bool | Path) -> None:
 
 
 class Visited(NamedTuple):
-    """Places of a map in the order they were visited, numbered in reading order."""
+    """Places of a map in the order they were chosen, numbered in reading order."""
 
     places: Tensor  # (regions, glimpses)
     log_p: Tensor  # (regions, glimpses), of each given those before it, with gradient

@@ -256,9 +256,9 @@ class Memory(nn.Module):
     def forward(self, entered: Tensor, state: State) -> State:
         """Take what `enter` made of the input, (regions, 4 x size), and return the next state."""
         gates = entered + self.recall(state.output)
-        open_to, keep, new, tell = gates.chunk(4, dim=1)  # (regions, size) each
-        cell = keep.sigmoid() * state.cell + open_to.sigmoid() * new.tanh()
-        return State(tell.sigmoid() * cell.tanh(), cell)
+        enter, forget, new, out = gates.chunk(4, dim=1)  # (regions, size) each
+        cell = forget.sigmoid() * state.cell + enter.sigmoid() * new.tanh()
+        return State(out.sigmoid() * cell.tanh(), cell)
 
 
 class Recurrence(nn.Module):
@@ -423,17 +423,17 @@ class SelfAttention(nn.Module):
         return scores.softmax(dim=1)
 
     def answer(self, attention: Tensor, values: Tensor) -> Tensor:
-        """(regions, pixels), (regions, values, pixels) -> what memory is told (regions, size)."""
-        told: Tensor = self.understand((values @ attention.unsqueeze(2)).squeeze(2))
-        return told
+        """(regions, pixels), (regions, values, pixels) -> input of the memory (regions, size)."""
+        answer: Tensor = self.understand((values @ attention.unsqueeze(2)).squeeze(2))
+        return answer
 
     def forward(self, seen: Tensor, memory: Recurrence, steps: int) -> Tensor:
         """Ask `steps` times, first of a blank memory -> its outputs (regions, steps, size)."""
         keys, values = self.split(seen)
         states, outputs = memory.start(keys), []
         for _ in range(steps):
-            told = self.answer(self.attend(states[-1].output, keys), values)
-            states = memory.advance(memory.enter(told), states)
+            answer = self.answer(self.attend(states[-1].output, keys), values)
+            states = memory.advance(memory.enter(answer), states)
             outputs.append(states[-1].output)
         return torch.stack(outputs, dim=1)
 
