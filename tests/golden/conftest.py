@@ -1,7 +1,17 @@
 import pytest
+import torch
 
 from tests.golden import scenes
 from tests.golden.frozen import Golden
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    """Compute with as many threads as the goldens were made with: sums differ by their order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
