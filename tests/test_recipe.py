@@ -665,6 +665,7 @@ def test_an_objective_has_the_keys_of_its_family_alone(family):
                 error = problem(check_recipe, each)
                 assert f"unknown key `{key}`" in str(error)
                 assert f"objective of `{family}`" in str(error)
+                assert error.hint.strip()[-1] != ":"
 
 
 def test_a_stage_changes_its_objective_key_by_key():

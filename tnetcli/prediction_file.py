@@ -89,11 +89,15 @@ def _refuse_unless_cut_off(
     if BEGINNING.startswith(begin) and not text.endswith(b"\n"):
         log.warning("`%s`, line %d was cut off and is left out", path, number)
         return
+    hint = "this is no file of predictions: name another"
+    if SCHEMA.encode() in text[:100]:
+        hint = (
+            "this record was changed by something else than tnet: take the line out, predict again"
+        )
+    elif SCHEMA.partition("/")[0].encode() in text[:100]:
+        hint = "another version of tnet wrote it: predict again"
     raise OutputError(
-        f"`{path}`, line {number}: {printable(first_line(error), 200)}",
-        hint="this record was changed by something else than tnet: take the line out, predict again"
-        if SCHEMA.encode() in text[:100]
-        else "this is no file of predictions: name another",
+        f"`{path}`, line {number}: {printable(first_line(error), 200)}", hint=hint
     ) from error
 
 

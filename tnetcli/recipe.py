@@ -272,6 +272,12 @@ def _with_objectives(data: dict[str, Any]) -> dict[str, Any]:
     def read(section: Any) -> Objective:
         if isinstance(section, Objective):
             return section
+        if section and not kind.model_fields:
+            key = next(iter(section)) if isinstance(section, Mapping) else section
+            raise ModelError(
+                f"objective of `{family}`: unknown key `{shorten(key)}`",
+                hint=f"`{family}` has no objective of its own: leave out the section",
+            )
         return validate(
             kind, {} if section is None else section, f"objective of `{family}`", ModelError
         )

@@ -68,7 +68,7 @@ def test_families_and_tested_backbones_are_listed():
 def test_a_family_is_told_in_two_lines_below_each_other():
     lines = as_text(survey()).splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("  anchornet "))
-    column = lines[first].index("names the patches")
+    column = lines[first].index("selects patches")
     told = [line[column:] for line in lines[first : first + 2]]
     assert told == FAMILIES["anchornet"].summary.split("\n")
     assert not lines[first + 1][:column].strip()
