@@ -195,7 +195,7 @@ def globe_of(prediction: Prediction) -> Globe | None:
 
 
 def _shared_facts(prediction: Prediction, frame: str) -> dict[str, Any]:
-    """Return what is told of an image in every dialect."""
+    """Return the facts of an image that both dialects state."""
     made = prediction.provenance
     facts: dict[str, Any] = {
         "version": made.version,
@@ -251,7 +251,7 @@ class MapOverlay:
         x0, y0, x1, y1 = window.box
         colour = as_hex(class_colour(window.label, self._classes))
         numbers = measured(window, joint, prediction)
-        # Nobody chose the whole image: filled, it would hide all the rest.
+        # The whole image was not chosen: filled, it would hide all the rest.
         chosen = window.attention if "/" in window.path else 0.0
         return {
             "path": window.path,

@@ -16,7 +16,7 @@ from tnetcli.prediction import BoxEdges, Prediction, PredictionCost
 from tnetcli.wording import counted
 
 MOST_LEVELS = 16
-MOST_OF_A_LEVEL = 250  # windows: more than these nobody tells apart on a screen
+MOST_OF_A_LEVEL = 250  # windows: more cannot be distinguished on a screen
 MOST_CLASSES = 20  # bars of the answer
 MOST_VOTES = 5  # bars of a window
 MOST_WARNINGS = 20
