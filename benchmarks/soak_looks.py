@@ -145,7 +145,7 @@ def judge(base: Base, harmed: Harmed, seen: Seen, looked: Looked) -> None:
                 looked.wrong.append(f"level {level}, {box}: {fault}; no witness")
             continue
         looked.told += fault is None
-        others = [_differ(seen.reader, pixels, each) for each in theirs]
+        others = [_differ(pixels, each, lossy=witness.is_lossy(level)) for each in theirs]
         if all(others):
             looked.wrong.append(f"level {level}, {box}: {others[0]} than the library's; {fault}")
 
@@ -169,9 +169,8 @@ def _compare(known: Known, box: BoxTuple, pixels: Pixels) -> tuple[bool, str | N
     return True, f"{int(other.sum())} pixels are others" if other.any() else None
 
 
-def _differ(reader: Reader, pixels: Pixels, theirs: NDArray[Any]) -> str:
+def _differ(pixels: Pixels, theirs: NDArray[Any], *, lossy: bool) -> str:
     if theirs.shape != pixels.values.shape:
         return f"shape {pixels.values.shape}, not {theirs.shape},"
-    lossy = "jpeg" in reader.layout.compression
     mean = difference(pixels, theirs, lossy=lossy)
     return "" if mean <= (LOSSY if lossy else 0) else f"{mean:.3g} grey levels other"

@@ -11,7 +11,7 @@ import tifffile
 import zarr
 from numpy.typing import NDArray
 from PIL import Image
-from rasterio.enums import ColorInterp
+from rasterio.enums import ColorInterp, Compression
 from rasterio.windows import Window as RasterioWindow
 from soak_places import BoxTuple
 from zarr.storage import ZipStore
@@ -39,6 +39,7 @@ class Witness:
         self._reader = reader
         self._kept: dict[tuple[str, int], NDArray[Any]] = {}
         self._levels = [level.size for level in reader.layout.levels]
+        self._jpeg: dict[int, bool] = {}  # levels whose own page GDAL knows
 
     def read(self, level: int, box: BoxTuple) -> list[NDArray[Any]]:
         """Return the pixels of a box as one library sees them, or two; Speechless if none does."""
@@ -57,6 +58,10 @@ class Witness:
             raise Speechless
         return said
 
+    def is_lossy(self, level: int) -> bool:
+        """Return True if a level is JPEG; pages of one file may differ in their compression."""
+        return self._jpeg.get(level, "jpeg" in self._reader.layout.compression)
+
     def _gdal(self, level: int, size: Size, box: BoxTuple) -> NDArray[Any]:
         left, top, right, bottom = box
         window = RasterioWindow(left, top, right - left, bottom - top)
@@ -65,6 +70,8 @@ class Witness:
             with rasterio.open(self._reader.path, **options) as dataset:
                 if (dataset.width, dataset.height) != (size.width, size.height):
                     continue
+                if dataset.driver == "GTiff":
+                    self._jpeg[level] = dataset.compression == Compression.jpeg
                 colours = dataset.colorinterp
                 bands = [i for i, each in enumerate(colours, 1) if each != ColorInterp.alpha]
                 with damage_is_an_error():  # what it gives after a complaint is no testimony

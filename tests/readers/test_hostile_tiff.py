@@ -487,3 +487,20 @@ def test_a_block_that_no_header_bounds_is_refused(path):
     write_block(path, 22610, imagecodecs.jpegxr_encode(image_of(64, 64)))
     with pytest.raises(ImageError, match="compression 22610"):
         open_whole(path)
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_a_short_tile_is_not_taken_for_one_as_wide_as_the_image(path, compression):
+    """Without its byte counts tifffile takes as many bytes as the image has pixels."""
+    tifffile.imwrite(path, noise((38, 50), 3), tile=(64, 64), compression=compression)
+    with tifffile.TiffFile(path) as file:
+        counts = file.pages[0].tags["TileByteCounts"]
+        place, offset = counts.offset, file.pages[0].dataoffsets[0]
+    content = bytearray(path.read_bytes())
+    content[place : place + 2] = (60000).to_bytes(2, "little")  # a tag of no meaning
+    if compression:  # as many values as the image has, not as the tile has
+        short = imagecodecs.zlib_encode(bytes(38 * 50 * 3))
+        content[offset : offset + len(short)] = short
+    path.write_bytes(content)
+    with TiffReader(str(path), ReadOptions()) as reader, pytest.raises(ImageError):
+        reader.read(Window(0, 0, 50, 38), Size(50, 38))

@@ -291,6 +291,9 @@ class PageTiles:
         elif self._declared is not None:
             self._check_declared(self._declared(data), index, height, width)
         tile = self._decode(data, index)
+        if self.is_tiled and self._declared is None:
+            # tifffile guesses another shape for a short tile: its rows are as long as the block.
+            width = self.block.width
         if (
             tile.shape[0] < height
             or tile.shape[1] < width
