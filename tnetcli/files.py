@@ -29,10 +29,17 @@ KINDS = (
 )
 
 
-def open_descriptor(path: Path) -> int:
-    """Return a descriptor of a regular file; OSError for a pipe, device, socket or folder."""
-    refuse_irregular(os.stat(path), path)  # before opening: that alone can act on a device
-    descriptor = os.open(path, FLAGS)
+def open_descriptor(path: Path, *, follow_links: bool = True) -> int:
+    """Return a descriptor of a regular file; OSError for a pipe, device, socket or folder.
+
+    A link that is not followed raises OSError with `errno.ELOOP`.
+    """
+    flags = FLAGS if follow_links else FLAGS | getattr(os, "O_NOFOLLOW", 0)
+    status = os.stat(path) if follow_links else os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+    refuse_irregular(status, path)  # before opening: that alone can act on a device
+    descriptor = os.open(path, flags)
     try:
         refuse_irregular(os.fstat(descriptor), path)  # it may have been replaced in between
     except OSError:

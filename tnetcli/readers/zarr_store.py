@@ -5,6 +5,7 @@ can make of the values. Only regular files are opened, and none outside of the f
 """
 
 import asyncio
+import errno
 import json
 import os
 import threading
@@ -32,7 +33,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import FsspecStore, LocalStore, WrapperStore, ZipStore
 
 from tnetcli.errors import ImageError
-from tnetcli.files import is_inside, open_regular
+from tnetcli.files import is_inside, open_descriptor
 from tnetcli.json_text import MOST_DEPTH, is_deep
 from tnetcli.readers.detect import ZIP_FAILURES
 from tnetcli.readers.pyramid import PARSING_FAILURES
@@ -186,21 +187,30 @@ class _Folder(LocalStore):
     def _read(self, key: str, byte_range: ByteRequest | None) -> bytes:
         start, stop = _span(byte_range)
         path = os.path.join(self._top, key)
-        self._refuse_leaving(path)
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
+        descriptor = self._open_inside(path)
+        try:
+            size = os.fstat(descriptor).st_size
             if byte_range is None and size > self.most:
                 raise OSError(f"`{key}` has {size:,} bytes, more than {self.most:,}")
-            file.seek(max(0, size + start) if start < 0 else start)
-            return file.read(max(0, (size if stop is None else min(stop, size)) - file.tell()))
+            first = max(0, size + start) if start < 0 else start
+            last = size if stop is None else min(stop, size)
+            return os.pread(descriptor, max(0, last - first), first)
+        finally:
+            os.close(descriptor)
 
-    def _refuse_leaving(self, path: str) -> None:
+    def _open_inside(self, path: str) -> int:
+        """Return a descriptor of a regular file; OSError where links lead out of the image."""
         folder = os.path.dirname(path)
         if folder not in self._inside:
             self._refuse_outside(folder)
             self._inside.add(folder)
-        if os.path.islink(path):
-            self._refuse_outside(path)
+        try:
+            return open_descriptor(path, follow_links=False)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        self._refuse_outside(path)
+        return open_descriptor(path)
 
     def _refuse_outside(self, path: str) -> None:
         if not is_inside(path, self._top, follow_links=True):
