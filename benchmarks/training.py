@@ -27,7 +27,7 @@ from memory import status
 from rich.console import Console
 
 from tnetcli.recipe import check_recipe
-from tnetcli.sections import Stage
+from tnetcli.sections.stages import Stage
 from tnetcli.training.sources import Files, Source
 from tnetcli.workflows import train as workflow
 

@@ -14,17 +14,9 @@ from pydantic.fields import FieldInfo
 from tnetcli.models.configs import Arguments
 from tnetcli.models.registry import FAMILIES
 from tnetcli.recipe import ModelSection, Recipe
-from tnetcli.sections import (
-    Augmentation,
-    Data,
-    Landscape,
-    Loss,
-    Optimizer,
-    Schedule,
-    Stage,
-    Tiles,
-    Training,
-)
+from tnetcli.sections.data import Augmentation, Data, Landscape
+from tnetcli.sections.learning import Loss, Optimizer, Schedule
+from tnetcli.sections.stages import Stage, Tiles, Training
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.workflows.recipes import survey
 

@@ -19,7 +19,7 @@ from tests.images import noise
 from tnetcli.checkpoint import load_checkpoint
 from tnetcli.models.registry import build_model, read_arguments
 from tnetcli.recipe import Recipe, read_recipe
-from tnetcli.sections import Stage
+from tnetcli.sections.stages import Stage
 from tnetcli.workflows.train import run_recipe
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

@@ -6,7 +6,8 @@ import re
 import stat
 from typing import BinaryIO
 
-Path = str | os.PathLike[str]
+AnyPath = str | os.PathLike[str]
+URL = re.compile(r"[a-z][a-z0-9+.-]*://|/vsi", re.IGNORECASE)
 # Opening a pipe to which no one writes would block for ever; without effect on a regular file.
 FLAGS = (
     os.O_RDONLY
@@ -29,7 +30,7 @@ KINDS = (
 )
 
 
-def open_descriptor(path: Path, *, follow_links: bool = True) -> int:
+def open_descriptor(path: AnyPath, *, follow_links: bool = True) -> int:
     """Return a descriptor of a regular file; OSError for a pipe, device, socket or folder.
 
     A link that is not followed raises OSError with `errno.ELOOP`.
@@ -48,7 +49,7 @@ def open_descriptor(path: Path, *, follow_links: bool = True) -> int:
     return descriptor
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: AnyPath) -> BinaryIO:
     """Open a regular file to read bytes; OSError for a pipe, device, socket or folder."""
     return open(open_descriptor(path), "rb")
 
@@ -72,7 +73,7 @@ def is_plain_name(name: str) -> bool:
     return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
-def refuse_irregular(status: os.stat_result, path: Path) -> None:
+def refuse_irregular(status: os.stat_result, path: AnyPath) -> None:
     """Raise OSError unless `status` is that of a regular file."""
     if stat.S_ISREG(status.st_mode):
         return
@@ -86,3 +87,13 @@ def is_plain_crs(text: str) -> bool:
     if CRS_CODE.fullmatch(text):
         return True
     return CRS_WKT.match(text) is not None and GRIDS.search(text) is None
+
+
+def is_remote(path: str) -> bool:
+    """Say whether `path` names something that only GDAL can reach."""
+    return URL.match(path) is not None
+
+
+def absolute(path: str) -> str:
+    """Return the same image by a name that holds in any folder."""
+    return path if is_remote(path) else os.path.abspath(path)

@@ -18,7 +18,6 @@ from typing import IO, BinaryIO
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.wording import reason
 
-STANDARD = "-"
 UNWRITABLE = "does the folder exist, may you write there, is there space left?"
 # Names of earlier versions have neither machine nor process.
 TEMPORARY = re.compile(r"\.tnet-(?:([0-9a-f]{8})_([0-9]{1,9})_)?[0-9a-f]{16}(\.tmp)?")

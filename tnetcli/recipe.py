@@ -19,17 +19,10 @@ from tnetcli.errors import ModelError, RecipeError
 from tnetcli.geometry import Grid
 from tnetcli.models.configs import Arguments, Objective
 from tnetcli.models.registry import find_family, read_arguments
-from tnetcli.sections import (
-    Augmentation,
-    Data,
-    File,
-    Landscape,
-    Loss,
-    Optimizer,
-    Schedule,
-    Stage,
-    Training,
-)
+from tnetcli.sections.data import Augmentation, Data, Landscape
+from tnetcli.sections.fields import File
+from tnetcli.sections.learning import Loss, Optimizer, Schedule
+from tnetcli.sections.stages import Stage, Training
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.validation import Strict, validate
 from tnetcli.wording import did_you_mean, shorten

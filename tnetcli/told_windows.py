@@ -15,7 +15,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.pipes import is_pipe
 from tnetcli.prediction import Prediction
 from tnetcli.prediction_file import read_records
-from tnetcli.readers.detect import absolute
+from tnetcli.files import absolute
 from tnetcli.traversal.policies import ScoredRegion
 from tnetcli.wording import reason, shorten
 

@@ -20,7 +20,7 @@ from tnetcli.cli import training_progress
 from tnetcli.cli.main import main
 from tnetcli.cli.training_progress import TrainingProgress
 from tnetcli.recipe import read_recipe
-from tnetcli.sections import Stage
+from tnetcli.sections.stages import Stage
 
 RECIPE = {
     "model": MODEL,

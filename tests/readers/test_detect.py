@@ -21,7 +21,8 @@ from tests.slides import (
 )
 from tnetcli.errors import ImageError
 from tnetcli.readers import photo
-from tnetcli.readers.detect import detect, is_remote
+from tnetcli.readers.detect import detect
+from tnetcli.files import is_remote
 
 SCENE = noise((300, 200))
 

@@ -7,7 +7,7 @@ from tests.scenes.test_landscape import RULES, SITES, maker_of, tile_files, whol
 from tests.scenes.test_tiles import write_zip
 from tnetcli.geometry import Window
 from tnetcli.scenes.tiles import read_tiles
-from tnetcli.sections import Tiles
+from tnetcli.sections.stages import Tiles
 
 
 @pytest.fixture(scope="module")

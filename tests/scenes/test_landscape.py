@@ -18,7 +18,8 @@ from tnetcli.readers.base import Box, Cost
 from tnetcli.scenes import landscape
 from tnetcli.scenes.landscape import LandscapeMaker, cubic_weights
 from tnetcli.scenes.tiles import read_tiles
-from tnetcli.sections import Landscape, Tiles
+from tnetcli.sections.data import Landscape
+from tnetcli.sections.stages import Tiles
 from tnetcli.sections.fields import SPLITS
 
 SIDE = 8

@@ -11,7 +11,7 @@ from tests.runs import MODEL, UNIT
 from tnetcli.errors import ImageError
 from tnetcli.models.registry import build_model
 from tnetcli.readers.open import open_image
-from tnetcli.sections import Loss
+from tnetcli.sections.learning import Loss
 from tnetcli.training.batches import Batch
 from tnetcli.training.episodes import blocked_cells, build_episodes
 from tnetcli.traversal.config import TraversalConfig

@@ -1,6 +1,6 @@
 import pytest
 
-from tnetcli.sections import Stage
+from tnetcli.sections.stages import Stage
 from tnetcli.training.attention import judge
 
 HEALTHY = {"entropy": 0.6, "distinct": 0.5, "accuracy": [0.5, 0.7]}

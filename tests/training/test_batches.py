@@ -9,7 +9,7 @@ from tests.runs import UNIT
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Grid, Size, Window
 from tnetcli.readers.base import Layout, Level, Pixels
-from tnetcli.sections import Augmentation
+from tnetcli.sections.data import Augmentation
 from tnetcli.training.batches import AHEAD, Batches, take
 from tnetcli.training.sources import Item
 from tnetcli.training.views import Augmented

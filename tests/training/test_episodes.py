@@ -25,7 +25,7 @@ from tests.traversal.world import ROOT, always, config, run
 from tnetcli.geometry import Grid, Window
 from tnetcli.models.base import EncoderOutput
 from tnetcli.readers.open import open_image
-from tnetcli.sections import Loss
+from tnetcli.sections.learning import Loss
 from tnetcli.tasks import Classification
 from tnetcli.training.episodes import (
     blocked_cells,

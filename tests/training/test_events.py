@@ -4,7 +4,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tnetcli.errors import MissingExtraError
-from tnetcli.sections import Stage
+from tnetcli.sections.stages import Stage
 from tnetcli.training.events import Events
 
 

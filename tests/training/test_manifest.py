@@ -11,7 +11,7 @@ from tests.images import noise, write_geotiff
 from tnetcli.csv_file import MOST_TOLD, read_rows
 from tnetcli.errors import ManifestError, MissingExtraError
 from tnetcli.geometry import Size, Window
-from tnetcli.sections import Data
+from tnetcli.sections.data import Data
 from tnetcli.training.manifest import read_examples
 from tnetcli.training.splits import divide
 

@@ -16,7 +16,7 @@ from tnetcli.models.configs import (
 )
 from tnetcli.models.objective import Episodes
 from tnetcli.models.two_stream import ranking_loss
-from tnetcli.sections import Loss
+from tnetcli.sections.learning import Loss
 from tnetcli.tasks import Classification
 from tnetcli.training.reinforce import Baselines, policy_terms, total_loss
 

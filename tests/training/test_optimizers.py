@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tnetcli.errors import RecipeError
-from tnetcli.sections import Optimizer, Schedule
+from tnetcli.sections.learning import Optimizer, Schedule
 from tnetcli.training.optimizers import build_optimizer, rate_at, set_rate
 
 

@@ -6,7 +6,7 @@ from tests.runs import MODEL, changed, copied
 from tests.small_model import SmallModel
 from tnetcli.errors import RecipeError
 from tnetcli.models.registry import build_model
-from tnetcli.sections import Stage
+from tnetcli.sections.stages import Stage
 from tnetcli.training.parts import prepare_parts
 
 PARTS = ("backbone", "location", "position", "weighting", "classifier")

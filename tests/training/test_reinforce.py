@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.training.test_episodes import NEIGHBOURS, all_draws, chain, padded
 from tnetcli.models.objective import Episodes
-from tnetcli.sections import Loss
+from tnetcli.sections.learning import Loss
 from tnetcli.tasks import Classification
 from tnetcli.training.episodes import draw_log_probability, independent_log_probability, mix
 from tnetcli.training.reinforce import (

@@ -7,7 +7,7 @@ from tests.runs import MODEL
 from tnetcli.geometry import Region, Window
 from tnetcli.models.objective import Episodes
 from tnetcli.models.registry import build_model
-from tnetcli.sections import Stage
+from tnetcli.sections.stages import Stage
 from tnetcli.tasks import Classification
 from tnetcli.training.reinforce import label_terms, total_loss
 from tnetcli.training.replay import ReplayBuffer

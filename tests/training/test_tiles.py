@@ -11,7 +11,7 @@ from tnetcli.geometry import Grid, Region, Size, Window
 from tnetcli.models.registry import build_model
 from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import read_tiles
-from tnetcli.sections import Tiles
+from tnetcli.sections.stages import Tiles
 from tnetcli.training.sources import Landscapes
 from tnetcli.training.tiles import TilePretraining
 from tnetcli.traversal.views import Views

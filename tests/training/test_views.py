@@ -15,7 +15,7 @@ from tests.strategies import numbers, windows_near
 from tnetcli.geometry import Grid, Size, Window
 from tnetcli.readers.base import Box, Cost, DescribedByLayout, Layout, Level, Pixels, Resolution
 from tnetcli.readers.open import open_image
-from tnetcli.sections import Augmentation
+from tnetcli.sections.data import Augmentation
 from tnetcli.training.colours import ORDERS, Blur, Jitter, draw_jitter
 from tnetcli.training.poses import Pose, draw_pose
 from tnetcli.training.views import Augmented, augment, move_boxes

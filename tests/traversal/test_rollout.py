@@ -18,7 +18,7 @@ from tests.training.explore import (
 from tnetcli.errors import ImageError, ModelError
 from tnetcli.inference import Inference
 from tnetcli.readers.open import open_image
-from tnetcli.sections import Loss
+from tnetcli.sections.learning import Loss
 from tnetcli.traversal.policies import Random, TopK, build_policy
 from tnetcli.traversal.rollout import by_image, effective, rollout
 from tnetcli.traversal.runner import TorchRunner

@@ -6,7 +6,7 @@ from tests.checkpoints import write_tiny
 from tests.images import noise, write_geotiff
 from tnetcli.errors import ManifestError
 from tnetcli.geometry import Size
-from tnetcli.sections import Data
+from tnetcli.sections.data import Data
 from tnetcli.workflows.evaluate import evaluate
 from tnetcli.workflows.labelled import read_labelled
 

@@ -8,7 +8,7 @@ from tnetcli.workflows import recipes
 from tnetcli.workflows.recipes import (
     LONGEST,
     as_text,
-    copy_recipe,
+    write_recipe,
     find_recipe,
     purpose_of,
     recipe_files,
@@ -81,21 +81,21 @@ def test_a_recipe_that_is_gone_meanwhile_is_told(package, tmp_path):
     (package / "recipes" / "a.yaml").unlink()
     (package / "recipes" / "a.yaml").mkdir()
     with pytest.raises(RecipeError, match="cannot read the recipe"):
-        copy_recipe("a", str(tmp_path / "b.yaml"))
+        write_recipe("a", str(tmp_path / "b.yaml"))
     assert not (tmp_path / "b.yaml").exists()
 
 
 def test_into_a_folder_it_goes_by_its_own_name(tmp_path):
-    assert copy_recipe("default", str(tmp_path)) == tmp_path / "default.yaml"
+    assert write_recipe("default", str(tmp_path)) == tmp_path / "default.yaml"
     with pytest.raises(OutputError, match="exists"):
-        copy_recipe("default", str(tmp_path))
+        write_recipe("default", str(tmp_path))
 
 
 def test_a_name_that_ends_like_a_folder_is_never_a_file(tmp_path):
     (tmp_path / "notes").write_text("mine")
     for name in ("new/", "notes/"):
         with pytest.raises(OutputError, match="there is no folder"):
-            copy_recipe("default", f"{tmp_path}/{name}", overwrite=True)
+            write_recipe("default", f"{tmp_path}/{name}", overwrite=True)
     assert not (tmp_path / "new").exists()
     assert (tmp_path / "notes").read_text() == "mine"
 

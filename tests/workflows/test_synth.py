@@ -15,7 +15,7 @@ from tnetcli.readers.base import Box
 from tnetcli.readers.open import open_image
 from tnetcli.scenes.digits import DigitMaker
 from tnetcli.scenes.glyphs import draw_glyphs
-from tnetcli.sections import Data
+from tnetcli.sections.data import Data
 from tnetcli.training.manifest import read_examples
 from tnetcli.workflows import scene_files
 from tnetcli.workflows.synth import Digits, Order, TileScenes, synthesise

@@ -72,7 +72,7 @@ NullSeparated = Annotated[
     bool,
     typer.Option("-0", help="The list on stdin is separated by NUL, not newline."),
 ]
-Reader = Annotated[
+ReaderName = Annotated[
     ReaderName | None,
     typer.Option(help="Insist on a reader; the content decides otherwise."),
 ]

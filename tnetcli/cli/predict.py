@@ -32,7 +32,7 @@ from tnetcli.cli.options import (
     PlaneZ,
     PrecisionName,
     Quiet,
-    Reader,
+    ReaderName,
     ReadTimeout,
     Recursive,
     Seed,
@@ -173,7 +173,7 @@ def predict(
     precision: Annotated[
         PrecisionName, typer.Option(help="Of the computation.")
     ] = PrecisionName.fp32,
-    reader: Reader = None,
+    reader: ReaderName = None,
     bands: Bands = None,
     rescale: Annotated[
         str | None,

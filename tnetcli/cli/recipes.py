@@ -64,6 +64,6 @@ def copy_recipe(
 
     Paths in a recipe start at its own folder: put the copy beside your images.
     """
-    from tnetcli.workflows.recipes import copy_recipe as run
+    from tnetcli.workflows.recipes import write_recipe
 
-    typer.echo(run(name, destination, overwrite=overwrite))
+    typer.echo(write_recipe(name, destination, overwrite=overwrite))

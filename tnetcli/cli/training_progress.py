@@ -9,7 +9,7 @@ from tnetcli.cli.progress import SECONDS_BETWEEN_LINES, duration, is_terminal
 from tnetcli.wording import counted
 
 if TYPE_CHECKING:
-    from tnetcli.sections import Stage
+    from tnetcli.sections.stages import Stage
 
 
 class TrainingProgress:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.geometry import Georeference, Size
-from tnetcli.prediction import BoxEdges
 
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 FEWEST_DECIMALS, MOST_DECIMALS = 7, 12
 MOST_ROUNDING = 0.008  # pixels of the image; seven decimals do from 1 m a pixel on
 MOST_BEND = 0.25  # pixels of the image between an edge and its straight line on the map
@@ -49,7 +49,7 @@ class Globe:
         self.decimals = _decimals(around)
         self._poles = georeference.from_lonlat([0.0, 0.0], [90.0, -90.0]) if self.is_known else None
 
-    def outlines(self, boxes: Sequence[BoxEdges]) -> list[Outline | None]:
+    def outlines(self, boxes: Sequence[Box]) -> list[Outline | None]:
         """Return the outline of each box, None for one that is not on the Earth as a whole.
 
         A box that reaches past the image to where there is no Earth is cut to the image. The
@@ -72,7 +72,7 @@ class Globe:
         """Return longitudes and latitudes (boxes, knots)."""
         return self._georeference.to_lonlat(*_ring(edges, knots))
 
-    def _bent(self, box: BoxEdges | None) -> Outline | None:
+    def _bent(self, box: Box | None) -> Outline | None:
         """Return the outline with as many points as its bends need."""
         if box is None:
             return None
@@ -106,12 +106,12 @@ class Globe:
         off = np.where(across, np.abs(row - true_row), np.abs(column - true_column))
         return np.where(np.isfinite(off), off, np.inf)
 
-    def _inside(self, box: BoxEdges) -> BoxEdges | None:
+    def _inside(self, box: Box) -> Box | None:
         x0, y0 = max(box[0], 0.0), max(box[1], 0.0)
         x1, y1 = min(box[2], float(self._size.width)), min(box[3], float(self._size.height))
         return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 and (x0, y0, x1, y1) != box else None
 
-    def _pole_within(self, box: BoxEdges) -> float | None:
+    def _pole_within(self, box: Box) -> float | None:
         if self._poles is None:
             return None
         for latitude, column, row in zip((90.0, -90.0), *self._poles, strict=True):

@@ -38,7 +38,7 @@ TO_FEATURES = (
     Stage(3, 2048),
     Stage(1, 2048),
 )
-STEM, FEATURES = 64, 512
+BAGNET_STEM, FEATURES = 64, 512
 
 
 class SameConv2d(nn.Conv2d):
@@ -90,8 +90,8 @@ class BagNet77(nn.Module):
 
     def __init__(self, bands: int = 3) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(bands, STEM, 3)
-        self.to_map, channels = _blocks(STEM, TO_MAP)
+        self.stem = nn.Conv2d(bands, BAGNET_STEM, 3)
+        self.to_map, channels = _blocks(BAGNET_STEM, TO_MAP)
         self.to_features, channels = _blocks(channels, TO_FEATURES)
         self.head = nn.Conv2d(channels, FEATURES, 1)
 

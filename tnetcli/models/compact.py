@@ -8,7 +8,7 @@ from tnetcli.models.pooling import pool_map
 
 MOMENTUM = 0.03  # of the running statistics: each level moves them by other views
 FIRST_SHARE = 0.2  # of what a residual adds before it has learned anything
-STEM, MIDDLE, LAST = 32, 64, 96  # channels at a quarter, an eighth and a sixteenth of the view
+COMPACT_STEM, MIDDLE, LAST = 32, 64, 96  # channels at a quarter, an eighth and a sixteenth of the view
 
 
 class Convolution(nn.Sequential):
@@ -47,10 +47,10 @@ class Compact(nn.Module):
         super().__init__()
         self.pooling = pooling
         self.to_map = nn.Sequential(
-            Convolution(bands, STEM, kernel=7, stride=4),
+            Convolution(bands, COMPACT_STEM, kernel=7, stride=4),
             nn.ReLU(),
-            Residual(STEM),
-            Convolution(STEM, MIDDLE, stride=2),
+            Residual(COMPACT_STEM),
+            Convolution(COMPACT_STEM, MIDDLE, stride=2),
             nn.ReLU(),
             Residual(MIDDLE),
             Residual(MIDDLE),

@@ -8,7 +8,7 @@ import zipfile
 import zlib
 
 from tnetcli.errors import ImageError
-from tnetcli.files import open_regular
+from tnetcli.files import is_remote, open_regular
 from tnetcli.readers.zip_file import Archive
 from tnetcli.wording import reason
 
@@ -21,7 +21,6 @@ JPEG_2000_MAGIC = (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")
 ZARR_FILES = ("zarr.json", ".zgroup", ".zattrs", ".zarray")
 # GDAL's own tags in a TIFF: metadata and nodata.
 GDAL_TAGS = (42112, 42113)
-URL = re.compile(r"[a-z][a-z0-9+.-]*://|/vsi", re.IGNORECASE)
 SNIFF_BYTES = 4096
 # What Python raises over damaged archives, and those that it takes for newer than itself.
 ZIP_FAILURES = (
@@ -34,16 +33,6 @@ DICOM_HEAD_BYTES = 1 << 16  # the series is told before the pixels
 DICOM_SERIES = re.compile(
     rb"\x20\x00\x0d\x00UI..[\d.\0 ]{1,64}\x20\x00\x0e\x00UI..([\d.]{1,64})", re.DOTALL
 )
-
-
-def is_remote(path: str) -> bool:
-    """Say whether `path` names something that only GDAL can reach."""
-    return URL.match(path) is not None
-
-
-def absolute(path: str) -> str:
-    """Return the same image by a name that holds in any folder."""
-    return path if is_remote(path) else os.path.abspath(path)
 
 
 def detect(path: str) -> str:

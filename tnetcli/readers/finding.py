@@ -4,14 +4,7 @@ import os
 from collections.abc import Iterator
 
 from tnetcli.files import open_regular
-from tnetcli.readers.detect import (
-    DICOM_INDEX,
-    JPEG_2000_MAGIC,
-    PHOTO_MAGIC,
-    TIFF_MAGIC,
-    ZARR_FILES,
-    series_of,
-)
+from tnetcli.readers.detect import DICOM_INDEX, JPEG_2000_MAGIC, PHOTO_MAGIC, TIFF_MAGIC, ZARR_FILES, series_of
 
 # Endings that mean an image even when the content is broken: it must not vanish from a batch.
 IMAGE_ENDINGS = frozenset({

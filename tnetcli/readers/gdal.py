@@ -23,7 +23,7 @@ from tnetcli.readers.companions import (
     check_overview_file,
     driver_of,
 )
-from tnetcli.readers.detect import is_remote
+from tnetcli.files import is_remote
 from tnetcli.wording import shorten
 
 # GDAL would take 5 % of the machine; a job array shares it with its neighbours.

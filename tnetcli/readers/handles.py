@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tnetcli.errors import ImageError
 from tnetcli.files import open_regular
-from tnetcli.readers.detect import is_remote
+from tnetcli.files import is_remote
 
 FINGERPRINT_BYTES = 1 << 16  # the header of most formats
 FINGERPRINT_FILES = 4096  # of a folder that is an image

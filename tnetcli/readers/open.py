@@ -5,7 +5,8 @@ from importlib import import_module
 
 from tnetcli.errors import ImageError, MissingExtraError, UsageError
 from tnetcli.readers.base import Reader, ReadOptions
-from tnetcli.readers.detect import detect, first_dicom, is_remote
+from tnetcli.readers.detect import detect, first_dicom
+from tnetcli.files import is_remote
 from tnetcli.readers.watch import watching
 from tnetcli.wording import did_you_mean
 

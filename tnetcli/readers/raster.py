@@ -15,7 +15,7 @@ from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError
 from tnetcli.readers.base import Block, Box, Cost, Layout, ReadOptions, Source
-from tnetcli.readers.detect import is_remote
+from tnetcli.files import is_remote
 from tnetcli.readers.gdal import (
     GDAL_FAILURES,
     confined,

@@ -17,7 +17,8 @@ from tnetcli.files import is_plain_crs, open_regular
 from tnetcli.geometry import Georeference, Size
 from tnetcli.readers.bands import choose_bands, refuse_many_bands, unique_names
 from tnetcli.readers.base import Layout, Level, ReadOptions, Resolution
-from tnetcli.readers.detect import TIFF_MAGIC, is_remote
+from tnetcli.readers.detect import TIFF_MAGIC
+from tnetcli.files import is_remote
 from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
 from tnetcli.readers.pyramid import refuse_huge_blocks
 from tnetcli.readers.raster_pages import DirectPage, direct_pages, stored_overviews

@@ -58,18 +58,18 @@ def _check_mirax(path: str, folder: str) -> None:
 def _check_names(path: str, folder: str, text: bytes) -> list[str]:
     """Return the names of files in a text of keys and values; ImageError for a path."""
     if len(text) > MOST_INDEX_BYTES:
-        raise _refused(path, f"has an index of more than {MOST_INDEX_BYTES:,} bytes")
+        raise _part_refused(path, f"has an index of more than {MOST_INDEX_BYTES:,} bytes")
     # As GLib reads them, which keeps other line breaks and spaces at the end.
     lines = (line.removesuffix(b"\r").partition(b"=") for line in text.split(b"\n"))
     entries = [(key.strip(), value.lstrip()) for key, _, value in lines]
     names = [os.fsdecode(value) for key, value in entries if FILE_KEYS.fullmatch(key)]
     for name in names:
         if name and not is_plain_name(name):  # an empty value names no file
-            raise _refused(path, f"names `{name}` as a part of it, outside its folder")
+            raise _part_refused(path, f"names `{name}` as a part of it, outside its folder")
     for keys in COUNTS:
         counts = [_number(value) for key, value in entries if key in keys]
         if math.prod(counts) > max(len(names), 1):
-            raise _refused(path, f"declares {math.prod(counts):,} files, but names {len(names):,}")
+            raise _part_refused(path, f"declares {math.prod(counts):,} files, but names {len(names):,}")
     _check_regular(path, folder, names)
     return names
 
@@ -95,8 +95,8 @@ def _check_regular(path: str, folder: str, names: Iterable[str]) -> None:
 
 def _check_inside(path: str, folder: str, name: str) -> None:
     if not is_inside(os.path.join(folder, name), folder, follow_links=True):
-        raise _refused(path, f"has a link `{name}` to a file outside its folder")
+        raise _part_refused(path, f"has a link `{name}` to a file outside its folder")
 
 
-def _refused(path: str, problem: str) -> ImageError:
+def _part_refused(path: str, problem: str) -> ImageError:
     return ImageError(f"`{path}` {problem}", hint="copy the slide again from where it was scanned")

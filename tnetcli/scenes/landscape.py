@@ -17,7 +17,8 @@ from tnetcli.readers.levels import CHUNK_SAMPLES
 from tnetcli.readers.placement import chunks, place
 from tnetcli.scenes.base import PIXEL, Scene
 from tnetcli.scenes.tiles import TileSet
-from tnetcli.sections import Landscape, Tiles
+from tnetcli.sections.data import Landscape
+from tnetcli.sections.stages import Tiles
 from tnetcli.sections.fields import SPLITS
 
 # A window shows the site if it has that much of it, or is filled that much by it.

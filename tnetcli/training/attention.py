@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tnetcli.sections import Stage
+from tnetcli.sections.stages import Stage
 
 FLAT = 0.995  # of the largest entropy
 STUCK = 0.1  # of the cells chosen in a batch are different ones

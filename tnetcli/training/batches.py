@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tnetcli.errors import TnetError
 from tnetcli.readers.base import Reader
-from tnetcli.sections import Augmentation
+from tnetcli.sections.data import Augmentation
 from tnetcli.training.distributed import ALONE, Ranks
 from tnetcli.training.sources import Item, Source, derive
 from tnetcli.training.views import augment, move_boxes

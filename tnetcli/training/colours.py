@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.sections import Augmentation
+from tnetcli.sections.data import Augmentation
 
 # The papers' four; a fifth case, as likely, changes nothing.
 ORDERS = (

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from tnetcli.geometry import Grid
 from tnetcli.models.objective import Episodes
-from tnetcli.sections import Loss
+from tnetcli.sections.learning import Loss
 from tnetcli.tasks import at_least_single
 from tnetcli.traversal.rollout import Rollout, Round, by_image
 from tnetcli.traversal.runner import TorchRunner

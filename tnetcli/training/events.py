@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tnetcli.errors import MissingExtraError
-from tnetcli.sections import Stage
+from tnetcli.sections.stages import Stage
 
 if TYPE_CHECKING:
     from tnetcli.training.run import Listener

@@ -13,7 +13,7 @@ from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cropped import LEAST_SIDE, Crop, CropKind
 from tnetcli.readers.finding import images_inside, is_image_folder
 from tnetcli.readers.resolution import COARSEST, FINEST
-from tnetcli.sections import Data
+from tnetcli.sections.data import Data
 from tnetcli.sections.fields import SPLIT_NAMES
 from tnetcli.wording import did_you_mean, reason, shorten
 

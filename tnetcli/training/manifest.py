@@ -9,7 +9,7 @@ from tnetcli.geometry import Window
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.cropped import Crop
 from tnetcli.readers.open import open_image
-from tnetcli.sections import Data
+from tnetcli.sections.data import Data
 from tnetcli.sections.fields import SPLITS
 from tnetcli.training.inspection import check_files
 from tnetcli.training.listing import Listed, list_folder, list_manifest, nearest

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tnetcli.errors import RecipeError
-from tnetcli.sections import Optimizer, Schedule
+from tnetcli.sections.learning import Optimizer, Schedule
 from tnetcli.training.parts import is_of_backbone
 
 

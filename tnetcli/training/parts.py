@@ -4,7 +4,7 @@ from torch import nn
 
 from tnetcli.errors import RecipeError
 from tnetcli.models.base import Model
-from tnetcli.sections import Stage
+from tnetcli.sections.stages import Stage
 
 BACKBONE = "backbone"
 

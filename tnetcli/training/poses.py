@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box, Layout, Level, Resolution
-from tnetcli.sections import Augmentation
+from tnetcli.sections.data import Augmentation
 
 TRIES = 50  # at a crop; then the whole image stays
 Coordinates = NDArray[np.float64]

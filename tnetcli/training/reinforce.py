@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tnetcli.models.objective import Episodes, Terms, image_weights, mean_by_image
-from tnetcli.sections import Loss
+from tnetcli.sections.learning import Loss
 from tnetcli.tasks import Task, at_least_single
 from tnetcli.training.parts import is_of_backbone
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from tnetcli.errors import RecipeError
 from tnetcli.models.base import Model
 from tnetcli.models.objective import Episodes
-from tnetcli.sections import Stage
+from tnetcli.sections.stages import Stage
 from tnetcli.tasks import Task
 from tnetcli.training.reinforce import label_terms, total_loss
 from tnetcli.training.sources import derive

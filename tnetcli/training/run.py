@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from tnetcli.models.base import Model
 from tnetcli.normalisation import Normalisation
 from tnetcli.recipe import Recipe
-from tnetcli.sections import Stage
+from tnetcli.sections.stages import Stage
 from tnetcli.training.distributed import ALONE, Ranks
 from tnetcli.training.run_folder import RunFolder
 from tnetcli.training.sources import Source

@@ -11,7 +11,7 @@ from tnetcli.readers.base import Reader
 from tnetcli.recipe import Recipe
 from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import read_tiles
-from tnetcli.sections import Data
+from tnetcli.sections.data import Data
 from tnetcli.sections.fields import SPLITS
 from tnetcli.told_windows import ToldWindows
 from tnetcli.training.manifest import Example, Examples, read_examples

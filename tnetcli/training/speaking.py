@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from tnetcli.errors import TnetError
 
-PATIENCE = 10.0  # seconds for another process to say it
-LOOK = 0.05  # seconds between two looks at whether it has
+SPEAKER_PATIENCE = 10.0  # seconds for another process to say it
+SPEAKER_LOOK = 0.05  # seconds between two looks at whether it has
 
 
 class OtherFailedError(Exception):
@@ -30,11 +30,11 @@ def wait_for_end(is_asked: Callable[[], bool]) -> bool:
     It does so as soon as one of them has ended. Whoever leaves the speaking to another one is
     therefore not to be the first to go: the other would be ended before it has spoken.
     """
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + SPEAKER_PATIENCE
     while not is_asked():
         if time.monotonic() > deadline:
             return False
-        time.sleep(LOOK)
+        time.sleep(SPEAKER_LOOK)
     return True
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tnetcli.csv_file import Problems
-from tnetcli.sections import Data
+from tnetcli.sections.data import Data
 from tnetcli.training.listing import Listed
 from tnetcli.wording import shorten
 

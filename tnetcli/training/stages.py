@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tnetcli.models.objective import Episodes, Terms
 from tnetcli.models.registry import find_family, find_terms
-from tnetcli.sections import Stage as StageConfig
+from tnetcli.sections.stages import Stage as StageConfig
 from tnetcli.tasks import Classification
 from tnetcli.training.batches import Batch, Batches
 from tnetcli.training.episodes import (

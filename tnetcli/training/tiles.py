@@ -13,7 +13,7 @@ from tnetcli.devices import Precision, autocast
 from tnetcli.geometry import Grid, Region, Window
 from tnetcli.models.base import Model
 from tnetcli.scenes.landscape import AMBIGUOUS, LandscapeScene
-from tnetcli.sections import Tiles
+from tnetcli.sections.stages import Tiles
 from tnetcli.training.sources import Landscapes, derive
 from tnetcli.traversal.tree import Node
 from tnetcli.traversal.views import View, Views

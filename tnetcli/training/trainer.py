@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tnetcli.devices import choose_device
 from tnetcli.errors import ManifestError, ModelError, UsageError
-from tnetcli.sections import Stage as StageConfig
+from tnetcli.sections.stages import Stage as StageConfig
 from tnetcli.training.attention import judge
 from tnetcli.training.averages import Average
 from tnetcli.training.optimizers import build_optimizer, rate_at, set_rate

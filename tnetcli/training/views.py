@@ -12,7 +12,7 @@ from tnetcli.readers.area import round_within
 from tnetcli.readers.base import Box, Cost, DescribedByLayout, Pixels, Reader
 from tnetcli.readers.handles import ForkSafeLock
 from tnetcli.readers.placement import LEAST_SHARE
-from tnetcli.sections import Augmentation
+from tnetcli.sections.data import Augmentation
 from tnetcli.training.colours import Blur, Jitter, draw_jitter
 from tnetcli.training.poses import Pose, as_window, draw_pose, overlap
 from tnetcli.training.statistics import finite, read_small

@@ -17,7 +17,7 @@ from tnetcli.errors import ModelError, UsageError
 from tnetcli.inference import Inference
 from tnetcli.machine import available_cores, reuse_freed_memory
 from tnetcli.prediction import Prediction, Problem
-from tnetcli.readers.detect import absolute
+from tnetcli.files import absolute
 from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.recording import record_failure
 from tnetcli.workflows.images import Image

@@ -13,7 +13,7 @@ from tnetcli.checkpoint import load_model
 from tnetcli.errors import UsageError
 from tnetcli.inference import Inference
 from tnetcli.readers.cropped import CropKind
-from tnetcli.sections import Data
+from tnetcli.sections.data import Data
 from tnetcli.sections.fields import Split
 from tnetcli.training.metrics import (
     Interval,

@@ -17,7 +17,7 @@ from tnetcli.exporters.imagery import Imagery
 from tnetcli.geometry import Size, Window
 from tnetcli.prediction import BoxEdges, Prediction
 from tnetcli.readers.base import Pixels, Reader, ReadOptions
-from tnetcli.readers.detect import is_remote
+from tnetcli.files import is_remote
 from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.open import READERS, open_image
 from tnetcli.wording import HIDDEN, as_file_name

@@ -13,7 +13,7 @@ from tnetcli.errors import UsageError
 from tnetcli.pipes import STANDARD, parts_of, standard_input
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cropped import Crop, CropKind
-from tnetcli.readers.detect import is_remote
+from tnetcli.files import is_remote
 from tnetcli.readers.finding import images_inside, is_image_folder
 from tnetcli.training.listing import read_crop, read_options
 from tnetcli.wording import public_name, shorten

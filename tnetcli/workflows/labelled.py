@@ -13,7 +13,7 @@ from tnetcli.readers.cropped import CropKind
 from tnetcli.recipe import read_recipe
 from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import read_tiles
-from tnetcli.sections import Data
+from tnetcli.sections.data import Data
 from tnetcli.sections.fields import Split
 from tnetcli.told_windows import ToldWindows
 from tnetcli.training.manifest import read_examples

@@ -14,7 +14,8 @@ from rasterio.enums import ColorInterp, MaskFlags, Resampling
 
 from tnetcli.errors import ImageError, OutputError, UsageError
 from tnetcli.output_file import folder_beside
-from tnetcli.readers.detect import detect, is_remote
+from tnetcli.readers.detect import detect
+from tnetcli.files import is_remote
 from tnetcli.readers.gdal import GDAL_FAILURES, confined, open_checked, open_dataset
 from tnetcli.readers.handles import check_unchanged, file_stamp
 from tnetcli.readers.tiff_pages import has_unwritten_blocks

@@ -55,7 +55,7 @@ def read_text(name: str) -> str:
     return _read(find_recipe(name)).decode("utf-8", errors="replace")
 
 
-def copy_recipe(name: str, destination: str | None = None, *, overwrite: bool = False) -> Path:
+def write_recipe(name: str, destination: str | None = None, *, overwrite: bool = False) -> Path:
     """Write a recipe to a file, or into a folder under its own name; return where it is."""
     source = find_recipe(name)
     if destination in ("", "-"):

@@ -20,7 +20,7 @@ from tnetcli.scenes.digits import DigitMaker, Digits, check_size
 from tnetcli.scenes.glyphs import load_glyphs
 from tnetcli.scenes.landscape import LandscapeMaker
 from tnetcli.scenes.tiles import TileSet, read_tiles
-from tnetcli.sections import Landscape
+from tnetcli.sections.data import Landscape
 from tnetcli.sections.fields import SPLITS, Split
 from tnetcli.wording import counted, reason, shorten
 from tnetcli.workflows.scene_files import (

@@ -15,7 +15,7 @@ from tnetcli.models.base import Model
 from tnetcli.models.registry import build_model
 from tnetcli.normalisation import Normalisation
 from tnetcli.recipe import Recipe
-from tnetcli.sections import Data
+from tnetcli.sections.data import Data
 from tnetcli.tasks import Classification
 from tnetcli.training.distributed import Ranks, joined, note_start, was_restarted
 from tnetcli.training.events import Events
