@@ -42,7 +42,7 @@ test: setup
 	$(BIN)/python -m pytest $(TOGETHER)
 
 # Branches that tests reach: 90 % of all, every one where a wrong answer would go unseen.
-WHOLE := tnetcli/geometry.py,tnetcli/traversal/tree.py,tnetcli/traversal/policies.py,tnetcli/prediction.py,tnetcli/errors.py,tnetcli/recipe.py
+WHOLE := tnetcli/geometry.py,tnetcli/traversal/tree.py,tnetcli/traversal/policies.py,tnetcli/prediction/record.py,tnetcli/errors.py,tnetcli/training/recipe.py
 cov: setup
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest $(TOGETHER)

@@ -148,7 +148,7 @@ def row(runs: Runs, name: str, seeds: Sequence[int]) -> tuple[str, ...]:
 
 
 def _view_size(runs: Runs, kept: str) -> str:
-    from tnetcli.checkpoint import read_description
+    from tnetcli.models.checkpoint import read_description
 
     return f"{read_description(runs.folder / kept / 'model.safetensors').view_size} px"
 

@@ -25,10 +25,10 @@ from figures import Figure, markdown, show, write
 from memory import status
 from rio_cogeo import cog_validate
 
+from tnetcli.exporters.base import Looked
 from tnetcli.exporters.heatmap import write_heatmap
-from tnetcli.exporters.looked import Looked
 from tnetcli.geometry import Georeference, Grid, Region, Window
-from tnetcli.prediction import SCHEMA, Prediction, SeenWindow
+from tnetcli.prediction.record import SCHEMA, Prediction, SeenWindow
 
 SIDE = 100_000
 GRID = Grid(5, 5, 0.34)

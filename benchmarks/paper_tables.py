@@ -15,11 +15,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from tnetcli.models.base import Model
+from tnetcli.models.cost import Steps, count_parameters, steps_of
 from tnetcli.models.lsp import LOCALISATIONS, Localising, count_candidates
-from tnetcli.models.receptive_field import trace
+from tnetcli.models.nets import trace
 from tnetcli.models.registry import build_model
-from tnetcli.workflows.cost import Steps, count_parameters, steps_of
-from tnetcli.workflows.tables import table
+from tnetcli.text import table
 
 Keep = tuple[int, ...]  # cells followed per region when leaving level 1, 2, ...
 MILLION, BILLION = 10**6, 10**9

@@ -29,13 +29,13 @@ from rasterio.enums import Resampling
 from rasterio.windows import Window as RasterioWindow
 from rich.console import Console
 
-from tnetcli.checkpoint import Checkpoint, load_model
-from tnetcli.machine import available_cores
-from tnetcli.prediction import Prediction
+from tnetcli.data.images import Image
+from tnetcli.models.checkpoint import Checkpoint, load_model
+from tnetcli.prediction.batch import Means, predict_images
+from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.blocks import BLOCKS
-from tnetcli.workflows.images import Image
-from tnetcli.workflows.predict import Means, predict_images
+from tnetcli.readers.cache import BLOCKS
+from tnetcli.system import available_cores
 
 ROOT = Path(__file__).parents[1]
 FORMAT = "COG JPEG"

@@ -25,19 +25,17 @@ from predict import make_scenes
 from rich.console import Console
 from rich.table import Table
 
-from tnetcli.checkpoint import load_model, save_checkpoint
-from tnetcli.description import Description
+from tnetcli.data.images import Image
 from tnetcli.devices import limit_threads
 from tnetcli.engines.dask import Cluster, in_dask
-from tnetcli.machine import available_cores
+from tnetcli.models.checkpoint import Description, load_model, save_checkpoint
 from tnetcli.models.registry import build_model
-from tnetcli.prediction import Prediction
-from tnetcli.prediction_file import PredictionFile
+from tnetcli.prediction.batch import Elsewhere, Means, predict_images
+from tnetcli.prediction.jsonl import PredictionFile
+from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.open import open_image
-from tnetcli.workflows.elsewhere import Elsewhere
-from tnetcli.workflows.images import Image
-from tnetcli.workflows.predict import Means, predict_images
+from tnetcli.readers.detect import open_image
+from tnetcli.system import available_cores
 
 WORKERS = (1, 2, 4)
 # Images in a run, and in a batch: records come a batch at a time from every process, so that a rate

@@ -64,7 +64,7 @@ def predict_for_hours(folder: Path, count: int = COUNT, say: Any = print) -> Fla
     from soak_images import make_bases
     from soak_kills import make_batch
 
-    from tnetcli.workflows.predict import Means, predict_images
+    from tnetcli.prediction.batch import Means, predict_images
 
     make_batch(folder, images=0)
     places = []
@@ -97,8 +97,8 @@ def predict_for_hours(folder: Path, count: int = COUNT, say: Any = print) -> Fla
 
 def _images(folder: Path, places: list[tuple[Path, str]], count: int) -> Iterator[Any]:
     """Yield images that nothing knows to be the same: each has a path of its own."""
+    from tnetcli.data.images import Image
     from tnetcli.readers.base import ReadOptions
-    from tnetcli.workflows.images import Image
 
     links = folder / "links"
     links.mkdir()

@@ -24,7 +24,7 @@ from tests.images import (
 from tests.slides import DATA, write_cog, write_ome_rgb, write_scn, write_zarr, write_zarr_zip
 from tnetcli.geometry import Size
 from tnetcli.readers.base import Pixels
-from tnetcli.readers.open import open_image
+from tnetcli.readers.detect import open_image
 
 SIZE = (200, 150)
 TILE = 64

@@ -1,6 +1,6 @@
 """A batch that is killed and started again, over and over: no record is lost, none comes twice.
 
-Each round runs the real command, `tnetcli.cli.main.main`, as `tnet predict IMAGES -o FILE.jsonl`
+Each round runs the real command, `tnetcli.cli.app.main`, as `tnet predict IMAGES -o FILE.jsonl`
 would, in a child that is forked from a process with one thread, in which the libraries are loaded
 and nothing was done with them: loading them anew would take 6 seconds of CPU a round. At a random
 time, mostly right after some more records, the child gets SIGKILL, SIGTERM, SIGUSR1, SIGINT or
@@ -193,7 +193,7 @@ def begin(folder: Path, output: Path, disk: Disk) -> int:
 
 def _be_the_command(folder: Path, output: Path, limit: int | None) -> NoReturn:
     """Become `tnet predict` in a process of its own; never returns."""
-    from tnetcli.cli.main import main
+    from tnetcli.cli.app import main
 
     def command() -> None:
         log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

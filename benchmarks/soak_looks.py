@@ -25,12 +25,12 @@ from soak_images import Base
 from soak_places import BoxTuple
 from soak_witness import Speechless, Witness, boxes_of, difference, read_box
 
+from tnetcli.cli.info import Walk, as_json, as_text, inspect
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Pixels, Reader, ReadOptions
-from tnetcli.readers.open import open_image
+from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.workflows.info import Walk, as_json, as_text, inspect
 
 VIEW = Size(32, 32)
 LOSSY = 1.0  # grey levels, on average, between decoders of JPEG

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tnetcli.checkpoint import Checkpoint, load_model
+from tnetcli.config import Split
+from tnetcli.evaluation.data import read_labelled
 from tnetcli.geometry import Region, Window
-from tnetcli.sections.fields import Split
+from tnetcli.models.checkpoint import Checkpoint, load_model
 from tnetcli.traversal.tree import Node
 from tnetcli.traversal.views import View, Views
-from tnetcli.workflows.labelled import read_labelled
 
 STEP = 2  # every second cell touches the next: all are covered once, at each of two levels
 BATCH = 64

@@ -26,10 +26,10 @@ from figures import Figure, markdown, show, write
 from memory import status
 from rich.console import Console
 
-from tnetcli.recipe import check_recipe
-from tnetcli.sections.stages import Stage
-from tnetcli.training.sources import Files, Source
-from tnetcli.workflows import train as workflow
+from tnetcli.training import run as workflow
+from tnetcli.training.config import Stage
+from tnetcli.training.data import Files, Source
+from tnetcli.training.recipe import check_recipe
 
 ROOT = Path(__file__).parents[1]
 TILES = ROOT.parent / "shared" / "data" / "labelled" / "EuroSAT_RGB.zip"

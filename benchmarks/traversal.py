@@ -32,14 +32,14 @@ from rasterio.enums import Resampling
 from rasterio.windows import Window as RasterioWindow
 from rich.console import Console
 
+from tnetcli.data.normalize import Normalisation
 from tnetcli.geometry import Region, Size
-from tnetcli.inference import ImageResult, Inference
 from tnetcli.models.base import Model
 from tnetcli.models.registry import build_model
-from tnetcli.normalisation import Normalisation
+from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.readers.base import Reader
-from tnetcli.readers.blocks import BLOCKS
-from tnetcli.readers.open import open_image
+from tnetcli.readers.cache import BLOCKS
+from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 

@@ -19,7 +19,7 @@ Values of a repeated option are separated by spaces. `tnet COMMAND --help` shows
 
 def cli_page() -> str:
     """Return the reference of all commands in Markdown."""
-    command = [sys.executable, "-m", "typer", "tnetcli.cli.main", "utils", "docs", "--name", "tnet"]
+    command = [sys.executable, "-m", "typer", "tnetcli.cli.app", "utils", "docs", "--name", "tnet"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8")
     lines = html.unescape(done.stdout).strip().splitlines()
     # Completion differs from shell to shell and is no part of the reference.

@@ -11,14 +11,13 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from tnetcli.cli.recipes import survey
+from tnetcli.data.config import Augmentation, Data, Landscape
 from tnetcli.models.configs import Arguments
 from tnetcli.models.registry import FAMILIES
-from tnetcli.recipe import ModelSection, Recipe
-from tnetcli.sections.data import Augmentation, Data, Landscape
-from tnetcli.sections.learning import Loss, Optimizer, Schedule
-from tnetcli.sections.stages import Stage, Tiles, Training
+from tnetcli.training.config import Loss, Optimizer, Schedule, Stage, Tiles, Training
+from tnetcli.training.recipe import ModelSection, Recipe
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.workflows.recipes import survey
 
 PAGE = Path(__file__).with_name("recipes.md")
 HEAD = """\

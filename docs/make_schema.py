@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tnetcli.prediction import Prediction
+from tnetcli.prediction.record import Prediction
 
 PATH = Path(__file__).with_name("prediction.schema.json")
 

@@ -10,10 +10,9 @@ import argparse
 import torch
 
 from tnetcli import open_image
-from tnetcli.inference import Inference
+from tnetcli.data.normalize import Normalisation
 from tnetcli.models.registry import build_model
-from tnetcli.normalisation import Normalisation
-from tnetcli.recording import Maker, record_result
+from tnetcli.prediction.inference import Inference, Maker, record_result
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 

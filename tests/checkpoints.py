@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from tests.encoding import encode, levels_of
-from tnetcli.checkpoint import KEY, save_checkpoint
-from tnetcli.description import SCHEMA, Description
 from tnetcli.geometry import Region, Window
 from tnetcli.models.base import Model
+from tnetcli.models.checkpoint import KEY, SCHEMA, Description, save_checkpoint
 from tnetcli.models.registry import build_model
 
 BACKBONE = "test_efficientnet"  # the smallest of timm's, made for tests

@@ -9,12 +9,11 @@ import torch
 from PIL import Image
 
 from tests.images import noise
+from tnetcli.data.normalize import Normalisation
 from tnetcli.models.registry import build_model
-from tnetcli.normalisation import Normalisation
-from tnetcli.recipe import Recipe, check_recipe
-from tnetcli.training.run import Run
-from tnetcli.training.run_folder import RunFolder
-from tnetcli.training.sources import open_source
+from tnetcli.training.data import open_source
+from tnetcli.training.recipe import Recipe, check_recipe
+from tnetcli.training.run_dir import Run, RunFolder
 
 CLASSES = ("dark", "light")
 SIDE = 96  # pixels: cells of 48, and of 24 one level deeper

@@ -9,9 +9,9 @@ the process does. Worker processes import this script too, so it holds in them a
 import ctypes
 import os
 
-from tnetcli.readers import open as opening
+from tnetcli.prediction import predictor as predicting
+from tnetcli.readers import detect as opening
 from tnetcli.readers import pyramid, raster  # noqa: F401  loading GDAL may take seconds
-from tnetcli.workflows import predicting
 
 LIBC = ctypes.CDLL(None)
 
@@ -45,6 +45,6 @@ pyramid.PyramidReader._decode_once = stuck_if(
 )
 
 if __name__ == "__main__":
-    from tnetcli.cli.main import main
+    from tnetcli.cli.app import main
 
     main()

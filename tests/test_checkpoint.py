@@ -22,16 +22,17 @@ from tests.checkpoints import (
     write_tiny,
 )
 from tests.commands import ROOT
-from tnetcli import checkpoint
-from tnetcli.checkpoint import (
+from tnetcli.errors import ModelError, OutputError, UsageError
+from tnetcli.models import checkpoint
+from tnetcli.models.checkpoint import (
+    SCHEMA,
+    Description,
     find_model_file,
     load_checkpoint,
     load_model,
     read_description,
     save_checkpoint,
 )
-from tnetcli.description import SCHEMA, Description
-from tnetcli.errors import ModelError, OutputError, UsageError
 
 BASE = {"backbone": BACKBONE, "view_size": VIEW_SIZE}
 GRID = {"rows": 2, "columns": 4, "cell_fraction": 0.4}

@@ -11,10 +11,9 @@ from pydantic import ValidationError
 from tests.checkpoints import fields, pack_description
 from tests.strategies import grids, numbers
 from tnetcli import __version__
-from tnetcli.checkpoint import read_description
-from tnetcli.description import SCHEMA, Description
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
+from tnetcli.models.checkpoint import SCHEMA, Description, read_description
 from tnetcli.models.configs import TNetArguments
 from tnetcli.traversal.config import TraversalConfig
 

@@ -12,7 +12,7 @@ from tests.commands import ROOT
 from tests.test_architecture import PACKAGE, imported_parts, part_of
 from tnetcli import errors
 from tnetcli.models.registry import FAMILIES
-from tnetcli.recipe import read_recipe
+from tnetcli.training.recipe import read_recipe
 
 
 def test_the_command_line_reference_is_up_to_date():

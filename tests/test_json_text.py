@@ -1,6 +1,6 @@
 import pytest
 
-from tnetcli.json_text import MOST_DEPTH, parse_json
+from tnetcli.text import MOST_DEPTH, parse_json
 
 
 @pytest.mark.parametrize("text", ["[1, 2.5]", b'{"a": [null, "\\u00e9"]}', "7", '"a"', "1e-400"])

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tnetcli import machine
-from tnetcli.machine import available_cores, memory
+from tnetcli import system as machine
+from tnetcli.system import available_cores, memory
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_memory_that_dask_would_give_back_is_used_again(setting, how, fresh):
 
 def drivers_after_confining(**environment):
     script = (
-        "from tnetcli.machine import confine_gdal; confine_gdal(); import rasterio\n"
+        "from tnetcli.system import confine_gdal; confine_gdal(); import rasterio\n"
         "with rasterio.Env() as env: print(*env.drivers(), sep=',')"
     )
     run = [sys.executable, "-c", script]

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from tests.images import noise, write_geotiff
+from tnetcli.config import validate
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ImageError, ModelError
-from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Pixels
-from tnetcli.readers.open import open_image
-from tnetcli.validation import validate
+from tnetcli.readers.detect import open_image
 
 
 def pixels(values, valid=None):

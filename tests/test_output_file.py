@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tnetcli.errors import OutputError, UsageError
-from tnetcli.output_file import (
+from tnetcli.files import (
     _machine,
     check_free,
     folder_beside,

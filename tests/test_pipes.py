@@ -12,7 +12,7 @@ from tests.commands import run_in_shell, tnet
 from tests.exporters.records import record, window
 from tests.images import noise, write_geotiff
 from tnetcli.errors import OutputError
-from tnetcli.pipes import is_pipe, lasting, open_to_read, parts_of
+from tnetcli.files import is_pipe, lasting, open_to_read, parts_of
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes and signals of another kind")
 # A signal that another thread takes does not wake the one that reads: as one that comes in the
@@ -174,7 +174,7 @@ def test_a_pipe_that_cannot_be_kept_is_no_bug(monkeypatch):
     reading, writing = os.pipe()
     os.write(writing, b"a record\n")
     os.close(writing)
-    monkeypatch.setattr("tnetcli.pipes.NamedTemporaryFile", lambda **_: Full())
+    monkeypatch.setattr("tnetcli.files.NamedTemporaryFile", lambda **_: Full())
     with pytest.raises(OutputError, match=r"cannot keep what comes from .*: No space left"):
         lasting(f"/dev/fd/{reading}").__enter__()
     os.close(reading)

@@ -14,7 +14,8 @@ from tests.exporters.records import UTM, failed, record, window
 from tests.exporters.records import replace as changed
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Georeference
-from tnetcli.prediction import (
+from tnetcli.prediction.inference import STOP_REASONS as TRANSLATED
+from tnetcli.prediction.record import (
     SCHEMA,
     STOP_REASONS,
     AttentionCheck,
@@ -27,7 +28,6 @@ from tnetcli.prediction import (
     SeenWindow,
     StopReason,
 )
-from tnetcli.recording import STOP_REASONS as TRANSLATED
 from tnetcli.traversal.tree import Stop
 
 STORED = Path(__file__).parents[1] / "docs" / "prediction.schema.json"

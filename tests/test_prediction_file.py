@@ -8,9 +8,9 @@ import tracemalloc
 import pytest
 
 from tnetcli.errors import OutputError, UsageError
-from tnetcli.prediction import SCHEMA, Prediction, Problem, Provenance
-from tnetcli.prediction_file import PredictionFile, read_lines, refuse_compressed
-from tnetcli.wording import public_name
+from tnetcli.prediction.jsonl import PredictionFile, read_lines, refuse_compressed
+from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance
+from tnetcli.text import public_name
 
 MODEL, OTHER = "ab" * 32, "cd" * 32
 SETTINGS = {"levels": 3, "keep": [4, 1], "budget": None}
@@ -202,7 +202,7 @@ def test_a_full_disk_leaves_the_records_before_it(tmp_path):
 
 def test_two_processes_do_not_write_one_file(tmp_path):
     path = tmp_path / "a.jsonl"
-    code = "import sys; from tnetcli.prediction_file import PredictionFile as F\n"
+    code = "import sys; from tnetcli.prediction.jsonl import PredictionFile as F\n"
     code += "try:\n  F(sys.argv[1]).__enter__()\nexcept Exception as e: print(e)"
     with PredictionFile(path):
         done = subprocess.run(
@@ -255,7 +255,7 @@ def test_a_line_that_cannot_be_parsed_is_refused(tmp_path, text):
 
 
 def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tnetcli.prediction_file.MAX_LINE", 2**20)
+    monkeypatch.setattr("tnetcli.prediction.jsonl.MAX_LINE", 2**20)
     (tmp_path / "a.jsonl").write_bytes(bytes(2**20 + 1))
     with pytest.raises(OutputError, match="a line of more than 1 MiB"):
         list(read_lines(tmp_path / "a.jsonl"))

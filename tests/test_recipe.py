@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tnetcli.config import change
 from tnetcli.errors import RecipeError
-from tnetcli.recipe import Recipe, check_recipe, read_recipe
+from tnetcli.training.recipe import Recipe, check_recipe, read_recipe
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.yaml_file import change
 
 MODEL = {"model": {"classes": 10}}
 

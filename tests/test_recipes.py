@@ -16,11 +16,11 @@ from PIL import Image
 from benchmarks.paper_tables import PAPERS
 from tests.commands import ROOT
 from tests.images import noise
-from tnetcli.checkpoint import load_checkpoint
+from tnetcli.models.checkpoint import load_checkpoint
 from tnetcli.models.registry import build_model, read_arguments
-from tnetcli.recipe import Recipe, read_recipe
-from tnetcli.sections.stages import Stage
-from tnetcli.workflows.train import run_recipe
+from tnetcli.training.config import Stage
+from tnetcli.training.recipe import Recipe, read_recipe
+from tnetcli.training.run import run_recipe
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 DROPPED = {"dropout", "feature_dropout", "drop_path"}  # matters in training only
@@ -379,7 +379,7 @@ def small(
 def test_a_recipe_trains(path, name, settings, manifests, tiles, tmp_path, monkeypatch):
     recipe = small(path, name, settings, manifests, tiles)
     for draw in ("draw_curves", "draw_samples"):  # half the time, and no business of recipes
-        monkeypatch.setattr(f"tnetcli.workflows.train.{draw}", lambda *_: None)
+        monkeypatch.setattr(f"tnetcli.training.run.{draw}", lambda *_: None)
     heard = Silent()
     files = run_recipe(recipe, tmp_path / "run", heard)
     assert [row["stage"] for row in heard.rows] == [stage.name for stage in recipe.stages]

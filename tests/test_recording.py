@@ -6,12 +6,11 @@ import pytest
 from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
 from tnetcli import __version__
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ImageError
-from tnetcli.inference import Inference
-from tnetcli.normalisation import Normalisation
-from tnetcli.prediction import Prediction
-from tnetcli.readers.open import open_image
-from tnetcli.recording import Maker, _windows, record_failure, record_result
+from tnetcli.prediction.inference import Inference, Maker, _windows, record_failure, record_result
+from tnetcli.prediction.record import Prediction
+from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 
@@ -71,7 +70,7 @@ def test_what_every_window_would_say_alone_is_recorded_for_all_classes(seen):
 
 
 def test_the_classes_of_windows_are_left_out_where_they_are_many(seen, monkeypatch):
-    monkeypatch.setattr("tnetcli.recording.MOST_CLASSES", 2)
+    monkeypatch.setattr("tnetcli.prediction.inference.MOST_CLASSES", 2)
     result, _ = seen
     assert {each.probabilities for each in _windows(result, CLASSES)} == {()}
 

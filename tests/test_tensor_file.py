@@ -18,9 +18,9 @@ from safetensors import safe_open
 
 import tests.strategies  # noqa: F401  (the settings of hypothesis)
 from tests.checkpoints import pack, unpack
-from tnetcli import tensor_file
 from tnetcli.errors import ModelError, OutputError
-from tnetcli.tensor_file import open_tensor_file, write_tensor_file
+from tnetcli.models import checkpoint as tensor_file
+from tnetcli.models.checkpoint import open_tensor_file, write_tensor_file
 
 TENSORS = {
     "b.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3),

@@ -6,13 +6,13 @@ import torch
 
 from tests.exporters.records import failed, record, replace, window
 from tests.images import noise, write_geotiff
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ImageError, ManifestError
 from tnetcli.geometry import Size, Window
-from tnetcli.inference import Inference
 from tnetcli.models.registry import build_model
-from tnetcli.normalisation import Normalisation
-from tnetcli.readers.open import open_image
-from tnetcli.told_windows import ToldWindows
+from tnetcli.prediction.inference import Inference
+from tnetcli.prediction.regions import ToldWindows
+from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, ScoredRegion, build_policy
 

@@ -11,18 +11,18 @@ from PIL import Image
 from tests.commands import ROOT
 from tests.images import noise
 from tests.test_recipes import Silent
-from tnetcli.checkpoint import load_checkpoint
+from tnetcli.data.images import Image as Named
 from tnetcli.errors import ImageError, ManifestError, RecipeError
+from tnetcli.evaluation.evaluate import evaluate
+from tnetcli.models.checkpoint import load_checkpoint
 from tnetcli.models.registry import build_model
+from tnetcli.prediction.batch import predict_images
+from tnetcli.prediction.predictor import Settings
 from tnetcli.readers.base import ReadOptions
-from tnetcli.recipe import check_recipe, read_recipe
 from tnetcli.training import stages
-from tnetcli.training.optimizers import build_optimizer
-from tnetcli.workflows.evaluate import evaluate
-from tnetcli.workflows.images import Image as Named
-from tnetcli.workflows.predict import predict_images
-from tnetcli.workflows.predicting import Settings
-from tnetcli.workflows.train import run_recipe
+from tnetcli.training.optim import build_optimizer
+from tnetcli.training.recipe import check_recipe, read_recipe
+from tnetcli.training.run import run_recipe
 
 LABELS = ("dark", "light")
 MODEL = {
@@ -66,7 +66,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
     for draw in ("draw_curves", "draw_samples"):
-        monkeypatch.setattr(f"tnetcli.workflows.train.{draw}", lambda *_: None)
+        monkeypatch.setattr(f"tnetcli.training.run.{draw}", lambda *_: None)
 
 
 def recipe_of(folder, data=None, augmentation=None, **model):

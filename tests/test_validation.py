@@ -3,10 +3,10 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, field_validator
 
+from tnetcli.config import Strict, validate
 from tnetcli.errors import ModelError, RecipeError
 from tnetcli.geometry import Grid
-from tnetcli.validation import Strict, validate
-from tnetcli.wording import shorten
+from tnetcli.text import shorten
 
 
 class Part(Strict):

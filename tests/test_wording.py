@@ -1,6 +1,6 @@
 import pytest
 
-from tnetcli.wording import (
+from tnetcli.text import (
     HIDDEN,
     counted,
     did_you_mean,

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from tnetcli.errors import OutputError
-from tnetcli.output_file import write_text
+from tnetcli.files import write_text
 
 
 def test_pieces_become_one_file_of_utf_8(tmp_path):

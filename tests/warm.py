@@ -20,8 +20,8 @@ from contextlib import suppress
 # What commands load sooner or later; importing starts no threads, which would be lost in a fork.
 LOADED = (
     *("torch", "torch._dynamo", "rasterio", "tifffile", "imagecodecs", "simplejpeg", "openslide"),
-    *("PIL.Image", "matplotlib.pyplot", "tnetcli.cli.main", "tnetcli.workflows.predict"),
-    *("tnetcli.workflows.evaluate", "tnetcli.workflows.export", "tnetcli.workflows.train"),
+    *("PIL.Image", "matplotlib.pyplot", "tnetcli.cli.app", "tnetcli.prediction.batch"),
+    *("tnetcli.evaluation.evaluate", "tnetcli.exporters.export", "tnetcli.training.run"),
 )
 LONGEST = 2**20  # bytes of a question
 
@@ -85,7 +85,7 @@ def _run(program: str, *words: str) -> None:
     """Be `tnet …`, `python FILE …` or `python -m MODULE …`."""
     sys.argv = [program, *words]
     if program == "tnet":
-        sys.modules["tnetcli.cli.main"].main()
+        sys.modules["tnetcli.cli.app"].main()
     elif words[0] == "-m":
         sys.argv = list(words[1:])
         sys.path.insert(0, "")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from tnetcli.errors import TnetError
 
 if TYPE_CHECKING:
-    from tnetcli.checkpoint import load_model
-    from tnetcli.prediction import Prediction
-    from tnetcli.readers.open import open_image
-    from tnetcli.workflows.predict import predict, predict_many
+    from tnetcli.models.checkpoint import load_model
+    from tnetcli.prediction.batch import predict, predict_many
+    from tnetcli.prediction.record import Prediction
+    from tnetcli.readers.detect import open_image
 
 __version__ = "0.2.0.dev0"
 __all__ = [
@@ -24,11 +24,11 @@ __all__ = [
 
 # `import tnetcli` stays instant: what is asked for loads when it is.
 HOMES = {
-    "Prediction": "tnetcli.prediction",
-    "load_model": "tnetcli.checkpoint",
-    "open_image": "tnetcli.readers.open",
-    "predict": "tnetcli.workflows.predict",
-    "predict_many": "tnetcli.workflows.predict",
+    "Prediction": "tnetcli.prediction.record",
+    "load_model": "tnetcli.models.checkpoint",
+    "open_image": "tnetcli.readers.detect",
+    "predict": "tnetcli.prediction.batch",
+    "predict_many": "tnetcli.prediction.batch",
 }
 
 

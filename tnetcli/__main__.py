@@ -1,6 +1,6 @@
 """Run the command line as `python -m tnetcli`."""
 
-from tnetcli.cli.main import main
+from tnetcli.cli.app import main
 
 if __name__ == "__main__":
     main()

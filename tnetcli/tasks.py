@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.errors import RecipeError
-from tnetcli.wording import did_you_mean, shorten
+from tnetcli.text import did_you_mean, shorten
 
 if TYPE_CHECKING:
     from torch import Tensor

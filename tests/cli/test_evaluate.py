@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from tests.checkpoints import write_tiny
 from tests.commands import tnet
 from tests.images import noise, write_geotiff
-from tnetcli.cli.main import app
+from tnetcli.cli.app import app
 from tnetcli.errors import OutputError
 
 CLASSES = ["river", "forest"]
@@ -61,7 +61,7 @@ def test_what_was_found_is_told_even_if_it_cannot_be_written(folder, tmp_path, m
     def is_full(*_):
         raise OutputError("no space left")
 
-    monkeypatch.setattr("tnetcli.workflows.evaluate_text.write_json", is_full)
+    monkeypatch.setattr("tnetcli.evaluation.report.write_json", is_full)
     done = in_process(folder, "-o", tmp_path / "a.json", "--no-random", "--no-oracle")
     assert done.exception.exit_code == 7
     assert "accuracy" in done.stdout

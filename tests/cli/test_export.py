@@ -19,7 +19,7 @@ from tests.commands import tnet
 from tests.exporters.conformance import check_overlay
 from tests.exporters.records import UTM, failed, record, replace, window
 from tests.images import noise, write_geotiff
-from tnetcli.prediction import AttentionCheck, SeenLevel
+from tnetcli.prediction.record import AttentionCheck, SeenLevel
 
 FAILED = failed("bad.tif")
 WINDOWS = (
@@ -507,7 +507,7 @@ def test_overlays_of_several_images_conform(folder):
 
 def test_torch_is_never_imported(folder):
     code = (
-        "import sys; from tnetcli.cli.main import app\n"
+        "import sys; from tnetcli.cli.app import app\n"
         "for name in ('a.geojson', 'a.tif', 'a.png', 'a.html', 'a.csv', 'a.parquet'):\n"
         "    app(['export', 'one.jsonl', '-o', name], standalone_mode=False)\n"
         "print('torch' in sys.modules)"

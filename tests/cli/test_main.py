@@ -9,7 +9,7 @@ from typer.main import get_command
 from tests.commands import run_in_shell, tnet, waiting_for_a_list
 from tests.images import noise, write_geotiff
 from tnetcli import __version__
-from tnetcli.cli.main import app
+from tnetcli.cli.app import app
 
 
 def test_the_version_is_told():
@@ -313,6 +313,6 @@ def test_warnings_of_libraries_are_a_line_each_if_asked_for():
 
 def test_only_the_command_changes_how_this_process_warns():
     code = "import logging, warnings; before = warnings.showwarning, logging.root.handlers[:]\n"
-    code += "import tnetcli, tnetcli.cli.main\n"
+    code += "import tnetcli, tnetcli.cli.app\n"
     code += "assert before == (warnings.showwarning, logging.root.handlers)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

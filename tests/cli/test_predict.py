@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from tests.checkpoints import write_tiny
 from tests.commands import tnet
 from tests.images import noise, write_geotiff
-from tnetcli.cli.main import app
+from tnetcli.cli.app import app
 from tnetcli.errors import OutputError, TnetError
-from tnetcli.prediction_file import read_lines
-from tnetcli.workflows.imagery import open_imagery
+from tnetcli.exporters.imagery import open_imagery
+from tnetcli.prediction.jsonl import read_lines
 
 CLASSES = ["river", "forest", "town"]
 COUNT = 12
@@ -288,7 +288,7 @@ def test_an_overlay_that_cannot_be_is_a_warning_and_the_rest_go_on(folder, tmp_p
         if "00.tif" in str(path):
             raise OutputError("no such place on Earth")
 
-    monkeypatch.setattr("tnetcli.workflows.overlays.write_geojson", refuse)
+    monkeypatch.setattr("tnetcli.exporters.export.write_geojson", refuse)
     out, images = tmp_path / "a.jsonl", [folder / f"images/0{number}.tif" for number in range(2)]
     done = in_process(folder, *images, "-o", out, "--overlay", tmp_path / "overlays")
     assert done.exit_code == 0
@@ -553,7 +553,7 @@ def test_a_run_is_gone_on_with_where_an_overlay_cannot_be(folder, tmp_path, monk
     def refuse(path, records, **options):
         raise OutputError("no such place on Earth")
 
-    monkeypatch.setattr("tnetcli.workflows.overlays.write_geojson", refuse)
+    monkeypatch.setattr("tnetcli.exporters.export.write_geojson", refuse)
     done = in_process(folder, image, "-o", out, "--overlay", tmp_path / "overlays")
     assert done.exit_code == 0
     assert "no overlay" in done.stderr

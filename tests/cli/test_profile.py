@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from tests.checkpoints import BACKBONE, VIEW_SIZE, write_tiny
 from tests.commands import ROOT, tnet
-from tnetcli.cli.main import app
+from tnetcli.cli.app import app
 from tnetcli.errors import RecipeError
 
 
@@ -119,7 +119,7 @@ from tnetcli.cli.main import main
 try:
     main()
 finally:
-    print({"torch", "timm", "numpy", "yaml", "tnetcli.recipe"} & set(sys.modules), file=sys.stderr)
+    print({"torch", "timm", "numpy", "yaml", "tnetcli.training.recipe"} & set(sys.modules), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "set()"

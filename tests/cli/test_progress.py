@@ -3,8 +3,8 @@ import sys
 import pytest
 
 from tnetcli.cli import progress
-from tnetcli.cli.batch_progress import BatchProgress
-from tnetcli.workflows.predict_text import Batch
+from tnetcli.cli.predict import Batch
+from tnetcli.cli.progress import BatchProgress
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_closed_standard_error_is_no_terminal(monkeypatch):
 
 def test_a_batch_says_how_far_it_is_and_how_long_it_will_take(capsys, monkeypatch):
     now = 0.0
-    monkeypatch.setattr("tnetcli.cli.batch_progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("tnetcli.cli.progress.time.monotonic", lambda: now)
     batch = Batch(4)
     with BatchProgress(batch) as shown:
         batch.done, batch.windows, now = 1, 80, 40.0

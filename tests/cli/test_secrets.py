@@ -9,7 +9,7 @@ from tests.cli.test_predict import in_process, invoke, write_model
 from tests.commands import tnet
 from tests.images import noise, write_geotiff
 from tests.web import serving
-from tnetcli.wording import HIDDEN
+from tnetcli.text import HIDDEN
 
 SECRET = "hunter2"
 LOGIN = f"user:{SECRET}"

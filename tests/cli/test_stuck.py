@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.test_predict import write_model
 from tests.images import noise, write_geotiff
-from tnetcli.prediction_file import read_lines
+from tnetcli.prediction.jsonl import read_lines
 
 ROOT = Path(__file__).parents[2]
 STUCK = ("read-stuck", "open-stuck", "stat-stuck")

@@ -16,11 +16,11 @@ import yaml
 from rich.console import Console
 
 from tests.runs import MODEL, recipe_of, write_images
-from tnetcli.cli import training_progress
-from tnetcli.cli.main import main
-from tnetcli.cli.training_progress import TrainingProgress
-from tnetcli.recipe import read_recipe
-from tnetcli.sections.stages import Stage
+from tnetcli.cli import progress as training_progress
+from tnetcli.cli.app import main
+from tnetcli.cli.progress import TrainingProgress
+from tnetcli.training.config import Stage
+from tnetcli.training.recipe import read_recipe
 
 RECIPE = {
     "model": MODEL,

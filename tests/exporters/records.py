@@ -7,10 +7,10 @@ import numpy as np
 from rasterio.warp import transform as warp
 
 from tnetcli.errors import ImageError
+from tnetcli.exporters.base import Looked
 from tnetcli.exporters.geojson import collection_text
-from tnetcli.exporters.looked import Looked
 from tnetcli.geometry import Georeference
-from tnetcli.prediction import SCHEMA, Prediction, Problem, Provenance, SeenWindow
+from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance, SeenWindow
 
 LONLAT = "OGC:CRS84"
 CLASSES = {"forest": 0.03, "river": 0.97}

@@ -7,10 +7,10 @@ import rasterio
 
 from tests.exporters.records import UTM, record, window
 from tests.exporters.test_page import Read
-from tnetcli.exporters.looked import Looked
-from tnetcli.prediction import Prediction, PredictionCost, SeenLevel
-from tnetcli.workflows.export_formats import FORMATS, How
-from tnetcli.workflows.predict_text import Batch, as_text
+from tnetcli.cli.predict import Batch, as_text
+from tnetcli.exporters.base import Looked
+from tnetcli.exporters.export import FORMATS, How
+from tnetcli.prediction.record import Prediction, PredictionCost, SeenLevel
 
 REASON = "the classes are too close"
 COST = PredictionCost(2, 100, 10_000, 0.01, 2000, 30_000, 0.5, 0.25, 0.75)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.exporters.records import area, crosses_itself, times_inside
 from tests.strategies import numbers
-from tnetcli.exporters.lonlat import outline_of
+from tnetcli.geo import outline_of
 
 
 @st.composite

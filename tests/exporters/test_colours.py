@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tnetcli.exporters.colours import as_hex, attention_colour, class_colour
+from tnetcli.exporters.base import as_hex, attention_colour, class_colour
 
 
 def brightness(colour):

@@ -20,13 +20,13 @@ from tests.exporters.records import UTM, failed, record, replace, window
 from tests.exporters.test_map_overlay import PLACES, SIDE, boxes, scenes
 from tests.exporters.test_pixel_overlay import RULES, strictly
 from tests.slides import real, write_scn
+from tnetcli.exporters.base import Looked
 from tnetcli.exporters.geojson import (
     collection_text,
     sequence_text,
     write_geojson,
     write_geojson_sequence,
 )
-from tnetcli.exporters.looked import Looked
 from tnetcli.exporters.table import csv_text
 
 PIXEL = 0.01

@@ -12,6 +12,7 @@ from PIL import Image
 from tests.exporters.records import UTM, failed, record, window
 from tests.exporters.screens import Coordinates, Damaged, Meadow
 from tnetcli.errors import OutputError
+from tnetcli.exporters.base import Choice, Looked
 from tnetcli.exporters.figure import (
     GROUND,
     LEVELS,
@@ -21,8 +22,7 @@ from tnetcli.exporters.figure import (
     round_length,
     write_figure,
 )
-from tnetcli.exporters.looked import Choice, Looked
-from tnetcli.prediction import AttentionCheck, Prediction, PredictionCost, SeenLevel
+from tnetcli.prediction.record import AttentionCheck, Prediction, PredictionCost, SeenLevel
 
 ROOT = window(box=(0, 0, 4000, 3000), attention=1.0, label="forest", probability=0.55)
 SCENE = record(

@@ -9,14 +9,14 @@ import pytest
 
 from tests.exporters.records import UTM, failed, read, record, replace, window
 from tnetcli.errors import OutputError
+from tnetcli.exporters.base import Choice, Looked
 from tnetcli.exporters.geojson import (
     collection_text,
     sequence_text,
     write_geojson,
     write_geojson_sequence,
 )
-from tnetcli.exporters.looked import Choice, Looked
-from tnetcli.prediction import Prediction
+from tnetcli.prediction.record import Prediction
 
 SCENE = record(window(attention=1.0), window("root/0-2", (0, 0, 500, 400)), **UTM)
 SLIDE = record(window(attention=1.0), window("root/0-2"), image="b.svs", offset=(7, 9))

@@ -17,10 +17,10 @@ from rio_cogeo import cog_validate
 from tests.exporters.records import UTM, failed, record, window
 from tnetcli.errors import OutputError
 from tnetcli.exporters import heatmap
+from tnetcli.exporters.base import Choice, Looked
 from tnetcli.exporters.heatmap import FEWEST_ACROSS, MOST_CELLS, TILE, HeatGrid, write_heatmap
-from tnetcli.exporters.looked import Choice, Looked
 from tnetcli.geometry import Size
-from tnetcli.prediction import Prediction
+from tnetcli.prediction.record import Prediction
 
 GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)
 LEVELS = ("root", "root/0-0", "root/0-0/1-1", "root/0-0/1-1/2-2")

@@ -2,9 +2,9 @@ import pytest
 
 from tests.exporters.conformance import check_overlay
 from tests.exporters.records import UTM, features, record, window
+from tnetcli.exporters.base import Choice, Looked
 from tnetcli.exporters.geojson import write_geojson
-from tnetcli.exporters.looked import Choice, Looked
-from tnetcli.prediction import SeenGlimpse
+from tnetcli.prediction.record import SeenGlimpse
 
 FIRST = SeenGlimpse((10.0, 10.0, 40.0, 40.0), "forest", 0.4)
 SECOND = SeenGlimpse((20.5, 10.0, 50.5, 40.0), "river", 0.9)

@@ -16,13 +16,17 @@ from PIL import Image
 from tests.exporters.page_images import Places, places
 from tests.exporters.records import UTM, failed, record, replace, to_lonlat, window
 from tnetcli.errors import ImageError, OutputError
-from tnetcli.exporters import page_pictures
-from tnetcli.exporters.colours import as_hex, attention_colour
-from tnetcli.exporters.looked import Choice, Looked
-from tnetcli.exporters.page import page_text, write_page
-from tnetcli.exporters.page_pictures import Detail
-from tnetcli.exporters.page_record import MOST_LEVELS, MOST_OF_A_LEVEL, strongest
-from tnetcli.prediction import AttentionCheck, Prediction, PredictionCost, Problem, SeenLevel
+from tnetcli.exporters import html_record as page_pictures
+from tnetcli.exporters.base import Choice, Looked, as_hex, attention_colour
+from tnetcli.exporters.html import page_text, write_page
+from tnetcli.exporters.html_record import MOST_LEVELS, MOST_OF_A_LEVEL, Detail, strongest
+from tnetcli.prediction.record import (
+    AttentionCheck,
+    Prediction,
+    PredictionCost,
+    Problem,
+    SeenLevel,
+)
 
 COST = PredictionCost(3, 1_000_000, 12_000_000, 1 / 12, 400_000, 9_000_000, 0.1, 0.2, 0.3)
 LEVELS = (SeenLevel(1, 1, "forest", 0.55), SeenLevel(2, 2, "river", 0.91))
@@ -329,7 +333,7 @@ def test_the_more_images_came_before_the_less_is_shown_of_the_next(monkeypatch):
         Detail(costs // 2, overview=1280, thumbnail=256, thumbnails=48),
         Detail(costs, overview=64, thumbnail=0, thumbnails=0),
     )
-    monkeypatch.setattr("tnetcli.exporters.page.DETAILS", steps)
+    monkeypatch.setattr("tnetcli.exporters.html.DETAILS", steps)
     monkeypatch.setattr(page_pictures, "DETAILS", steps)
     page = read(*[SCENE] * 99, imagery=places)
     sizes = [(page.blocks[f"image-{i}"]["overview"] or {}).get("width", 0) for i in range(1, 100)]

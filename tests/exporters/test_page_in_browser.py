@@ -11,9 +11,9 @@ from tests.browser import Watched, chromium, expect
 from tests.exporters.page_images import Places, places
 from tests.exporters.records import UTM, record, replace, to_lonlat, window
 from tests.exporters.test_page import COST, FAILED, HOSTILE, LEVELS, SCENE
-from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.page import write_page
-from tnetcli.prediction import SeenGlimpse, SeenLevel
+from tnetcli.exporters.base import Looked
+from tnetcli.exporters.html import write_page
+from tnetcli.prediction.record import SeenGlimpse, SeenLevel
 
 PADDING = 12  # screen pixels around an image that is shown whole
 DEEP = replace(

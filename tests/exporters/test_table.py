@@ -17,11 +17,10 @@ from pyarrow import parquet
 
 from tests.exporters.records import UTM, failed, read, record, replace, to_lonlat, window
 from tnetcli.errors import ImageError, MissingExtraError, OutputError
-from tnetcli.exporters import geoparquet
-from tnetcli.exporters.geoparquet import write_parquet
-from tnetcli.exporters.looked import Choice, Looked
-from tnetcli.exporters.table import csv_text, neutral, write_csv
-from tnetcli.prediction import (
+from tnetcli.exporters import table as geoparquet
+from tnetcli.exporters.base import Choice, Looked
+from tnetcli.exporters.table import csv_text, neutral, write_csv, write_parquet
+from tnetcli.prediction.record import (
     AttentionCheck,
     Prediction,
     PredictionCost,

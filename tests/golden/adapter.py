@@ -17,16 +17,15 @@ import torch
 import yaml
 
 from tests.golden.scenes import CLASSES, TILE_CLASSES
-from tnetcli.checkpoint import save_checkpoint
-from tnetcli.cli.main import app
-from tnetcli.description import Description
+from tnetcli.cli.app import app
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import TnetError
-from tnetcli.inference import ImageResult, Inference
 from tnetcli.models.base import Model
+from tnetcli.models.checkpoint import Description, save_checkpoint
 from tnetcli.models.registry import build_model
-from tnetcli.normalisation import Normalisation
-from tnetcli.readers.open import open_image
-from tnetcli.told_windows import ToldWindows
+from tnetcli.prediction.inference import ImageResult, Inference
+from tnetcli.prediction.regions import ToldWindows
+from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, build_policy
 

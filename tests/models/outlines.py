@@ -4,8 +4,8 @@ from functools import cache
 
 import torch
 
-from tnetcli.models.backbone import Backbone, Tap, build_backbone
 from tnetcli.models.configs import Arguments
+from tnetcli.models.encoders import Backbone, Tap, build_backbone
 
 
 @cache

@@ -3,8 +3,8 @@
 import torch
 
 from benchmarks.paper_tables import count_layers, multiply
+from tnetcli.models.cost import Step, count_parameters
 from tnetcli.models.registry import build_model
-from tnetcli.workflows.cost import Step, count_parameters
 
 __all__ = ["billions", "count_layers", "count_parameters", "outline", "traverse"]
 

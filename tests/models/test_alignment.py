@@ -9,7 +9,7 @@ from tests.models.outlines import outline
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
 from tnetcli.models.alignment import Pick, Pool, build_alignment, find_reference
-from tnetcli.models.backbone import MapSize
+from tnetcli.models.encoders import MapSize
 
 FIVE = Grid(5, 5, 0.35)
 

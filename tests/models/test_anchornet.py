@@ -22,16 +22,15 @@ from tests.models.contract import (
 from tests.models.places import branch_of, patch_at
 from tests.models.published import count_layers, count_parameters
 from tests.readers.contract import area_mean
-from tnetcli.checkpoint import load_checkpoint, save_checkpoint
-from tnetcli.description import Description
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Size, Window
-from tnetcli.inference import Inference
 from tnetcli.models.anchornet import decide
+from tnetcli.models.checkpoint import Description, load_checkpoint, save_checkpoint
 from tnetcli.models.lsp import FIELDS, AnchorGrid
 from tnetcli.models.registry import build_model, read_arguments
-from tnetcli.normalisation import Normalisation
-from tnetcli.readers.open import open_image
+from tnetcli.prediction.inference import Inference
+from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Oracle, Random, TopK
 

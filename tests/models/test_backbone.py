@@ -13,10 +13,10 @@ from torch import nn
 from tests.models.contract import noise
 from tests.models.outlines import outline
 from tnetcli.errors import ModelError
-from tnetcli.models import backbone as backbone_module
-from tnetcli.models.backbone import build_backbone, create_timm
-from tnetcli.models.bagnet import BagNet77
+from tnetcli.models import encoders as backbone_module
 from tnetcli.models.configs import Arguments
+from tnetcli.models.encoders import build_backbone, create_timm
+from tnetcli.models.nets import BagNet77
 
 NETS = [f"tf_efficientnet_b{number}" for number in range(5)]
 # SPEC 1.5: kernel, stride, expansion and channels of the stages of B0; repeats of B0 to B4.

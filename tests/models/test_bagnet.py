@@ -3,8 +3,7 @@ import torch
 from torch.nn import functional
 
 from tests.models.contract import noise
-from tnetcli.models.bagnet import SLOPE, BagNet77, Block, SameConv2d, Stage
-from tnetcli.models.receptive_field import trace
+from tnetcli.models.nets import SLOPE, BagNet77, Block, SameConv2d, Stage, trace
 
 # SPEC 1.4, after the stem and after each of the 16 blocks.
 FIELDS = [3, 5, 9, 9, 13, 21, 21, 21, 29, 45, 45, 45, 45, 45, 61, 77, 77]

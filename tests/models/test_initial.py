@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
+from tnetcli.models.base import start_as_bagnet, start_as_efficientnet
 
 
 @pytest.fixture(autouse=True)

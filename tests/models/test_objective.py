@@ -10,15 +10,9 @@ from torch.nn import functional
 
 from tests.models.contract import learned_parts, noise
 from tests.models.test_saccader import step_by_hand
+from tnetcli.models.base import Episodes, glimpse_loss, image_weights, mean_by_image, side_loss
 from tnetcli.models.configs import AnchorObjective, DramObjective, SaccaderObjective
 from tnetcli.models.dram import Emission
-from tnetcli.models.objective import (
-    Episodes,
-    glimpse_loss,
-    image_weights,
-    mean_by_image,
-    side_loss,
-)
 from tnetcli.models.registry import build_model, find_terms
 from tnetcli.tasks import Classification
 

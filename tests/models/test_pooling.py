@@ -4,8 +4,8 @@ import torch
 
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
-from tnetcli.models.backbone import build_backbone
-from tnetcli.models.pooling import MapSize, Pool, pool_map
+from tnetcli.models.encoders import build_backbone
+from tnetcli.models.nets import MapSize, Pool, pool_map
 from tnetcli.models.registry import build_model, read_arguments
 
 

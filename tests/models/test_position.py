@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.models.contract import noise
 from tests.models.places import glimpse_windows
 from tnetcli.geometry import Grid, Window
-from tnetcli.models.position import Position, cell_places, encode_positions
+from tnetcli.models.location import Position, cell_places, encode_positions
 
 POSITIONS = torch.tensor([[0, 0, 0], [2, 1, 1], [3, 7, 2]])  # rows, columns, depths
 # Width, frequencies, zeros at the end: SPEC 1.7.

@@ -16,8 +16,8 @@ from benchmarks.paper_tables import (
 )
 from tests.models.contract import noise
 from tests.models.published import billions, outline, traverse
+from tnetcli.models.cost import count_parameters
 from tnetcli.models.registry import FAMILIES, build_model, read_arguments
-from tnetcli.workflows.cost import count_parameters
 
 NAMES = {
     *("tnet-imagenet", "bagnet-77", "tnet-fmow", "anchornet", "saccader", "two-stream-cub-vgg19"),

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.models.contract import noise
-from tnetcli.models.receptive_field import Axis, UntraceableError, trace
+from tnetcli.models.nets import Axis, UntraceableError, trace
 
 SIDE = 127
 

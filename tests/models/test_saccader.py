@@ -13,14 +13,14 @@ from tests.images import noise as image_noise
 from tests.images import write_geotiff
 from tests.models.contract import ROOT, Case, ModelContract, noise
 from tests.models.published import billions, count_parameters, outline, traverse
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError
-from tnetcli.inference import Inference
 from tnetcli.models.configs import SaccaderArguments
-from tnetcli.models.receptive_field import trace
+from tnetcli.models.nets import trace
 from tnetcli.models.registry import build_model, read_arguments
 from tnetcli.models.saccader import PatchNet, SaccaderCell, SaccaderLocation, visit
-from tnetcli.normalisation import Normalisation
-from tnetcli.readers.open import open_image
+from tnetcli.prediction.inference import Inference
+from tnetcli.readers.detect import open_image
 from tnetcli.training.episodes import draw_log_probability
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import TopK

@@ -6,9 +6,8 @@ import torch
 from tests.models.contract import noise
 from tests.models.published import count_parameters
 from tnetcli.errors import ModelError
-from tnetcli.models.backbone import build_backbone
 from tnetcli.models.configs import Arguments
-from tnetcli.models.stream import Stream
+from tnetcli.models.encoders import Stream, build_backbone
 
 
 def build(backbone, view_size=64, *, pretrained=False, bands=3, **more):

@@ -21,15 +21,14 @@ from tests.models.contract import (
 )
 from tests.models.published import count_layers, count_parameters
 from tests.models.test_two_stream_steps import torch_lstm
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid, Window
-from tnetcli.inference import Inference
 from tnetcli.models.configs import TwoStreamArguments
 from tnetcli.models.two_stream import TwoStream
-from tnetcli.normalisation import Normalisation
-from tnetcli.prediction import Prediction
-from tnetcli.readers.open import open_image
-from tnetcli.recording import Maker, record_result
+from tnetcli.prediction.inference import Inference, Maker, record_result
+from tnetcli.prediction.record import Prediction
+from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Oracle, Random, ScoredRegion, TopK, build_policy
 

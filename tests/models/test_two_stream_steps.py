@@ -10,7 +10,7 @@ from torch.nn import functional
 from tests.models.contract import noise
 from tests.models.published import count_layers, count_parameters
 from tnetcli.errors import ModelError
-from tnetcli.models.pooling import MapSize
+from tnetcli.models.nets import MapSize
 from tnetcli.models.two_stream import (
     FixedSteps,
     Recurrence,

@@ -30,7 +30,7 @@ from tests.images import noise
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Cost, Pixels
-from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.cache import BLOCKS
 
 TRUTH = noise((300, 200), 3, "uint8", seed=1)
 OUTSIDE = [

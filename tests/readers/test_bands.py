@@ -1,7 +1,7 @@
 import pytest
 
 from tnetcli.errors import ImageError
-from tnetcli.readers.bands import choose_bands, unique_names
+from tnetcli.readers.metadata import choose_bands, unique_names
 
 NAMES = ("red", "green", "blue", "nir")
 

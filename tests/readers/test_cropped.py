@@ -11,9 +11,9 @@ from tests.images import noise, write_geotiff
 from tests.readers.contract import assert_equal
 from tnetcli.geometry import Georeference, Size, Window
 from tnetcli.readers.base import Box, Cost, Resolution
-from tnetcli.readers.blocks import BLOCKS
-from tnetcli.readers.cropped import CroppedReader, with_context
-from tnetcli.readers.open import open_image
+from tnetcli.readers.cache import BLOCKS
+from tnetcli.readers.detect import open_image
+from tnetcli.readers.wrappers import CroppedReader, with_context
 
 CROP = Box(37, 21, 120, 90)
 TRUTH = noise((300, 200), 3, seed=4)

@@ -20,9 +20,9 @@ from tests.slides import (
     write_zarr_zip,
 )
 from tnetcli.errors import ImageError
-from tnetcli.readers import photo
-from tnetcli.readers.detect import detect
 from tnetcli.files import is_remote
+from tnetcli.readers import image as photo
+from tnetcli.readers.detect import detect
 
 SCENE = noise((300, 200))
 

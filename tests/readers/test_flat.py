@@ -19,11 +19,11 @@ from tests.readers.contract import area_mean, assert_equal
 from tests.slides import spoil_tile, truncate, write_zarr
 from tnetcli.errors import ImageError, OutputError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import flat
+from tnetcli.readers import overviews as flat
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.blocks import BLOCKS
-from tnetcli.readers.flat import FlatReader
-from tnetcli.readers.open import open_image
+from tnetcli.readers.cache import BLOCKS
+from tnetcli.readers.detect import open_image
+from tnetcli.readers.overviews import FlatReader
 
 WHOLE, SMALL = Window(0, 0, 1292, 972), Size(20, 15)
 

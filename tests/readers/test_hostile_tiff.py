@@ -16,8 +16,8 @@ from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import codestreams
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.blocks import BLOCKS
-from tnetcli.readers.open import open_image
+from tnetcli.readers.cache import BLOCKS
+from tnetcli.readers.detect import open_image
 from tnetcli.readers.tiff import TiffReader
 from tnetcli.readers.tiff_files import (
     MOST_DIRECTORIES,

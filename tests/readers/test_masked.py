@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from tests.images import noise, write_geotiff
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.masked import MaskedReader
-from tnetcli.readers.open import open_image
+from tnetcli.readers.detect import open_image
+from tnetcli.readers.wrappers import MaskedReader
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import zarr_store
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.ome_zarr import OmeZarrReader
+from tnetcli.readers.zarr import OmeZarrReader
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "wsi"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason=f"real images are not at {DATA}")

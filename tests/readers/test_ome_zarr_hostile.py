@@ -23,10 +23,10 @@ from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ShardingCodec, ZstdCo
 from tests.commands import peak_memory
 from tests.readers.test_ome_zarr import edit_multiscale, object_files, random_levels, whole, write
 from tests.readers.test_ome_zarr import zip_folder as store_folder
+from tnetcli import files as zip_file
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import zip_file
-from tnetcli.readers.ome_zarr import OmeZarrReader
+from tnetcli.readers.zarr import OmeZarrReader
 
 SIDE = 2048
 BOMB = 2**28  # bytes that a hostile chunk decodes to, in place of SIDE * SIDE

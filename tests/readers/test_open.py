@@ -28,8 +28,8 @@ from tests.slides import (
 from tnetcli.errors import ImageError, MissingExtraError, TnetError, UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.blocks import BLOCKS
-from tnetcli.readers.open import READERS, open_image
+from tnetcli.readers.cache import BLOCKS
+from tnetcli.readers.detect import READERS, open_image
 
 SCENE = noise((300, 200))
 WHOLE, FULL = Window(0, 0, 300, 200), Size(300, 200)
@@ -477,7 +477,7 @@ def test_a_dicom_file_without_openslide_names_the_pip_command(without):
 
 def test_a_zarr_without_zarr_names_the_pip_command(tmp_path, without):
     path = write_zarr(tmp_path / "a.zarr", SCENE)
-    without("zarr", "tnetcli.readers.ome_zarr", "tnetcli.readers.zarr_store")
+    without("zarr", "tnetcli.readers.zarr", "tnetcli.readers.zarr_store")
     with pytest.raises(MissingExtraError) as caught:
         open_image(path)
     assert caught.value.exit_code == 6
@@ -488,7 +488,7 @@ def test_a_zarr_without_zarr_names_the_pip_command(tmp_path, without):
 def test_what_needs_no_extra_is_read_without_any(tmp_path, without, name):
     path = WRITERS[name](tmp_path / name)
     without("openslide", "tnetcli.readers.slide")
-    without("zarr", "tnetcli.readers.ome_zarr", "tnetcli.readers.zarr_store")
+    without("zarr", "tnetcli.readers.zarr", "tnetcli.readers.zarr_store")
     with open_image(path) as reader:
         assert np.array_equal(reader.read(WHOLE, FULL).values, SCENE)
 

@@ -9,12 +9,14 @@ from tests.readers.contract import TRUTH, ReaderContract, area_mean, random_wind
 from tests.slides import Once, truncate
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import blocks, photo, raster
+from tnetcli.readers import cache as blocks
+from tnetcli.readers import image as photo
+from tnetcli.readers import raster
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.blocks import BLOCKS
-from tnetcli.readers.open import open_image
-from tnetcli.readers.photo import PhotoReader
-from tnetcli.readers.png import check_png
+from tnetcli.readers.cache import BLOCKS
+from tnetcli.readers.codestreams import check_png
+from tnetcli.readers.detect import open_image
+from tnetcli.readers.image import PhotoReader
 
 WHOLE, FULL = Window(0, 0, 60, 40), Size(60, 40)
 

@@ -8,13 +8,15 @@ from hypothesis import strategies as st
 
 from tests.strategies import DTYPES, numbers, sizes, windows_near
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.area import AreaMean, area_mean, copy_exact
 from tnetcli.readers.base import Box, Level
-from tnetcli.readers.placement import (
+from tnetcli.readers.resample import (
     LEAST_SHARE,
     SCALE_TOLERANCE,
+    AreaMean,
+    area_mean,
     choose_level,
     chunks,
+    copy_exact,
     place,
     touched_pixels,
 )

@@ -25,9 +25,10 @@ from tests.images import (
 from tests.readers.contract import ReaderContract, area_mean, assert_equal, random_windows
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import levels, pyramid
+from tnetcli.readers import pyramid
+from tnetcli.readers import pyramid as levels
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.tiff_files import check_directories
 
@@ -884,7 +885,7 @@ def test_wide_integers_are_compared_as_integers(path, nodata):
 
 
 def test_a_large_exact_window_is_copied_and_not_averaged(path, monkeypatch, direct):
-    monkeypatch.setattr("tnetcli.readers.levels.CHUNK_SAMPLES", 64 * 64)
+    monkeypatch.setattr("tnetcli.readers.pyramid.CHUNK_SAMPLES", 64 * 64)
     image = np.random.default_rng(0).integers(2**53, 2**62, (2, SIDE, SIDE), np.int64)
     write_geotiff(path, image)
     pixels = read(path, Window(-10, -7, SIDE, SIDE), FULL, direct=direct)

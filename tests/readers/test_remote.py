@@ -10,7 +10,7 @@ from tests.readers.test_companions import MRF, relative, vrt
 from tests.web import serving
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.open import open_image
+from tnetcli.readers.detect import open_image
 
 APERIO = "Aperio Image Library v10\n512x384 |AppMag = 20|MPP = 0.5"
 

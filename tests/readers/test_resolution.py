@@ -2,7 +2,7 @@ import pytest
 
 from tnetcli.errors import UsageError
 from tnetcli.readers.base import ReadOptions, Resolution
-from tnetcli.readers.resolution import TIFF_TAGS, from_density, from_length, resolve
+from tnetcli.readers.metadata import TIFF_TAGS, from_density, from_length, resolve
 
 CLAIM = Resolution(0.5, 0.5, "the file")
 PRINTER = Resolution(352.8, 352.8, TIFF_TAGS)

@@ -19,7 +19,7 @@ from tests.slides import DATA, Once, copy_of_real, real, spoil_tile, write_scn
 from tnetcli.errors import ImageError, UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.slide import SlideReader
 
 JPEG = {"level": 95, "outcolorspace": "rgb"}

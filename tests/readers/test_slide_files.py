@@ -6,8 +6,7 @@ import pytest
 
 from tests.slides import copy_of_real
 from tnetcli.errors import ImageError
-from tnetcli.readers.slide import SlideReader
-from tnetcli.readers.slide_files import check_slide_files
+from tnetcli.readers.slide import SlideReader, check_slide_files
 
 SLIDEDAT = """\ufeff[GENERAL]
 SLIDE_ID=A

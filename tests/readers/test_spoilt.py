@@ -16,14 +16,14 @@ from PIL import Image
 
 from tests.images import area_average, noise, write_geotiff, write_pyramid_tiff
 from tests.slides import truncate, write_ome_rgb, write_zarr, write_zarr_zip
+from tnetcli.cli.info import Walk, as_json, inspect
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.open import open_image
+from tnetcli.readers.detect import open_image
 from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.slide import SlideReader
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.workflows.info import Walk, as_json, inspect
 
 SCENE = noise((200, 150), 3, "uint8", seed=5)
 WHOLE, FULL = Window(0, 0, 200, 150), Size(200, 150)

@@ -22,7 +22,7 @@ from tests.slides import (
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.tiff import TiffReader
 
 SIDE = 150

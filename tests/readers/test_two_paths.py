@@ -9,11 +9,11 @@ from tests.readers.contract import area_mean, assert_equal, random_windows
 from tests.slides import DATA, real
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.blocks import BLOCKS
-from tnetcli.readers.ome_zarr import OmeZarrReader
+from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.slide import SlideReader
 from tnetcli.readers.tiff import TiffReader
+from tnetcli.readers.zarr import OmeZarrReader
 
 CMU = "wsi/CMU-1-Small-Region.svs"
 TCGA = "wsi/TCGA-CR-7395-01A-01-TS1.svs"

@@ -11,9 +11,8 @@ from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import watch
-from tnetcli.readers.open import open_image
-from tnetcli.readers.threads import ReadingThreads
-from tnetcli.readers.watch import watching
+from tnetcli.readers.detect import open_image
+from tnetcli.readers.watch import ReadingThreads, watching
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +100,7 @@ def test_opening_is_watched(tmp_path, monkeypatch):
         seen.extend(watch._watch.under_way)
         return "raster"
 
-    monkeypatch.setattr("tnetcli.readers.open.detect", detect)
+    monkeypatch.setattr("tnetcli.readers.detect.detect", detect)
     open_image(path).close()
     assert seen == [path]
 

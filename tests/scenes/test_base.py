@@ -13,9 +13,9 @@ from tests.readers.contract import (
     random_windows,
 )
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import levels
+from tnetcli.readers import pyramid as levels
 from tnetcli.readers.base import Box, Cost
-from tnetcli.scenes.base import Scene, scene_levels
+from tnetcli.synth.scene import Scene, scene_levels
 
 CONSTANTS = (10, 20, 30)
 

@@ -6,8 +6,8 @@ import pytest
 from tests.scenes.test_landscape import RULES, SITES, maker_of, tile_files, whole
 from tests.scenes.test_tiles import write_zip
 from tnetcli.geometry import Window
-from tnetcli.scenes.tiles import read_tiles
-from tnetcli.sections.stages import Tiles
+from tnetcli.synth.tiles import read_tiles
+from tnetcli.training.config import Tiles
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from tests.images import area_average
 from tnetcli.errors import UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
-from tnetcli.scenes.digits import PROTOCOLS, DigitMaker, Digits
-from tnetcli.scenes.glyphs import Glyphs, draw_glyphs
+from tnetcli.synth.digits import PROTOCOLS, DigitMaker, Digits
+from tnetcli.synth.glyphs import Glyphs, draw_glyphs
 
 # One plain square of grey for each digit: what is where can be counted.
 SHADES = 20 * (np.arange(10, dtype=np.uint8) + 1)

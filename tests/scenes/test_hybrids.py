@@ -1,14 +1,8 @@
 import numpy as np
 import pytest
 
-from tnetcli.scenes.digits import (
-    GROUND,
-    STRENGTH,
-    clutter_details,
-    digit_details,
-    glows,
-)
-from tnetcli.scenes.glyphs import draw_glyphs
+from tnetcli.synth.digits import GROUND, STRENGTH, clutter_details, digit_details, glows
+from tnetcli.synth.glyphs import draw_glyphs
 
 
 def block_sums(details, block):

@@ -12,15 +12,15 @@ from PIL.Image import Transpose
 from tests.images import area_average
 from tests.readers.contract import SMALL_BOXES, ReaderContract, area_mean, random_windows
 from tests.scenes.test_tiles import EUROSAT, encode, needs_eurosat, write_zip
+from tnetcli.config import SPLITS
+from tnetcli.data.config import Landscape
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box, Cost
-from tnetcli.scenes import landscape
-from tnetcli.scenes.landscape import LandscapeMaker, cubic_weights
-from tnetcli.scenes.tiles import read_tiles
-from tnetcli.sections.data import Landscape
-from tnetcli.sections.stages import Tiles
-from tnetcli.sections.fields import SPLITS
+from tnetcli.synth import landscape
+from tnetcli.synth.landscape import LandscapeMaker, cubic_weights
+from tnetcli.synth.tiles import read_tiles
+from tnetcli.training.config import Tiles
 
 SIDE = 8
 BACKGROUND = ("crop", "forest", "pasture", "sea")

@@ -3,7 +3,7 @@ import pytest
 
 from tnetcli.geometry import Size
 from tnetcli.readers.base import Box
-from tnetcli.scenes.stamps import (
+from tnetcli.synth.stamps import (
     Filled,
     Pictures,
     Placed,
@@ -90,7 +90,7 @@ def test_a_box_shows_what_the_whole_shows_there(scale):
 def test_work_in_small_portions_gives_the_same(monkeypatch):
     box = Box(3, 2, 90, 70)
     expected = [draw_layers(layers(), 100, SIZE, scale, box) for scale in (1, 2)]
-    monkeypatch.setattr("tnetcli.scenes.stamps.MOST_AT_ONCE", 300)
+    monkeypatch.setattr("tnetcli.synth.stamps.MOST_AT_ONCE", 300)
     found = [draw_layers(layers(), 100, SIZE, scale, box) for scale in (1, 2)]
     assert all(np.array_equal(*pair) for pair in zip(expected, found, strict=True))
 

@@ -14,10 +14,10 @@ import tifffile
 from PIL import Image
 
 from tests.images import area_average
+from tnetcli.config import SPLITS
 from tnetcli.errors import ManifestError
-from tnetcli.scenes import tiles as tile_files
-from tnetcli.scenes.tiles import read_tiles
-from tnetcli.sections.fields import SPLITS
+from tnetcli.synth import tiles as tile_files
+from tnetcli.synth.tiles import read_tiles
 
 # The real tiles lie beside the project where they were fetched; nothing else needs them.
 EUROSAT = Path(__file__).parents[3] / "shared" / "data" / "labelled" / "EuroSAT_RGB.zip"

@@ -10,9 +10,9 @@ from tests.images import noise, write_geotiff
 from tests.runs import MODEL, UNIT
 from tnetcli.errors import ImageError
 from tnetcli.models.registry import build_model
-from tnetcli.readers.open import open_image
-from tnetcli.sections.learning import Loss
-from tnetcli.training.batches import Batch
+from tnetcli.readers.detect import open_image
+from tnetcli.training.config import Loss
+from tnetcli.training.data import Batch
 from tnetcli.training.episodes import blocked_cells, build_episodes
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy

@@ -1,7 +1,7 @@
 import pytest
 
-from tnetcli.sections.stages import Stage
-from tnetcli.training.attention import judge
+from tnetcli.training.config import Stage
+from tnetcli.training.validate import judge
 
 HEALTHY = {"entropy": 0.6, "distinct": 0.5, "accuracy": [0.5, 0.7]}
 

@@ -3,7 +3,7 @@ import torch
 
 from tests.runs import changed, copied
 from tests.small_model import SmallModel
-from tnetcli.training.averages import Average
+from tnetcli.training.optim import Average
 
 
 def test_without_a_decay_it_is_the_model_itself():

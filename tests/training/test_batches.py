@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from tests.runs import UNIT
+from tnetcli.data.config import Augmentation
+from tnetcli.data.views import Augmented
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Grid, Size, Window
 from tnetcli.readers.base import Layout, Level, Pixels
-from tnetcli.sections.data import Augmentation
-from tnetcli.training.batches import AHEAD, Batches, take
-from tnetcli.training.sources import Item
-from tnetcli.training.views import Augmented
+from tnetcli.training.data import AHEAD, Batches, Item, take
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import ScoredRegion
 from tnetcli.traversal.views import View, Views, root_window

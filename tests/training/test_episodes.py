@@ -24,9 +24,9 @@ from tests.training.explore import (
 from tests.traversal.world import ROOT, always, config, run
 from tnetcli.geometry import Grid, Window
 from tnetcli.models.base import EncoderOutput
-from tnetcli.readers.open import open_image
-from tnetcli.sections.learning import Loss
+from tnetcli.readers.detect import open_image
 from tnetcli.tasks import Classification
+from tnetcli.training.config import Loss
 from tnetcli.training.episodes import (
     blocked_cells,
     chosen_log_probability,

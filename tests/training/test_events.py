@@ -4,8 +4,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tnetcli.errors import MissingExtraError
-from tnetcli.sections.stages import Stage
-from tnetcli.training.events import Events
+from tnetcli.training.config import Stage
+from tnetcli.training.run_dir import Events
 
 
 class Listener:

@@ -8,12 +8,12 @@ import rasterio
 from pydantic import ValidationError
 
 from tests.images import noise, write_geotiff
-from tnetcli.csv_file import MOST_TOLD, read_rows
+from tnetcli.data.config import Data
+from tnetcli.data.listing import MOST_TOLD, read_rows
+from tnetcli.data.manifest import read_examples
+from tnetcli.data.splits import divide
 from tnetcli.errors import ManifestError, MissingExtraError
 from tnetcli.geometry import Size, Window
-from tnetcli.sections.data import Data
-from tnetcli.training.manifest import read_examples
-from tnetcli.training.splits import divide
 
 FULL = {  # four images of two classes, none of them left to chance
     "a.tif": ("forest", "train"),
@@ -346,7 +346,7 @@ def test_a_missing_extra_is_no_fault_of_the_list(listed, monkeypatch):
     def fail(*_, **__):
         raise MissingExtraError.of("zarr", "reading OME-Zarr")
 
-    monkeypatch.setattr("tnetcli.training.inspection.open_image", fail)
+    monkeypatch.setattr("tnetcli.data.manifest.open_image", fail)
     with pytest.raises(MissingExtraError):
         listed(rows())
 

@@ -5,8 +5,7 @@ import statistics
 import numpy as np
 import pytest
 
-from tnetcli.geometry import Window, covered, filled
-from tnetcli.training.metrics import (
+from tnetcli.evaluation.metrics import (
     Interval,
     Outcomes,
     bootstrap,
@@ -20,6 +19,7 @@ from tnetcli.training.metrics import (
     summarise,
     wilson,
 )
+from tnetcli.geometry import Window, covered, filled
 
 
 def logits(*probabilities):

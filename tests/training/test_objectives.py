@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from tests.training.test_reinforce import Losses, random_episodes
 from tnetcli.models import anchornet, dram, saccader, two_stream
+from tnetcli.models.base import Episodes
 from tnetcli.models.configs import (
     AnchorObjective,
     DramObjective,
     SaccaderObjective,
     TwoStreamObjective,
 )
-from tnetcli.models.objective import Episodes
 from tnetcli.models.two_stream import ranking_loss
-from tnetcli.sections.learning import Loss
 from tnetcli.tasks import Classification
+from tnetcli.training.config import Loss
 from tnetcli.training.reinforce import Baselines, policy_terms, total_loss
 
 LN3, LN9 = math.log(3), math.log(9)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from tnetcli.errors import RecipeError
-from tnetcli.sections.learning import Optimizer, Schedule
-from tnetcli.training.optimizers import build_optimizer, rate_at, set_rate
+from tnetcli.training.config import Optimizer, Schedule
+from tnetcli.training.optim import build_optimizer, rate_at, set_rate
 
 
 class Parts(nn.Module):

@@ -6,8 +6,8 @@ from tests.runs import MODEL, changed, copied
 from tests.small_model import SmallModel
 from tnetcli.errors import RecipeError
 from tnetcli.models.registry import build_model
-from tnetcli.sections.stages import Stage
-from tnetcli.training.parts import prepare_parts
+from tnetcli.training.config import Stage
+from tnetcli.training.optim import prepare_parts
 
 PARTS = ("backbone", "location", "position", "weighting", "classifier")
 

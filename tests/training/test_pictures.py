@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from tnetcli.errors import OutputError
+from tnetcli.files import check_free, write_whole
 from tnetcli.geometry import Size, Window
-from tnetcli.output_file import check_free, write_whole
-from tnetcli.training.pictures import COLOURS, Sample, draw_confusion, draw_curves, draw_samples
+from tnetcli.training.plots import COLOURS, Sample, draw_confusion, draw_curves, draw_samples
 
 GREEN = (0, 255, 0)
 STRANGE = ["a$b", "$x$", "日本語", "\x1b[2J\n", "x" * 500, "", "%d {0}"]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.training.test_episodes import NEIGHBOURS, all_draws, chain, padded
-from tnetcli.models.objective import Episodes
-from tnetcli.sections.learning import Loss
+from tnetcli.models.base import Episodes
 from tnetcli.tasks import Classification
+from tnetcli.training.config import Loss
 from tnetcli.training.episodes import draw_log_probability, independent_log_probability, mix
 from tnetcli.training.reinforce import (
     Baselines,

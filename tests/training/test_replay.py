@@ -5,10 +5,10 @@ import torch
 
 from tests.runs import MODEL
 from tnetcli.geometry import Region, Window
-from tnetcli.models.objective import Episodes
+from tnetcli.models.base import Episodes
 from tnetcli.models.registry import build_model
-from tnetcli.sections.stages import Stage
 from tnetcli.tasks import Classification
+from tnetcli.training.config import Stage
 from tnetcli.training.reinforce import label_terms, total_loss
 from tnetcli.training.replay import ReplayBuffer
 from tnetcli.traversal.config import TraversalConfig

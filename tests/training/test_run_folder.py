@@ -6,8 +6,8 @@ import torch
 
 from tests.runs import recipe_of
 from tnetcli.errors import ModelError, OutputError
-from tnetcli.recipe import read_recipe
-from tnetcli.training.run_folder import Progress, RunFolder
+from tnetcli.training.recipe import read_recipe
+from tnetcli.training.run_dir import Progress, RunFolder
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_what_a_killed_training_left_keeps_nobody_out(folder):
 
 def test_a_claim_that_was_just_taken_away_is_none(folder, monkeypatch):
     monkeypatch.setattr(
-        "tnetcli.training.run_folder.claim", lambda file: folder.claim.unlink() or True
+        "tnetcli.training.run_dir.claim", lambda file: folder.claim.unlink() or True
     )
     assert "another tnet is training" in refused(enter, folder)
 
@@ -222,8 +222,8 @@ def test_a_new_state_takes_the_place_of_the_old(folder, recipe):
 
 @pytest.mark.parametrize("text", ["{}", "[1]", "nothing", '{"stage": 0, "step": 1, "more": 2}'])
 def test_a_file_that_is_no_state_is_a_model_error(folder, recipe, text):
-    from tnetcli.checkpoint import STATE_KEY as KEY
-    from tnetcli.tensor_file import write_tensor_file
+    from tnetcli.models.checkpoint import STATE_KEY as KEY
+    from tnetcli.models.checkpoint import write_tensor_file
 
     begin(folder, recipe)
     write_tensor_file(folder.state, {"a": torch.zeros(1)}, (KEY, text))

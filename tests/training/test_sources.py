@@ -4,11 +4,11 @@ import pytest
 from tests.runs import SIDE, recipe_of, write_images
 from tests.scenes.test_landscape import BACKGROUND, RULES, SITES, tile_files
 from tests.scenes.test_tiles import write_zip
+from tnetcli.config import SPLITS
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Size, Window
-from tnetcli.sections.fields import SPLITS
-from tnetcli.training import sources
-from tnetcli.training.sources import Files, Landscapes, derive, open_source
+from tnetcli.training import data as sources
+from tnetcli.training.data import Files, Landscapes, derive, open_source
 
 
 @pytest.fixture(scope="module")

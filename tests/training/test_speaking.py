@@ -1,7 +1,7 @@
 import pytest
 
 from tnetcli.errors import RecipeError
-from tnetcli.training.speaking import OtherFailedError, speaking_once, wait_for_end
+from tnetcli.training.distributed import OtherFailedError, speaking_once, wait_for_end
 
 
 @pytest.mark.parametrize(("rank", "kind"), [("0", RecipeError), ("1", OtherFailedError)])
@@ -14,7 +14,7 @@ def test_one_process_of_a_machine_speaks(monkeypatch, rank, kind):
 
 def test_what_no_other_has_ended_for_is_said_by_the_one_who_knows(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr("tnetcli.training.speaking.SPEAKER_PATIENCE", 0.1)
+    monkeypatch.setattr("tnetcli.training.distributed.SPEAKER_PATIENCE", 0.1)
     with pytest.raises(RecipeError), speaking_once(lambda: False):
         raise RecipeError("only I know")
 

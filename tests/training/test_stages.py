@@ -12,13 +12,11 @@ from tests.small_model import SmallModel
 from tests.training.explore import CPU, Torn
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.models.base import EncoderOutput
-from tnetcli.models.objective import Episodes
+from tnetcli.models.base import EncoderOutput, Episodes
 from tnetcli.models.registry import FAMILIES
 from tnetcli.training import stages
-from tnetcli.training.batches import Batch
+from tnetcli.training.data import Batch, open_source
 from tnetcli.training.distributed import Ranks
-from tnetcli.training.sources import open_source
 from tnetcli.training.stages import SceneStage, TileStage, build_stage
 from tnetcli.training.trainer import train
 from tnetcli.traversal.policies import ScoredRegion

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from tests.images import noise, write_geotiff
+from tnetcli.data.normalize import Normalisation
+from tnetcli.data.statistics import as_text, estimate, value_range
 from tnetcli.errors import ManifestError
-from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Pixels
-from tnetcli.readers.open import open_image
-from tnetcli.training.statistics import as_text, estimate, value_range
+from tnetcli.readers.detect import open_image
 
 
 @pytest.fixture

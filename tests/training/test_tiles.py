@@ -9,10 +9,10 @@ from tests.scenes.test_landscape import BACKGROUND, RULES, tile_files
 from tests.scenes.test_tiles import write_zip
 from tnetcli.geometry import Grid, Region, Size, Window
 from tnetcli.models.registry import build_model
-from tnetcli.scenes.landscape import LandscapeMaker
-from tnetcli.scenes.tiles import read_tiles
-from tnetcli.sections.stages import Tiles
-from tnetcli.training.sources import Landscapes
+from tnetcli.synth.landscape import LandscapeMaker
+from tnetcli.synth.tiles import read_tiles
+from tnetcli.training.config import Tiles
+from tnetcli.training.data import Landscapes
 from tnetcli.training.tiles import TilePretraining
 from tnetcli.traversal.views import Views
 

@@ -19,7 +19,7 @@ from tests.scenes.test_tiles import write_zip
 from tests.small_model import SmallModel
 from tnetcli.errors import ManifestError, ModelError, RecipeError, UsageError
 from tnetcli.training import stages
-from tnetcli.training.run import StoppedError
+from tnetcli.training.run_dir import StoppedError
 from tnetcli.training.trainer import Metrics, Updates, _merged, train
 
 pytestmark = pytest.mark.usefixtures("small_family")

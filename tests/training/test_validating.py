@@ -8,13 +8,13 @@ from PIL import Image
 from tests.images import noise, write_geotiff
 from tests.runs import CLASSES, SIDE, UNIT, recipe_of, write_images
 from tests.small_model import SmallModel
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ManifestError
 from tnetcli.geometry import Size, Window
-from tnetcli.inference import Inference
-from tnetcli.normalisation import Normalisation
-from tnetcli.training import validating
-from tnetcli.training.sources import Item, open_source
-from tnetcli.training.validating import validate
+from tnetcli.prediction.inference import Inference
+from tnetcli.training import validate as validating
+from tnetcli.training.data import Item, open_source
+from tnetcli.training.validate import validate
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 
@@ -169,7 +169,7 @@ class Listed:
 
 @pytest.mark.parametrize("bands", [1, 2, 4])
 def test_a_thumbnail_of_other_pixels_is_stretched_over_what_is_there(tmp_path, bands):
-    from tnetcli.readers.open import open_image
+    from tnetcli.readers.detect import open_image
 
     values = noise((80, 60), bands, "uint16").clip(3000, 9000)
     values[:, 0, 0] = 0  # no data
@@ -187,7 +187,7 @@ def test_a_thumbnail_of_other_pixels_is_stretched_over_what_is_there(tmp_path, b
 
 
 def test_images_that_cannot_be_read_are_left_out(tmp_path, source):
-    from tnetcli.readers.open import open_image
+    from tnetcli.readers.detect import open_image
 
     path = write_geotiff(tmp_path / "deep.tif", noise((80, 60), 3, "uint16"))  # not 8 bits
     with open_image(path) as deep:
@@ -199,7 +199,7 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path, source):
 
 
 def test_small_images_that_end_early_count_at_every_level(tmp_path, source):
-    from tnetcli.readers.open import open_image
+    from tnetcli.readers.detect import open_image
 
     path = write_geotiff(tmp_path / "small.tif", noise((40, 40)))
     with open_image(path) as small:

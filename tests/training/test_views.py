@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from tests.images import noise, write_constant_levels_tiff, write_geotiff
 from tests.readers.contract import ReaderContract, area_mean, assert_equal, random_windows
 from tests.strategies import numbers, windows_near
+from tnetcli.data.augment import ORDERS, Blur, Jitter, Pose, draw_jitter, draw_pose
+from tnetcli.data.config import Augmentation
+from tnetcli.data.views import Augmented, augment, move_boxes
 from tnetcli.geometry import Grid, Size, Window
 from tnetcli.readers.base import Box, Cost, DescribedByLayout, Layout, Level, Pixels, Resolution
-from tnetcli.readers.open import open_image
-from tnetcli.sections.data import Augmentation
-from tnetcli.training.colours import ORDERS, Blur, Jitter, draw_jitter
-from tnetcli.training.poses import Pose, draw_pose
-from tnetcli.training.views import Augmented, augment, move_boxes
+from tnetcli.readers.detect import open_image
 
 SIZE = Size(90, 60)
 WHOLE = Box(0, 0, 90, 60)

@@ -11,13 +11,13 @@ from tests.checkpoints import tiny
 from tests.images import area_average, noise, write_geotiff, write_pyramid_tiff
 from tests.readers.contract import area_mean
 from tests.small_model import SmallModel
-from tnetcli.checkpoint import load_model, save_checkpoint
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ImageError, ModelError
 from tnetcli.geometry import Grid, Region, Size, Window
-from tnetcli.inference import ImageResult, Inference
+from tnetcli.models.checkpoint import load_model, save_checkpoint
 from tnetcli.models.registry import build_model
-from tnetcli.normalisation import Normalisation
-from tnetcli.readers.open import open_image
+from tnetcli.prediction.inference import ImageResult, Inference
+from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 
@@ -315,7 +315,7 @@ def test_no_gradient_is_kept(readers):
 
 
 def test_the_cost_is_that_of_this_traversal_alone(readers):
-    from tnetcli.readers.blocks import BLOCKS
+    from tnetcli.readers.cache import BLOCKS
 
     with Inference(SmallModel(), UNIT, device="cpu") as inference:
         BLOCKS.clear()

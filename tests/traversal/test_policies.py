@@ -24,8 +24,8 @@ from tests.traversal.world import (
     usable,
     worlds,
 )
+from tnetcli.evaluation.metrics import hits
 from tnetcli.geometry import Grid, Region, Window
-from tnetcli.training.metrics import hits
 from tnetcli.traversal.policies import (
     BestFirst,
     Fixed,

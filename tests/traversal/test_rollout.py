@@ -16,9 +16,9 @@ from tests.training.explore import (
     write_readers,
 )
 from tnetcli.errors import ImageError, ModelError
-from tnetcli.inference import Inference
-from tnetcli.readers.open import open_image
-from tnetcli.sections.learning import Loss
+from tnetcli.prediction.inference import Inference
+from tnetcli.readers.detect import open_image
+from tnetcli.training.config import Loss
 from tnetcli.traversal.policies import Random, TopK, build_policy
 from tnetcli.traversal.rollout import by_image, effective, rollout
 from tnetcli.traversal.runner import TorchRunner

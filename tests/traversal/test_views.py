@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from tests.images import noise, write_geotiff
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Grid, Region, Size, Window
-from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Pixels
-from tnetcli.readers.open import open_image
+from tnetcli.readers.detect import open_image
 from tnetcli.traversal.tree import Node
 from tnetcli.traversal.views import View, root_window
 from tnetcli.traversal.views import Views as ViewsBySize

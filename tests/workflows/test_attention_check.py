@@ -6,13 +6,13 @@ import torch
 
 from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ImageError
-from tnetcli.inference import Inference
-from tnetcli.normalisation import Normalisation
-from tnetcli.readers.open import open_image
+from tnetcli.prediction.attention import check_attention, closest
+from tnetcli.prediction.inference import Inference
+from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
-from tnetcli.workflows.attention_check import check_attention, closest
 
 UNIT = Normalisation.to_unit_range("uint8", 3)
 CLASSES = ("bright", "dark")

@@ -7,13 +7,12 @@ import torch
 
 from tests.cli.test_predict import write_model
 from tests.images import noise, write_geotiff
-from tnetcli.checkpoint import load_model
+from tnetcli.data.images import Image
+from tnetcli.models.checkpoint import load_model
+from tnetcli.prediction import batch as elsewhere
+from tnetcli.prediction.batch import Elsewhere, Means, Order, predict_here, predict_images
+from tnetcli.prediction.predictor import Settings
 from tnetcli.readers.base import ReadOptions
-from tnetcli.workflows import elsewhere
-from tnetcli.workflows.elsewhere import Elsewhere, Order, predict_here
-from tnetcli.workflows.images import Image
-from tnetcli.workflows.predict import Means, predict_images
-from tnetcli.workflows.predicting import Settings
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.checkpoints import write_tiny
 from tests.images import noise, write_geotiff
-from tnetcli.checkpoint import load_model
 from tnetcli.errors import ImageError, ManifestError, RecipeError, UsageError
+from tnetcli.evaluation.data import read_labelled
+from tnetcli.evaluation.evaluate import choose_counts, evaluate
+from tnetcli.evaluation.metrics import wilson
+from tnetcli.evaluation.report import as_json, as_text, draw_picture, write_json
 from tnetcli.geometry import Region, Size, Window
-from tnetcli.inference import Inference
-from tnetcli.readers.open import open_image
-from tnetcli.training.metrics import wilson
+from tnetcli.models.checkpoint import load_model
+from tnetcli.prediction.inference import Inference
+from tnetcli.readers.detect import open_image
 from tnetcli.traversal.policies import build_policy
-from tnetcli.workflows.evaluate import choose_counts, evaluate
-from tnetcli.workflows.evaluate_text import as_json, as_text, draw_picture, write_json
-from tnetcli.workflows.labelled import read_labelled
 
 CLASSES = ["river", "forest", "town"]
 RGB = {

@@ -12,14 +12,14 @@ from tests.exporters.records import record, replace
 from tests.images import noise, write_geotiff
 from tests.slides import real, write_ome_rgb
 from tnetcli.errors import ImageError
-from tnetcli.prediction import Prediction
+from tnetcli.exporters import imagery
+from tnetcli.exporters.imagery import open_imagery
+from tnetcli.prediction.predictor import Settings, _telling
+from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
+from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import fingerprint
-from tnetcli.readers.open import open_image
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.workflows import imagery
-from tnetcli.workflows.imagery import open_imagery
-from tnetcli.workflows.predicting import Settings, _telling
 
 
 def predicted(path, **settings):
@@ -293,7 +293,7 @@ def test_an_ome_tiff_of_colours(tmp_path):
 
 
 def test_torch_is_never_imported():
-    code = "import sys, tnetcli.workflows.imagery; print('torch' in sys.modules)"
+    code = "import sys, tnetcli.exporters.imagery; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

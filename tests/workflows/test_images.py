@@ -9,9 +9,9 @@ import pytest
 from tests.commands import tnet
 from tests.images import noise, write_geotiff
 from tests.slides import copy_of_real, real
+from tnetcli.data.images import find_images
 from tnetcli.errors import ImageError, UsageError
 from tnetcli.readers.detect import detect, series_of
-from tnetcli.workflows.images import find_images
 
 AS_NOBODY = """
 import os, sys

@@ -4,11 +4,11 @@ from PIL import Image
 
 from tests.checkpoints import write_tiny
 from tests.images import noise, write_geotiff
+from tnetcli.data.config import Data
 from tnetcli.errors import ManifestError
+from tnetcli.evaluation.data import read_labelled
+from tnetcli.evaluation.evaluate import evaluate
 from tnetcli.geometry import Size
-from tnetcli.sections.data import Data
-from tnetcli.workflows.evaluate import evaluate
-from tnetcli.workflows.labelled import read_labelled
 
 CLASSES = ("river", "forest")
 BOXES = {"a": (40, 30, 140, 130), "b": (0, 0, 90, 70), "c": (200, 110, 300, 280)}

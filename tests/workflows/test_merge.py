@@ -1,11 +1,10 @@
 import pytest
 
 from tests.test_prediction_file import OTHER, SETTINGS, abstention, failure, ids, record, write
+from tnetcli.data.images import Image
 from tnetcli.errors import OutputError
-from tnetcli.prediction_file import read_lines
+from tnetcli.prediction.jsonl import as_text, merge, read_lines
 from tnetcli.readers.base import ReadOptions
-from tnetcli.workflows.images import Image
-from tnetcli.workflows.merge import as_text, merge
 
 
 def wanted(*names):

@@ -4,12 +4,12 @@ import json
 import pytest
 
 from tests.checkpoints import fields, pack_description, tiny, write_tiny
-from tnetcli import checkpoint
-from tnetcli.checkpoint import save_checkpoint
+from tnetcli.cli.models import as_json, as_text, match_backbones, read_card, survey
 from tnetcli.errors import ModelError
+from tnetcli.models import checkpoint
+from tnetcli.models.checkpoint import save_checkpoint
+from tnetcli.models.cost import count_parameters
 from tnetcli.models.registry import BACKBONES, FAMILIES
-from tnetcli.workflows.cost import count_parameters
-from tnetcli.workflows.models import as_json, as_text, match_backbones, read_card, survey
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@ import json
 
 import pytest
 
+from tnetcli.data.images import Image
 from tnetcli.errors import OutputError
-from tnetcli.prediction import SCHEMA, Prediction, SeenWindow
+from tnetcli.exporters.export import Overlays
+from tnetcli.prediction.record import SCHEMA, Prediction, SeenWindow
 from tnetcli.readers.base import ReadOptions
-from tnetcli.workflows.images import Image
-from tnetcli.workflows.overlays import Overlays
 
 IDS = [
     "a/b.tif", "/images/a.tif", "images/a.tif", "a\udcff.tif", "a\udcfe.tif", "a.tif", ".\udcff./x",

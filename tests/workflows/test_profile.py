@@ -5,13 +5,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.checkpoints import BACKBONE, VIEW_SIZE, write_tiny
+from tnetcli.cli.profile import Timing, as_json, as_text, profile_checkpoint, profile_recipe
 from tnetcli.errors import ModelError, UsageError
 from tnetcli.geometry import Grid
+from tnetcli.models import cost
+from tnetcli.models.cost import Counter, Step, steps_of, steps_of_config
+from tnetcli.text import table
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.workflows import cost
-from tnetcli.workflows.cost import Counter, Step, steps_of, steps_of_config
-from tnetcli.workflows.profile import Timing, as_json, as_text, profile_checkpoint, profile_recipe
-from tnetcli.workflows.tables import table
 
 GRID = Grid(3, 3, 0.5)
 

@@ -3,17 +3,17 @@ import logging
 import pytest
 
 from tests.commands import ROOT
-from tnetcli.errors import OutputError, RecipeError
-from tnetcli.workflows import recipes
-from tnetcli.workflows.recipes import (
+from tnetcli.cli import recipes
+from tnetcli.cli.recipes import (
     LONGEST,
     as_text,
-    write_recipe,
     find_recipe,
     purpose_of,
     recipe_files,
     survey,
+    write_recipe,
 )
+from tnetcli.errors import OutputError, RecipeError
 
 SMALL = "# For a test.\n\nmodel: {classes: 2}\n"
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from tnetcli.data.images import Image
 from tnetcli.errors import UsageError
+from tnetcli.prediction.batch import Shard, missing_files, parse_shard, shard_of_job
 from tnetcli.readers.base import ReadOptions
-from tnetcli.workflows.images import Image
-from tnetcli.workflows.shards import Shard, missing_files, parse_shard, shard_of_job
 
 
 def images(*groups):

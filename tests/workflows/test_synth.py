@@ -9,16 +9,16 @@ import rasterio
 from PIL import Image
 
 from tests.images import area_average
+from tnetcli.data.config import Data
+from tnetcli.data.manifest import read_examples
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
-from tnetcli.readers.open import open_image
-from tnetcli.scenes.digits import DigitMaker
-from tnetcli.scenes.glyphs import draw_glyphs
-from tnetcli.sections.data import Data
-from tnetcli.training.manifest import read_examples
-from tnetcli.workflows import scene_files
-from tnetcli.workflows.synth import Digits, Order, TileScenes, synthesise
+from tnetcli.readers.detect import open_image
+from tnetcli.synth import write as scene_files
+from tnetcli.synth.digits import DigitMaker
+from tnetcli.synth.glyphs import draw_glyphs
+from tnetcli.synth.write import Digits, Order, TileScenes, synthesise
 
 COLOURS = {"field": (40, 120, 30), "wood": (10, 70, 20), "town": (200, 40, 40), "lake": (0, 0, 250)}
 

@@ -1,4 +1,4 @@
-from tnetcli.workflows.tables import aligned, table
+from tnetcli.text import aligned, table
 
 
 def test_no_name_and_no_value_is_cut_off_however_wide_the_table_is(monkeypatch):

@@ -21,16 +21,19 @@ from tests.runs import (
 )
 from tests.scenes.test_landscape import BACKGROUND, RULES, SITES, tile_files
 from tests.scenes.test_tiles import write_zip
-from tnetcli.checkpoint import load_checkpoint, read_description, save_checkpoint
-from tnetcli.cli.stopping import stopping_gently
-from tnetcli.description import Description
+from tnetcli.cli.signals import stopping_gently
 from tnetcli.errors import ImageError, ManifestError, ModelError, OutputError, RecipeError
+from tnetcli.models.checkpoint import (
+    Description,
+    load_checkpoint,
+    read_description,
+    save_checkpoint,
+)
 from tnetcli.models.registry import build_model
-from tnetcli.recipe import read_recipe
-from tnetcli.training.run import StoppedError
-from tnetcli.training.run_folder import RunFolder
-from tnetcli.workflows import train as workflow
-from tnetcli.workflows.train import run_recipe
+from tnetcli.training import run as workflow
+from tnetcli.training.recipe import read_recipe
+from tnetcli.training.run import run_recipe
+from tnetcli.training.run_dir import RunFolder, StoppedError
 
 FILES = {
     "model.safetensors",

@@ -14,7 +14,7 @@ import typer
 from tnetcli import __version__
 from tnetcli.cli.options import Json
 from tnetcli.errors import OutputError
-from tnetcli.wording import first_line, in_bytes
+from tnetcli.text import first_line, in_bytes
 
 SCHEMA = "tnet.doctor/2"
 UNWANTED = ("all", "test")  # extras that are made of others, or for developers
@@ -31,8 +31,8 @@ def doctor(json: Json = False) -> None:
 
 def examine() -> dict[str, Any]:
     """Return the facts as plain values; a library that cannot be imported is one of them."""
-    from tnetcli.machine import available_cores, memory
-    from tnetcli.workflows.recipes import recipe_files
+    from tnetcli.cli.recipes import recipe_files
+    from tnetcli.system import available_cores, memory
 
     core, extras = _requirements()
     return {
@@ -111,7 +111,7 @@ def _cache() -> str:
 
 def as_text(found: dict[str, Any]) -> str:
     """Return one line for each fact."""
-    from tnetcli.workflows.tables import aligned
+    from tnetcli.text import aligned
 
     cores = found["cores"]
     memory = [f"{in_bytes(count)} {name}" for name, count in found["memory"].items() if count]

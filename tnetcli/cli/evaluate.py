@@ -23,7 +23,7 @@ from tnetcli.cli.options import (
     read_options,
 )
 from tnetcli.errors import SomeFailedError
-from tnetcli.wording import counted
+from tnetcli.text import counted
 
 
 class SplitName(StrEnum):
@@ -93,8 +93,8 @@ def evaluate(
     looked at, 8 when some cannot, 3 when none can.
     """
     from tnetcli.cli.progress import progress_bar
-    from tnetcli.workflows import evaluate_text as telling
-    from tnetcli.workflows.evaluate import evaluate as run
+    from tnetcli.evaluation import report as telling
+    from tnetcli.evaluation.evaluate import evaluate as run
 
     telling.check_outputs(output, confusion, overwrite=overwrite)
     options = read_options(bands, None, None, None, None, None, FlatChoice.stream)

@@ -10,12 +10,11 @@ import typer
 from tnetcli.cli import export_options as options
 from tnetcli.cli.options import Overwrite, Quiet, parse_counts
 from tnetcli.errors import ImageError, SomeFailedError, UsageError
-from tnetcli.pipes import STANDARD, lasting
-from tnetcli.wording import counted
+from tnetcli.files import STANDARD, lasting
+from tnetcli.text import counted
 
 if TYPE_CHECKING:
-    from tnetcli.workflows.export import Export, Exported
-    from tnetcli.workflows.export_formats import Format
+    from tnetcli.exporters.export import Export, Exported, Format
 
 
 def export(
@@ -54,9 +53,8 @@ def export(
     if resume and overwrite:
         raise UsageError("--resume keeps what --overwrite replaces", hint="choose one of them")
 
-    from tnetcli.exporters.looked import Choice
-    from tnetcli.workflows.export import Export, Wanted, survey, text_of
-    from tnetcli.workflows.export_formats import How
+    from tnetcli.exporters.base import Choice
+    from tnetcli.exporters.export import Export, How, Wanted, survey, text_of
 
     form = _form(format, output)
     options.refuse_others(context, form.name)
@@ -97,7 +95,7 @@ def _write(
     asked: "Export", output: str | None, *, overwrite: bool, resume: bool, quiet: bool
 ) -> "Exported":
     from tnetcli.cli.progress import progress_bar
-    from tnetcli.workflows.export import is_folder, output_of, write_each, write_one
+    from tnetcli.exporters.export import is_folder, output_of, write_each, write_one
 
     path = output_of(asked) if output is None else Path(output)
     with progress_bar(f"exporting {counted(asked.found.good, 'image')}", quiet=quiet) as advance:
@@ -123,7 +121,7 @@ def _tell(done: "Exported", quiet: bool) -> None:
 
 
 def _form(format: options.FormatName | None, output: str | None) -> "Format":
-    from tnetcli.workflows.export_formats import FORMATS, format_of
+    from tnetcli.exporters.export import FORMATS, format_of
 
     by_name = None if output in (None, STANDARD) else format_of(str(output))
     if format is None:

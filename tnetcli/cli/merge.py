@@ -8,7 +8,7 @@ import typer
 
 from tnetcli.cli.options import Manifest, Overwrite, Recursive, is_typed
 from tnetcli.errors import SomeFailedError, UsageError
-from tnetcli.pipes import lasting
+from tnetcli.files import lasting
 
 
 def merge(
@@ -41,12 +41,12 @@ def merge(
     names of shards: of `a.1-of-4.jsonl` the other three are expected. Exits with 8 when records
     are missing or failed, 7 when files do not belong together.
     """
+    from tnetcli.data.images import name_images
+    from tnetcli.prediction.batch import missing_files
+    from tnetcli.prediction.jsonl import as_text
+    from tnetcli.prediction.jsonl import merge as run
     from tnetcli.readers.base import ReadOptions
-    from tnetcli.wording import counted
-    from tnetcli.workflows.images import name_images
-    from tnetcli.workflows.merge import as_text
-    from tnetcli.workflows.merge import merge as run
-    from tnetcli.workflows.shards import missing_files
+    from tnetcli.text import counted
 
     if is_typed(context, "recursive") and not images:
         raise UsageError(

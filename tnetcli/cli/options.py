@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tnetcli.errors import UsageError
-from tnetcli.pipes import STANDARD
+from tnetcli.files import STANDARD
 
 if TYPE_CHECKING:
     from tnetcli.readers.base import ReadOptions

@@ -151,7 +151,7 @@ def synth(
         raise UsageError("no tiles are given", hint="give --tiles FOLDER or --tiles FILE.zip")
 
     from tnetcli.cli.progress import progress_bar
-    from tnetcli.workflows.synth import Digits, Order, TileScenes, synthesise
+    from tnetcli.synth.write import Digits, Order, TileScenes, synthesise
 
     scenes: Digits | TileScenes
     if kind == Kind.digits:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tnetcli.cli.options import Overwrite, Quiet, Settings
-from tnetcli.cli.stopping import Stopped, exit_code, stopping_gently
+from tnetcli.cli.signals import Stopped, exit_code, stopping_gently
 from tnetcli.errors import TnetError, UsageError
-from tnetcli.training.speaking import OtherFailedError, is_speaker, wait_for_end
+from tnetcli.training.distributed import OtherFailedError, is_speaker, wait_for_end
 
 if TYPE_CHECKING:
-    from tnetcli.recipe import Recipe
+    from tnetcli.training.recipe import Recipe
 
 
 def train(
@@ -93,9 +93,9 @@ def train(
 
     import logging
 
-    from tnetcli.cli.training_progress import TrainingProgress
-    from tnetcli.training.run import StoppedError
-    from tnetcli.workflows.train import run_recipe
+    from tnetcli.cli.progress import TrainingProgress
+    from tnetcli.training.run import run_recipe
+    from tnetcli.training.run_dir import StoppedError
 
     quiet = quiet or not is_first
     if quiet:
@@ -128,7 +128,7 @@ def train(
 
 
 def _read(recipe: Path, changes: list[str], *, is_both: bool) -> "Recipe":
-    from tnetcli.recipe import read_recipe
+    from tnetcli.training.recipe import read_recipe
 
     if is_both:
         raise UsageError(

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from tnetcli.errors import ClusterError, MissingExtraError, UsageError
 from tnetcli.files import is_private, open_regular
-from tnetcli.wording import first_line, shorten
+from tnetcli.text import first_line, shorten
 
 AHEAD = 2  # pieces for each thread of a worker: one is worked on, one is on its way
 QUEUED = 1000  # pieces more, by which an adaptive cluster can tell that there is work

@@ -9,8 +9,8 @@ from unicodedata import combining, normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.exporters.overlay import HALF_CHARACTERS
-from tnetcli.wording import printable
+from tnetcli.exporters.base import HALF_CHARACTERS
+from tnetcli.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError, OutputError
+from tnetcli.exporters.base import Choice, Looked
 from tnetcli.exporters.canvas import HALO, INK, QUIET, TITLE, WIDTH, Page, plain
 from tnetcli.exporters.imagery import Imagery
-from tnetcli.exporters.looked import Choice, Looked
+from tnetcli.files import check_free, whole_file
 from tnetcli.geometry import Georeference, Size
-from tnetcli.output_file import check_free, whole_file
-from tnetcli.prediction import BoxEdges, Prediction, SeenWindow
-from tnetcli.wording import counted
+from tnetcli.prediction.record import BoxEdges, Prediction, SeenWindow
+from tnetcli.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,13 +8,19 @@ from dataclasses import asdict
 from typing import Any, Literal, TypeAlias
 
 from tnetcli.errors import OutputError
-from tnetcli.exporters.colours import as_hex, attention_colour, class_colour
-from tnetcli.exporters.lonlat import Globe, Outline
-from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.overlay import WithJoint, as_line, measured
+from tnetcli.exporters.base import (
+    Looked,
+    WithJoint,
+    as_hex,
+    as_line,
+    attention_colour,
+    class_colour,
+    measured,
+)
+from tnetcli.files import write_text
+from tnetcli.geo import Globe, Outline
 from tnetcli.geometry import Size, UnknownCRSError
-from tnetcli.output_file import write_text
-from tnetcli.prediction import Prediction, SeenWindow
+from tnetcli.prediction.record import Prediction, SeenWindow
 
 RECORD_SEPARATOR = "\x1e"
 HEAD = '{"type":"FeatureCollection","features":['  # of a collection that we write

@@ -14,19 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.errors import OutputError, TnetError
-from tnetcli.exporters.looked import Looked
-from tnetcli.exporters.overlay import HALF_CHARACTERS
-from tnetcli.files import is_plain_crs
-from tnetcli.geometry import ROOT, Size
-from tnetcli.output_file import (
+from tnetcli.exporters.base import HALF_CHARACTERS, Looked
+from tnetcli.files import (
     UNWRITABLE,
     check_free,
     folder_beside,
+    is_plain_crs,
     refuse_special,
     whole_file,
 )
-from tnetcli.prediction import Prediction
-from tnetcli.wording import printable, reason, shorten
+from tnetcli.geometry import ROOT, Size
+from tnetcli.prediction.record import Prediction
+from tnetcli.text import printable, reason, shorten
 
 Value: TypeAlias = Literal["attention", "joint"]
 Keys: TypeAlias = NDArray[np.uint64]  # see `keys_of`

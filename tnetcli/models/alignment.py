@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid, Window
-from tnetcli.models.backbone import Backbone
 from tnetcli.models.configs import Alignment, Pooling
-from tnetcli.models.pooling import Pool
+from tnetcli.models.encoders import Backbone
+from tnetcli.models.nets import Pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tnetcli.errors import ModelError
-from tnetcli.models.backbone import BAGNET, build_backbone
-from tnetcli.models.base import Aggregated, EncoderOutput, Model, refuse_unread
+from tnetcli.models.base import (
+    Aggregated,
+    EncoderOutput,
+    Episodes,
+    Model,
+    Terms,
+    refuse_unread,
+    side_loss,
+    start_as_bagnet,
+    start_as_efficientnet,
+)
 from tnetcli.models.configs import ANCHORNET, AnchorArguments, AnchorObjective
-from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
+from tnetcli.models.encoders import BAGNET, build_backbone
 from tnetcli.models.lsp import LOCALISATIONS, AnchorGrid, propose_patches
-from tnetcli.models.objective import Episodes, Terms, side_loss
 from tnetcli.tasks import Task
 
 CHANNELS = 96

@@ -4,9 +4,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from tnetcli.config import Strict
 from tnetcli.geometry import Grid
 from tnetcli.models.lsp import FIELDS, STRIDE, AnchorGrid, Localising
-from tnetcli.validation import Strict
 
 MOST_CELLS = 256  # a side
 MOST_CHANNELS = 65_536

@@ -14,12 +14,17 @@ from torch import Tensor, nn
 
 from tnetcli.geometry import Grid
 from tnetcli.models.aggregators import Mean, WeightedMean
-from tnetcli.models.backbone import build_backbone
-from tnetcli.models.base import EncoderOutput
+from tnetcli.models.base import (
+    EncoderOutput,
+    Episodes,
+    Terms,
+    glimpse_loss,
+    side_loss,
+    start_as_bagnet,
+)
 from tnetcli.models.configs import DramArguments, DramObjective
-from tnetcli.models.initial import start_as_bagnet
-from tnetcli.models.objective import Episodes, Terms, glimpse_loss, side_loss
-from tnetcli.models.position import cell_places
+from tnetcli.models.encoders import build_backbone
+from tnetcli.models.location import cell_places
 from tnetcli.tasks import Task
 
 FORGET = 1.0  # added to the forget gate, as TensorFlow does: memories last from the start

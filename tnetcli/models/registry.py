@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tnetcli.config import validate
 from tnetcli.errors import ModelError
 from tnetcli.models.configs import (
     AnchorArguments,
@@ -21,12 +22,10 @@ from tnetcli.models.configs import (
     TwoStreamObjective,
     WholeArguments,
 )
-from tnetcli.validation import validate
-from tnetcli.wording import did_you_mean
+from tnetcli.text import did_you_mean
 
 if TYPE_CHECKING:
-    from tnetcli.models.base import Model
-    from tnetcli.models.objective import FamilyTerms
+    from tnetcli.models.base import FamilyTerms, Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,16 @@ from torch.nn import functional
 
 from tnetcli.errors import ModelError
 from tnetcli.models.aggregators import Mean, WeightedMean
-from tnetcli.models.base import EncoderOutput
+from tnetcli.models.base import (
+    EncoderOutput,
+    Episodes,
+    Terms,
+    glimpse_loss,
+    mean_by_image,
+    start_as_bagnet,
+)
 from tnetcli.models.configs import GLIMPSE, STEP, SaccaderArguments, SaccaderObjective
-from tnetcli.models.initial import start_as_bagnet
-from tnetcli.models.objective import Episodes, Terms, glimpse_loss, mean_by_image
-from tnetcli.models.weights import load_weights
+from tnetcli.models.encoders import load_weights
 from tnetcli.tasks import Task
 
 STEM, EXPANSION = 64, 4

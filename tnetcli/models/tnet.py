@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from tnetcli.models.aggregators import Mean, WeightedMean, Weighting
 from tnetcli.models.alignment import build_alignment, find_reference
-from tnetcli.models.backbone import BAGNET, build_backbone
-from tnetcli.models.base import EncoderOutput
+from tnetcli.models.base import EncoderOutput, start_as_bagnet, start_as_efficientnet
 from tnetcli.models.configs import TNetArguments
-from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
-from tnetcli.models.location import ContextLocation, SqueezeLocation, normalised_logits
-from tnetcli.models.position import Position
+from tnetcli.models.encoders import BAGNET, build_backbone
+from tnetcli.models.location import ContextLocation, Position, SqueezeLocation, normalised_logits
 
 FIRST_BASELINE = 0.5
 

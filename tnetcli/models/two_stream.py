@@ -13,14 +13,21 @@ from torch.nn import functional
 
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Region
-from tnetcli.models.backbone import BAGNET
-from tnetcli.models.base import Aggregated, EncoderOutput, Model, refuse_unread
+from tnetcli.models.base import (
+    Aggregated,
+    EncoderOutput,
+    Episodes,
+    Model,
+    Terms,
+    image_weights,
+    refuse_unread,
+    start_as_bagnet,
+    start_as_efficientnet,
+)
 from tnetcli.models.configs import Steps, StepVectors, TwoStreamArguments, TwoStreamObjective
-from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
+from tnetcli.models.encoders import BAGNET, Stream
 from tnetcli.models.location import normalised_logits
-from tnetcli.models.objective import Episodes, Terms, image_weights
-from tnetcli.models.pooling import MapSize, Pool
-from tnetcli.models.stream import Stream
+from tnetcli.models.nets import MapSize, Pool
 from tnetcli.tasks import Task, at_least_single
 
 WIDTH = 512  # of the inner layers of queries and answers

@@ -6,10 +6,9 @@ from torch import Tensor, nn
 
 from tnetcli.geometry import Grid
 from tnetcli.models.aggregators import Mean, WeightedMean
-from tnetcli.models.backbone import BAGNET, build_backbone
-from tnetcli.models.base import EncoderOutput
+from tnetcli.models.base import EncoderOutput, start_as_bagnet, start_as_efficientnet
 from tnetcli.models.configs import WholeArguments
-from tnetcli.models.initial import start_as_bagnet, start_as_efficientnet
+from tnetcli.models.encoders import BAGNET, build_backbone
 
 
 class Whole(WeightedMean):

@@ -17,7 +17,7 @@ from tnetcli.files import GRIDS, MOST_XML_BYTES, is_inside, open_regular, refuse
 from tnetcli.readers.detect import JPEG_2000_MAGIC, PNG_MAGIC, TIFF_MAGIC
 from tnetcli.readers.tiff_files import gdal_metadata
 from tnetcli.readers.watch import watching
-from tnetcli.wording import one_line, shorten
+from tnetcli.text import one_line, shorten
 
 HEAD_BYTES = 4096
 # The drivers that are ever used, by what a file begins with. VRT and ENVI are found otherwise.

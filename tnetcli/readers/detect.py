@@ -1,4 +1,4 @@
-"""Which reader suits a file, judged by its content and its sidecars, not by its ending."""
+"""Open an image with the reader that its content asks for."""
 
 import os
 import re
@@ -6,11 +6,14 @@ import stat
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
+from importlib import import_module
 
-from tnetcli.errors import ImageError
-from tnetcli.files import is_remote, open_regular
-from tnetcli.readers.zip_file import Archive
-from tnetcli.wording import reason
+from tnetcli.errors import ImageError, MissingExtraError, UsageError
+from tnetcli.files import Archive, is_remote, open_regular
+from tnetcli.readers.base import Reader, ReadOptions
+from tnetcli.readers.watch import watching
+from tnetcli.text import did_you_mean, reason
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -86,7 +89,6 @@ def _detect_folder(path: str) -> str:
         raise ImageError(f"no permission to list `{path}`", hint="check with `ls -ld`") from error
     if any(name in names for name in ZARR_FILES):
         return "ome_zarr"
-    from tnetcli.readers.finding import holds_one_slide
 
     try:
         if first_dicom(path):
@@ -141,7 +143,7 @@ def _slide_vendor(path: str) -> str | None:
         import openslide
     except ImportError:
         return None
-    from tnetcli.readers.slide_files import check_slide_files
+    from tnetcli.readers.slide import check_slide_files
 
     check_slide_files(path)  # to find out, OpenSlide opens some of them
     vendor: str | None = openslide.OpenSlide.detect_format(path)
@@ -164,7 +166,7 @@ def _is_mirax(path: str, head: bytes) -> bool:
 
 
 def _is_large(path: str) -> bool:
-    from tnetcli.readers.photo import PHOTO_FAILURES, is_large, open_photo
+    from tnetcli.readers.image import PHOTO_FAILURES, is_large, open_photo
 
     try:
         with open_photo(path) as image:
@@ -211,3 +213,164 @@ def series_of(path: str) -> str | None:
             return None
         found = DICOM_SERIES.search(file.read(DICOM_HEAD_BYTES))
     return found[1].decode() if found else ""
+
+
+# Endings that mean an image even when the content is broken: it must not vanish from a batch.
+IMAGE_ENDINGS = frozenset({
+    "tif", "tiff", "svs", "ndpi", "mrxs", "scn", "vms", "vmu", "bif", "qptiff", "dcm",
+    "jp2", "vrt", "img", "png", "jpg", "jpeg", "webp", "bmp", "gif",
+})  # fmt: skip
+SIDECAR_ENDINGS = (".ovr", ".msk", ".aux.xml")
+
+
+def is_image_folder(path: str) -> bool:
+    """Say whether a folder is itself an image: a zarr, one slide in DICOM files."""
+    names = set(os.listdir(path)) if os.access(path, os.R_OK) else set()
+    if names.intersection(ZARR_FILES):
+        return True
+    return any(name.lower().endswith(".dcm") for name in names) and holds_one_slide(path)
+
+
+def holds_one_slide(folder: str) -> bool:
+    """Say whether the images in a folder are DICOM files, and all of the same slide."""
+    slides = set()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or _is_folder(entry):
+                continue
+            series = _series(entry)
+            if series is not None:
+                slides.add(series)
+            elif _looks_like_an_image(entry):
+                return False
+    return len(slides) == 1
+
+
+def images_inside(folder: str, *, recursive: bool) -> Iterator[str]:
+    """Yield the images of a folder by name; a folder that may not be listed yields itself."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        yield folder  # so that it is reported, and does not end the batch
+        return
+    slides: set[str] = set()
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if _is_folder(entry):
+            if is_image_folder(entry.path):
+                yield entry.path
+            # A link may lead back up; what it leads to is found where it is.
+            elif (
+                recursive
+                and not entry.is_symlink()
+                and not os.path.exists(os.path.join(entry.path, "Slidedat.ini"))
+            ):
+                yield from images_inside(entry.path, recursive=recursive)
+        elif _looks_like_an_image(entry):
+            series = _series(entry)
+            if series and series in slides:
+                continue  # another level of a slide that is named already
+            slides.add(series or "")
+            yield entry.path
+
+
+def _series(entry: "os.DirEntry[str]") -> str | None:
+    """Return the series of a DICOM file; None of any other, and of what cannot be read."""
+    ending = entry.name.lower().rsplit(".", 1)[-1]
+    if ending in IMAGE_ENDINGS - {"dcm"}:
+        return None  # without a look into each of ten thousand
+    try:
+        return series_of(entry.path)
+    except OSError:
+        return None
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _looks_like_an_image(entry: "os.DirEntry[str]") -> bool:
+    name = entry.name.lower()
+    if name.endswith(SIDECAR_ENDINGS):
+        return False
+    if name.rsplit(".", 1)[-1] in IMAGE_ENDINGS or name.endswith(".zarr.zip"):
+        return True
+    try:
+        with open_regular(entry.path) as file:
+            head = file.read(132)
+    except OSError:
+        return False
+    if head.startswith((*TIFF_MAGIC, *PHOTO_MAGIC, *JPEG_2000_MAGIC)):
+        return True
+    return head[128:] == b"DICM" and name.upper() != DICOM_INDEX
+
+
+READERS = {
+    "raster": "tnetcli.readers.raster:RasterReader",
+    "slide": "tnetcli.readers.slide:SlideReader",
+    "tiff": "tnetcli.readers.tiff:TiffReader",
+    "ome_zarr": "tnetcli.readers.zarr:OmeZarrReader",
+    "photo": "tnetcli.readers.image:PhotoReader",
+}
+EXTRAS = {
+    "openslide": ("slides", "reading slides"),
+    "zarr": ("zarr", "reading OME-Zarr"),
+    "numcodecs": ("zarr", "reading OME-Zarr"),
+}
+
+
+def open_image(
+    path: str | os.PathLike[str], *, reader: str | None = None, options: ReadOptions | None = None
+) -> Reader:
+    """Open `path` with the named reader, or with the one its content asks for."""
+    name = os.fspath(path)
+    with watching(name):
+        return _open(name, reader, options or ReadOptions())
+
+
+def _open(name: str, reader: str | None, options: ReadOptions) -> Reader:
+    if reader is not None and reader not in READERS:
+        hint = did_you_mean(reader, READERS, f"choose one of: {', '.join(READERS)}")
+        raise UsageError(f"unknown reader: `{reader}`", hint=hint)
+    # Looking at the content first also finds what is missing, empty, unreadable or cut off.
+    detected = detect(name)
+    chosen = reader or detected
+    if chosen == "slide" and os.path.isdir(name):
+        name = first_dicom(name) or name
+    opened = _load(chosen)(name, options)
+    return _with_overviews(opened, options)
+
+
+def _load(reader: str) -> type:
+    module, name = READERS[reader].split(":")
+    try:
+        found: type = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name in EXTRAS:
+            raise MissingExtraError.of(*EXTRAS[error.name]) from error
+        raise
+    return found
+
+
+def _with_overviews(opened: Reader, options: ReadOptions) -> Reader:
+    from tnetcli.readers.overviews import FlatReader, is_flat, refuse_false_claims
+
+    if not is_flat(opened) or is_remote(opened.path):
+        return opened
+    try:
+        refuse_false_claims(opened)
+    except ImageError:
+        opened.close()
+        raise
+    if options.flat == "refuse":
+        opened.close()
+        raise ImageError(
+            f"`{opened.path}` has no overviews: {opened.size.pixels / 1e9:.2f} gigapixels would "
+            "have to be decoded to see it whole",
+            hint=f"tnet pyramid {opened.path}   (or --flat stream)",
+        )
+    return FlatReader(opened, options)

@@ -16,15 +16,14 @@ from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOEr
 from rasterio.io import DatasetReader
 
 from tnetcli.errors import ImageError
-from tnetcli.files import is_inside
+from tnetcli.files import is_inside, is_remote
 from tnetcli.readers.companions import (
     OVERVIEW_FILE,
     check_companions,
     check_overview_file,
     driver_of,
 )
-from tnetcli.files import is_remote
-from tnetcli.wording import shorten
+from tnetcli.text import shorten
 
 # GDAL would take 5 % of the machine; a job array shares it with its neighbours.
 CACHE_BYTES = 2**27

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 from tnetcli.errors import ImageError
-from tnetcli.files import open_regular
-from tnetcli.files import is_remote
+from tnetcli.files import is_remote, open_regular
 
 FINGERPRINT_BYTES = 1 << 16  # the header of most formats
 FINGERPRINT_FILES = 4096  # of a folder that is an image

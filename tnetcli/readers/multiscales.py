@@ -10,9 +10,8 @@ import zarr
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
-from tnetcli.readers.bands import refuse_many_bands
 from tnetcli.readers.base import Level, Resolution
-from tnetcli.readers.resolution import from_length
+from tnetcli.readers.metadata import from_length, refuse_many_bands
 from tnetcli.readers.zarr_store import (
     FOLDER_HINT,
     METADATA_FAILURES,
@@ -23,7 +22,7 @@ from tnetcli.readers.zarr_store import (
     outermost_group,
     refusal,
 )
-from tnetcli.wording import shorten
+from tnetcli.text import shorten
 
 MOST_LEVELS = 100
 LONGEST_LABEL = 255  # characters of the name of a channel

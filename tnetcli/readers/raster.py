@@ -14,8 +14,9 @@ from rasterio.enums import Interleaving, Resampling
 from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError
-from tnetcli.readers.base import Block, Box, Cost, Layout, ReadOptions, Source
 from tnetcli.files import is_remote
+from tnetcli.readers.base import Block, Box, Cost, Layout, ReadOptions, Source
+from tnetcli.readers.codestreams import check_png
 from tnetcli.readers.gdal import (
     GDAL_FAILURES,
     confined,
@@ -23,16 +24,14 @@ from tnetcli.readers.gdal import (
     open_checked,
     open_dataset,
 )
-from tnetcli.readers.photo import MOST_PIXELS, open_photo
-from tnetcli.readers.placement import touched_pixels
-from tnetcli.readers.png import check_png
+from tnetcli.readers.image import MOST_PIXELS, open_photo
+from tnetcli.readers.metadata import are_numbers, both_valid, holds_data
 from tnetcli.readers.pyramid import PyramidReader
-from tnetcli.readers.raster_layout import RasterPlan, describe
-from tnetcli.readers.raster_pages import DirectPage
+from tnetcli.readers.raster_layout import DirectPage, RasterPlan, describe
+from tnetcli.readers.resample import touched_pixels
 from tnetcli.readers.tiff_files import TIFF_FAILURES, check_directories, truncated
 from tnetcli.readers.tiff_pages import OpenFile, PageTiles, TiffPages
-from tnetcli.readers.validity import are_numbers, both_valid, holds_data
-from tnetcli.wording import one_line
+from tnetcli.text import one_line
 
 MAKER_TAGS = ("IMAGEDESCRIPTION", "SOFTWARE", "MAKE", "MODEL")
 SLIDE_MAKERS = (

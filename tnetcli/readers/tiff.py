@@ -15,22 +15,26 @@ import tifffile
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
-from tnetcli.readers.bands import (
+from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
+from tnetcli.readers.metadata import (
+    are_numbers,
+    both_valid,
     choose_bands,
     choose_plane,
+    from_density,
+    from_length,
+    holds_data,
     planes_to_choose,
     refuse_many_bands,
+    resolve,
     unique_names,
+    user_nodata,
 )
-from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
-from tnetcli.readers.ome_tiff import first_pixels, parse_xml
-from tnetcli.readers.placement import whole_scale
 from tnetcli.readers.pyramid import PyramidReader
-from tnetcli.readers.resolution import from_density, from_length, resolve
-from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES
+from tnetcli.readers.resample import whole_scale
+from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES, first_pixels, parse_xml
 from tnetcli.readers.tiff_pages import PageTiles, TiffPages
-from tnetcli.readers.validity import are_numbers, both_valid, holds_data, user_nodata
-from tnetcli.wording import one_line
+from tnetcli.text import one_line
 
 
 @dataclass(frozen=True, slots=True)

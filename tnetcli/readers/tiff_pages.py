@@ -20,9 +20,9 @@ from tnetcli.files import open_descriptor
 from tnetcli.geometry import Size
 from tnetcli.readers import codestreams
 from tnetcli.readers.base import Block, Box, Cost
-from tnetcli.readers.blocks import BLOCKS
+from tnetcli.readers.cache import BLOCKS
+from tnetcli.readers.codestreams import Declared, check_jpeg, decode_jpeg, jpeg_frame, stream_start
 from tnetcli.readers.handles import file_stamp
-from tnetcli.readers.jpeg import Declared, check_jpeg, decode_jpeg, jpeg_frame, stream_start
 from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, refuse_huge_blocks
 from tnetcli.readers.tiff_files import checked_series, open_tiff, truncated
 

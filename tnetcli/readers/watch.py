@@ -1,8 +1,16 @@
-"""Track reads in progress, and detect those that make none."""
+"""Fail reads that make no progress."""
 
 import os
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from tnetcli.errors import ImageError
+from tnetcli.readers.handles import ForkSafeLock
 
 READ_TIMEOUT = 300.0  # seconds without progress
 PATIENCE = 3.0  # seconds without progress after a request to stop
@@ -116,3 +124,157 @@ def wait_until_stuck(seconds: float) -> None:
                 each.is_stuck(READ_TIMEOUT) for each in _watch.under_way.values()
             ):
                 return
+
+
+IDLE = 10.0  # seconds until a thread without work ends
+TICK = 0.25  # seconds between two checks of a read that is waited for
+SUSPENDED = 10.0  # seconds between two checks: the process did not run in between
+Result = TypeVar("Result")
+
+
+class ReadingThreads:
+    """Up to `most` daemon threads that start as needed; picklable, and usable after a fork.
+
+    A read without progress for `seconds` raises ImageError where its result is waited for.
+    """
+
+    def __init__(self, most: int, seconds: float = READ_TIMEOUT) -> None:
+        self._most, self.seconds = most, seconds
+        self._lock = ForkSafeLock()
+        self._begin()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReadingThreads, (self._most, self.seconds)
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._threads = self._unfinished = 0
+        self._queue: SimpleQueue[tuple[Future[Any], str, Callable[[], Any]]] = SimpleQueue()
+        self._readings: dict[Future[Any], Reading] = {}
+        self._checked = time.monotonic()
+
+    def submit(self, path: str, work: Callable[[], Result]) -> "Future[Result]":
+        """Begin to do `work`, which reads `path`, as soon as a thread is free."""
+        future = Future[Result]()
+        with self._lock:
+            if self._process != os.getpid():
+                self._begin()
+            self._unfinished += 1
+            self._queue.put((future, path, work))
+            self._start_missing()
+        return future
+
+    def result(self, future: "Future[Result]") -> Result:
+        """Wait for a result of `submit`; ImageError if its read is stuck."""
+        self._wait(future)
+        return future.result()
+
+    def run(self, path: str, work: Callable[[], Result]) -> Result:
+        """Do `work`, which reads `path`, in a thread; ImageError if it is stuck."""
+        future = self.submit(path, work)
+        try:
+            return self.result(future)
+        except BaseException:  # a signal may end the wait, not the read
+            future.cancel()
+            with self._lock:
+                self._leave([future])
+            raise
+
+    def close(self) -> None:
+        """Drop reads that have not begun, and wait for the others unless they are stuck."""
+        with self._lock:
+            if self._process != os.getpid():
+                self._begin()
+            with suppress(Empty):
+                while True:
+                    self._queue.get_nowait()[0].cancel()
+                    self._unfinished -= 1
+            begun = list(self._readings)
+        for future in begun:
+            self._wait(future)
+
+    def _start_missing(self) -> None:
+        while self._threads < min(self._most, self._unfinished):
+            threading.Thread(target=self._serve, name="reading", daemon=True).start()
+            self._threads += 1
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                task = self._queue.get(timeout=IDLE)
+            except Empty:
+                with self._lock:
+                    if self._queue.empty():
+                        self._threads -= 1
+                        return
+            else:
+                if not self._do(*task):
+                    return
+
+    def _do(self, future: "Future[Any]", path: str, work: Callable[[], Any]) -> bool:
+        """Do one piece of work; return False if the thread was replaced meanwhile."""
+        found, problem = None, None
+        with watching(path) as reading:
+            with self._lock:
+                if not future.set_running_or_notify_cancel():
+                    self._unfinished -= 1
+                    return True
+                self._readings[future] = reading
+            try:
+                found = work()
+            except BaseException as error:
+                problem = error
+        with self._lock:
+            if self._readings.pop(future, None) is None:
+                return False
+            self._unfinished -= 1
+        if problem is None:
+            future.set_result(found)
+        else:
+            future.set_exception(problem)
+        return True
+
+    def _wait(self, future: "Future[Any]") -> None:
+        while not future.done():
+            try:
+                future.exception(TICK)  # not result: the work may raise TimeoutError too
+            except TimeoutError:
+                self._fail_stuck()
+            except CancelledError:
+                return
+
+    def _fail_stuck(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            suspended, self._checked = now - self._checked > SUSPENDED, now
+            if suspended:  # a job scheduler may stop a process for hours: restart all timers
+                for reading in self._readings.values():
+                    reading.last = now
+                return
+            stuck = self._leave(
+                [each for each, reading in self._readings.items() if reading.is_stuck(self.seconds)]
+            )
+        for future, reading in stuck.items():
+            future.set_exception(_stuck_error(reading.path, self.seconds))
+
+    def _leave(self, futures: "list[Future[Any]]") -> "dict[Future[Any], Reading]":
+        """Replace the threads that do these; return what was under way."""
+        left = {each: self._readings.pop(each) for each in futures if each in self._readings}
+        for reading in left.values():
+            give_up(reading)
+        self._threads -= len(left)
+        self._unfinished -= len(left)
+        self._start_missing()
+        return left
+
+
+def _stuck_error(path: str, seconds: float) -> ImageError:
+    if is_hurried():
+        return ImageError(
+            f"reading `{path}` made no progress after the signal to stop",
+            hint="run the same command again",
+        )
+    return ImageError(
+        f"reading `{path}` made no progress for {seconds:g} s",
+        hint="is its file system or server reachable? --read-timeout SECONDS waits longer",
+    )

@@ -18,7 +18,7 @@ from numcodecs.compat import ensure_contiguous_ndarray  # type: ignore[import-un
 from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
-from tnetcli.wording import shorten
+from tnetcli.text import shorten
 
 NUMBERS = re.compile(
     r"[<>|=]?[biufc]\d{1,2}|bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)"

@@ -33,8 +33,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import FsspecStore, LocalStore, WrapperStore, ZipStore
 
 from tnetcli.errors import ImageError
-from tnetcli.files import is_inside, open_descriptor
-from tnetcli.json_text import MOST_DEPTH, is_deep
+from tnetcli.files import Archive, is_inside, open_descriptor
 from tnetcli.readers.detect import ZIP_FAILURES
 from tnetcli.readers.pyramid import PARSING_FAILURES
 from tnetcli.readers.zarr_codecs import (
@@ -45,8 +44,7 @@ from tnetcli.readers.zarr_codecs import (
     decode,
     encoded_sizes,
 )
-from tnetcli.readers.zip_file import Archive
-from tnetcli.wording import one_line, shorten
+from tnetcli.text import MOST_DEPTH, is_deep, one_line, shorten
 
 ZarrFormat = Literal[2, 3]
 

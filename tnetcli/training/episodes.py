@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tnetcli.geometry import Grid
-from tnetcli.models.objective import Episodes
-from tnetcli.sections.learning import Loss
+from tnetcli.models.base import Episodes
 from tnetcli.tasks import at_least_single
+from tnetcli.training.config import Loss
 from tnetcli.traversal.rollout import Rollout, Round, by_image
 from tnetcli.traversal.runner import TorchRunner
 from tnetcli.traversal.tree import SAME

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tnetcli.models.objective import Episodes, Terms, image_weights, mean_by_image
-from tnetcli.sections.learning import Loss
+from tnetcli.models.base import Episodes, Terms, image_weights, mean_by_image
 from tnetcli.tasks import Task, at_least_single
-from tnetcli.training.parts import is_of_backbone
+from tnetcli.training.config import Loss
+from tnetcli.training.optim import is_of_backbone
 
 Kind: TypeAlias = Literal["ema", "per_level", "per_class", "leave_one_out"]
 FIRST_VALUE = 0.5

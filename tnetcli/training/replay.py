@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from tnetcli.errors import RecipeError
-from tnetcli.models.base import Model
-from tnetcli.models.objective import Episodes
-from tnetcli.sections.stages import Stage
+from tnetcli.models.base import Episodes, Model
 from tnetcli.tasks import Task
+from tnetcli.training.config import Stage
+from tnetcli.training.data import derive
 from tnetcli.training.reinforce import label_terms, total_loss
-from tnetcli.training.sources import derive
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.rollout import by_image
 

@@ -1,4 +1,4 @@
-"""Stages of a training: what is trained, from which batches, by which loss."""
+"""Training stages: what is trained, on which batches, with which loss."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -6,18 +6,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tnetcli.models.objective import Episodes, Terms
+from tnetcli.data.statistics import value_range
+from tnetcli.models.base import Episodes, Terms
 from tnetcli.models.registry import find_family, find_terms
-from tnetcli.sections.stages import Stage as StageConfig
 from tnetcli.tasks import Classification
-from tnetcli.training.batches import Batch, Batches
+from tnetcli.training.config import Stage as StageConfig
+from tnetcli.training.data import Batch, Batches, Landscapes, derive
 from tnetcli.training.episodes import (
     blocked_cells,
     build_episodes,
     kept_images,
     uniform_fraction,
 )
-from tnetcli.training.parts import prepare_parts
+from tnetcli.training.optim import prepare_parts
 from tnetcli.training.reinforce import (
     Baselines,
     contrastive_term,
@@ -27,11 +28,9 @@ from tnetcli.training.reinforce import (
     total_loss,
 )
 from tnetcli.training.replay import ReplayBuffer
-from tnetcli.training.run import Run, batch_of, steps_of
-from tnetcli.training.sources import Landscapes, derive
-from tnetcli.training.statistics import value_range
+from tnetcli.training.run_dir import Run, batch_of, steps_of
 from tnetcli.training.tiles import TilePretraining
-from tnetcli.training.validating import Validation, validate
+from tnetcli.training.validate import Validation, validate
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, build_policy
 from tnetcli.traversal.rollout import Rollout, effective, rollout

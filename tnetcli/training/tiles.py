@@ -12,9 +12,9 @@ from torch.nn import functional
 from tnetcli.devices import Precision, autocast
 from tnetcli.geometry import Grid, Region, Window
 from tnetcli.models.base import Model
-from tnetcli.scenes.landscape import AMBIGUOUS, LandscapeScene
-from tnetcli.sections.stages import Tiles
-from tnetcli.training.sources import Landscapes, derive
+from tnetcli.synth.landscape import AMBIGUOUS, LandscapeScene
+from tnetcli.training.config import Tiles
+from tnetcli.training.data import Landscapes, derive
 from tnetcli.traversal.tree import Node
 from tnetcli.traversal.views import View, Views
 

@@ -10,15 +10,12 @@ from torch import Tensor, nn
 
 from tnetcli.devices import choose_device
 from tnetcli.errors import ManifestError, ModelError, UsageError
-from tnetcli.sections.stages import Stage as StageConfig
-from tnetcli.training.attention import judge
-from tnetcli.training.averages import Average
-from tnetcli.training.optimizers import build_optimizer, rate_at, set_rate
-from tnetcli.training.run import Run, StoppedError, batch_of, steps_of
-from tnetcli.training.run_folder import Progress
-from tnetcli.training.sources import derive
+from tnetcli.training.config import Stage as StageConfig
+from tnetcli.training.data import derive
+from tnetcli.training.optim import Average, build_optimizer, rate_at, set_rate
+from tnetcli.training.run_dir import Progress, Run, StoppedError, batch_of, steps_of
 from tnetcli.training.stages import Stage, build_stage, under
-from tnetcli.training.validating import Validation
+from tnetcli.training.validate import Validation, judge
 
 VALIDATIONS = 10  # in a stage, unless the recipe says otherwise
 SCALER = ("scale", "_growth_tracker")  # the state of gradient scaling in half precision

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tnetcli.validation import Strict
+from tnetcli.config import Strict
 
 log = logging.getLogger(__name__)
 Fit: TypeAlias = Literal["stretch", "pad"]

@@ -11,12 +11,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Grid, Region, Size, Window
-from tnetcli.normalisation import Normalisation
 from tnetcli.readers.base import Pixels, Reader
-from tnetcli.readers.threads import ReadingThreads
-from tnetcli.readers.watch import READ_TIMEOUT
+from tnetcli.readers.watch import READ_TIMEOUT, ReadingThreads
 from tnetcli.traversal.config import Fit
 from tnetcli.traversal.tree import Node
 

@@ -1,0 +1,1 @@
+"""Lists, labels and normalisation of images."""

@@ -1,0 +1,170 @@
+"""Find the images that a command is given: paths, globs, folders, lists."""
+
+import codecs
+import glob
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tnetcli.data.listing import Problems, locate, read_crop, read_options, read_rows
+from tnetcli.errors import UsageError
+from tnetcli.files import STANDARD, is_remote, parts_of, standard_input
+from tnetcli.readers.base import ReadOptions
+from tnetcli.readers.detect import images_inside, is_image_folder
+from tnetcli.readers.wrappers import Crop, CropKind
+from tnetcli.text import public_name, shorten
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that is named, not yet opened.
+
+    Nothing else has its `id`: what a manifest says, or its path, never the bare name of the file,
+    which two folders may share. Images of a `group` stay together. Passwords and signatures of a
+    URL are in `path` only.
+    """
+
+    path: str = field(repr=False)  # Dask logs the arguments of what failed
+    id: str
+    group: str
+    options: ReadOptions
+    crop: Crop | None = None  # all of it that is to be seen
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", public_name(self.id))
+
+
+def name_images(
+    arguments: Sequence[str],
+    *,
+    options: ReadOptions,
+    manifest: Path | None = None,
+    recursive: bool = False,
+    null: bool = False,
+    crop: CropKind = "none",
+) -> list[Image]:
+    """Return every image named with its id, in order and once each, read as `options` say.
+
+    A manifest may have columns `id`, `group`, `mpp` and `bands` of its own, and a `box` to which
+    images are cropped where `crop` is box or context.
+    """
+    if crop != "none" and manifest is None:
+        raise UsageError(
+            f"--crop {crop} wants boxes, and only a manifest has them",
+            hint="give --manifest FILE.csv with a column `box`",
+        )
+    if manifest is not None and not arguments:
+        return list(_listed(manifest, options, crop))
+    found = find_images(arguments, manifest=manifest, recursive=recursive, null=null)
+    named: dict[str, Image] = {}
+    for path in found:
+        id = _tidy(path)
+        image = Image(path, id, id, options)
+        named.setdefault(image.id, image)
+    return list(named.values())
+
+
+def _tidy(path: str) -> str:
+    """Return a path without what changes nothing; `..` after a link may lead anywhere."""
+    return path if is_remote(path) or ".." in path.split("/") else os.path.normpath(path)
+
+
+def _listed(manifest: Path, options: ReadOptions, crop: CropKind) -> Iterator[Image]:
+    problems = Problems(str(manifest))
+    known: dict[str, Image] = {}
+    for row in read_rows(manifest):
+        if not row["path"]:
+            problems.add("no path", line=row.line, hint="fill it in")
+            continue
+        id = row["id"] or _tidy(row["path"])
+        image = Image(
+            locate(manifest, row["path"]),
+            id,
+            row["group"] or id,
+            read_options(row, options, problems),
+            read_crop(row, crop, str(manifest), problems),
+        )
+        if known.setdefault(image.id, image) != image:
+            problems.add(
+                f"another image has the id `{shorten(image.id)}`",
+                line=row.line,
+                hint="give each an id of its own",
+            )
+    problems.check()
+    yield from known.values()
+
+
+def find_images(
+    arguments: Sequence[str],
+    *,
+    manifest: Path | None = None,
+    recursive: bool = False,
+    null: bool = False,
+) -> list[str]:
+    """Return every image named, in order and once each; UsageError if there is none."""
+    if manifest is not None and arguments:
+        raise UsageError("both IMAGES and --manifest are given", hint="choose one of them")
+    if manifest is not None:
+        found = list(read_manifest(manifest))
+    else:
+        found = [path for each in arguments for path in _expand(each, recursive, null)]
+    if not found:
+        raise UsageError(
+            "no image is named" if not arguments else "no image is there",
+            hint="give paths, globs, folders, --manifest FILE.csv, or `-` for a list on stdin",
+        )
+    return list(dict.fromkeys(found))
+
+
+def _inside(folder: str, recursive: bool) -> Iterator[str]:
+    """Yield the images of a folder, and say so where there are none."""
+    nothing = True
+    for path in images_inside(folder, recursive=recursive):
+        nothing = False
+        yield path
+    if nothing:
+        deeper = "" if recursive else "; --recursive looks into its subfolders"
+        log.warning("no image is in `%s`%s", folder, deeper)
+
+
+def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
+    if argument == STANDARD:
+        content = b"".join(parts_of(standard_input())).removeprefix(codecs.BOM_UTF8)
+        _check_separator(content, null)  # names are bytes
+        lines = content.split(b"\0") if null else content.replace(b"\r\n", b"\n").split(b"\n")
+        yield from (os.fsdecode(line) for line in lines if line.strip())
+    elif is_remote(argument):
+        yield argument
+    elif not os.path.lexists(argument) and glob.has_magic(argument):
+        # What matches nothing is kept, so that it is reported and not forgotten.
+        yield from sorted(glob.glob(argument, recursive=True)) or [argument]
+    elif os.path.isdir(argument) and not is_image_folder(argument):
+        yield from _inside(argument, recursive)
+    else:
+        yield argument
+
+
+def _check_separator(content: bytes, null: bool) -> None:
+    """Refuse a list that would be taken for one long name."""
+    if not null and b"\0" in content:
+        raise UsageError("the list on standard input is separated by NUL", hint="add -0")
+    if null and b"\n" in content and b"\0" not in content and not os.path.lexists(content):
+        raise UsageError(
+            "-0 is given, but no NUL is in the list on standard input",
+            hint="leave it away for a name a line; `find … -print0` separates by NUL",
+        )
+
+
+def read_manifest(path: Path) -> Iterator[str]:
+    """Yield the `path` column of a CSV; relative paths start at the CSV's own folder."""
+    rows = read_rows(path)
+    problems = Problems(str(path))
+    for row in rows:
+        if not row["path"]:
+            problems.add("no path", line=row.line, hint="fill it in")
+    problems.check()
+    yield from (locate(path, row["path"]) for row in rows)

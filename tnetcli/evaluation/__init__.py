@@ -1,0 +1,1 @@
+"""Evaluate models on labelled images."""

@@ -1,0 +1,1 @@
+"""Predict images and keep the records."""

@@ -1,0 +1,371 @@
+"""The prediction record: one validated object per image."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
+
+from tnetcli.errors import TnetError
+from tnetcli.geometry import Georeference
+from tnetcli.text import check_plain, printable, public_name, redacted, shorten, spelled_out
+
+SCHEMA: Final = "tnet.prediction/2"
+LARGEST = 10**18  # of a count; tables have 64 bits
+FARTHEST_PIXEL = 1e9  # from the corner of an image; browsers draw with 32 bits
+FARTHEST_ON_MAP = 1e12  # metres or degrees: larger than any planet
+SMALLEST_AREA = 1e-30  # of a pixel on the map, in square units of the map
+MIN_SIDE = 0.02  # pixels of a box: thinner ones may vanish at two decimals
+SUM_TOLERANCE = 1e-3  # window probabilities are rounded to 6 decimals
+PATH = r"^root(/([0-9]+-[0-9]+|[gw][0-9]+))*$"  # cells, given windows, glimpses
+
+StopReason: TypeAlias = Literal[
+    "max_level", "native_resolution", "exhausted", "no_data", "budget", "confidence", "failed"
+]
+STOP_REASONS: dict[StopReason, str] = {
+    "max_level": "all levels are done",
+    "native_resolution": "reached native resolution",
+    "exhausted": "all other regions were read already",
+    "no_data": "no region with valid pixels is left",
+    "budget": "the budget is spent",
+    "confidence": "reached the requested confidence",
+    "failed": "failed",
+}
+
+CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _public(value: Any) -> Any:
+    """Return text without URL secrets and without bytes that are not UTF-8."""
+    return redacted(spelled_out(value)) if isinstance(value, str) else value
+
+
+def _public_id(value: Any) -> Any:
+    return public_name(value) if isinstance(value, str) else value
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value == ()
+
+
+Text: TypeAlias = Annotated[str, BeforeValidator(_public)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=LARGEST)]
+Ordinal: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST)]
+Amount: TypeAlias = Annotated[float, Field(ge=0, le=LARGEST)]
+Pixels: TypeAlias = Annotated[int, Field(ge=0, le=FARTHEST_PIXEL)]
+# Sums of 32-bit numbers may exceed one a little.
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1.000001)]
+Shares: TypeAlias = Annotated[tuple[Share, ...], Field(fail_fast=True)]
+Edge: TypeAlias = Annotated[float, Field(ge=-FARTHEST_PIXEL, le=FARTHEST_PIXEL)]
+BoxEdges: TypeAlias = tuple[Edge, Edge, Edge, Edge]
+Microns: TypeAlias = Annotated[float, Field(gt=0, lt=FARTHEST_PIXEL)]
+Plain: TypeAlias = Annotated[dict[str, JsonValue], AfterValidator(check_plain)]
+
+
+# The parts are dataclasses: with slots, a window takes a third of the memory of a model.
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class SeenGlimpse:
+    """A part of a window's view that the model read on its own.
+
+    `box` is in full-resolution pixels. `label` and `probability` are the prediction of the glimpse
+    alone or, for a recurrent model, the prediction after it.
+    """
+
+    box: BoxEdges
+    label: str
+    probability: Share
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class SeenWindow:
+    """One window that was read; `box` is x0, y0, x1, y1 in full-resolution pixels.
+
+    `attention` is the probability that its parent gave it, `rank` its place within its level,
+    `share` its weight in the prediction of the image, `label`, `probability` and `probabilities`
+    what it predicts alone (the latter in the order of the record's classes, empty above 100
+    classes), and `valid` the fraction of its view that holds data, rounded up to view pixels.
+    `evidence` is its evidence for the predicted class, `steps` the weights of the steps of a
+    recurrent model, `glimpses` the parts that were read on their own, in order. These three are
+    left out of the JSON where the model has none.
+    """
+
+    path: Annotated[str, Field(pattern=PATH)]
+    level: Ordinal
+    box: BoxEdges
+    attention: Share
+    rank: Ordinal
+    share: Share | None
+    label: str
+    probability: Share
+    valid: Share | None
+    probabilities: Shares = ()
+    evidence: Annotated[float | None, Field(exclude_if=_is_empty)] = None
+    steps: Annotated[tuple[float, ...], Field(fail_fast=True, exclude_if=_is_empty)] = ()
+    glimpses: Annotated[tuple[SeenGlimpse, ...], Field(fail_fast=True, exclude_if=_is_empty)] = ()
+
+    def glimpsed(self) -> Iterator["SeenWindow"]:
+        """Yield the glimpses as windows `g1`, `g2`, … of the level below, with equal attention."""
+        for number, glimpse in enumerate(self.glimpses, start=1):
+            yield SeenWindow(
+                path=f"{self.path}/g{number}",
+                level=self.level + 1,
+                box=glimpse.box,
+                attention=1 / len(self.glimpses),
+                rank=number,
+                share=None,
+                label=glimpse.label,
+                probability=glimpse.probability,
+                valid=None,
+            )
+
+    @property
+    def is_glimpse(self) -> bool:
+        """Return True for a glimpse that `glimpsed` turned into a window."""
+        return "g" in self.path
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class SeenLevel:
+    """The prediction from the windows down to this level."""
+
+    level: Ordinal
+    windows: Count
+    label: str
+    probability: Share
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class PredictionCost:
+    """What the prediction read, and how long it took."""
+
+    windows: Count
+    pixels_decoded: Count
+    pixels_total: Count
+    fraction_decoded: Amount
+    bytes_read: Count
+    file_bytes: Count
+    read_seconds: Amount
+    model_seconds: Amount
+    seconds: Amount
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class Problem:
+    """The error of a failed image: the name of its class, its message and its hint."""
+
+    type: str
+    message: Text
+    hint: Text = ""
+
+    @classmethod
+    def of(cls, error: TnetError) -> "Problem":
+        """Return the error as the user would have read it."""
+        return cls(type(error).__name__, str(error), error.hint)
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class AttentionCheck:
+    """The probability of the predicted class when other pixels are read.
+
+    `masked` hides the windows of the deepest level, and is None where no pixel is left; then
+    `masked_label` is the prediction. `random` is the mean of `draws` traversals to as many random
+    windows, and `random_same` the fraction of them with the same prediction.
+    """
+
+    masked: Share | None
+    masked_label: str
+    random: Share
+    random_same: Share
+    draws: Ordinal
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class Provenance:
+    """What made the prediction: model name, sha256 of its file, tnet version, runtime, options.
+
+    `config` holds the options that the prediction depends on, apart from the model.
+    """
+
+    model: str = ""
+    sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+    version: str = ""
+    runtime: Literal["torch", "onnx"] = "torch"
+    config: Plain = Field(default_factory=dict)
+
+
+class Prediction(BaseModel):
+    r"""The record of one image, `tnet.prediction/2`.
+
+    - `status`: `ok`; `abstained`: no label, a `reason`, and everything that was computed; or
+      `failed`: an `error`. Abstained images are done: they are not predicted again on resume.
+    - `outcome`: what `task` adds to label and probabilities; empty for classification.
+    - `offset`: the corner of the bounds of a slide, in pixels. `mpp`: microns per pixel, x and y.
+    - `reader`, `reading`: what read the image, and its own read options, if it has any.
+    - `fingerprint`: identifies the content of the image file. `warnings`: reasons for doubt.
+
+    No text holds the login or the query values of a URL; `id` differs where these do. Bytes of file
+    names that are not UTF-8 are spelled out (`\xff`).
+    """
+
+    model_config = ConfigDict(**CONFIG, frozen=True, serialize_by_alias=True)
+
+    schema_: Literal["tnet.prediction/2"] = Field(alias="schema")
+    id: Annotated[str, BeforeValidator(_public_id)]
+    image: Text
+    status: Literal["ok", "abstained", "failed"]
+    reason: str | None = None
+    label: str | None = None
+    probability: Share | None = None
+    probabilities: dict[str, Share] = Field(default_factory=dict)
+    task: str = "classification"
+    outcome: Plain = Field(default_factory=dict)
+    stop_reason: StopReason | None = None
+    warnings: Annotated[tuple[Text, ...], Field(fail_fast=True)] = ()
+    error: Problem | None = None
+    width: Pixels = 0
+    height: Pixels = 0
+    bands: Count = 0
+    offset: tuple[
+        Annotated[int, Field(ge=-FARTHEST_PIXEL, le=FARTHEST_PIXEL)],
+        Annotated[int, Field(ge=-FARTHEST_PIXEL, le=FARTHEST_PIXEL)],
+    ] = (0, 0)
+    georeference: Georeference | None = None
+    mpp: tuple[Microns, Microns] | None = None
+    reader: str = ""
+    reading: Plain = Field(default_factory=dict)
+    fingerprint: str = ""
+    provenance: Provenance = Provenance()
+    cost: PredictionCost | None = None
+    attention_check: AttentionCheck | None = None
+    levels: Annotated[tuple[SeenLevel, ...], Field(fail_fast=True)] = ()
+    windows: Annotated[tuple[SeenWindow, ...], Field(fail_fast=True)] = ()
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other values, checked like any record."""
+        values = {("schema" if name == "schema_" else name): value for name, value in self}
+        return type(self).model_validate({**values, **changes})
+
+    @property
+    def is_done(self) -> bool:
+        """Return True unless the image failed."""
+        return self.status != "failed"
+
+    def stopped_in_words(self) -> str:
+        """Return why the traversal stopped, as part of a sentence."""
+        return "" if self.stop_reason is None else STOP_REASONS[self.stop_reason]
+
+    def attention_in_words(self) -> str:
+        """Return the attention check in one sentence, empty if there was none."""
+        check = self.attention_check
+        if check is None or self.label is None or self.probability is None:
+            return ""
+        hidden = "nothing is left to see" if check.masked is None else f"{check.masked:.1%}"
+        changed = check.masked_label not in ("", self.label)
+        other = f" (then {check.masked_label})" if changed else ""
+        return (
+            f"{self.label} is {self.probability:.1%} probable as it looked, {hidden} with its "
+            f"closest windows hidden{other}, {check.random:.1%} with random windows"
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._check_status()
+        if not self.is_done:
+            return self
+        if not self.width or not self.height:
+            raise ValueError(f"the image has {self.width} x {self.height} pixels")
+        if self.georeference is not None:
+            _check_transform(self.georeference.transform)
+        view_size = self.provenance.config.get("view_size", 1)
+        is_number = isinstance(view_size, int | float) and not isinstance(view_size, bool)
+        if not is_number or not 1 <= cast(float, view_size) <= FARTHEST_PIXEL:
+            raise ValueError(f"`provenance.config.view_size` is {_quoted(view_size)}")
+        self._check_classes()
+        if [each.level for each in self.levels] != [*range(1, len(self.levels) + 1)]:
+            raise ValueError("`levels` are not numbered from 1")
+        self._check_windows()
+        return self
+
+    def _check_status(self) -> None:
+        if self.status == "ok" and self.task == "classification":
+            if self.label is None or self.probability is None:
+                raise ValueError("an `ok` record needs `label` and `probability`")
+        elif self.status != "ok" and self.label is not None:
+            raise ValueError(f"`label` has to be null, as it is {self.status}")
+        if (self.status == "abstained") != bool(self.reason):
+            raise ValueError("`reason` belongs to records that are `abstained`, and to all of them")
+        if (self.status == "failed") != (self.error is not None):
+            raise ValueError("`error` belongs to records that are `failed`, and to all of them")
+
+    def _check_classes(self) -> None:
+        if not self.probabilities:
+            return
+        if self.task == "classification":
+            _check_sum(self.probabilities.values())
+        told = [self.label, *(each.label for each in self.levels)]
+        for label in told:
+            if label is not None and label not in self.probabilities:
+                raise ValueError(f"{_quoted(label)} is not among the classes of `probabilities`")
+
+    def _check_windows(self) -> None:
+        paths: set[str] = set()
+        for window in self.windows:
+            try:
+                _check_window(window, self.probabilities, self.task == "classification")
+            except ValueError as error:
+                raise ValueError(f"window `{printable(window.path, 60)}`: {error}") from None
+            if window.path in paths:
+                raise ValueError(f"window `{printable(window.path, 60)}` is there twice")
+            paths.add(window.path)
+
+
+def _check_window(window: SeenWindow, classes: Mapping[str, float], sums_to_one: bool) -> None:
+    """Check how the values of a window relate; pydantic has checked each of them."""
+    if window.level != window.path.count("/") + 1 or window.is_glimpse:
+        raise ValueError(f"`level` {window.level} does not fit the path")
+    _check_box(window.box)
+    if window.probabilities:
+        if len(window.probabilities) != len(classes):
+            raise ValueError(f"{len(window.probabilities)} probabilities of {len(classes)} classes")
+        if sums_to_one:
+            _check_sum(window.probabilities)
+    if classes and window.label not in classes:
+        raise ValueError(f"{_quoted(window.label)} is not a class of the record")
+    for number, glimpse in enumerate(window.glimpses, start=1):
+        _check_box(glimpse.box, f"glimpse {number}: ")
+        if classes and glimpse.label not in classes:
+            raise ValueError(f"glimpse {number}: {_quoted(glimpse.label)} is not a class")
+
+
+def _check_box(box: BoxEdges, where: str = "") -> None:
+    x0, y0, x1, y1 = box
+    if not (x1 - x0 >= MIN_SIDE and y1 - y0 >= MIN_SIDE):
+        raise ValueError(f"{where}`box` is thinner than {MIN_SIDE} pixels: {shorten(box)}")
+
+
+def _check_sum(probabilities: Iterable[float]) -> None:
+    total = sum(probabilities)
+    if abs(total - 1) > SUM_TOLERANCE:
+        raise ValueError(f"`probabilities` add up to {total:g}, not 1")
+
+
+def _check_transform(transform: tuple[float, ...]) -> None:
+    a, b, _, d, e, _ = transform
+    is_near = all(math.isfinite(each) and abs(each) <= FARTHEST_ON_MAP for each in transform)
+    if not is_near or abs(a * e - b * d) < SMALLEST_AREA:
+        told = ", ".join(map(shorten, transform))
+        raise ValueError(f"`georeference.transform` leads nowhere: {printable(told, 100)}")
+
+
+def _quoted(value: Any) -> str:
+    return f"`{printable(shorten(value), 60)}`"

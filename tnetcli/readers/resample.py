@@ -1,0 +1,423 @@
+"""Find where a window lies on a level, and resample it by an area mean."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.geometry import Size, Window
+from tnetcli.readers.base import Box, Level, Pixels
+
+# A level one per cent too coarse still counts as fine enough: odd sizes make a level "4.003".
+SCALE_TOLERANCE = 1.01
+# Shares of a pixel below this are the rounding of a window's edge, not pixels asked for.
+LEAST_SHARE = 1e-6
+# The most pixels or outputs after which shares must repeat to be worth a dense matrix.
+LONGEST_PATTERN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """The level pixels that make up each output pixel, and how much of each."""
+
+    index: NDArray[np.intp]  # (taps, outputs)
+    length: NDArray[Any]  # (taps, outputs)
+
+    def part(self, first: int, last: int) -> "Taps":
+        """Return the taps of some of the outputs."""
+        return Taps(self.index[:, first:last], self.length[:, first:last])
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One axis of a placement: `count` equal steps from `start` to `stop` in level pixels."""
+
+    start: float
+    stop: float
+    count: int
+    first: int  # level pixels that are really needed: first <= pixel < last
+    last: int
+    length: int  # of the level
+    extent: float  # where the image ends, which may be within or past the level's last pixel
+
+    @property
+    def step(self) -> float:
+        """Return level pixels per output pixel."""
+        return (self.stop - self.start) / self.count
+
+    @property
+    def is_exact(self) -> bool:
+        """Say whether output pixels are level pixels, one to one."""
+        past = self.stop > self.length < self.extent
+        whole = self.start == math.floor(self.start) and self.stop - self.start == self.count
+        return whole and not past
+
+    def pattern(self) -> NDArray[np.float32] | None:
+        """Return the shares of the first few pixels in the first few outputs, if they repeat.
+
+        As (outputs, pixels), in whole units of which each output has as many as there are pixels:
+        so sums of 8-bit values are exact. None where it takes long until they repeat, where the
+        span does not begin and end with level pixels, or where an output is whole pixels and the
+        taps are as fast.
+        """
+        within = self.last < self.length or self.extent == self.length
+        if (self.start, self.stop) != (self.first, self.last) or not within:
+            return None
+        length = self.last - self.first
+        times = math.gcd(length, self.count)
+        pixels, outputs = length // times, self.count // times
+        if outputs == 1 or max(pixels, outputs) > LONGEST_PATTERN:
+            return None
+        pixel, output = np.arange(pixels) * outputs, np.arange(outputs)[:, None] * pixels
+        shared = np.minimum(pixel + outputs, output + pixels) - np.maximum(pixel, output)
+        return np.asarray(np.maximum(shared, 0), np.float32)
+
+    def outputs(self, first: int, last: int) -> tuple[int, int]:
+        """Return the range of output pixels that level pixels `first` to `last` reach."""
+        low = math.floor((first - self.start) / self.step)
+        high = math.ceil((self._end(last) - self.start) / self.step)
+        return max(low, 0), min(high, self.count)
+
+    def _end(self, last: int) -> float:
+        """Return where level pixel `last` - 1 ends: the last of all ends with the image."""
+        return self.extent if last == self.length else last
+
+    def taps(self, first: int, last: int) -> Taps:
+        """Return the level pixels, counted from `first`, under each output they reach."""
+        low, high = self.outputs(first, last)
+        edges = self.start + self.step * np.arange(low, high + 1)  # (outputs + 1,)
+        edges = np.clip(edges, first, self._end(last))
+        begin, end = edges[:-1], edges[1:]
+        origin = np.floor(begin)
+        reach = max(int((np.ceil(end) - origin).max(initial=1)), 1)
+        pixel = origin + np.arange(reach)[:, None]  # (taps, outputs)
+        # The last pixel of a level may stand for more than its own length.
+        stop = np.where(pixel >= last - 1, end, pixel + 1)
+        length = np.minimum(end, stop) - np.maximum(begin, np.minimum(pixel, last))
+        length[(length < LEAST_SHARE * min(self.step, 1.0)) | (pixel >= last)] = 0
+        index = np.clip(pixel - first, 0, last - first - 1).astype(np.intp)
+        return Taps(index, length)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A window on one level; None stands for a window wholly outside."""
+
+    rows: Span
+    columns: Span
+    out_size: Size
+
+    @property
+    def box(self) -> Box:
+        """Return the level pixels that are needed."""
+        rows, columns = self.rows, self.columns
+        return Box(columns.first, rows.first, columns.last - columns.first, rows.last - rows.first)
+
+    def corner(self, box: Box) -> tuple[int, int]:
+        """Return the row and column of an exact view where `box` begins."""
+        return box.top - round(self.rows.start), box.left - round(self.columns.start)
+
+    @property
+    def is_exact(self) -> bool:
+        """Say whether no resampling is needed."""
+        return self.rows.is_exact and self.columns.is_exact
+
+
+def whole_scale(full: int, stored: int) -> float:
+    """Return full-resolution pixels per stored pixel where a writer averaged whole blocks.
+
+    A level of 2221 pixels from 4443 holds pairs with the odd one left out, not pixels of 2.0005.
+    """
+    factor = round(full / stored)
+    kept = factor >= 1 and stored in (full // factor, math.ceil(full / factor))
+    return float(factor) if kept else full / stored
+
+
+def choose_level(levels: Sequence[Level], window: Window, out_size: Size) -> int:
+    """Return the coarsest level that is at least as fine as the view; the finest if none is."""
+    asked_x = window.width / out_size.width * SCALE_TOLERANCE
+    asked_y = window.height / out_size.height * SCALE_TOLERANCE
+    fine = [
+        i for i, each in enumerate(levels) if each.scale_x <= asked_x and each.scale_y <= asked_y
+    ]
+    return max(fine, key=lambda i: levels[i].scale_x, default=0)
+
+
+def place(window: Window, level: Level, out_size: Size) -> Placement | None:
+    """Lay `window` over `level`, clipped to it."""
+    here = window.scaled(level.scale_x, level.scale_y)
+    rows = _span(here.top, here.bottom, level.size.height, level.extent_y, out_size.height)
+    columns = _span(here.left, here.right, level.size.width, level.extent_x, out_size.width)
+    if rows is None or columns is None:
+        return None
+    return Placement(rows, columns, out_size)
+
+
+def _span(start: float, stop: float, length: int, extent: float, count: int) -> Span | None:
+    # An edge a hair off a pixel border is that border: it must not fetch one more row of blocks.
+    hair = LEAST_SHARE * min((stop - start) / count, 1.0)
+    start, stop, extent = _snap(start, hair), _snap(stop, hair), _snap(extent, LEAST_SHARE)
+    if start >= extent or stop <= 0:
+        return None
+    first = min(max(math.floor(start), 0), length - 1)
+    last = max(min(math.ceil(stop), length), first + 1)
+    return Span(start, stop, count, first, last, length, extent)
+
+
+def _snap(edge: float, hair: float) -> float:
+    whole = round(edge)
+    return float(whole) if abs(edge - whole) < hair else edge
+
+
+def touched_pixels(box: Box, level: Level) -> int:
+    """Return the pixels of all blocks that `box` touches, cut at the level's edge."""
+    left, right = _blocks(box.left, box.right, level.block.width, level.size.width)
+    top, bottom = _blocks(box.top, box.bottom, level.block.height, level.size.height)
+    return (right - left) * (bottom - top)
+
+
+def _blocks(first: int, last: int, block: int, length: int) -> tuple[int, int]:
+    return first // block * block, min(math.ceil(last / block) * block, length)
+
+
+def chunks(box: Box, block: Size, most_pixels: int) -> Iterator[Box]:
+    """Cut `box` along block borders into parts of about `most_pixels`, at least one block each."""
+    if box.width * box.height <= most_pixels:
+        yield box
+        return
+    wide = max(most_pixels // block.height // block.width, 1) * block.width
+    high = max(most_pixels // min(wide, box.width) // block.height, 1) * block.height
+    for top, bottom in cuts(box.top, box.bottom, high):
+        for left, right in cuts(box.left, box.right, wide):
+            yield Box(left, top, right - left, bottom - top)
+
+
+def cuts(first: int, last: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a range, cut at multiples of `step`."""
+    while first < last:
+        border = min((first // step + 1) * step, last)
+        yield first, border
+        first = border
+
+
+MANY_PIXELS = 2**12
+# Floats worked on at a time, 256 kB: what a core's own cache holds.
+WORKING_SAMPLES = 2**16
+# The largest matrix of shares in which the zeros cost less than taking bands apart.
+MOST_MIXED = 2**12
+
+
+class AreaMean:
+    """Gathers decoded boxes into one view: the mean of the valid pixels under each output."""
+
+    def __init__(self, placement: Placement, bands: int, dtype: np.dtype[Any]) -> None:
+        self._placement = placement
+        self._dtype = dtype
+        # 24 bits hold an 8- or 16-bit mean, unless it is one of very many pixels.
+        many = placement.rows.step * placement.columns.step > MANY_PIXELS
+        narrow = dtype.itemsize <= 2 or dtype == np.float32
+        self._float: type[np.floating[Any]] = np.float32 if narrow and not many else np.float64
+        shape = (placement.out_size.height, placement.out_size.width)
+        self._sum = np.zeros((bands, *shape), self._float)
+        self._weight = np.zeros((1, *shape), self._float)
+
+    def add(self, box: Box, values: NDArray[Any], valid: NDArray[np.bool_] | None) -> None:
+        """Add the decoded `box`; `values` is (height, width, bands)."""
+        rows, columns = self._placement.rows, self._placement.columns
+        row_taps = self._narrow(rows.taps(box.top, box.bottom))
+        column_taps = self._narrow(columns.taps(box.left, box.right))
+        reached = (
+            slice(None),
+            slice(*rows.outputs(box.top, box.bottom)),
+            slice(*columns.outputs(box.left, box.right)),
+        )
+        if valid is None:
+            self._weight[reached] += np.outer(row_taps.length.sum(0), column_taps.length.sum(0))
+        else:
+            _add_sums(self._weight[reached], valid[..., None], row_taps, column_taps)
+            # NaN times zero is NaN, so invalid values are replaced, not multiplied.
+            values = np.where(valid[..., None], values, 0)
+        _add_sums(self._sum[reached], values, row_taps, column_taps)
+
+    def finish(self) -> Pixels:
+        """Return the means, rounded to the image's own type."""
+        rows, columns = self._placement.rows, self._placement.columns
+        valid = self._weight[0] > LEAST_SHARE**2 * min(rows.step, 1) * min(columns.step, 1)
+        mean = self._sum
+        if valid.all():
+            mean /= self._weight
+        else:
+            np.divide(mean, self._weight, out=mean, where=valid)
+            mean[:, ~valid] = 0
+        round_within(mean, self._dtype)
+        return Pixels(mean.astype(self._dtype), valid)
+
+    def _narrow(self, taps: Taps) -> Taps:
+        return Taps(taps.index, taps.length.astype(self._float))
+
+
+def round_within(values: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Round floats in their place to whole numbers within `dtype`, if it is one of integers."""
+    if dtype.kind in "iu":
+        np.rint(values, out=values)
+        # The largest 64-bit integer has no float of its own: the next lower one does.
+        limits = np.iinfo(dtype)
+        most = limits.max if limits.bits < 64 else np.nextafter(float(limits.max), 0)
+        np.clip(values, limits.min, most, out=values)
+
+
+def area_mean(
+    placement: Placement, values: NDArray[Any], valid: NDArray[np.bool_] | None
+) -> Pixels:
+    """Return the area mean where one decoded box holds all of the view."""
+    rows, columns = placement.rows.pattern(), placement.columns.pattern()
+    # Infinity times a share of zero would be NaN, and wide integers need more than 24 bits.
+    plain = valid is None and values.dtype.kind in "iu" and values.dtype.itemsize <= 2
+    if plain and rows is not None and columns is not None:
+        return _repeated_mean(values, rows, columns)
+    mean = AreaMean(placement, values.shape[2], values.dtype)
+    mean.add(placement.box, values, valid)
+    return mean.finish()
+
+
+def _repeated_mean(
+    values: NDArray[Any], rows: NDArray[np.float32], columns: NDArray[np.float32]
+) -> Pixels:
+    """Return the mean of all of (height, width, bands) by shares that repeat: `Span.pattern`.
+
+    Half the work of summing tap by tap: nothing is gathered, and a few repetitions at a time
+    stay in the processor's cache, so that there is no memory for the sums of a whole view.
+    """
+    height, width, bands = values.shape
+    (down, under), (across, beside) = rows.shape, columns.shape  # outputs, pixels
+    out = (height // under * down, width // beside * across)
+    # A few interleaved bands stay where they are: the shares of each, with zeros for the others.
+    mixed = bands == 1 or values.strides[2] == values.itemsize
+    apart = not mixed or columns.size * bands**2 > MOST_MIXED
+    lines = values.transpose(0, 2, 1) if apart else values
+    shares = columns if apart else np.kron(columns, np.eye(bands, dtype=np.float32))
+    samples = width * bands
+    means = np.empty((out[0], bands, out[1]) if apart else (*out, bands), values.dtype)
+    step = max(WORKING_SAMPLES // (under * samples), 1)
+    # Memory that is asked for anew each time costs more than the products: its pages are empty.
+    turned = np.empty((step * under, *lines.shape[1:]), np.float32)
+    narrowed = np.empty((step, down, samples), np.float32)
+    scratch = np.empty((narrowed.size // shares.shape[1], len(shares)), np.float32)
+    for first in range(0, height // under, step):
+        some = lines[first * under : (first + step) * under]
+        count = len(some) // under
+        np.copyto(turned[: len(some)], some)
+        repetitions = turned[: len(some)].reshape(count, under, samples)
+        summed = narrowed[:count]
+        for part in _products(rows, samples):
+            np.matmul(rows, repetitions[..., part], out=summed[..., part])
+        pixels = summed.reshape(-1, shares.shape[1])  # each row one repetition
+        averaged = scratch[: len(pixels)]
+        for part in _products(shares, len(pixels)):
+            np.matmul(pixels[part], shares.T, out=averaged[part])
+        averaged /= under * beside
+        np.rint(averaged, out=averaged)
+        into = means[first * down : (first + count) * down]
+        np.copyto(into, averaged.reshape(into.shape), casting="unsafe")
+    return Pixels(
+        means.transpose(1, 0, 2) if apart else means.transpose(2, 0, 1), np.ones(out, np.bool_)
+    )
+
+
+def _products(shares: NDArray[Any], length: int) -> Iterator[slice]:
+    """Cut the axis that `shares` are multiplied along so that BLAS starts no threads of its own.
+
+    OpenBLAS does past 2^18 multiplications; waking them costs more than such a product, and a
+    hundred times that on a busy machine.
+    """
+    return (slice(*cut) for cut in cuts(0, length, 2**18 // shares.size))
+
+
+def _add_sums(total: NDArray[Any], values: NDArray[Any], rows: Taps, columns: Taps) -> None:
+    """Add to `total`, (bands, rows, columns), the sums of (height, width, bands) under each.
+
+    Both axes are summed tap by tap, which is several times faster than matrix products with the
+    mostly empty weight matrices, and a few output rows at a time, so that the work stays in the
+    processor's cache and in the same few pages of memory.
+    """
+    height, width, bands = values.shape
+    if bands > 1 and values.strides[2] != values.itemsize:
+        for band in range(bands):  # stored band by band: joining them would copy them all
+            one = slice(band, band + 1)
+            _add_sums(total[one], values[..., one], rows, columns)
+        return
+    flat = values.reshape(height, width * bands)
+    # Columns are gathered band by band, so that the result needs no turning.
+    index = columns.index[:, None, :] * bands + np.arange(bands)[:, None]
+    across = Taps(index.reshape(len(index), -1), np.tile(columns.length, bands))
+    outputs = rows.index.shape[1]
+    step = min(max(WORKING_SAMPLES // (width * bands), 1), outputs)
+    infinite = values.dtype.kind == "f"
+    down = _TapSums((step, width * bands), 0, values.dtype, total.dtype, infinite)
+    side = _TapSums((step, across.index.shape[1]), 1, total.dtype, total.dtype, infinite)
+    for first in range(0, outputs, step):
+        summed = down.sum(flat, rows.part(first, first + step))  # (some rows, width * bands)
+        done = side.sum(summed, across)  # (some rows, bands * columns)
+        total[:, first : first + step] += done.reshape(len(done), bands, -1).transpose(1, 0, 2)
+
+
+class _TapSums:
+    """Sums rows (axis 0) or columns (axis 1) by their share in each output, in its own memory."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        axis: int,
+        source: np.dtype[Any],
+        target: np.dtype[Any],
+        infinite: bool,
+    ) -> None:
+        self._axis, self._infinite = axis, infinite
+        self._taken = np.empty(shape, source)
+        self._total, self._part = np.empty(shape, target), np.empty(shape, target)
+
+    def sum(self, values: NDArray[Any], taps: Taps) -> NDArray[Any]:
+        """Return the sums, which the next call overwrites."""
+        count = taps.index.shape[1] if self._axis == 0 else len(values)
+        taken, total, part = self._taken[:count], self._total[:count], self._part[:count]
+        for number, (index, length) in enumerate(zip(taps.index, taps.length, strict=True)):
+            np.take(values, index, axis=self._axis, out=taken, mode="clip")
+            share = length[:, None] if self._axis == 0 else length
+            if self._infinite:
+                np.copyto(taken, 0, where=share == 0)  # infinity times nothing would be NaN
+            if number == 0:
+                np.multiply(taken, share, out=total)
+            elif (length == 1).all():
+                total += taken  # the pixels in between count in full
+            else:
+                total += np.multiply(taken, share, out=part)
+        return total
+
+
+def copy_exact(
+    placement: Placement,
+    values: NDArray[Any],
+    valid: NDArray[np.bool_] | None,
+    *,
+    own: bool = False,
+) -> Pixels:
+    """Paste the decoded box into the view where output pixels are level pixels.
+
+    Values of our `own`, which nobody else holds, are not copied where they are the whole view.
+    """
+    box, out = placement.box, placement.out_size
+    top, left = placement.corner(box)
+    rows, columns = slice(top, top + box.height), slice(left, left + box.width)
+    inside = values.transpose(2, 0, 1)  # (bands, height, width)
+    mask = np.zeros((out.height, out.width), np.bool_)
+    mask[rows, columns] = True if valid is None else valid
+    whole = (box.height, box.width) == (out.height, out.width)
+    if whole and valid is None:
+        # A copy in the order of the block, pixel by pixel, takes a quarter of the time.
+        return Pixels((values if own else np.array(values, order="C")).transpose(2, 0, 1), mask)
+    pasted = np.zeros((inside.shape[0], out.height, out.width), values.dtype)
+    pasted[:, rows, columns] = inside if valid is None else np.where(valid, inside, 0)
+    return Pixels(pasted, mask)

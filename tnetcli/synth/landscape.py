@@ -1,0 +1,364 @@
+"""Scenes composed of labelled tiles."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.config import SPLITS
+from tnetcli.data.config import Landscape
+from tnetcli.errors import ManifestError, RecipeError
+from tnetcli.geometry import Size, Window
+from tnetcli.readers.base import Box
+from tnetcli.readers.handles import ForkSafeLock
+from tnetcli.readers.pyramid import CHUNK_SAMPLES
+from tnetcli.readers.resample import AreaMean, chunks, place
+from tnetcli.synth.scene import PIXEL, Scene
+from tnetcli.synth.tiles import TileSet
+from tnetcli.training.config import Tiles
+
+# A window shows the site if it has that much of it, or is filled that much by it.
+LEAST_OF_SITE, LEAST_OF_WINDOW = 1 / 2, 1 / 4
+AMBIGUOUS = -1
+FIELDS = (2, 4)  # background classes in a scene, from and to
+FIELD_POINTS = (3, 8)  # random points a side that a field is interpolated from
+EDGE_NOISE = 0.15  # of the fields' edges
+WHITE = 255
+CONTRAST_SIDE = 8  # pixels a side of the small tile that contrast is measured on
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Composition:
+    """Which tile lies where; the scene begins `shift` pixels right of and below the first tile."""
+
+    label: str
+    kinds: NDArray[np.unsignedinteger[Any]]  # (rows, columns), into the maker's tile_classes
+    tiles: NDArray[np.int32]  # (rows, columns), into the tile set
+    turns: NDArray[np.uint8]  # (rows, columns), quarter turns; 4 more if mirrored before
+    shift: tuple[int, int]  # x, y
+    sites: tuple[tuple[str, Box], ...]  # class and place in tiles; several only where it is crowded
+    gain: NDArray[np.float32] | None  # (bands,)
+    offset: float = 0.0
+
+
+class LandscapeMaker:
+    """Makes scenes of the tiles of one split, each wholly determined by its seed."""
+
+    def __init__(self, tiles: TileSet, split: str, landscape: Landscape) -> None:
+        self.tiles = tiles
+        self.split = split
+        self.landscape = landscape
+        self.tile_classes = (*landscape.background, *landscape.sites)
+        self._check()
+        self._members = [tiles.chosen(split, name) for name in self.tile_classes]
+        for name, members in zip(self.tile_classes, self._members, strict=True):
+            if not len(members):
+                raise ManifestError(
+                    f"`{tiles.path}` has no tile of `{name}` for {split}",
+                    hint="add tiles, or say in index.csv which are for what",
+                )
+        self._looks: dict[int, NDArray[np.float32]] = {}
+        self._alike: dict[tuple[int, int], NDArray[np.intp]] = {}
+
+    def _check(self) -> None:
+        missing = [name for name in self.tile_classes if name not in self.tiles.classes]
+        if missing:
+            raise RecipeError(
+                f"`{self.tiles.path}` has no tiles of `{', '.join(missing)}`",
+                hint=f"there are: {', '.join(self.tiles.classes)}",
+            )
+        if self.landscape.size < self.tiles.side:
+            raise RecipeError(
+                f"a scene of `{self.landscape.size}` pixels a side is smaller than a tile",
+                hint=f"tiles have {self.tiles.side}: raise data.landscape.size",
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.tiles, self.split, self.landscape)
+
+    def scene(self, seed: int, *, training: bool, crowd: Tiles | None = None) -> "LandscapeScene":
+        """Compose the scene of a seed; in training its brightness and colours vary.
+
+        A `crowd` says how often a scene holds several sites, and which: of these scenes no label
+        is true, they are for learning what tiles look like.
+        """
+        return LandscapeScene(self, seed, training, crowd)
+
+    def compose(self, seed: int, *, training: bool, crowd: Tiles | None = None) -> Composition:
+        """Decide what lies where, in this order: labels, shift, fields, sites, tiles, colours."""
+        random = np.random.default_rng((SPLITS.index(self.split), seed))
+        rules, side = self.landscape, self.tiles.side
+        labels = self._labels(random, crowd)
+        # One tile at least is seen as a whole.
+        half = side // 2 if rules.size >= side + side // 2 else 0
+        shift = int(random.integers(2)) * half, int(random.integers(2)) * half
+        kinds = self._fields(random, -(-(rules.size + half) // side))
+        sites = [(label, self._site(random, shift)) for label in labels if label in rules.sites]
+        for label, site in sites:
+            within = slice(site.top, site.bottom), slice(site.left, site.right)
+            kinds[within] = self.tile_classes.index(label)
+        label = labels[0] if len(labels) == 1 else ""
+        tiles = self._choose_tiles(random, kinds)
+        turns = random.integers(8, size=kinds.shape, dtype=np.uint8)
+        if not training:
+            return Composition(label, kinds, tiles, turns, shift, tuple(sites), None)
+        gain = 1 + rules.gain * random.uniform(-1, 1)
+        gains = gain * (1 + rules.channel_gain * random.uniform(-1, 1, self.tiles.bands))
+        offset = WHITE * rules.offset * random.uniform(-1, 1)
+        return Composition(
+            label, kinds, tiles, turns, shift, tuple(sites), gains.astype(np.float32), offset
+        )
+
+    def _labels(self, random: np.random.Generator, crowd: Tiles | None) -> list[str]:
+        """Return one label, or the classes of several sites."""
+        rules = self.landscape
+        if crowd is None:
+            return [rules.classes[random.integers(len(rules.classes))]]
+        chosen, count = rules.classes, 1
+        if random.random() < crowd.crowded:
+            chosen, count = rules.sites, int(random.integers(*crowd.sites, endpoint=True))
+        chances = np.array([crowd.chances.get(name, 1.0) for name in chosen])
+        drawn = random.choice(len(chosen), size=count, p=chances / chances.sum())
+        return [chosen[number] for number in drawn]
+
+    def _fields(self, random: np.random.Generator, side: int) -> NDArray[Any]:
+        """Return (side, side) background classes: where noise of a class is the largest, it is."""
+        rules = self.landscape
+        least, most = (min(each, len(rules.background)) for each in FIELDS)
+        count = random.integers(least, most, endpoint=True)
+        kinds = np.zeros((side, side), np.min_scalar_type(len(self.tile_classes)))
+        highest = np.full((side, side), -np.inf, np.float32)
+        for kind in random.permutation(len(rules.background))[:count]:
+            points = int(random.integers(*FIELD_POINTS, endpoint=True))
+            weights = cubic_weights(side, points)
+            field = weights @ random.standard_normal((points, points), np.float32) @ weights.T
+            field += EDGE_NOISE * random.standard_normal((side, side), np.float32)
+            wins = field > highest
+            kinds[wins] = kind
+            np.maximum(highest, field, out=highest)
+        return kinds
+
+    def _site(self, random: np.random.Generator, shift: tuple[int, int]) -> Box:
+        """Return a place among the tiles that are seen as a whole, as far as there are enough."""
+        side, size = self.tiles.side, self.landscape.size
+        firsts = [-(-each // side) for each in shift]
+        counts = [(size + each) // side - first for each, first in zip(shift, firsts, strict=True)]
+        tiles = int(random.integers(*self.landscape.site_tiles, endpoint=True))
+        tiles = min(tiles, *counts)
+        left, top = (
+            first + int(random.integers(count - tiles, endpoint=True))
+            for first, count in zip(firsts, counts, strict=True)
+        )
+        return Box(left, top, tiles, tiles)
+
+    def _choose_tiles(self, random: np.random.Generator, kinds: NDArray[Any]) -> NDArray[np.int32]:
+        """Return a tile for each place, of those that look like the anchor of their class."""
+        anchors = random.integers([len(members) for members in self._members])
+        counts = np.array([min(len(each), self.landscape.neighbours) for each in self._members])
+        pools = np.zeros((len(counts), counts.max()), np.int32)
+        for kind in np.flatnonzero(np.bincount(kinds.ravel())):
+            pools[kind, : counts[kind]] = self._like(int(kind), int(anchors[kind]))
+        return np.asarray(pools[kinds, random.integers(counts[kinds])])
+
+    def _like(self, kind: int, anchor: int) -> NDArray[np.intp]:
+        """Return the tiles of a class nearest to one of it, by mean colour and coarse contrast."""
+        found = self._alike.get((kind, anchor))
+        if found is None:
+            looks = self._looks_of(kind)
+            distance = np.square(looks - looks[anchor]).sum(1)
+            nearest = np.argsort(distance, kind="stable")[: self.landscape.neighbours]
+            found = self._alike[kind, anchor] = self._members[kind][nearest]
+        return found
+
+    def _looks_of(self, kind: int) -> NDArray[np.float32]:
+        found = self._looks.get(kind)
+        if found is None:
+            level = next(each for each in self.tiles.levels if each.shape[1] <= CONTRAST_SIDE)
+            small = level[self._members[kind]].astype(np.float32)  # (members, side, side, bands)
+            looks = np.concatenate([small.mean((1, 2)), small.std((1, 2))], 1)
+            found = self._looks[kind] = looks  # (members, 2 * bands)
+        return found
+
+
+class LandscapeScene(Scene):
+    """A landscape that knows its label, its site, and the tiles under any window."""
+
+    def __init__(
+        self, maker: LandscapeMaker, seed: int, training: bool, crowd: Tiles | None = None
+    ) -> None:
+        self._made = (maker, seed, training, crowd)
+        self._tiles = maker.tiles
+        self._rules = maker.landscape
+        self._kinds = len(maker.tile_classes)
+        self.composition = composition = maker.compose(seed, training=training, crowd=crowd)
+        side, (x, y) = maker.tiles.side, composition.shift
+        boxes = []
+        for _, site in composition.sites:
+            width = float(site.width * side)
+            left, top = float(site.left * side - x), float(site.top * side - y)
+            boxes.append(Window(left, top, width, width))
+        super().__init__(
+            f"{maker.tiles.path}#{maker.split}-{seed}",
+            Size(self._rules.size, self._rules.size),
+            label=composition.label,
+            boxes=boxes,
+            bands=maker.tiles.bands,
+        )
+        # Of tiles of two pixels half a tile is still a whole pixel; levels above straddle tiles.
+        self._last_gathered = min(len(maker.tiles.levels) - 2, len(self.layout.levels) - 1)
+        self._coarse: list[NDArray[np.uint8]] | None = None
+        self._making = ForkSafeLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LandscapeScene, self._made
+
+    def draw(self, level: int, box: Box) -> NDArray[Any]:
+        """Return (height, width, bands) of the pixels of a level.
+
+        A pixel in which the scene ends shows all of its tile, also what lies beyond.
+        """
+        if level <= self._last_gathered:
+            return self._shade(self._gather(level, box))
+        stored = self._averaged()[level - self._last_gathered - 1]
+        return self._shade(stored[box.top : box.bottom, box.left : box.right])
+
+    def _gather(self, level: int, box: Box) -> NDArray[np.uint8]:
+        """Take each pixel from its tile, turned as it lies."""
+        made, tiles = self.composition, self._tiles.levels[level]
+        side = int(tiles.shape[1])
+        x, y = made.shift[0] >> level, made.shift[1] >> level
+        left, top = (box.left + x) // side, (box.top + y) // side
+        right, bottom = (box.right + x - 1) // side + 1, (box.bottom + y - 1) // side + 1
+        within = slice(top, bottom), slice(left, right)
+        # The pixel (row, column) of a turned tile is number start + down * row + across * column.
+        start, down, across = _turned(side)[:, made.turns[within]]  # each (rows, columns) of tiles
+        start = start + made.tiles[within].astype(np.intp) * side**2
+        columns = slice(box.left + x - left * side, box.right + x - left * side)
+        rows = slice(box.top + y - top * side, box.bottom + y - top * side)
+        inner = np.arange(side)
+        beside = np.tile(inner, right - left)[columns]
+        down, across, start = (
+            np.repeat(each, side, 1)[:, columns] for each in (down, across, start)
+        )  # each (tile rows, width)
+        across *= beside
+        across += start
+        index = down[:, None] * inner[:, None]  # (tile rows, side, width)
+        index += across[:, None]
+        flat = tiles.reshape(-1, tiles.shape[3])
+        index = index.reshape(-1, box.width)[rows]
+        taken: NDArray[np.uint8] = flat.take(index, axis=0)
+        return taken
+
+    def _shade(self, values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return brighter or darker values, as far as training wants it."""
+        gain = self.composition.gain
+        if gain is None:
+            return values
+        height, width, bands = values.shape
+        lines = np.multiply(
+            values.reshape(height, width * bands), np.tile(gain, width), dtype=np.float32
+        )
+        lines += np.float32(self.composition.offset)
+        np.rint(lines, out=lines)
+        np.clip(lines, 0, WHITE, out=lines)
+        return lines.astype(np.uint8).reshape(values.shape)
+
+    def _averaged(self) -> Sequence[NDArray[np.uint8]]:
+        """Return the levels that are too coarse to be gathered, averaged once and kept."""
+        with self._making:
+            if self._coarse is None:
+                self._coarse = self._average()
+            return self._coarse
+
+    def _average(self) -> list[NDArray[np.uint8]]:
+        source, *coarser = self.layout.levels[self._last_gathered :]
+        means = []
+        for level in coarser:
+            size, scale = level.size, level.scale_x
+            all_of_it = place(Window(0, 0, size.width * scale, size.height * scale), source, size)
+            assert all_of_it is not None
+            means.append(AreaMean(all_of_it, len(self.bands), self.dtype))
+        whole = Box(0, 0, source.size.width, source.size.height)
+        for part in chunks(whole, PIXEL, CHUNK_SAMPLES // len(self.bands)):
+            values = self._gather(self._last_gathered, part)
+            for mean in means:
+                mean.add(part, values, None)
+        return [mean.finish().values.transpose(1, 2, 0).copy() for mean in means]
+
+    def fractions(self, window: Window, cells: int) -> NDArray[np.float32]:
+        """Return the share of each class of tiles in cells x cells parts of a window.
+
+        (cells, cells, tile classes), of what is within the scene; zero where nothing is.
+        """
+        x, y = self.composition.shift
+        first_row, rows = self._overlap(window.top, window.height, y, cells)
+        first_column, columns = self._overlap(window.left, window.width, x, cells)
+        last_row, last_column = first_row + rows.shape[1], first_column + columns.shape[1]
+        kinds = self.composition.kinds[first_row:last_row, first_column:last_column]
+        shares = np.zeros((cells, cells, self._kinds))
+        for kind in np.flatnonzero(np.bincount(kinds.ravel())):
+            shares[..., kind] = rows @ (kinds == kind) @ columns.T
+        area = np.outer(rows.sum(1), columns.sum(1))[..., None]
+        return np.divide(shares, area, out=np.zeros_like(shares), where=area > 0).astype(np.float32)
+
+    def _overlap(
+        self, start: float, length: float, shift: int, cells: int
+    ) -> tuple[int, NDArray[np.float64]]:
+        """Return the first tile along an axis and how much of it and the next each cell has."""
+        edges = np.clip(start + length * np.arange(cells + 1) / cells, 0, self._rules.size)
+        edges = (edges + shift) / self._tiles.side
+        first, last = int(edges[0]), max(int(np.ceil(edges[-1])), int(edges[0]) + 1)
+        tile = np.arange(first, last)
+        covered = np.minimum(edges[1:, None], tile + 1) - np.maximum(edges[:-1, None], tile)
+        return first, np.maximum(covered, 0)
+
+    def shown(self, window: Window) -> int:
+        """Return the number of the class that a window shows, -1 where that is hard to tell.
+
+        A site's if the window has half of it or a quarter of the window is site; the empty class
+        if the window has nothing of a site; numbers are those of `Landscape.classes`.
+        """
+        found, touched = set(), False
+        for (label, _), site in zip(self.composition.sites, self.boxes, strict=True):
+            width = min(site.right, window.right) - max(site.left, window.left)
+            height = min(site.bottom, window.bottom) - max(site.top, window.top)
+            if width <= 0 or height <= 0:
+                continue
+            touched, shared = True, width * height
+            if (
+                shared >= LEAST_OF_SITE * site.width * site.height
+                or shared >= LEAST_OF_WINDOW * window.width * window.height
+            ):
+                found.add(label)
+        if len(found) == 1:
+            return self._rules.classes.index(found.pop())
+        return AMBIGUOUS if touched or self._rules.empty is None else 0
+
+
+@lru_cache
+def _turned(side: int) -> NDArray[np.intp]:
+    """Return the first pixel, the step down and the step across of each of 8 turns: (3, 8)."""
+    plain = np.arange(side * side).reshape(side, side)
+    turned = [np.rot90(each, turn) for each in (plain, plain[:, ::-1]) for turn in range(4)]
+    first = [int(each[0, 0]) for each in turned]
+    down = [int(each[1, 0] - each[0, 0]) for each in turned]
+    across = [int(each[0, 1] - each[0, 0]) for each in turned]
+    return np.array([first, down, across])
+
+
+@lru_cache(maxsize=64)
+def cubic_weights(count: int, points: int) -> NDArray[np.float32]:
+    """Return what each of `points` adds to each of `count` in between: (count, points), bicubic."""
+    place = (np.arange(count) + 0.5) / count * points - 0.5
+    weights = np.zeros((count, points))
+    for step in range(-1, 3):
+        point = np.floor(place) + step
+        away = np.abs(place - point)
+        near = 1.5 * away**3 - 2.5 * away**2 + 1
+        far = -0.5 * away**3 + 2.5 * away**2 - 4 * away + 2
+        inside = np.clip(point, 0, points - 1).astype(int)
+        np.add.at(weights, (np.arange(count), inside), np.where(away <= 1, near, far))
+    return weights.astype(np.float32)

@@ -1,1 +1,0 @@
-"""What a user does, one module per thing."""
