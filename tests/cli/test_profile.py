@@ -119,7 +119,8 @@ from tnetcli.cli.main import main
 try:
     main()
 finally:
-    print({"torch", "timm", "numpy", "yaml", "tnetcli.training.recipe"} & set(sys.modules), file=sys.stderr)
+    heavy = {"torch", "timm", "numpy", "yaml", "tnetcli.training.recipe"}
+    print(heavy & set(sys.modules), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "set()"

@@ -6,7 +6,7 @@ import pytest
 import rasterio
 
 from tests.exporters.records import UTM, record, window
-from tests.exporters.test_page import Read
+from tests.exporters.test_html import Read
 from tnetcli.cli.predict import Batch, as_text
 from tnetcli.exporters.base import Looked
 from tnetcli.exporters.export import FORMATS, How

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.runs import SIDE, UNIT, prepare, recipe_of, write_images
-from tests.scenes.test_landscape import BACKGROUND, RULES, SITES, tile_files
-from tests.scenes.test_tiles import write_zip
 from tests.small_model import SmallModel
+from tests.synth.test_landscape import BACKGROUND, RULES, SITES, tile_files
+from tests.synth.test_tiles import write_zip
 from tests.training.explore import CPU, Torn
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window

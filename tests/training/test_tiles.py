@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tests.runs import MODEL, UNIT
-from tests.scenes.test_landscape import BACKGROUND, RULES, tile_files
-from tests.scenes.test_tiles import write_zip
+from tests.synth.test_landscape import BACKGROUND, RULES, tile_files
+from tests.synth.test_tiles import write_zip
 from tnetcli.geometry import Grid, Region, Size, Window
 from tnetcli.models.registry import build_model
 from tnetcli.synth.landscape import LandscapeMaker

@@ -14,9 +14,9 @@ from tests.runs import (
     without_times,
     write_images,
 )
-from tests.scenes.test_landscape import BACKGROUND, RULES, SITES, tile_files
-from tests.scenes.test_tiles import write_zip
 from tests.small_model import SmallModel
+from tests.synth.test_landscape import BACKGROUND, RULES, SITES, tile_files
+from tests.synth.test_tiles import write_zip
 from tnetcli.errors import ManifestError, ModelError, RecipeError, UsageError
 from tnetcli.training import stages
 from tnetcli.training.run_dir import StoppedError

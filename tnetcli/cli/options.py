@@ -72,7 +72,7 @@ NullSeparated = Annotated[
     bool,
     typer.Option("-0", help="The list on stdin is separated by NUL, not newline."),
 ]
-ReaderName = Annotated[
+ReaderOption = Annotated[
     ReaderName | None,
     typer.Option(help="Insist on a reader; the content decides otherwise."),
 ]

@@ -33,7 +33,7 @@ from tnetcli.cli.options import (
     PlaneZ,
     PrecisionName,
     Quiet,
-    ReaderName,
+    ReaderOption,
     ReadTimeout,
     Recursive,
     Seed,
@@ -283,7 +283,7 @@ def predict(
     precision: Annotated[
         PrecisionName, typer.Option(help="Of the computation.")
     ] = PrecisionName.fp32,
-    reader: ReaderName = None,
+    reader: ReaderOption = None,
     bands: Bands = None,
     rescale: Annotated[
         str | None,

@@ -3,8 +3,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests.scenes.test_landscape import RULES, SITES, maker_of, tile_files, whole
-from tests.scenes.test_tiles import write_zip
+from tests.synth.test_landscape import RULES, SITES, maker_of, tile_files, whole
+from tests.synth.test_tiles import write_zip
 from tnetcli.geometry import Window
 from tnetcli.synth.tiles import read_tiles
 from tnetcli.training.config import Tiles

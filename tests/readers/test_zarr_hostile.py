@@ -21,8 +21,8 @@ import zarr
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ShardingCodec, ZstdCodec
 
 from tests.commands import peak_memory
-from tests.readers.test_ome_zarr import edit_multiscale, object_files, random_levels, whole, write
-from tests.readers.test_ome_zarr import zip_folder as store_folder
+from tests.readers.test_zarr import edit_multiscale, object_files, random_levels, whole, write
+from tests.readers.test_zarr import zip_folder as store_folder
 from tnetcli import files as zip_file
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window

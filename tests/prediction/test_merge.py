@@ -1,6 +1,6 @@
 import pytest
 
-from tests.test_prediction_file import OTHER, SETTINGS, abstention, failure, ids, record, write
+from tests.prediction.test_jsonl import OTHER, SETTINGS, abstention, failure, ids, record, write
 from tnetcli.data.images import Image
 from tnetcli.errors import OutputError
 from tnetcli.prediction.jsonl import as_text, merge, read_lines

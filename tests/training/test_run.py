@@ -19,8 +19,8 @@ from tests.runs import (
     without_times,
     write_images,
 )
-from tests.scenes.test_landscape import BACKGROUND, RULES, SITES, tile_files
-from tests.scenes.test_tiles import write_zip
+from tests.synth.test_landscape import BACKGROUND, RULES, SITES, tile_files
+from tests.synth.test_tiles import write_zip
 from tnetcli.cli.signals import stopping_gently
 from tnetcli.errors import ImageError, ManifestError, ModelError, OutputError, RecipeError
 from tnetcli.models.checkpoint import (

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from tests.runs import SIDE, recipe_of, write_images
-from tests.scenes.test_landscape import BACKGROUND, RULES, SITES, tile_files
-from tests.scenes.test_tiles import write_zip
+from tests.synth.test_landscape import BACKGROUND, RULES, SITES, tile_files
+from tests.synth.test_tiles import write_zip
 from tnetcli.config import SPLITS
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Size, Window

@@ -11,7 +11,7 @@ from PIL.Image import Transpose
 
 from tests.images import area_average
 from tests.readers.contract import SMALL_BOXES, ReaderContract, area_mean, random_windows
-from tests.scenes.test_tiles import EUROSAT, encode, needs_eurosat, write_zip
+from tests.synth.test_tiles import EUROSAT, encode, needs_eurosat, write_zip
 from tnetcli.config import SPLITS
 from tnetcli.data.config import Landscape
 from tnetcli.errors import ManifestError, RecipeError

@@ -10,7 +10,7 @@ from PIL import Image
 from tests.browser import Watched, chromium, expect
 from tests.exporters.page_images import Places, places
 from tests.exporters.records import UTM, record, replace, to_lonlat, window
-from tests.exporters.test_page import COST, FAILED, HOSTILE, LEVELS, SCENE
+from tests.exporters.test_html import COST, FAILED, HOSTILE, LEVELS, SCENE
 from tnetcli.exporters.base import Looked
 from tnetcli.exporters.html import write_page
 from tnetcli.prediction.record import SeenGlimpse, SeenLevel

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.commands import ROOT
 from tests.images import noise
-from tests.test_recipes import Silent
+from tests.training.test_recipes import Silent
 from tnetcli.data.images import Image as Named
 from tnetcli.errors import ImageError, ManifestError, RecipeError
 from tnetcli.evaluation.evaluate import evaluate
