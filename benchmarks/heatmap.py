@@ -28,7 +28,7 @@ from rio_cogeo import cog_validate
 from tnetcli.exporters.base import Looked
 from tnetcli.exporters.heatmap import write_heatmap
 from tnetcli.geometry import Georeference, Grid, Region, Window
-from tnetcli.prediction.record import SCHEMA, Prediction, SeenWindow
+from tnetcli.prediction.record import SCHEMA, Prediction, RegionRecord
 
 SIDE = 100_000
 GRID = Grid(5, 5, 0.34)
@@ -47,7 +47,7 @@ class Walk:
     keep: int
     depth: int
 
-    def __iter__(self) -> Iterator[SeenWindow]:
+    def __iter__(self) -> Iterator[RegionRecord]:
         whole = Region(Window(0.0, 0.0, float(SIDE), float(SIDE)))
         return self._below(whole, 1.0, np.random.default_rng(0))
 
@@ -58,8 +58,8 @@ class Walk:
 
     def _below(
         self, region: Region, attention: float, random: np.random.Generator
-    ) -> Iterator[SeenWindow]:
-        yield SeenWindow(
+    ) -> Iterator[RegionRecord]:
+        yield RegionRecord(
             region.path, region.level, region.window.box, attention, 1, 0.2, "river", 0.9, 1.0
         )
         if region.level > self.depth:

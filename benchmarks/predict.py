@@ -31,7 +31,7 @@ from rich.console import Console
 
 from tnetcli.data.images import Image
 from tnetcli.models.checkpoint import Checkpoint, load_model
-from tnetcli.prediction.batch import Means, predict_images
+from tnetcli.prediction.batch import ExecutionConfig, predict_images
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cache import BLOCKS
@@ -62,7 +62,7 @@ def make_scenes(folder: Path) -> list[Path]:
 def predict(paths: list[Path], checkpoint: Checkpoint) -> list[Prediction]:
     """Predict as the command does."""
     images = [Image(str(path), str(path), str(path), ReadOptions()) for path in paths]
-    means = Means("cpu", available_cores(), BATCH)
+    means = ExecutionConfig("cpu", available_cores(), BATCH)
     return list(predict_images(images, checkpoint, means=means))
 
 
@@ -187,7 +187,7 @@ def watch_memory(path: Path, folder: Path) -> list[Figure]:
             os.link(path, name)
     images = [Image(str(name), str(name), str(name), ReadOptions()) for name in names]
     sizes = []
-    for _ in predict_images(images, "default", means=Means("cpu", available_cores(), 1)):
+    for _ in predict_images(images, "default", means=ExecutionConfig("cpu", available_cores(), 1)):
         sizes.append(status("VmRSS") / 1e3)
     later = sizes[5:]
     detail = f"{NIGHT} images; {later[0]:.0f} MB after the sixth, {later[-1]:.0f} MB at the end"

@@ -30,7 +30,7 @@ from tnetcli.devices import limit_threads
 from tnetcli.engines.dask import Cluster, in_dask
 from tnetcli.models.checkpoint import Description, load_model, save_checkpoint
 from tnetcli.models.registry import build_model
-from tnetcli.prediction.batch import Elsewhere, Means, predict_images
+from tnetcli.prediction.batch import Elsewhere, ExecutionConfig, predict_images
 from tnetcli.prediction.jsonl import PredictionFile
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
@@ -91,7 +91,7 @@ def images_per_second(
         for number in range(count)
     ]
     workers = where.processes if where.cluster is None else 2
-    means = Means("cpu", max(available_cores() // workers, 1), batch, where)
+    means = ExecutionConfig("cpu", max(available_cores() // workers, 1), batch, where)
     arrived = [time.perf_counter() for _ in predict_images(images, model, means=means)]
     skipped = count // 4
     return (count - 1 - skipped) / (arrived[-1] - arrived[skipped])

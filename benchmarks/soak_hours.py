@@ -64,7 +64,7 @@ def predict_for_hours(folder: Path, count: int = COUNT, say: Any = print) -> Fla
     from soak_images import make_bases
     from soak_kills import make_batch
 
-    from tnetcli.prediction.batch import Means, predict_images
+    from tnetcli.prediction.batch import ExecutionConfig, predict_images
 
     make_batch(folder, images=0)
     places = []
@@ -79,7 +79,7 @@ def predict_for_hours(folder: Path, count: int = COUNT, say: Any = print) -> Fla
     step = max(count // SAMPLES, 1)
     output = folder / "records.jsonl"
     for record in predict_images(
-        images, folder / "m.safetensors", means=Means("cpu", 1, 8), output=output
+        images, folder / "m.safetensors", means=ExecutionConfig("cpu", 1, 8), output=output
     ):
         found.images += 1
         found.failed += record.status != "ok"

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from tnetcli.cli.recipes import survey
 from tnetcli.data.config import Augmentation, Data, Landscape
-from tnetcli.models.configs import Arguments
+from tnetcli.models.configs import ModelConfig
 from tnetcli.models.registry import FAMILIES
 from tnetcli.training.config import Loss, Optimizer, Schedule, Stage, Tiles, Training
 from tnetcli.training.recipe import ModelSection, Recipe
@@ -91,13 +91,13 @@ def _model() -> Iterable[str]:
     """Tell of the keys that all families share, then of those that each has alone."""
     shared = {key: field for key, field in ModelSection.model_fields.items() if key != "arguments"}
     yield from ("## `model`", "", "What is built. Every family has these keys:", "")
-    yield from _table({**shared, **Arguments.model_fields})
+    yield from _table({**shared, **ModelConfig.model_fields})
     yield from (GRID, "")
     for name, family in FAMILIES.items():
         own = {
             key: field
             for key, field in family.arguments.model_fields.items()
-            if key not in Arguments.model_fields or _differs(field, Arguments.model_fields[key])
+            if key not in ModelConfig.model_fields or _differs(field, ModelConfig.model_fields[key])
         }
         summary = " ".join(family.summary.split())
         yield from (f"### `family: {name}`", "", f"{summary[:1].upper()}{summary[1:]}.", "")

@@ -6,7 +6,7 @@ from torch import nn
 from tnetcli.geometry import Grid
 from tnetcli.models.aggregators import Mean, WeightedMean
 from tnetcli.models.base import EncoderOutput
-from tnetcli.models.configs import Arguments
+from tnetcli.models.configs import ModelConfig
 
 
 class SmallModel(WeightedMean):
@@ -15,7 +15,7 @@ class SmallModel(WeightedMean):
     family = "small"
 
     def __init__(self, *, view_size=32, grid=Grid(3, 3, 0.5), classes=3, bands=3, seed=0):  # noqa: B008
-        super().__init__(Arguments(view_size=view_size), grid=grid, classes=classes, bands=bands)
+        super().__init__(ModelConfig(view_size=view_size), grid=grid, classes=classes, bands=bands)
         self.weighting, self.dropout = Mean(), nn.Dropout(0.0)
         self.classifier = nn.Linear(self.feature_size, classes)
         generator = torch.Generator().manual_seed(seed)

@@ -160,7 +160,7 @@ def test_help_loads_no_heavy_library(arguments):
     code = f"""
 import sys
 sys.argv = ["tnet", *{arguments!r}]
-from tnetcli.cli.main import main
+from tnetcli.cli.app import main
 try:
     main()
 except SystemExit as end:

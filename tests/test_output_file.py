@@ -67,8 +67,8 @@ def test_a_lent_folder_is_gone_after_a_failure(tmp_path):
 STOPPED_AT = """
     import os, shutil, signal, sys
     from pathlib import Path
-    from tnetcli.cli.stopping import stop_when_told
-    from tnetcli.output_file import folder_beside
+    from tnetcli.cli.signals import stop_when_told
+    from tnetcli.files import folder_beside
 
     def then_stop(function):
         told = []
@@ -143,7 +143,7 @@ def test_pipes_and_folders_are_no_files_to_write_to(tmp_path):
 
 DIES = """
     import os, signal, sys
-    from tnetcli.output_file import folder_beside, whole_file
+    from tnetcli.files import folder_beside, whole_file
 
     if sys.argv[1] == "file":
         with whole_file("a.txt") as file:
@@ -169,7 +169,7 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path, kind):
 
 def test_what_a_living_process_uses_stays(tmp_path):
     script = textwrap.dedent("""
-        from tnetcli.output_file import folder_beside, whole_file
+        from tnetcli.files import folder_beside, whole_file
         with folder_beside("a.tif") as folder, whole_file("a.txt"):
             print(flush=True)
             input()

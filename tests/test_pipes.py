@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes and signals of an
 UNHEARD = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from tnetcli.pipes import open_to_read, parts_of
+from tnetcli.files import open_to_read, parts_of
 def stop(number, frame):
     sys.exit(75)
 signal.signal(signal.SIGTERM, stop)

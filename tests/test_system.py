@@ -120,7 +120,7 @@ def test_a_system_that_does_not_tell_is_no_bug(tmp_path, monkeypatch, groups):
 FAULTS = """
 import resource, sys
 import numpy as np
-from tnetcli.machine import reuse_freed_memory
+from tnetcli.system import reuse_freed_memory
 
 if sys.argv[1] == "reuse":
     reuse_freed_memory()

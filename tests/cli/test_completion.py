@@ -66,7 +66,7 @@ def test_completing_loads_nothing_heavy(line):
 import os, sys
 os.environ.update({asked("bash", line)!r})
 sys.argv = ["tnet"]
-from tnetcli.cli.main import main
+from tnetcli.cli.app import main
 try:
     main()
 finally:

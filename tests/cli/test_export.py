@@ -19,7 +19,7 @@ from tests.commands import tnet
 from tests.exporters.conformance import check_overlay
 from tests.exporters.records import UTM, failed, record, replace, window
 from tests.images import noise, write_geotiff
-from tnetcli.prediction.record import AttentionCheck, SeenLevel
+from tnetcli.prediction.record import AttentionCheck, LevelRecord
 
 FAILED = failed("bad.tif")
 WINDOWS = (
@@ -134,7 +134,7 @@ def test_windows_are_chosen_by_level_and_attention(folder, flags, found):
 
 
 def test_levels_that_no_image_was_looked_at_are_warned_of(folder):
-    seen = tuple(SeenLevel(level, 1, "river", 0.9) for level in (1, 2, 3))
+    seen = tuple(LevelRecord(level, 1, "river", 0.9) for level in (1, 2, 3))
     put("seen.jsonl", replace(scene("s/a.tif"), levels=seen))
     done = export("seen.jsonl", "-o", "-", "--level", "9,4")
     assert done.exit_code == 0

@@ -58,7 +58,7 @@ def test_no_list_and_no_card_loads_torch(model, arguments):
     code = f"""
 import sys
 sys.argv = ["tnet", *{given!r}]
-from tnetcli.cli.main import main
+from tnetcli.cli.app import main
 try:
     main()
 except SystemExit as end:

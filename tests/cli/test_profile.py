@@ -115,7 +115,7 @@ def test_help_loads_nothing_heavy():
     code = """
 import sys
 sys.argv = ["tnet", "profile", "--help"]
-from tnetcli.cli.main import main
+from tnetcli.cli.app import main
 try:
     main()
 finally:

@@ -126,7 +126,7 @@ def test_neither_torch_nor_an_image_library_is_loaded(arguments):
     code = f"""
 import sys
 sys.argv = ["tnet", "recipes", *{arguments!r}]
-from tnetcli.cli.main import main
+from tnetcli.cli.app import main
 try:
     main()
 except SystemExit as end:

@@ -18,8 +18,8 @@ import os, sys
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers import raster
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.workflows.images import find_images
-from tnetcli.workflows.info import Walk, inspect
+from tnetcli.data.images import find_images
+from tnetcli.cli.info import Walk, inspect
 os.setuid(65534)
 for image in find_images(sys.argv[1:], recursive=True):
     walk = Walk(TraversalConfig(levels=1, keep=(1,)), 64)

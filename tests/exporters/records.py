@@ -10,7 +10,7 @@ from tnetcli.errors import ImageError
 from tnetcli.exporters.base import Looked
 from tnetcli.exporters.geojson import collection_text
 from tnetcli.geometry import Georeference
-from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance, SeenWindow
+from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance, RegionRecord
 
 LONLAT = "OGC:CRS84"
 CLASSES = {"forest": 0.03, "river": 0.97}
@@ -22,7 +22,7 @@ UTM = {"crs": "EPSG:32633", "transform": (10.0, 0.0, 399_960.0, 0.0, -10.0, 5_00
 def window(path="root", box=(0.0, 0.0, 100.0, 80.0), attention=0.5, **facts):
     numbers = {"rank": 1, "share": 0.2, "label": "river", "probability": 0.93, "valid": 1.0}
     edges = tuple(float(edge) for edge in box)
-    return SeenWindow(path, path.count("/") + 1, edges, attention, **(numbers | facts))
+    return RegionRecord(path, path.count("/") + 1, edges, attention, **(numbers | facts))
 
 
 def record(*windows, image="scenes/a.tif", width=4000, height=3000, **facts):

@@ -10,7 +10,7 @@ from tests.exporters.test_html import Read
 from tnetcli.cli.predict import Batch, as_text
 from tnetcli.exporters.base import Looked
 from tnetcli.exporters.export import FORMATS, How
-from tnetcli.prediction.record import Prediction, PredictionCost, SeenLevel
+from tnetcli.prediction.record import LevelRecord, Prediction, PredictionCost
 
 REASON = "the classes are too close"
 COST = PredictionCost(2, 100, 10_000, 0.01, 2000, 30_000, 0.5, 0.25, 0.75)
@@ -22,7 +22,7 @@ def abstained(place):
         window(attention=1.0, probabilities=(0.5, 0.5)),
         window("root/0-0", (0, 0, 50, 40)),
         status="abstained",
-        levels=(SeenLevel(1, 1, "river", 0.5), SeenLevel(2, 1, "forest", 0.5)),
+        levels=(LevelRecord(1, 1, "river", 0.5), LevelRecord(2, 1, "forest", 0.5)),
         cost=COST,
         stop_reason="max_level",
         **PLACES[place],

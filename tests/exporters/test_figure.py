@@ -22,7 +22,7 @@ from tnetcli.exporters.figure import (
     round_length,
     write_figure,
 )
-from tnetcli.prediction.record import AttentionCheck, Prediction, PredictionCost, SeenLevel
+from tnetcli.prediction.record import AttentionCheck, LevelRecord, Prediction, PredictionCost
 
 ROOT = window(box=(0, 0, 4000, 3000), attention=1.0, label="forest", probability=0.55)
 SCENE = record(
@@ -33,9 +33,9 @@ SCENE = record(
     label="river",
     probability=0.97,
     levels=(
-        SeenLevel(1, 1, "forest", 0.55),
-        SeenLevel(2, 2, "river", 0.91),
-        SeenLevel(3, 1, "river", 0.97),
+        LevelRecord(1, 1, "forest", 0.55),
+        LevelRecord(2, 2, "river", 0.91),
+        LevelRecord(3, 1, "river", 0.97),
     ),
     **UTM,
 )
@@ -432,7 +432,7 @@ def test_no_label_breaks_out_of_its_place(label):
         model=label,
         label=label,
         probability=0.5,
-        levels=(SeenLevel(1, 1, label, 0.5),),
+        levels=(LevelRecord(1, 1, label, 0.5),),
         warnings=(label,),
         **UTM,
     )
@@ -465,7 +465,7 @@ def test_attention_at_its_limits_is_drawn(attention):
 
 def test_a_probability_that_was_rounded_above_one_is_drawn():
     seen = window("root/0-0", (400, 400, 2000, 2000), probability=1.0000005)
-    levels = (SeenLevel(1, 1, "river", 1.0000005),)
+    levels = (LevelRecord(1, 1, "river", 1.0000005),)
     found = texts(draw(record(seen, probability=1.0000005, levels=levels), Meadow()))
     assert [found[0], found[-1]] == ["river > 99 %"] * 2
     assert "> 99 %" in found

@@ -183,7 +183,7 @@ import resource, sys
 from tests.exporters.records import UTM, record
 from tests.exporters.test_geojson import many
 from tnetcli.exporters.geojson import write_geojson
-from tnetcli.exporters.looked import Looked
+from tnetcli.exporters.base import Looked
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -539,7 +539,7 @@ from tests.exporters.records import UTM, record
 from tests.exporters.test_heatmap import many
 from tnetcli.errors import OutputError
 from tnetcli.exporters.heatmap import write_heatmap
-from tnetcli.exporters.looked import Looked
+from tnetcli.exporters.base import Looked
 
 folder = Path(sys.argv[1])
 windows = many(200, 2000, 2000) if sys.argv[2] == "painted" else []
@@ -581,7 +581,7 @@ from pathlib import Path
 from tests.exporters.records import UTM, record
 from tests.exporters.test_heatmap import rows
 from tnetcli.exporters.heatmap import write_heatmap
-from tnetcli.exporters.looked import Looked
+from tnetcli.exporters.base import Looked
 
 prediction = record(*rows(int(sys.argv[2])), width=100_000, height=100_000, **UTM)
 write_heatmap(sys.argv[1], Looked(prediction))

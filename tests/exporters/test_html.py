@@ -22,14 +22,14 @@ from tnetcli.exporters.html import page_text, write_page
 from tnetcli.exporters.html_record import MOST_LEVELS, MOST_OF_A_LEVEL, Detail, strongest
 from tnetcli.prediction.record import (
     AttentionCheck,
+    LevelRecord,
     Prediction,
     PredictionCost,
     Problem,
-    SeenLevel,
 )
 
 COST = PredictionCost(3, 1_000_000, 12_000_000, 1 / 12, 400_000, 9_000_000, 0.1, 0.2, 0.3)
-LEVELS = (SeenLevel(1, 1, "forest", 0.55), SeenLevel(2, 2, "river", 0.91))
+LEVELS = (LevelRecord(1, 1, "forest", 0.55), LevelRecord(2, 2, "river", 0.91))
 SCENE = record(
     window("root", (0, 0, 4000, 3000), 1.0, label="forest", probability=0.55),
     window("root/0-2", (1000.5, 500, 2000.5, 1250), 0.25, probabilities=(0.07, 0.93)),

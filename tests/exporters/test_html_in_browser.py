@@ -13,7 +13,7 @@ from tests.exporters.records import UTM, record, replace, to_lonlat, window
 from tests.exporters.test_html import COST, FAILED, HOSTILE, LEVELS, SCENE
 from tnetcli.exporters.base import Looked
 from tnetcli.exporters.html import write_page
-from tnetcli.prediction.record import SeenGlimpse, SeenLevel
+from tnetcli.prediction.record import GlimpseRecord, LevelRecord
 
 PADDING = 12  # screen pixels around an image that is shown whole
 DEEP = replace(
@@ -24,7 +24,7 @@ DEEP = replace(
         window("root/0-2/1-0", (1400, 900, 1650, 1087.5), 0.5, rank=2),
         window("root/0-2/1-1", (1700, 900, 1950, 1087.5), 0.0625, rank=3),
     ),
-    levels=(*LEVELS, SeenLevel(3, 3, "river", 0.97)),
+    levels=(*LEVELS, LevelRecord(3, 3, "river", 0.97)),
 )
 
 
@@ -104,7 +104,7 @@ def test_all_windows_are_there_and_a_level_switched_off_hides_just_its_own(show)
 
 def test_glimpses_are_drawn_and_called_so(show):
     glimpses = tuple(
-        SeenGlimpse((x, 600.0, x + 250, 850.0), "river", 0.5) for x in (1100.0, 1400.0)
+        GlimpseRecord((x, 600.0, x + 250, 850.0), "river", 0.5) for x in (1100.0, 1400.0)
     )
     first, second, *others = SCENE.windows
     tab = show(replace(SCENE, windows=(replace(first, glimpses=glimpses), second, *others)))
@@ -536,7 +536,7 @@ def hostile(text):
         image=text,
         label=text,
         probabilities={text: 1.0},
-        levels=(SeenLevel(1, 1, text, 1.0),),
+        levels=(LevelRecord(1, 1, text, 1.0),),
         warnings=(text,),
         config={text: text},
         cost=COST,

@@ -4,10 +4,10 @@ from tests.exporters.conformance import check_overlay
 from tests.exporters.records import UTM, features, record, window
 from tnetcli.exporters.base import Choice, Looked
 from tnetcli.exporters.geojson import write_geojson
-from tnetcli.prediction.record import SeenGlimpse
+from tnetcli.prediction.record import GlimpseRecord
 
-FIRST = SeenGlimpse((10.0, 10.0, 40.0, 40.0), "forest", 0.4)
-SECOND = SeenGlimpse((20.5, 10.0, 50.5, 40.0), "river", 0.9)
+FIRST = GlimpseRecord((10.0, 10.0, 40.0, 40.0), "forest", 0.4)
+SECOND = GlimpseRecord((20.5, 10.0, 50.5, 40.0), "river", 0.9)
 RECORD = record(
     window(attention=1.0),
     window("root/1-1", (0.0, 0.0, 60.0, 60.0), attention=0.5, glimpses=(FIRST, SECOND)),

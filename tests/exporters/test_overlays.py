@@ -5,7 +5,7 @@ import pytest
 from tnetcli.data.images import Image
 from tnetcli.errors import OutputError
 from tnetcli.exporters.export import Overlays
-from tnetcli.prediction.record import SCHEMA, Prediction, SeenWindow
+from tnetcli.prediction.record import SCHEMA, Prediction, RegionRecord
 from tnetcli.readers.base import ReadOptions
 
 IDS = [
@@ -39,7 +39,7 @@ def test_a_file_in_place_of_the_folder_is_an_error(tmp_path):
 
 
 def seen(image, id=""):
-    window = SeenWindow("root", 1, (0.0, 0.0, 64.0, 64.0), 1.0, 1, 1.0, "river", 0.9, 1.0)
+    window = RegionRecord("root", 1, (0.0, 0.0, 64.0, 64.0), 1.0, 1, 1.0, "river", 0.9, 1.0)
     return Prediction(
         schema=SCHEMA, image=image, id=id or image, status="ok", width=64, height=64, bands=3,
         reader="photo", label="river", probability=0.9, windows=(window,),

@@ -22,11 +22,11 @@ from tnetcli.exporters.base import Choice, Looked
 from tnetcli.exporters.table import csv_text, neutral, write_csv, write_parquet
 from tnetcli.prediction.record import (
     AttentionCheck,
+    LevelRecord,
     Prediction,
     PredictionCost,
     Problem,
     Provenance,
-    SeenLevel,
 )
 
 COLUMNS = [
@@ -43,7 +43,7 @@ SCENE = record(
     config={"view_size": 224},
     label="river",
     probability=0.97,
-    levels=(SeenLevel(1, 1, "forest", 0.5), SeenLevel(2, 1, "river", 0.97)),
+    levels=(LevelRecord(1, 1, "forest", 0.5), LevelRecord(2, 1, "river", 0.97)),
     stop_reason="max_level",
     warnings=("blurred",),
     cost=PredictionCost(2, 100, 10_000, 0.01, 2000, 30_000, 0.5, 0.25, 0.75),

@@ -24,7 +24,7 @@ from tnetcli.models.base import Model
 from tnetcli.models.checkpoint import Description, save_checkpoint
 from tnetcli.models.registry import build_model
 from tnetcli.prediction.inference import ImageResult, Inference
-from tnetcli.prediction.regions import ToldWindows
+from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, build_policy
@@ -221,7 +221,7 @@ def rollout(
     readers = [open_image(str(folder / f"{name}.tif")) for name in images]
     policies = [build_policy(config, SEED) for _ in readers]
     if told:
-        file = ToldWindows(folder / "regions.csv")
+        file = RegionFile(folder / "regions.csv")
         windows = [file.of(reader.path, reader.path, reader.size) for reader in readers]
         policies = [Fixed(*each) for each in zip(policies, windows, strict=True)]
     try:

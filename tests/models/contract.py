@@ -19,7 +19,7 @@ from torch.nn import functional
 from tests.encoding import encode
 from tnetcli.geometry import Region, Window
 from tnetcli.models.base import EncoderOutput, Model
-from tnetcli.models.registry import build_model, read_arguments
+from tnetcli.models.registry import build_model, read_model_config
 from tnetcli.traversal.policies import TopK
 
 GARBAGE = [torch.nan, torch.inf, -torch.inf, 1e30]
@@ -240,7 +240,7 @@ class ModelContract:
 
     def test_arguments_come_back_from_json(self, model):
         text = model.arguments.model_dump_json()
-        assert read_arguments(self.case.family, json.loads(text)) == model.arguments
+        assert read_model_config(self.case.family, json.loads(text)) == model.arguments
 
     def test_a_view_is_encoded_the_same_whatever_else_is_in_the_batch(
         self, model, views, regions, encoded

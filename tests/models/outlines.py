@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from tnetcli.models.configs import Arguments
+from tnetcli.models.configs import ModelConfig
 from tnetcli.models.encoders import Backbone, Tap, build_backbone
 
 
@@ -17,6 +17,6 @@ def outline(
     cells: int = 3,
     drop_path: float = 0.0,
 ) -> Backbone:
-    arguments = Arguments(backbone=name, view_size=view_size, drop_path=drop_path)
+    arguments = ModelConfig(backbone=name, view_size=view_size, drop_path=drop_path)
     with torch.device("meta"):
         return build_backbone(arguments, bands=3, tap=tap, cells=cells)

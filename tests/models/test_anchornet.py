@@ -28,7 +28,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.models.anchornet import decide
 from tnetcli.models.checkpoint import Description, load_checkpoint, save_checkpoint
 from tnetcli.models.lsp import FIELDS, AnchorGrid
-from tnetcli.models.registry import build_model, read_arguments
+from tnetcli.models.registry import build_model, read_model_config
 from tnetcli.prediction.inference import Inference
 from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
@@ -113,10 +113,10 @@ class TestAnchorNetAsPrintedOfFourBands(AnchorContract):
 
 
 def test_arguments_are_checked():
-    assert read_arguments("anchornet", {}).grid == AnchorGrid(224)
+    assert read_model_config("anchornet", {}).grid == AnchorGrid(224)
     for wrong in ({"view_size": 118}, {"pool": "max"}, {"squeeze_ratio": 0}, {"patches": "all"}):
         with pytest.raises(ModelError):
-            read_arguments("anchornet", wrong)
+            read_model_config("anchornet", wrong)
 
 
 def test_the_smallest_view_can_be_learned_from():
@@ -133,7 +133,7 @@ def test_there_is_nothing_to_load_without_a_backbone():
 
 @pytest.mark.parametrize(("backbone", "most"), [("anchornet", None), ("resnet18", 2)])
 def test_a_classifier_of_patches_ends_the_traversal(backbone, most):
-    assert build(backbone=backbone).most_levels == most
+    assert build(backbone=backbone).max_levels == most
 
 
 def branches(*named, classes=4):

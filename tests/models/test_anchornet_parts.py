@@ -8,7 +8,7 @@ from tests.models.contract import noise
 from tests.models.places import patch_at
 from tests.models.published import count_layers, count_parameters
 from tnetcli.models.anchornet import Anchors, Attention, Bottleneck, Branch, SqueezeExcite
-from tnetcli.models.configs import AnchorArguments
+from tnetcli.models.configs import AnchorNetConfig
 from tnetcli.models.lsp import FIELDS
 
 SIDES = (21, 17, 15)
@@ -23,7 +23,7 @@ PUBLISHED = [
 
 
 def arguments(**more):
-    return AnchorArguments(backbone="anchornet", **more)
+    return AnchorNetConfig(backbone="anchornet", **more)
 
 
 def anchors(classes=5, bands=3, seed=0, **more):

@@ -144,7 +144,7 @@ def killed(tmp_path_factory, sound):
     (folder / "old.safetensors").write_bytes(sound)
     code = """
 import os, signal
-from tnetcli.checkpoint import load_checkpoint, save_checkpoint
+from tnetcli.models.checkpoint import load_checkpoint, save_checkpoint
 loaded = load_checkpoint("old.safetensors")
 save_checkpoint("new.safetensors", loaded.model, loaded.description)
 os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ from tnetcli import __version__
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
 from tnetcli.models.checkpoint import SCHEMA, Description, read_description
-from tnetcli.models.configs import TNetArguments
+from tnetcli.models.configs import TNetConfig
 from tnetcli.traversal.config import TraversalConfig
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -74,7 +74,7 @@ def test_a_description_comes_back_from_a_file_as_it_was(tmp_path_factory, descri
 
 def test_arguments_are_kept_complete():
     description = Description(**fields())
-    assert description.arguments == TNetArguments(
+    assert description.arguments == TNetConfig(
         backbone="test_efficientnet", view_size=64
     ).model_dump(mode="json")
     assert description == Description(**fields(arguments=description.model_arguments))
@@ -216,7 +216,7 @@ def test_a_description_is_read_without_torch_or_image_libraries(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(pack_description(fields()))
     code = f"""
 import sys
-from tnetcli.checkpoint import read_description
+from tnetcli.models.checkpoint import read_description
 assert read_description({str(tmp_path / "a.safetensors")!r}).view_size == 64
 print(*{{"torch", "timm", "rasterio", "tifffile"}} & sys.modules.keys())
 """

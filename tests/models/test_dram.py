@@ -13,7 +13,7 @@ from tests.models.published import billions, count_layers, count_parameters, out
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Window
 from tnetcli.models.dram import Emission, Glimpses, Recurrent, State, fields_of_view
-from tnetcli.models.registry import build_model, read_arguments
+from tnetcli.models.registry import build_model, read_model_config
 
 SMALL = {
     "backbone": "compact", "view_size": 64, "glimpse_size": 32, "glimpses": 3, "state_size": 32,
@@ -278,7 +278,7 @@ def test_while_it_learns_places_are_drawn_and_otherwise_they_are_not(model):
 )
 def test_what_cannot_be_built_is_refused(arguments, problem):
     with pytest.raises(ModelError, match=problem):
-        read_arguments("dram", SMALL | arguments)
+        read_model_config("dram", SMALL | arguments)
 
 
 def test_a_backbone_that_cannot_see_glimpses_is_refused():

@@ -14,7 +14,7 @@ from tests.models.contract import noise
 from tests.models.outlines import outline
 from tnetcli.errors import ModelError
 from tnetcli.models import encoders as backbone_module
-from tnetcli.models.configs import Arguments
+from tnetcli.models.configs import ModelConfig
 from tnetcli.models.encoders import build_backbone, create_timm
 from tnetcli.models.nets import BagNet77
 
@@ -44,7 +44,7 @@ TAPS = [
 
 
 def build(name="resnet18", view_size=64, *, bands=3, tap=None, cells=3, pretrained=False, **rest):
-    arguments = Arguments(backbone=name, view_size=view_size, **rest)
+    arguments = ModelConfig(backbone=name, view_size=view_size, **rest)
     return build_backbone(arguments, bands=bands, tap=tap, cells=cells, pretrained=pretrained)
 
 

@@ -5,13 +5,13 @@ import torch
 
 from tests.golden import adapter
 from tests.models.contract import ROOT, noise
-from tnetcli.models.registry import FAMILIES, read_arguments
+from tnetcli.models.registry import FAMILIES, read_model_config
 
 LEVELS = [
     (family, level)
     for family, arguments in adapter.MODELS.items()
     for level in (1, 2)
-    if level <= (read_arguments(family, arguments).most_levels or level)
+    if level <= (read_model_config(family, arguments).max_levels or level)
 ]
 
 

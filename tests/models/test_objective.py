@@ -11,7 +11,7 @@ from torch.nn import functional
 from tests.models.contract import learned_parts, noise
 from tests.models.test_saccader import step_by_hand
 from tnetcli.models.base import Episodes, glimpse_loss, image_weights, mean_by_image, side_loss
-from tnetcli.models.configs import AnchorObjective, DramObjective, SaccaderObjective
+from tnetcli.models.configs import AnchorNetObjective, DramObjective, SaccaderObjective
 from tnetcli.models.dram import Emission
 from tnetcli.models.registry import build_model, find_terms
 from tnetcli.tasks import Classification
@@ -141,7 +141,7 @@ def test_rewards_teach_where_to_look_and_labels_what_is_encoded(family):
 
 
 def test_branches_of_an_anchornet_learn_the_label():
-    terms, config = find_terms("anchornet"), AnchorObjective(side=0.5)
+    terms, config = find_terms("anchornet"), AnchorNetObjective(side=0.5)
     episodes = episodes_of(noise(2, 3), {"side_logits": noise(2, 6, 3)})
     assert terms(episodes, TASK, config) == {"side": (0.5, side_loss(episodes, TASK))}
     assert terms(replace(episodes, aux={}), TASK, config) == {}  # no whole image was encoded

@@ -6,7 +6,7 @@ from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
 from tnetcli.models.encoders import build_backbone
 from tnetcli.models.nets import MapSize, Pool, pool_map
-from tnetcli.models.registry import build_model, read_arguments
+from tnetcli.models.registry import build_model, read_model_config
 
 
 def test_the_maxima_stand_behind_the_means():
@@ -49,7 +49,7 @@ def test_bagnet_has_no_maxima():
 
 
 def test_the_compact_map_has_a_pixel_for_eight_of_the_view():
-    arguments = read_arguments("tnet", {"backbone": "compact", "view_size": 128})
+    arguments = read_model_config("tnet", {"backbone": "compact", "view_size": 128})
     backbone = build_backbone(arguments, bands=4)
     assert backbone.map_size() == (64, 16, 16)
     assert backbone.feature_size == 96

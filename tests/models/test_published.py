@@ -17,7 +17,7 @@ from benchmarks.paper_tables import (
 from tests.models.contract import noise
 from tests.models.published import billions, outline, traverse
 from tnetcli.models.cost import count_parameters
-from tnetcli.models.registry import FAMILIES, build_model, read_arguments
+from tnetcli.models.registry import FAMILIES, build_model, read_model_config
 
 NAMES = {
     *("tnet-imagenet", "bagnet-77", "tnet-fmow", "anchornet", "saccader", "two-stream-cub-vgg19"),
@@ -79,7 +79,7 @@ def test_every_published_model_is_there():
 @pytest.mark.parametrize("name", sorted(PAPERS))
 def test_a_published_model_can_be_described(name):
     model = PAPERS[name]
-    arguments = read_arguments(model.family, model.arguments)
+    arguments = read_model_config(model.family, model.arguments)
     assert model.trainable or model.total
     assert () in model.multiplications
     costs = list(model.multiplications.values())

@@ -7,14 +7,14 @@ from tests.models import test_anchornet, test_contract, test_dram, test_saccader
 from tests.models.contract import ModelContract
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
-from tnetcli.models.configs import TNetArguments, WholeArguments
+from tnetcli.models.configs import TNetConfig, WholeConfig
 from tnetcli.models.registry import (
     BACKBONES,
     FAMILIES,
     build_model,
     find_family,
     find_terms,
-    read_arguments,
+    read_model_config,
 )
 
 
@@ -87,19 +87,21 @@ def test_a_family_like_no_other_is_refused_with_all_there_are():
 
 
 def test_defaults_are_those_of_the_fmow_paper():
-    arguments = read_arguments("tnet", {})
+    arguments = read_model_config("tnet", {})
     assert arguments.backbone == "tf_efficientnet_b0"
     assert arguments.grid == Grid(3, 3, 0.5)
 
 
 def test_a_grid_is_read_from_a_table():
-    arguments = read_arguments("tnet", {"grid": {"rows": 2, "columns": 4, "cell_fraction": 0.25}})
+    arguments = read_model_config(
+        "tnet", {"grid": {"rows": 2, "columns": 4, "cell_fraction": 0.25}}
+    )
     assert arguments.grid == Grid(2, 4, 0.25)
 
 
 def test_keys_of_one_family_are_unknown_to_another():
     with pytest.raises(ModelError, match="model `whole`: unknown key `grid`"):
-        read_arguments("whole", {"grid": {"rows": 2, "columns": 4, "cell_fraction": 0.25}})
+        read_model_config("whole", {"grid": {"rows": 2, "columns": 4, "cell_fraction": 0.25}})
 
 
 @pytest.mark.parametrize(
@@ -134,19 +136,19 @@ def test_keys_of_one_family_are_unknown_to_another():
 )
 def test_a_wrong_value_is_refused_by_its_key(wrong):
     with pytest.raises(ModelError, match=f"model `tnet`: `{next(iter(wrong))}") as caught:
-        read_arguments("tnet", wrong)
+        read_model_config("tnet", wrong)
     assert caught.value.hint
 
 
 def test_arguments_cannot_be_changed():
-    arguments = TNetArguments()
+    arguments = TNetConfig()
     with pytest.raises(ValueError, match="frozen"):
         arguments.view_size = 3
 
 
 def test_the_arguments_of_another_family_are_a_callers_mistake():
-    with pytest.raises(TypeError, match="`WholeArguments` do not describe a `tnet`"):
-        build_model("tnet", WholeArguments(), classes=2)
+    with pytest.raises(TypeError, match="`WholeConfig` do not describe a `tnet`"):
+        build_model("tnet", WholeConfig(), classes=2)
 
 
 @pytest.mark.parametrize("count", [{"classes": 0}, {"classes": 1, "bands": 0}])

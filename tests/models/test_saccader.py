@@ -15,9 +15,9 @@ from tests.models.contract import ROOT, Case, ModelContract, noise
 from tests.models.published import billions, count_parameters, outline, traverse
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError
-from tnetcli.models.configs import SaccaderArguments
+from tnetcli.models.configs import SaccaderConfig
 from tnetcli.models.nets import trace
-from tnetcli.models.registry import build_model, read_arguments
+from tnetcli.models.registry import build_model, read_model_config
 from tnetcli.models.saccader import PatchNet, SaccaderCell, SaccaderLocation, visit
 from tnetcli.prediction.inference import Inference
 from tnetcli.readers.detect import open_image
@@ -190,7 +190,7 @@ def test_the_map_has_a_place_for_every_8_pixels_and_each_sees_77(side, places):
     with torch.no_grad():
         wide, narrow = net(noise(1, 1, side, side))
     assert wide.shape[2:] == narrow.shape[2:] == (places, places)
-    assert SaccaderArguments(view_size=side, glimpses=1).places == places
+    assert SaccaderConfig(view_size=side, glimpses=1).places == places
 
 
 def test_a_place_sees_77_pixels_and_no_other():
@@ -301,7 +301,7 @@ def test_more_bands_and_another_width_are_built():
 )
 def test_what_cannot_be_built_is_refused(arguments, problem):
     with pytest.raises(ModelError, match=problem):
-        read_arguments("saccader", SMALL | arguments)
+        read_model_config("saccader", SMALL | arguments)
 
 
 def test_there_are_no_published_weights(tmp_path):

@@ -6,13 +6,13 @@ import torch
 from tests.models.contract import noise
 from tests.models.published import count_parameters
 from tnetcli.errors import ModelError
-from tnetcli.models.configs import Arguments
+from tnetcli.models.configs import ModelConfig
 from tnetcli.models.encoders import Stream, build_backbone
 
 
 def build(backbone, view_size=64, *, pretrained=False, bands=3, **more):
     torch.manual_seed(0)
-    arguments = Arguments(backbone=backbone, view_size=view_size, **more)
+    arguments = ModelConfig(backbone=backbone, view_size=view_size, **more)
     return Stream(arguments, bands=bands, pretrained=pretrained).eval()
 
 
@@ -53,7 +53,7 @@ def test_vectors_of_our_own_networks_are_those_of_their_backbone(name, view_size
 
 
 def stream_arguments(name, view_size, pooling):
-    return Arguments(backbone=name, view_size=view_size, pooling=pooling)
+    return ModelConfig(backbone=name, view_size=view_size, pooling=pooling)
 
 
 @pytest.mark.parametrize("name", ["mobilenetv3_small_100", "convnext_atto", "resnet10t", "compact"])
@@ -76,7 +76,7 @@ def test_looking_once_leaves_nothing_behind():
 
 
 def test_a_network_learns_on_after_it_was_built():
-    arguments = Arguments(backbone="resnet10t", view_size=64)
+    arguments = ModelConfig(backbone="resnet10t", view_size=64)
     assert Stream(arguments, bands=3).net.training
 
 

@@ -24,7 +24,7 @@ from tests.models.test_two_stream_steps import torch_lstm
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid, Window
-from tnetcli.models.configs import TwoStreamArguments
+from tnetcli.models.configs import TwoStreamConfig
 from tnetcli.models.two_stream import TwoStream
 from tnetcli.prediction.inference import Inference, Maker, record_result
 from tnetcli.prediction.record import Prediction
@@ -40,7 +40,7 @@ CELL = ROOT.child(Grid(3, 3, 0.5), 1, 2)
 
 def build(seed=0, classes=4, **arguments):
     torch.manual_seed(seed)
-    model = TwoStream(TwoStreamArguments(**SMALL | arguments), classes=classes)
+    model = TwoStream(TwoStreamConfig(**SMALL | arguments), classes=classes)
     return model.eval().requires_grad_(False)
 
 
@@ -51,7 +51,7 @@ def model():
 
 def published(**more):
     with torch.device("meta"):
-        return TwoStream(TwoStreamArguments(**PUBLISHED | more), classes=200).eval()
+        return TwoStream(TwoStreamConfig(**PUBLISHED | more), classes=200).eval()
 
 
 def vgg19_multiplications(side):
@@ -547,10 +547,10 @@ class TestArguments:
     )
     def test_what_does_not_fit_together_is_refused(self, wrong, problem):
         with pytest.raises(ValidationError, match=problem):
-            TwoStreamArguments(**SMALL | wrong)
+            TwoStreamConfig(**SMALL | wrong)
 
     def test_one_file_cannot_hold_two_networks(self, tmp_path):
-        arguments = TwoStreamArguments(**SMALL | {"local_backbone": "resnet18"})
+        arguments = TwoStreamConfig(**SMALL | {"local_backbone": "resnet18"})
         path = tmp_path / "weights.safetensors"
         net = build().global_stream.backbone.net
         safetensors.torch.save_file(net.state_dict(), path)
@@ -561,7 +561,7 @@ class TestArguments:
         net = build(seed=5).global_stream.backbone.net
         path = tmp_path / "weights.safetensors"
         safetensors.torch.save_file(net.state_dict(), path)
-        model = TwoStream(TwoStreamArguments(**SMALL), classes=2, pretrained=path)
+        model = TwoStream(TwoStreamConfig(**SMALL), classes=2, pretrained=path)
         for stream in (model.global_stream, model.local_stream):
             weight = stream.backbone.net.to_map[0][0].weight
             assert torch.equal(weight, net.to_map[0][0].weight)

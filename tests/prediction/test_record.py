@@ -19,13 +19,13 @@ from tnetcli.prediction.record import (
     SCHEMA,
     STOP_REASONS,
     AttentionCheck,
+    GlimpseRecord,
+    LevelRecord,
     Prediction,
     PredictionCost,
     Problem,
     Provenance,
-    SeenGlimpse,
-    SeenLevel,
-    SeenWindow,
+    RegionRecord,
     StopReason,
 )
 from tnetcli.traversal.tree import Stop
@@ -33,8 +33,8 @@ from tnetcli.traversal.tree import Stop
 STORED = Path(__file__).parents[1] / "docs" / "prediction.schema.json"
 CHECK = AttentionCheck(None, "", 0.5, 1 / 3, 3, 0)
 COST = PredictionCost(2, 100, 10_000, 0.01, 2000, 30_000, 0.5, 0.25, 0.75)
-LEVELS = (SeenLevel(1, 1, "forest", 0.5), SeenLevel(2, 1, "river", 0.97))
-GLIMPSE = SeenGlimpse((1.0, 2.0, 3.5, 4.5), "forest", 0.75)
+LEVELS = (LevelRecord(1, 1, "forest", 0.5), LevelRecord(2, 1, "river", 0.97))
+GLIMPSE = GlimpseRecord((1.0, 2.0, 3.5, 4.5), "forest", 0.75)
 WHOLE = record(
     window(probabilities=(0.5, 0.5)),
     window("root/1-1", (0.0, 0.0, 9.5, 7.25), glimpses=(GLIMPSE,), steps=(0.25, 0.75)),
@@ -54,10 +54,10 @@ shares = st.floats(0, 1)
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 counts = st.integers(0, 10**12)
 boxes = st.tuples(*[st.floats(-1e8, 1e8)] * 2, *[st.floats(1.1e8, 1e9)] * 2)
-glimpses = st.lists(st.builds(SeenGlimpse, boxes, words, shares), max_size=2).map(tuple)
+glimpses = st.lists(st.builds(GlimpseRecord, boxes, words, shares), max_size=2).map(tuple)
 paths = st.lists(st.from_regex("[0-9]+-[0-9]+|w[0-9]+", fullmatch=True), max_size=3)
 windows = st.builds(
-    lambda path, *rest, **more: SeenWindow("/".join(["root", *path]), len(path) + 1, *rest, **more),
+    lambda path, *rest, **more: RegionRecord("/".join(["root", *path]), len(path) + 1, *rest, **more),
     paths, boxes, shares, st.integers(1, 10**9), shares, words, shares, st.none() | shares,
     steps=st.lists(st.floats(-9, 9), max_size=3).map(tuple), glimpses=glimpses,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from tnetcli.errors import ImageError, ManifestError
 from tnetcli.geometry import Size, Window
 from tnetcli.models.registry import build_model
 from tnetcli.prediction.inference import Inference
-from tnetcli.prediction.regions import ToldWindows
+from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, ScoredRegion, build_policy
@@ -30,12 +30,12 @@ BROKEN = failed("b.tif", id="b")
 
 def write(path, *records):
     path.write_text("".join(f"{each.model_dump_json()}\n" for each in records))
-    return ToldWindows(path)
+    return RegionFile(path)
 
 
 def table(path, text):
     path.write_text(text)
-    return ToldWindows(path)
+    return RegionFile(path)
 
 
 class TestRecords:
@@ -109,7 +109,7 @@ class TestRecords:
         data["windows"][1] |= change
         (tmp_path / "a.jsonl").write_text(json.dumps(data) + "\n")
         with pytest.raises(ManifestError, match=problem):
-            ToldWindows(tmp_path / "a.jsonl")
+            RegionFile(tmp_path / "a.jsonl")
 
     def test_two_records_of_an_image_are_refused(self, tmp_path):
         with pytest.raises(ManifestError, match=r"two predictions of `scenes/a.tif`"):
@@ -118,7 +118,7 @@ class TestRecords:
     def test_what_is_no_record_is_refused(self, tmp_path):
         (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
         with pytest.raises(ManifestError, match="record"):
-            ToldWindows(tmp_path / "a.jsonl")
+            RegionFile(tmp_path / "a.jsonl")
 
 
 class TestTable:
@@ -169,7 +169,7 @@ class TestTable:
 
 def test_a_file_that_is_missing_is_told(tmp_path):
     with pytest.raises(ManifestError, match=r"cannot read the windows .*No such file") as caught:
-        ToldWindows(tmp_path / "none.jsonl")
+        RegionFile(tmp_path / "none.jsonl")
     assert "CSV" in caught.value.hint
 
 

@@ -10,8 +10,8 @@ from tests.images import noise, write_geotiff
 from tnetcli.data.images import Image
 from tnetcli.models.checkpoint import load_model
 from tnetcli.prediction import batch as elsewhere
-from tnetcli.prediction.batch import Elsewhere, Means, Order, predict_here, predict_images
-from tnetcli.prediction.predictor import Settings
+from tnetcli.prediction.batch import Elsewhere, ExecutionConfig, Order, predict_here, predict_images
+from tnetcli.prediction.predictor import PredictConfig
 from tnetcli.readers.base import ReadOptions
 
 
@@ -36,7 +36,7 @@ def order(folder):
     threads = torch.get_num_threads()
     for kept in (elsewhere._predictor, elsewhere._log):
         kept.cache_clear()
-    yield Order(model, load_model(model).sha256, Settings(), "cpu", 1)
+    yield Order(model, load_model(model).sha256, PredictConfig(), "cpu", 1)
     for kept in (elsewhere._predictor, elsewhere._log):
         kept.cache_clear()
     torch.set_num_threads(threads)
@@ -50,7 +50,7 @@ def test_what_processes_tell_is_told_here_once_and_by_the_names_that_were_given(
     folder, monkeypatch, caplog, capfd
 ):
     monkeypatch.chdir(folder)
-    means = Means("cpu", 1, 1, Elsewhere(processes=2))
+    means = ExecutionConfig("cpu", 1, 1, Elsewhere(processes=2))
     listed = named("0.tif", "1.tif", "bad.tif", "gone.tif")
     records = {each.id: each for each in predict_images(listed, "m.safetensors", means=means)}
     assert sorted(each.image for each in records.values()) == sorted(records)

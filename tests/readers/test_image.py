@@ -16,7 +16,7 @@ from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.codestreams import check_png
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.image import PhotoReader
+from tnetcli.readers.image import ImageReader
 
 WHOLE, FULL = Window(0, 0, 60, 40), Size(60, 40)
 
@@ -26,11 +26,11 @@ def once(tmp_path_factory):
     return Once(tmp_path_factory.mktemp("once"))
 
 
-class TestPhotoReader(ReaderContract):
+class TestImageReader(ReaderContract):
     block = Size(300, 200)
 
     def open(self, path):
-        return PhotoReader(str(path))
+        return ImageReader(str(path))
 
     @pytest.fixture
     def image(self, once):
@@ -71,12 +71,12 @@ def save(path, image, **options):
 
 
 def read(path, window=WHOLE, out_size=FULL, **options):
-    with PhotoReader(str(path), ReadOptions(**options)) as reader:
+    with ImageReader(str(path), ReadOptions(**options)) as reader:
         return reader.read(window, out_size)
 
 
 def layout(path, **options):
-    with PhotoReader(str(path), ReadOptions(**options)) as reader:
+    with ImageReader(str(path), ReadOptions(**options)) as reader:
         return reader.layout
 
 
@@ -201,7 +201,7 @@ def test_other_formats_are_near_the_truth(tmp_path, ending):
 def test_any_view_of_sixteen_bits_is_the_area_mean(path):
     image = scene(1, "uint16")
     save(path, Image.fromarray(image[0]))
-    with PhotoReader(str(path)) as reader:
+    with ImageReader(str(path)) as reader:
         for window, out_size in random_windows(20, reader.size, seed=1):
             pixels = reader.read(window, out_size)
             error = np.abs(pixels.values - area_mean(image, window, out_size))[:, pixels.valid]
@@ -222,7 +222,7 @@ def test_an_image_past_the_limit_is_refused_with_a_way_out(path, monkeypatch):
     save(path, interleaved(scene()))
     monkeypatch.setattr(photo, "MOST_PIXELS", 2399)
     with pytest.raises(ImageError, match="million pixels") as caught:
-        PhotoReader(str(path))
+        ImageReader(str(path))
     assert "--reader raster" in caught.value.hint
 
 
@@ -235,7 +235,7 @@ def test_an_image_at_the_limit_is_read(path, monkeypatch):
 def test_a_photo_too_large_to_share_is_read_all_the_same(path, monkeypatch):
     save(path, interleaved(scene()))
     monkeypatch.setattr(photo, "BLOCKS", blocks.BlockCache(100))
-    with PhotoReader(str(path)) as reader:
+    with ImageReader(str(path)) as reader:
         for _ in range(2):
             assert np.array_equal(reader.read(WHOLE, FULL).values, scene())
         assert reader.cost.pixels_decoded == reader.size.pixels
@@ -264,7 +264,7 @@ def test_a_png_with_a_wrong_checksum_is_an_image_error(path):
 def test_what_is_no_photo_is_refused_with_a_hint(path):
     path.write_bytes(b"RIFF no picture at all")
     with pytest.raises(ImageError, match="Pillow cannot open") as caught:
-        PhotoReader(str(path))
+        ImageReader(str(path))
     assert caught.value.hint
 
 
@@ -314,7 +314,7 @@ def test_damage_in_the_middle_is_an_image_error(tmp_path, kind, harm):
     half = len(data) // 2
     data[half : half + 500] = bytes(500)
     path.write_bytes(data if harm == "hole" else data[:half] + data[-2:])
-    with PhotoReader(str(path)) as reader, pytest.raises(ImageError):
+    with ImageReader(str(path)) as reader, pytest.raises(ImageError):
         reader.read(Window(0, 0, 200, 200), Size(200, 200))
 
 
@@ -323,7 +323,7 @@ def test_a_nodata_that_cannot_occur_keeps_the_mask_of_the_file(tmp_path, nodata)
     image = np.full((20, 20, 4), 255, np.uint8)
     image[:10, :, 3] = 0
     Image.fromarray(image).save(tmp_path / "a.png")
-    with PhotoReader(str(tmp_path / "a.png"), ReadOptions(nodata=nodata)) as reader:
+    with ImageReader(str(tmp_path / "a.png"), ReadOptions(nodata=nodata)) as reader:
         assert any("--nodata" in warning for warning in reader.layout.warnings)
         assert reader.read(Window(0, 0, 20, 20), Size(20, 20)).valid.mean() == 0.5
 
@@ -356,13 +356,13 @@ def test_formats_that_run_programs_are_not_opened(tmp_path):
     path = tmp_path / "a.eps"
     interleaved(scene()).save(path)
     with pytest.raises(ImageError, match="cannot identify"):
-        PhotoReader(str(path))
+        ImageReader(str(path))
 
 
 def test_a_pipe_is_no_photo(tmp_path):
     os.mkfifo(tmp_path / "a.png")
     with pytest.raises(ImageError, match="is a named pipe"):
-        PhotoReader(str(tmp_path / "a.png"))
+        ImageReader(str(tmp_path / "a.png"))
     with pytest.raises(OSError, match="is a named pipe"):
         check_png(str(tmp_path / "a.png"))
 

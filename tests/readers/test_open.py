@@ -262,7 +262,7 @@ import sys
 from pathlib import Path
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.open import open_image
+from tnetcli.readers.detect import open_image
 for path in sorted(Path(sys.argv[1]).iterdir()):
     try:
         with open_image(path) as reader:
@@ -300,7 +300,7 @@ def test_spoilt_metadata_are_an_image_error_or_harmless(tmp_path, name):
 DENIED = """
 import os, sys
 from tnetcli.errors import TnetError
-from tnetcli.readers.open import open_image
+from tnetcli.readers.detect import open_image
 if os.getuid() == 0:
     os.setuid(65534)
 try:

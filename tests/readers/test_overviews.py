@@ -23,7 +23,7 @@ from tnetcli.readers import overviews as flat
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.overviews import FlatReader
+from tnetcli.readers.overviews import OverviewReader
 
 WHOLE, SMALL = Window(0, 0, 1292, 972), Size(20, 15)
 
@@ -79,12 +79,12 @@ def error(pixels, truth, window=WHOLE, out_size=SMALL):
 def test_an_image_with_overviews_is_not_flat(tmp_path):
     path = write_geotiff(tmp_path / "b.tif", SCENE, overviews=[2, 4, 8, 16])
     with open_image(path) as reader:
-        assert not isinstance(reader, FlatReader)
+        assert not isinstance(reader, OverviewReader)
 
 
 def test_a_small_image_is_not_flat(tmp_path):
     with open_image(write_geotiff(tmp_path / "b.tif", noise((100, 100)))) as reader:
-        assert not isinstance(reader, FlatReader)
+        assert not isinstance(reader, OverviewReader)
 
 
 def test_an_image_whose_coarsest_overview_is_large_is_flat(tmp_path, cache):
@@ -96,7 +96,7 @@ def test_an_image_whose_coarsest_overview_is_large_is_flat(tmp_path, cache):
 def test_a_flat_reader_tells_what_the_file_tells(path):
     with open_image(path) as reader:
         inner = reader._reader
-        assert isinstance(reader, FlatReader)
+        assert isinstance(reader, OverviewReader)
         assert (reader.name, reader.path, reader.size) == ("raster", str(path), Size(1292, 972))
         assert (reader.bands, reader.dtype) == (inner.bands, inner.dtype)
         assert (reader.overviews, reader.layout) == ((), inner.layout)
@@ -378,7 +378,7 @@ def test_a_full_disk_is_an_output_error_that_leaves_nothing(path, cache, monkeyp
         place.write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(FlatReader, "_write", fail)
+    monkeypatch.setattr(OverviewReader, "_write", fail)
     with pytest.raises(OutputError, match="No space left") as caught:
         see(path)
     assert caught.value.hint
@@ -406,7 +406,7 @@ def test_an_interruption_leaves_nothing(path, cache, monkeypatch):
     def interrupt(self, part):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FlatReader, "_read_part", interrupt)
+    monkeypatch.setattr(OverviewReader, "_read_part", interrupt)
     with pytest.raises(KeyboardInterrupt):
         see(path)
     assert list((cache / "overviews").iterdir()) == []
@@ -468,10 +468,10 @@ import sys
 from tests.commands import peak_memory
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import flat
-from tnetcli.readers.open import open_image
+from tnetcli.readers.detect import open_image
 flat.MOST_COARSE_PIXELS = 10_000
 with open_image(sys.argv[1]) as reader:
-    assert isinstance(reader, flat.FlatReader)
+    assert isinstance(reader, flat.OverviewReader)
     assert reader.read(Window.whole(reader.size), Size(20, 20)).valid.all()
 print(int(peak_memory() / 1e6))
 """

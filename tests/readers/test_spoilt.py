@@ -234,8 +234,8 @@ HUNGRY = """
 import sys
 from tests.commands import peak_memory
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.photo import PhotoReader
-with PhotoReader(sys.argv[1]) as reader:
+from tnetcli.readers.image import ImageReader
+with ImageReader(sys.argv[1]) as reader:
     before = peak_memory()
     reader.read(Window(0, 0, 8, 8), Size(8, 8))
     print((peak_memory() - before) / reader.size.pixels)

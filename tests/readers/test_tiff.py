@@ -528,7 +528,7 @@ MEASURED = """
 import sys
 from tests.commands import peak_memory
 from tnetcli.errors import ImageError
-from tnetcli.readers.open import open_image
+from tnetcli.readers.detect import open_image
 from tnetcli.readers.tiff import TiffReader
 for opener in (TiffReader, open_image):
     try:

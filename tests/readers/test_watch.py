@@ -198,7 +198,7 @@ def test_a_forked_child_has_threads_of_its_own(threads, blocked):
 def test_a_stuck_thread_does_not_keep_the_interpreter():
     code = """
 import threading
-from tnetcli.readers.threads import ReadingThreads
+from tnetcli.readers.watch import ReadingThreads
 threads = ReadingThreads(1, 0.5)
 try:
     threads.run("a.tif", threading.Event().wait)

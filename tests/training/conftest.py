@@ -1,12 +1,12 @@
 import pytest
 
-from tnetcli.models.configs import Arguments
+from tnetcli.models.configs import ModelConfig
 from tnetcli.models.registry import FAMILIES, Family
 
 
 @pytest.fixture
 def small_family(monkeypatch):
     """Register SmallModel, so that stages find what it learns from."""
-    family = Family("", Arguments, "tests.small_model:SmallModel")
+    family = Family("", ModelConfig, "tests.small_model:SmallModel")
     monkeypatch.setitem(FAMILIES, "small", family)
     return family

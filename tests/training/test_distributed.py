@@ -162,7 +162,7 @@ CHECKS = """
     from torch import nn
     from tnetcli.errors import ImageError, ManifestError, RecipeError
     from tnetcli.training.distributed import joined
-    from tnetcli.training.speaking import OtherFailedError
+    from tnetcli.training.distributed import OtherFailedError
 
     with joined("cpu") as (ranks, device):
         own = ranks.rank

@@ -10,7 +10,7 @@ from tests.training.test_reinforce import Losses, random_episodes
 from tnetcli.models import anchornet, dram, saccader, two_stream
 from tnetcli.models.base import Episodes
 from tnetcli.models.configs import (
-    AnchorObjective,
+    AnchorNetObjective,
     DramObjective,
     SaccaderObjective,
     TwoStreamObjective,
@@ -226,7 +226,7 @@ def test_side_logits_of_a_view_add_up_and_views_of_an_image_share_its_part():
     ]
     expected = (of_view[0] + (of_view[1] + of_view[2]) / 2) / IMAGES
     for objective, config in (
-        (anchornet.objective, AnchorObjective(side=0.5)),
+        (anchornet.objective, AnchorNetObjective(side=0.5)),
         (dram.objective, DramObjective(side=0.5)),
     ):
         weight, side = family_terms(objective, found, config)["side"]
@@ -237,7 +237,7 @@ def test_classes_count_by_their_weight_in_side_logits():
     episodes = random_episodes()
     logits, weights = torch.randn(4, 1, 3, dtype=torch.float64), [0.5, 2.0, 0.0]
     found = with_aux(episodes, range(4), side_logits=logits)
-    terms = family_terms(anchornet.objective, found, AnchorObjective(), class_weights=weights)
+    terms = family_terms(anchornet.objective, found, AnchorNetObjective(), class_weights=weights)
     logs = logits.log_softmax(dim=-1)
     expected = sum(-weights[t] * logs[i, 0, t].item() for i, t in enumerate(episodes.targets))
     assert terms["side"][1].item() == pytest.approx(expected / IMAGES, rel=1e-5)
@@ -286,7 +286,7 @@ def test_imitation_is_a_mean_over_images_and_off_by_default():
 
 @pytest.mark.parametrize(
     ("objective", "config"),
-    [(anchornet.objective, AnchorObjective()), (saccader.objective, SaccaderObjective())],
+    [(anchornet.objective, AnchorNetObjective()), (saccader.objective, SaccaderObjective())],
 )
 def test_without_auxiliary_outputs_there_are_no_terms(objective, config):
     assert family_terms(objective, random_episodes(), config) == {}

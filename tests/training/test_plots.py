@@ -209,7 +209,7 @@ import sys
 import numpy as np
 import matplotlib
 matplotlib.rcParams["font.size"] = 33
-from tnetcli.training.pictures import draw_confusion
+from tnetcli.training.plots import draw_confusion
 draw_confusion(np.eye(2, dtype=int), ["a", "b"], {str(tmp_path / "a.png")!r})
 assert matplotlib.rcParams["font.size"] == 33
 assert "matplotlib.pyplot" not in sys.modules

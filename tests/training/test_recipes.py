@@ -17,7 +17,7 @@ from benchmarks.paper_tables import PAPERS
 from tests.commands import ROOT
 from tests.images import noise
 from tnetcli.models.checkpoint import load_checkpoint
-from tnetcli.models.registry import build_model, read_arguments
+from tnetcli.models.registry import build_model, read_model_config
 from tnetcli.training.config import Stage
 from tnetcli.training.recipe import Recipe, read_recipe
 from tnetcli.training.run import run_recipe
@@ -163,7 +163,7 @@ def test_every_recipe_is_a_published_run_or_ours():
 def test_a_recipe_builds_the_published_model(path, name, settings):
     recipe = read_recipe(path, settings)
     published = PAPERS[PUBLISHED[" ".join(filter(None, (path.stem, name)))].model]
-    expected = read_arguments(published.family, published.arguments).model_dump()
+    expected = read_model_config(published.family, published.arguments).model_dump()
     told = recipe.model.arguments.model_dump()
     assert recipe.model.family == published.family
     assert recipe.model.class_count == published.classes

@@ -17,7 +17,7 @@ from tnetcli.evaluation.evaluate import evaluate
 from tnetcli.models.checkpoint import load_checkpoint
 from tnetcli.models.registry import build_model
 from tnetcli.prediction.batch import predict_images
-from tnetcli.prediction.predictor import Settings
+from tnetcli.prediction.predictor import PredictConfig
 from tnetcli.readers.base import ReadOptions
 from tnetcli.training import stages
 from tnetcli.training.optim import build_optimizer
@@ -158,10 +158,10 @@ class TestFixedRegions:
         images = [
             Named(str(folder / f"{n}.png"), f"{n}.png", f"{n}.png", ReadOptions()) for n in range(3)
         ]
-        first = list(predict_images(images, files.model, Settings(keep=(2,))))
+        first = list(predict_images(images, files.model, PredictConfig(keep=(2,))))
         table = tmp_path / "first.jsonl"
         table.write_text("".join(f"{each.model_dump_json()}\n" for each in first[:2]))
-        again = list(predict_images(images, files.model, Settings(keep=(2,), windows=table)))
+        again = list(predict_images(images, files.model, PredictConfig(keep=(2,), windows=table)))
         for one, other in zip(first[:2], again[:2], strict=True):
             assert other.status == "ok"
             boxes = {window.box for window in one.windows}

@@ -107,7 +107,7 @@ def test_levels_end_at_the_view_size_by_default(model, views, tmp_path, scale, s
 
 
 def test_a_family_limits_the_levels(model):
-    model.most_levels = 2
+    model.max_levels = 2
     assert effective(THREE, model).levels == 2
     assert effective(THREE.changed(levels=1), model).levels == 1
 

@@ -39,7 +39,7 @@ from tnetcli.geometry import Grid, Size, Window
 from tnetcli.prediction.record import Problem
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.overviews import FlatReader
+from tnetcli.readers.overviews import OverviewReader
 from tnetcli.readers.watch import READ_TIMEOUT, ReadingThreads, watching
 from tnetcli.text import aligned, counted, in_bytes, printable, redacted
 from tnetcli.traversal.config import TraversalConfig, warn_unused
@@ -218,7 +218,7 @@ def _costs(reader: Reader, window: Window, grid: Grid, view: Size) -> NDArray[np
 def _warnings(reader: Reader) -> list[str]:
     layout = reader.layout
     warnings = list(layout.warnings)
-    if isinstance(reader, FlatReader):
+    if isinstance(reader, OverviewReader):
         state = "a small copy is in the cache" if reader.has_copy else "the first view decodes all"
         warnings.append(f"no overviews: {state}; `tnet pyramid {reader.path}` adds them")
     block = layout.levels[0].block

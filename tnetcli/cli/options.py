@@ -120,7 +120,7 @@ Json = Annotated[
     bool,
     typer.Option("--json", help="One JSON object a line instead of text."),
 ]
-Settings = Annotated[
+PredictConfig = Annotated[
     list[str] | None,
     typer.Option(
         "--set",

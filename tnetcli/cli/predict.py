@@ -345,8 +345,13 @@ def predict(
 
     from tnetcli.devices import limit_threads
     from tnetcli.exporters.export import Overlays
-    from tnetcli.prediction.batch import DEFAULT_MODEL, Means, choose_place, predict_images
-    from tnetcli.prediction.predictor import Settings
+    from tnetcli.prediction.batch import (
+        DEFAULT_MODEL,
+        ExecutionConfig,
+        choose_place,
+        predict_images,
+    )
+    from tnetcli.prediction.predictor import PredictConfig
     from tnetcli.system import available_cores
 
     overlays = None if overlay is None else Overlays(overlay, overwrite=overwrite)
@@ -355,7 +360,7 @@ def predict(
     where = choose_place(workers or 1, scheduler, scheduler_file)
     cores = max(available_cores() // where.processes, 1)
     limit_threads(cores)
-    settings = Settings(
+    settings = PredictConfig(
         levels=levels,
         keep=counts,
         policy=POLICIES[policy] if policy else None,
@@ -392,7 +397,7 @@ def predict(
             named,
             model or DEFAULT_MODEL,
             settings,
-            Means(device, cores, batch_size, where, read_timeout),
+            ExecutionConfig(device, cores, batch_size, where, read_timeout),
             output=file,
             overlays=overlays,
             overwrite=overwrite,

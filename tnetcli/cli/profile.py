@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from tnetcli.cli.options import Json, PrecisionName, Settings, is_typed, parse_windows
+from tnetcli.cli.options import Json, PrecisionName, PredictConfig, is_typed, parse_windows
 from tnetcli.errors import UsageError
 from tnetcli.models.cost import (
     MAX_VIEWS,
@@ -136,7 +136,7 @@ def _max_followed(model: "Model") -> int:
 
 
 def _counts(windows: Sequence[int] | None, model: "Model") -> list[int]:
-    most = 0 if model.most_levels == 1 else _max_followed(model)
+    most = 0 if model.max_levels == 1 else _max_followed(model)
     if windows is None:
         return [count for count in DEFAULT_WINDOWS if count <= most]
     if max(windows) > most:
@@ -201,7 +201,7 @@ def _measure(
 def as_json(profile: Profile) -> str:
     """Return one line of JSON."""
     model = profile.model
-    grid = None if model.most_levels == 1 else model.grid
+    grid = None if model.max_levels == 1 else model.grid
     parameters = {"all": profile.parameters, **profile.parts}
     counts = {
         name: {"trainable": each.trainable, "total": each.total}
@@ -236,7 +236,7 @@ def as_json(profile: Profile) -> str:
 def as_text(profile: Profile) -> str:
     """Return a line on the model, a table of its parts and a table of its costs."""
     model, how = profile.model, profile.measured
-    cells = "no cells" if model.most_levels == 1 else model.grid.described()
+    cells = "no cells" if model.max_levels == 1 else model.grid.described()
     parts = {**profile.parts, "all": profile.parameters}
     costs = [
         (
@@ -285,7 +285,7 @@ def profile(
         ),
     ] = None,
     json: Json = False,
-    set: Settings = None,
+    set: PredictConfig = None,
     windows: Annotated[
         str | None,
         typer.Option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tnetcli.cli.options import Overwrite, Quiet, Settings
+from tnetcli.cli.options import Overwrite, PredictConfig, Quiet
 from tnetcli.cli.signals import Stopped, exit_code, stopping_gently
 from tnetcli.errors import TnetError, UsageError
 from tnetcli.training.distributed import OtherFailedError, is_speaker, wait_for_end
@@ -36,7 +36,7 @@ def train(
             show_default="runs/RECIPE",
         ),
     ] = None,
-    set: Settings = None,
+    set: PredictConfig = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Go on with the run in the folder, if any."),

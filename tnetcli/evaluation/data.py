@@ -11,7 +11,7 @@ from tnetcli.data.config import Data
 from tnetcli.data.manifest import read_examples
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Window
-from tnetcli.prediction.regions import ToldWindows
+from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.base import Reader
 from tnetcli.readers.wrappers import CropKind
 from tnetcli.synth.landscape import LandscapeMaker
@@ -101,10 +101,10 @@ def read_labelled(
     return splits[split]
 
 
-def read_told(source: str | os.PathLike[str] | Data) -> ToldWindows | None:
+def read_told(source: str | os.PathLike[str] | Data) -> RegionFile | None:
     """Return the windows that a recipe tells of its images, if it tells any."""
     data = source if isinstance(source, Data) else _find_data(Path(source))
-    return None if data.windows is None else ToldWindows(data.windows)
+    return None if data.windows is None else RegionFile(data.windows)
 
 
 def _changed(data: Data, changes: dict[str, Any]) -> Data:

@@ -33,7 +33,7 @@ from tnetcli.models.cost import Counter, Step, steps_of_config
 from tnetcli.prediction.attention import check_attention
 from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.prediction.record import AttentionCheck, Problem
-from tnetcli.prediction.regions import ToldWindows
+from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.base import Reader
 from tnetcli.readers.wrappers import CropKind
 from tnetcli.tasks import softmax
@@ -121,7 +121,7 @@ class Tally:
         seed: int,
         *,
         classes: Sequence[str] | None = None,
-        windows: ToldWindows | None = None,
+        windows: RegionFile | None = None,
     ) -> None:
         """`classes`, if given, are those by whose names attention is checked too.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tnetcli.errors import OutputError
-from tnetcli.prediction.record import Prediction, SeenWindow
+from tnetcli.prediction.record import Prediction, RegionRecord
 from tnetcli.text import reason
 
 Colour: TypeAlias = tuple[int, int, int]
@@ -75,11 +75,11 @@ class Choice:
     levels: frozenset[int] | None = None
     least_attention: float = 0.0
 
-    def takes(self, window: SeenWindow) -> bool:
+    def takes(self, window: RegionRecord) -> bool:
         """Say whether a window is wanted."""
         return (self.levels is None or window.level in self.levels) and self.attends(window)
 
-    def attends(self, window: SeenWindow) -> bool:
+    def attends(self, window: RegionRecord) -> bool:
         """Say whether a window has the attention that is asked for, if any is."""
         return not self.least_attention or window.attention >= self.least_attention
 
@@ -94,11 +94,11 @@ class Looked:
     prediction: Prediction
     choice: Choice = EVERYTHING
 
-    def chosen(self) -> Iterator[SeenWindow]:
+    def chosen(self) -> Iterator[RegionRecord]:
         """Yield the windows that are wanted, and glimpses as windows of the level below."""
         return (window for window in self._with_glimpses() if self.choice.takes(window))
 
-    def with_joint(self) -> Iterator[tuple[SeenWindow, float | None]]:
+    def with_joint(self) -> Iterator[tuple[RegionRecord, float | None]]:
         """Yield the chosen windows and glimpses, each with the product of attention along its path.
 
         The product is None where a parent is not among the windows of the record.
@@ -112,21 +112,21 @@ class Looked:
             if self.choice.takes(window):
                 yield window, joint.get(window.path)
 
-    def _with_glimpses(self) -> Iterator[SeenWindow]:
+    def _with_glimpses(self) -> Iterator[RegionRecord]:
         for window in self.prediction.windows:
             yield window
             if self.choice.attends(window):  # else they would be left alone
                 yield from window.glimpsed()
 
 
-WithJoint: TypeAlias = tuple[SeenWindow, float | None]  # as `Looked.with_joint` yields them
+WithJoint: TypeAlias = tuple[RegionRecord, float | None]  # as `Looked.with_joint` yields them
 DIGITS = 9  # significant, as many as a number of 32 bits holds
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
 
 
 def measured(
-    window: SeenWindow, joint: float | None, prediction: Prediction
+    window: RegionRecord, joint: float | None, prediction: Prediction
 ) -> dict[str, float | None]:
     """Return the numbers told of a window; None stands for one that is not known."""
     view_size = prediction.provenance.config.get("view_size")

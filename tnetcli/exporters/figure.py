@@ -17,7 +17,7 @@ from tnetcli.exporters.canvas import HALO, INK, QUIET, TITLE, WIDTH, Page, plain
 from tnetcli.exporters.imagery import Imagery
 from tnetcli.files import check_free, whole_file
 from tnetcli.geometry import Georeference, Size
-from tnetcli.prediction.record import BoxEdges, Prediction, SeenWindow
+from tnetcli.prediction.record import BoxEdges, Prediction, RegionRecord
 from tnetcli.text import counted
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _draw_header(page: Page, prediction: Prediction) -> int:
 def _draw_body(
     page: Page,
     looked: Looked,
-    regions: Sequence[SeenWindow],
+    regions: Sequence[RegionRecord],
     imagery: Imagery | None,
     top: int,
 ) -> int:
@@ -164,7 +164,7 @@ class _Place(NamedTuple):
 
 
 def _draw_regions(
-    page: Page, regions: Sequence[SeenWindow], place: _Place, area: tuple[float, ...]
+    page: Page, regions: Sequence[RegionRecord], place: _Place, area: tuple[float, ...]
 ) -> None:
     most = max(map(_attention, _below(regions)), default=0.0)
     listed, taken = {each.path for each in regions[:MOST_LISTED]}, list[tuple[float, ...]]()
@@ -218,7 +218,7 @@ def _draw_bar(page: Page, prediction: Prediction, place: _Place, y: int, room: i
 def _draw_column(
     page: Page,
     prediction: Prediction,
-    regions: Sequence[SeenWindow],
+    regions: Sequence[RegionRecord],
     notes: Sequence[str],
     y: int,
 ) -> int:
@@ -261,7 +261,9 @@ def _draw_column(
     return y
 
 
-def _draw_views(page: Page, regions: Sequence[SeenWindow], imagery: Imagery | None, y: int) -> int:
+def _draw_views(
+    page: Page, regions: Sequence[RegionRecord], imagery: Imagery | None, y: int
+) -> int:
     """Draw the first regions in rows, each with its own pixels."""
     x = page.margin
     y = page.line(x, y, "Views, by level and rank", page.inner, HEADING, bold=True) + page.px(6)
@@ -295,7 +297,7 @@ def _draw_views(page: Page, regions: Sequence[SeenWindow], imagery: Imagery | No
     return y
 
 
-def _draw_caption(page: Page, region: SeenWindow, x: int, y: int, width: int) -> None:
+def _draw_caption(page: Page, region: RegionRecord, x: int, y: int, width: int) -> None:
     number = _number(region)
     shift = page.measure(number, CAPTION, bold=True) + page.px(8)
     page.line(x, y, number, width, CAPTION, bold=True)
@@ -322,12 +324,12 @@ def _show(
     return np.where(pixels[..., 3:] > 0, pixels[..., :3], ground), ""
 
 
-def _below(regions: Sequence[SeenWindow], level: int = 0) -> list[SeenWindow]:
+def _below(regions: Sequence[RegionRecord], level: int = 0) -> list[RegionRecord]:
     """Return the regions of a level, or of all, that were chosen: all but the whole image."""
     return [each for each in regions if "/" in each.path and level in (0, each.level)]
 
 
-def _attention(region: SeenWindow) -> float:
+def _attention(region: RegionRecord) -> float:
     return min(region.attention, 1.0)  # sums of 32-bit numbers may exceed one a little
 
 
@@ -335,11 +337,11 @@ def _colour(level: int) -> str:
     return LEVELS[0] if level <= 1 else LEVELS[1 + (level - 2) % (len(LEVELS) - 1)]
 
 
-def _number(region: SeenWindow) -> str:
+def _number(region: RegionRecord) -> str:
     return f"{region.level}.{'g' if region.is_glimpse else ''}{region.rank}"
 
 
-def _count(regions: Sequence[SeenWindow]) -> str:
+def _count(regions: Sequence[RegionRecord]) -> str:
     glimpses = sum(each.is_glimpse for each in regions)
     parts = [(len(regions) - glimpses, "region"), (glimpses, "glimpse")]
     return ", ".join(counted(number, what) for number, what in parts if number)

@@ -20,7 +20,7 @@ from tnetcli.exporters.base import (
 from tnetcli.files import write_text
 from tnetcli.geo import Globe, Outline
 from tnetcli.geometry import Size, UnknownCRSError
-from tnetcli.prediction.record import Prediction, SeenWindow
+from tnetcli.prediction.record import Prediction, RegionRecord
 
 RECORD_SEPARATOR = "\x1e"
 HEAD = '{"type":"FeatureCollection","features":['  # of a collection that we write
@@ -244,7 +244,9 @@ class MapOverlay:
         for (window, joint), outline in zip(regions, outlines, strict=True):
             yield self._feature(window, outline, joint)
 
-    def _feature(self, window: SeenWindow, outline: Outline | None, joint: float | None) -> Feature:
+    def _feature(
+        self, window: RegionRecord, outline: Outline | None, joint: float | None
+    ) -> Feature:
         feature: Feature = {"type": "Feature", "id": f"{self._prediction.id}#{window.path}"}
         if outline is not None:
             feature["bbox"] = list(outline.bbox)
@@ -252,7 +254,7 @@ class MapOverlay:
         feature["properties"] = self._properties(window, joint)
         return feature
 
-    def _properties(self, window: SeenWindow, joint: float | None) -> dict[str, Any]:
+    def _properties(self, window: RegionRecord, joint: float | None) -> dict[str, Any]:
         prediction = self._prediction
         x0, y0, x1, y1 = window.box
         colour = as_hex(class_colour(window.label, self._classes))
@@ -316,7 +318,7 @@ class PixelOverlay:
         for window, joint in windows:
             yield self._feature(window, joint)
 
-    def _feature(self, window: SeenWindow, joint: float | None) -> Feature:
+    def _feature(self, window: RegionRecord, joint: float | None) -> Feature:
         left, top, right, bottom = window.box
         x, y = self._shift
         x0, x1 = _pixel(left - x), _pixel(right - x)
@@ -329,7 +331,7 @@ class PixelOverlay:
             "properties": self._properties(window, joint),
         }
 
-    def _properties(self, window: SeenWindow, joint: float | None) -> dict[str, Any]:
+    def _properties(self, window: RegionRecord, joint: float | None) -> dict[str, Any]:
         prediction = self._prediction
         label = " ".join(window.label.split())  # QuPath refuses classes of several lines
         numbers = measured(window, joint, prediction)
@@ -349,7 +351,7 @@ class PixelOverlay:
             },
         }
 
-    def _id(self, window: SeenWindow) -> str:
+    def _id(self, window: RegionRecord) -> str:
         # By what is seen and by whom: QuPath knows a window again that it has already.
         prediction = self._prediction
         name = [prediction.id, prediction.provenance.sha256, window.path, *map(float, window.box)]

@@ -25,7 +25,7 @@ from tnetcli.models.base import (
     start_as_bagnet,
     start_as_efficientnet,
 )
-from tnetcli.models.configs import ANCHORNET, AnchorArguments, AnchorObjective
+from tnetcli.models.configs import ANCHORNET, AnchorNetConfig, AnchorNetObjective
 from tnetcli.models.encoders import BAGNET, build_backbone
 from tnetcli.models.lsp import LOCALISATIONS, AnchorGrid, propose_patches
 from tnetcli.tasks import Task
@@ -66,7 +66,7 @@ class AnchorNet(Model):
 
     def __init__(
         self,
-        arguments: AnchorArguments,
+        arguments: AnchorNetConfig,
         *,
         classes: int,
         bands: int = 3,
@@ -217,7 +217,7 @@ class Bottleneck(nn.Module):
         inputs: int,
         expanded: int,
         outputs: int,
-        arguments: AnchorArguments,
+        arguments: AnchorNetConfig,
         *,
         kernel: int = 1,
         stride: int = 1,
@@ -265,7 +265,7 @@ def _even(width: float) -> int:
 class Head(nn.Sequential):
     """What all branches share: a position sees 47 pixels a side, 8 from the next."""
 
-    def __init__(self, bands: int, arguments: AnchorArguments) -> None:
+    def __init__(self, bands: int, arguments: AnchorNetConfig) -> None:
         blocks: list[nn.Module] = [
             nn.Conv2d(bands, STEM, 3, 2, bias=False),
             nn.BatchNorm2d(STEM),
@@ -299,7 +299,7 @@ class Attended(NamedTuple):
 class Attention(nn.Module):
     """Find out which positions count: by place, by channel, then by place again."""
 
-    def __init__(self, arguments: AnchorArguments) -> None:
+    def __init__(self, arguments: AnchorNetConfig) -> None:
         super().__init__()
         self.block = Bottleneck(CHANNELS, ATTENTION_EXPANDED, CHANNELS, arguments)
         self.score = nn.Conv2d(CHANNELS, 1, 1)
@@ -336,7 +336,7 @@ class Branch(nn.Module):
     """Score each position of a map of one receptive field for each class."""
 
     def __init__(
-        self, kernels: tuple[int, int], arguments: AnchorArguments, *, classes: int
+        self, kernels: tuple[int, int], arguments: AnchorNetConfig, *, classes: int
     ) -> None:
         super().__init__()
         first, second = (
@@ -365,7 +365,7 @@ class Branch(nn.Module):
 class Anchors(nn.Module):
     """The head and its three branches."""
 
-    def __init__(self, arguments: AnchorArguments, *, classes: int, bands: int) -> None:
+    def __init__(self, arguments: AnchorNetConfig, *, classes: int, bands: int) -> None:
         super().__init__()
         self.head = Head(bands, arguments)
         self.branches = nn.ModuleList(
@@ -384,7 +384,7 @@ class Anchors(nn.Module):
         return [branch(x) for branch in self.branches]
 
 
-def objective(episodes: Episodes, task: Task, config: AnchorObjective) -> Terms:
+def objective(episodes: Episodes, task: Task, config: AnchorNetObjective) -> Terms:
     """Let every branch and auxiliary classifier learn the label."""
     if "side_logits" not in episodes.aux:
         return {}

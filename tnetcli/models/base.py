@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tnetcli.geometry import Grid, Region
-from tnetcli.models.configs import Arguments
+from tnetcli.models.configs import ModelConfig
 from tnetcli.tasks import Task
 
 # The standard deviation of a normal distribution cut off at two of its own.
@@ -97,15 +97,15 @@ class Model(nn.Module, ABC):
     """
 
     family: str
-    most_levels: int | None  # None: no limit
+    max_levels: int | None  # None: no limit
     smallest_view: int  # pixels a side below which a region is finer than the image
 
-    def __init__(self, arguments: Arguments, *, grid: Grid, classes: int, bands: int) -> None:
+    def __init__(self, arguments: ModelConfig, *, grid: Grid, classes: int, bands: int) -> None:
         super().__init__()
         if classes < 1 or bands < 1:
             raise ValueError(f"a model needs a class and a band: `{classes}`, `{bands}`")
         self.arguments = arguments
-        self.most_levels = arguments.most_levels
+        self.max_levels = arguments.max_levels
         self.grid = grid
         self.classes = classes
         self.bands = bands

@@ -22,8 +22,8 @@ from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError, OutputError
 from tnetcli.files import open_descriptor, write_whole
 from tnetcli.geometry import Grid
-from tnetcli.models.configs import Arguments
-from tnetcli.models.registry import build_model, read_arguments
+from tnetcli.models.configs import ModelConfig
+from tnetcli.models.registry import build_model, read_model_config
 from tnetcli.readers.wrappers import CropKind
 from tnetcli.text import did_you_mean, first_line, parse_json, printable, reason, shorten
 from tnetcli.traversal.config import TraversalConfig, warn_unused
@@ -77,8 +77,8 @@ class Description(Strict):
     def _complete(cls, given: Any, info: ValidationInfo) -> Any:
         if "family" not in info.data:
             return {}  # that problem is reported already
-        given = given.model_dump() if isinstance(given, Arguments) else given
-        return read_arguments(info.data["family"], given).model_dump(mode="json")
+        given = given.model_dump() if isinstance(given, ModelConfig) else given
+        return read_model_config(info.data["family"], given).model_dump(mode="json")
 
     @field_validator("recipe")
     @classmethod
@@ -91,7 +91,7 @@ class Description(Strict):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         bands, numbers = len(self.bands), len(self.normalisation.mean)
-        levels, most = self.traversal.levels, self.model_arguments.most_levels
+        levels, most = self.traversal.levels, self.model_arguments.max_levels
         (name, times), *_ = Counter(self.classes).most_common(1)
         if times > 1:
             raise ValueError(f"two classes share a name: `{name}`")
@@ -102,9 +102,9 @@ class Description(Strict):
         return self
 
     @property
-    def model_arguments(self) -> Arguments:
+    def model_arguments(self) -> ModelConfig:
         """Return the arguments as the family knows them."""
-        return read_arguments(self.family, self.arguments)
+        return read_model_config(self.family, self.arguments)
 
     @property
     def view_size(self) -> int:
@@ -134,7 +134,7 @@ class Description(Strict):
         both are warned about.
         """
         trained = self.traversal
-        depth, most = levels or trained.levels, self.model_arguments.most_levels
+        depth, most = levels or trained.levels, self.model_arguments.max_levels
         if most is not None and depth > most:
             log.warning("%d levels asked for: the family `%s` has %d", depth, self.family, most)
             depth = most

@@ -22,7 +22,7 @@ class Objective(Strict):
     """Loss terms of a family beside labels and REINFORCE: by default none."""
 
 
-class Arguments(Strict):
+class ModelConfig(Strict):
     """What every family shares."""
 
     # Whether all that follows the backbone takes its pooled features alone, so that they can be
@@ -48,23 +48,23 @@ class Arguments(Strict):
     )
 
     @property
-    def most_levels(self) -> int | None:
+    def max_levels(self) -> int | None:
         """Return the maximum number of levels, None for no limit."""
         return None
 
 
-class WholeArguments(Arguments):
+class WholeConfig(ModelConfig):
     """The baseline: a classifier of one view of the whole image."""
 
     replays: ClassVar[bool] = True
 
     @property
-    def most_levels(self) -> int:
+    def max_levels(self) -> int:
         """Return 1: only the whole image is encoded."""
         return 1
 
 
-class TNetArguments(Arguments):
+class TNetConfig(ModelConfig):
     """Recursive hard attention over a grid of cells."""
 
     replays: ClassVar[bool] = True
@@ -140,7 +140,7 @@ Pool = Literal["sum", "mean"]
 Heat = Literal["attended", "bare"]
 
 
-class AnchorObjective(Objective):
+class AnchorNetObjective(Objective):
     """Labels of the branches."""
 
     side: Weight = Field(
@@ -148,7 +148,7 @@ class AnchorObjective(Objective):
     )
 
 
-class AnchorArguments(Arguments):
+class AnchorNetConfig(ModelConfig):
     """Patches named by maps of small receptive fields, and a classifier of these patches."""
 
     backbone: str = Field(
@@ -190,7 +190,7 @@ class AnchorArguments(Arguments):
     )
 
     @property
-    def most_levels(self) -> int | None:
+    def max_levels(self) -> int | None:
         """Return 2, or None if AnchorNet encodes its own patches."""
         return None if self.backbone == ANCHORNET else 2
 
@@ -226,7 +226,7 @@ class TwoStreamObjective(Objective):
     )
 
 
-class TwoStreamArguments(Arguments):
+class TwoStreamConfig(ModelConfig):
     """A stream for the whole image, and a recurrent one for its regions."""
 
     grid: Grid = Field(
@@ -292,7 +292,7 @@ class TwoStreamArguments(Arguments):
     )
 
     @property
-    def most_levels(self) -> int:
+    def max_levels(self) -> int:
         """Return 2: each stream has one level."""
         return 2
 
@@ -349,7 +349,7 @@ class SaccaderObjective(Objective):
     )
 
 
-class SaccaderArguments(Arguments):
+class SaccaderConfig(ModelConfig):
     """Hard attention over the places of one map of the whole view.
 
     Elsayed et al. 2019, as in google-research/google-research,
@@ -400,7 +400,7 @@ class DramObjective(Objective):
     glimpses: Weight = Field(default=1.0, description="weight of the rewards of the glimpses")
 
 
-class DramArguments(Arguments):
+class DramConfig(ModelConfig):
     """A recurrent network that takes one glimpse after another.
 
     Ba et al. 2014, for ImageNet as in google-research/google-research,
@@ -446,10 +446,10 @@ class DramArguments(Arguments):
         return Grid(self.cells, self.cells, self.glimpse_size / self.view_size)
 
     @property
-    def of_glimpses(self) -> Arguments:
+    def of_glimpses(self) -> ModelConfig:
         """Return what the network is built from that sees the glimpses."""
-        shared = {name: getattr(self, name) for name in Arguments.model_fields}
-        return Arguments(**(shared | {"view_size": self.glimpse_size}))
+        shared = {name: getattr(self, name) for name in ModelConfig.model_fields}
+        return ModelConfig(**(shared | {"view_size": self.glimpse_size}))
 
     @model_validator(mode="after")
     def _fits_into_the_view(self) -> Self:

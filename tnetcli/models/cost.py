@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tnetcli.errors import UsageError
 from tnetcli.geometry import Grid, Region, Window
-from tnetcli.models.configs import Arguments
+from tnetcli.models.configs import ModelConfig
 from tnetcli.models.registry import build_model
 from tnetcli.traversal.config import TraversalConfig
 
@@ -105,7 +105,7 @@ class Counter:
     """
 
     def __init__(
-        self, family: str, arguments: Arguments | dict[str, Any], *, classes: int, bands: int = 3
+        self, family: str, arguments: ModelConfig | dict[str, Any], *, classes: int, bands: int = 3
     ) -> None:
         self.model = _build_blank(family, arguments, classes=classes, bands=bands)
         self._of_view: dict[tuple[bool, bool], int] = {}
@@ -140,7 +140,7 @@ class Counter:
 
 
 def _build_blank(
-    family: str, arguments: Arguments | dict[str, Any], *, classes: int, bands: int
+    family: str, arguments: ModelConfig | dict[str, Any], *, classes: int, bands: int
 ) -> "Model":
     import torch
 

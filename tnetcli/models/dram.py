@@ -22,7 +22,7 @@ from tnetcli.models.base import (
     side_loss,
     start_as_bagnet,
 )
-from tnetcli.models.configs import DramArguments, DramObjective
+from tnetcli.models.configs import DramConfig, DramObjective
 from tnetcli.models.encoders import build_backbone
 from tnetcli.models.location import cell_places
 from tnetcli.tasks import Task
@@ -45,7 +45,7 @@ class Dram(WeightedMean):
 
     def __init__(
         self,
-        arguments: DramArguments,
+        arguments: DramConfig,
         *,
         classes: int,
         bands: int = 3,

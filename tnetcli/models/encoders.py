@@ -14,7 +14,7 @@ from torch.nn import functional
 from tnetcli.errors import ModelError
 from tnetcli.models.base import start_as_bagnet, start_as_efficientnet
 from tnetcli.models.checkpoint import open_tensor_file
-from tnetcli.models.configs import Arguments, Pooling
+from tnetcli.models.configs import ModelConfig, Pooling
 from tnetcli.models.nets import (
     SLOPE,
     BagNet77,
@@ -124,7 +124,7 @@ class Backbone(nn.Module):
     def __init__(
         self,
         net: nn.Module,
-        arguments: Arguments,
+        arguments: ModelConfig,
         *,
         bands: int,
         untapped: Callable[[Tensor], Tensor] | None = None,
@@ -221,7 +221,7 @@ def _check_steps(fields: Pair, size: MapSize, view_size: int) -> None:
 
 
 def build_backbone(
-    arguments: Arguments,
+    arguments: ModelConfig,
     *,
     bands: int,
     tap: Tap = None,
@@ -270,7 +270,7 @@ def _pool(net: Any, final: Tensor, pooling: Pooling) -> Tensor:
     return pool_map(final, pooling)
 
 
-def _our_own(arguments: Arguments, bands: int, tap: Tap, pretrained: bool | Path) -> nn.Module:
+def _our_own(arguments: ModelConfig, bands: int, tap: Tap, pretrained: bool | Path) -> nn.Module:
     name = arguments.backbone
     if tap is not None or arguments.drop_path:
         raise ModelError(
@@ -334,7 +334,7 @@ class _TapByName(nn.Module):
         return seen, _pool(self.net, final, self.pooling)
 
 
-def create_timm(arguments: Arguments, *, bands: int, pretrained: bool | Path = False) -> Any:
+def create_timm(arguments: ModelConfig, *, bands: int, pretrained: bool | Path = False) -> Any:
     """Create a timm network without its classifier."""
     import timm  # takes seconds: it loads torchvision
 
@@ -424,7 +424,7 @@ class Stream(nn.Module):
     """
 
     def __init__(
-        self, arguments: Arguments, *, bands: int, pretrained: bool | Path = False
+        self, arguments: ModelConfig, *, bands: int, pretrained: bool | Path = False
     ) -> None:
         super().__init__()
         name = arguments.backbone

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from tnetcli.config import validate
 from tnetcli.errors import ModelError
 from tnetcli.models.configs import (
-    AnchorArguments,
-    AnchorObjective,
-    Arguments,
-    DramArguments,
+    AnchorNetConfig,
+    AnchorNetObjective,
+    DramConfig,
     DramObjective,
+    ModelConfig,
     Objective,
-    SaccaderArguments,
+    SaccaderConfig,
     SaccaderObjective,
-    TNetArguments,
-    TwoStreamArguments,
+    TNetConfig,
+    TwoStreamConfig,
     TwoStreamObjective,
-    WholeArguments,
+    WholeConfig,
 )
 from tnetcli.text import did_you_mean
 
@@ -36,7 +36,7 @@ class Family:
     """
 
     summary: str
-    arguments: type[Arguments]
+    arguments: type[ModelConfig]
     builder: str  # module:class, imported when a model is built
     objective: type[Objective] = Objective
     terms: str | None = None  # module:function, imported when a model is trained
@@ -47,21 +47,21 @@ FAMILIES = {
     "tnet": Family(
         "recursive hard attention: scores the cells of a view and encodes the best of them\n"
         "at higher resolution with the same network; cost follows the number of regions",
-        TNetArguments,
+        TNetConfig,
         "tnetcli.models.tnet:TNet",
     ),
     "anchornet": Family(
         "selects patches from class maps of small receptive fields (LSP);\n"
         "a second classifier reads them, and their probabilities are averaged",
-        AnchorArguments,
+        AnchorNetConfig,
         "tnetcli.models.anchornet:AnchorNet",
-        AnchorObjective,
+        AnchorNetObjective,
         "tnetcli.models.anchornet:objective",
     ),
     "two_stream": Family(
         "two streams: one for the whole image, a recurrent one for its regions;\n"
         "reports the weight of each step",
-        TwoStreamArguments,
+        TwoStreamConfig,
         "tnetcli.models.two_stream:TwoStream",
         TwoStreamObjective,
         "tnetcli.models.two_stream:objective",
@@ -70,7 +70,7 @@ FAMILIES = {
     "saccader": Family(
         "a bag of 77-pixel patches: classifies a view by a few glimpses,\n"
         "chosen one after another from one map of the whole view",
-        SaccaderArguments,
+        SaccaderConfig,
         "tnetcli.models.saccader:Saccader",
         SaccaderObjective,
         "tnetcli.models.saccader:objective",
@@ -78,14 +78,14 @@ FAMILIES = {
     "dram": Family(
         "a recurrent network that takes glimpses of a view at several scales,\n"
         "each where the one before has led it",
-        DramArguments,
+        DramConfig,
         "tnetcli.models.dram:Dram",
         DramObjective,
         "tnetcli.models.dram:objective",
     ),
     "whole": Family(
         "the baseline: the whole image in one view, however large it is;\nany backbone of timm",
-        WholeArguments,
+        WholeConfig,
         "tnetcli.models.whole:Whole",
     ),
 }
@@ -109,22 +109,22 @@ def find_family(name: str) -> Family:
     raise ModelError(f"unknown family: `{name}`", hint=hint)
 
 
-def read_arguments(family: str, arguments: Mapping[str, Any]) -> Arguments:
+def read_model_config(family: str, arguments: Mapping[str, Any]) -> ModelConfig:
     """Check what a model of `family` is to be built from."""
     return validate(find_family(family).arguments, arguments, f"model `{family}`", ModelError)
 
 
 def build_model(
     family: str,
-    arguments: Mapping[str, Any] | Arguments,
+    arguments: Mapping[str, Any] | ModelConfig,
     *,
     classes: int,
     bands: int = 3,
     pretrained: bool | Path = False,
 ) -> "Model":
     """Build a model; its weights are random, or the backbone's are the hub's or a local file's."""
-    if not isinstance(arguments, Arguments):
-        arguments = read_arguments(family, arguments)
+    if not isinstance(arguments, ModelConfig):
+        arguments = read_model_config(family, arguments)
     found = find_family(family)
     if not isinstance(arguments, found.arguments):
         raise TypeError(f"`{type(arguments).__name__}` do not describe a `{family}`")

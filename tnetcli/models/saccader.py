@@ -23,7 +23,7 @@ from tnetcli.models.base import (
     mean_by_image,
     start_as_bagnet,
 )
-from tnetcli.models.configs import GLIMPSE, STEP, SaccaderArguments, SaccaderObjective
+from tnetcli.models.configs import GLIMPSE, STEP, SaccaderConfig, SaccaderObjective
 from tnetcli.models.encoders import load_weights
 from tnetcli.tasks import Task
 
@@ -48,7 +48,7 @@ class Saccader(WeightedMean):
 
     def __init__(
         self,
-        arguments: SaccaderArguments,
+        arguments: SaccaderConfig,
         *,
         classes: int,
         bands: int = 3,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tnetcli.models.aggregators import Mean, WeightedMean, Weighting
 from tnetcli.models.alignment import build_alignment, find_reference
 from tnetcli.models.base import EncoderOutput, start_as_bagnet, start_as_efficientnet
-from tnetcli.models.configs import TNetArguments
+from tnetcli.models.configs import TNetConfig
 from tnetcli.models.encoders import BAGNET, build_backbone
 from tnetcli.models.location import ContextLocation, Position, SqueezeLocation, normalised_logits
 
@@ -26,7 +26,7 @@ class TNet(WeightedMean):
 
     def __init__(
         self,
-        arguments: TNetArguments,
+        arguments: TNetConfig,
         *,
         classes: int,
         bands: int = 3,
@@ -86,7 +86,7 @@ class TNet(WeightedMean):
         It is given no gradient to pass on: the backbone learns from labels, attention from rewards.
         """
         logits = self.location(self.align(maps), pooled)  # (n, rows, columns)
-        assert isinstance(self.arguments, TNetArguments)
+        assert isinstance(self.arguments, TNetConfig)
         return normalised_logits(
             logits, centered=self.arguments.centered, temperature=self.arguments.temperature
         )

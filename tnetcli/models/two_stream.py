@@ -24,7 +24,7 @@ from tnetcli.models.base import (
     start_as_bagnet,
     start_as_efficientnet,
 )
-from tnetcli.models.configs import Steps, StepVectors, TwoStreamArguments, TwoStreamObjective
+from tnetcli.models.configs import Steps, StepVectors, TwoStreamConfig, TwoStreamObjective
 from tnetcli.models.encoders import BAGNET, Stream
 from tnetcli.models.location import normalised_logits
 from tnetcli.models.nets import MapSize, Pool
@@ -43,7 +43,7 @@ class TwoStream(Model):
 
     def __init__(
         self,
-        arguments: TwoStreamArguments,
+        arguments: TwoStreamConfig,
         *,
         classes: int,
         bands: int = 3,
@@ -130,7 +130,7 @@ class GlobalStream(nn.Module):
 
     def __init__(
         self,
-        arguments: TwoStreamArguments,
+        arguments: TwoStreamConfig,
         *,
         classes: int,
         bands: int,
@@ -181,7 +181,7 @@ class LocalStream(nn.Module):
 
     def __init__(
         self,
-        arguments: TwoStreamArguments,
+        arguments: TwoStreamConfig,
         *,
         classes: int,
         bands: int,

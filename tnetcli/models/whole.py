@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from tnetcli.geometry import Grid
 from tnetcli.models.aggregators import Mean, WeightedMean
 from tnetcli.models.base import EncoderOutput, start_as_bagnet, start_as_efficientnet
-from tnetcli.models.configs import WholeArguments
+from tnetcli.models.configs import WholeConfig
 from tnetcli.models.encoders import BAGNET, build_backbone
 
 
@@ -18,7 +18,7 @@ class Whole(WeightedMean):
 
     def __init__(
         self,
-        arguments: WholeArguments,
+        arguments: WholeConfig,
         *,
         classes: int,
         bands: int = 3,

@@ -25,7 +25,7 @@ from tnetcli.files import absolute, refuse_inputs
 from tnetcli.models.checkpoint import Checkpoint, load_model
 from tnetcli.prediction.inference import Inference, record_failure
 from tnetcli.prediction.jsonl import PredictionFile, read_records
-from tnetcli.prediction.predictor import Predictor, Settings
+from tnetcli.prediction.predictor import PredictConfig, Predictor
 from tnetcli.prediction.record import Prediction, Problem
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.watch import READ_TIMEOUT
@@ -110,7 +110,7 @@ class Order:
 
     model: str  # a file that all machines see
     sha256: str
-    settings: Settings
+    settings: PredictConfig
     device: str
     threads: int | None  # None leaves it to the process
     read_timeout: float = READ_TIMEOUT  # seconds
@@ -273,7 +273,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class ExecutionConfig:
     """How the work is done; none of it changes an answer."""
 
     device: str = "auto"
@@ -283,14 +283,14 @@ class Means:
     read_timeout: float = READ_TIMEOUT  # seconds without progress, after which an image fails
 
 
-AS_TRAINED, PLAIN = Settings(), Means()
+AS_TRAINED, PLAIN = PredictConfig(), ExecutionConfig()
 
 
 def predict_images(
     images: Sequence[Image],
     model: str | os.PathLike[str] | Checkpoint = DEFAULT_MODEL,
-    settings: Settings = AS_TRAINED,
-    means: Means = PLAIN,
+    settings: PredictConfig = AS_TRAINED,
+    means: ExecutionConfig = PLAIN,
     *,
     output: Path | None = None,
     overlays: Overlays | None = None,
@@ -347,7 +347,7 @@ def predict_images(
 
 
 def _check_asked(
-    images: Sequence[Image], predictor: Predictor, settings: Settings, trained: CropKind
+    images: Sequence[Image], predictor: Predictor, settings: PredictConfig, trained: CropKind
 ) -> None:
     """Refuse what does not go together, and say what is likely to be a mistake."""
     cropped = any(image.crop is not None for image in images)
@@ -374,7 +374,7 @@ def _look(
     images: Sequence[Image],
     predictor: Predictor,
     order: Order,
-    means: Means,
+    means: ExecutionConfig,
     should_stop: Callable[[], bool],
 ) -> Iterator[list[Prediction]]:
     """Yield records of a few images at a time, from here or from elsewhere."""
@@ -467,7 +467,7 @@ def predict_many(
     keep, bands = choices.get("keep"), choices.get("bands")
     options = ReadOptions(bands=None if bands is None else tuple(map(str, bands)))
     paths = [os.fspath(image) for image in images]
-    settings = Settings(
+    settings = PredictConfig(
         levels=choices.get("levels"),
         keep=None if keep is None else tuple(keep),
         policy=choices.get("policy"),
@@ -477,7 +477,7 @@ def predict_many(
         rescale=choices.get("rescale"),
         options=options,
     )
-    means = Means(
+    means = ExecutionConfig(
         device=choices.get("device", "auto"),
         threads=choices.get("threads", 4),
         batch_size=choices.get("batch_size", BATCH_SIZE),

@@ -21,13 +21,13 @@ from tnetcli.models.checkpoint import Checkpoint
 from tnetcli.prediction.record import (
     SCHEMA,
     BoxEdges,
+    GlimpseRecord,
+    LevelRecord,
     Prediction,
     PredictionCost,
     Problem,
     Provenance,
-    SeenGlimpse,
-    SeenLevel,
-    SeenWindow,
+    RegionRecord,
     StopReason,
 )
 from tnetcli.readers.base import Cost, Reader
@@ -327,18 +327,18 @@ def record_result(
     )
 
 
-def _levels(result: ImageResult, classes: Sequence[str]) -> list[SeenLevel]:
+def _levels(result: ImageResult, classes: Sequence[str]) -> list[LevelRecord]:
     levels = result.levels
     return [
-        SeenLevel(level, levels.count(level), *_best(softmax(scores), classes))
+        LevelRecord(level, levels.count(level), *_best(softmax(scores), classes))
         for level, scores in enumerate(result.level_logits, start=1)
     ]
 
 
-def _windows(result: ImageResult, classes: Sequence[str]) -> list[SeenWindow]:
+def _windows(result: ImageResult, classes: Sequence[str]) -> list[RegionRecord]:
     probabilities = softmax(result.region_logits)
     return [
-        SeenWindow(
+        RegionRecord(
             path=node.region.path,
             level=node.region.level,
             box=node.region.window.box,
@@ -368,13 +368,13 @@ def _windows(result: ImageResult, classes: Sequence[str]) -> list[SeenWindow]:
 
 def _glimpses(
     window: Window, boxes: NDArray[np.float32], scores: NDArray[np.float32], classes: Sequence[str]
-) -> Iterator[SeenGlimpse]:
+) -> Iterator[GlimpseRecord]:
     """Yield what was seen inside of a window: edges (glimpses, 4), scores (glimpses, classes)."""
     across = (window.left + boxes[:, ::2].astype(float) * window.width).tolist()
     down = (window.top + boxes[:, 1::2].astype(float) * window.height).tolist()
     for (left, right), (top, bottom), each in zip(across, down, scores, strict=True):
         label, probability = _best(softmax(each), classes)
-        yield SeenGlimpse((left, top, right, bottom), label, round(probability, DECIMALS))
+        yield GlimpseRecord((left, top, right, bottom), label, round(probability, DECIMALS))
 
 
 def _class_probabilities(probabilities: NDArray[np.float64]) -> tuple[float, ...]:

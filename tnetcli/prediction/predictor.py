@@ -27,7 +27,7 @@ from tnetcli.prediction.inference import (
     record_result,
 )
 from tnetcli.prediction.record import AttentionCheck, Prediction, Problem
-from tnetcli.prediction.regions import ToldWindows
+from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import fingerprint
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PredictConfig:
     """What a user may ask of a prediction; None is as the model was trained."""
 
     levels: int | None = None
@@ -58,7 +58,7 @@ class Settings:
     windows: Path | None = None  # tells what level 2 looks at
     options: ReadOptions = ReadOptions()  # noqa: RUF009  frozen; of images that have none of their own
 
-    def anywhere(self) -> "Settings":
+    def anywhere(self) -> "PredictConfig":
         """Return the same for a process that works in another folder."""
         windows = None if self.windows is None else self.windows.absolute()
         return replace(self, windows=windows)
@@ -85,7 +85,9 @@ class Predictor:
     What is found of an image depends neither on the others nor on who asked.
     """
 
-    def __init__(self, checkpoint: Checkpoint, inference: Inference, settings: Settings) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, inference: Inference, settings: PredictConfig
+    ) -> None:
         self._inference = inference
         self.device = inference.device
         self._normalisation = checkpoint.description.normalisation
@@ -93,9 +95,9 @@ class Predictor:
         self._settings = settings
         self._config = settings.config(checkpoint)
         description = checkpoint.description
-        self._windows = None if settings.windows is None else ToldWindows(settings.windows)
+        self._windows = None if settings.windows is None else RegionFile(settings.windows)
         if self._windows is not None:
-            _refuse_flat(self._config, checkpoint.model.most_levels)
+            _refuse_flat(self._config, checkpoint.model.max_levels)
         self.maker = Maker(
             description.name or checkpoint.path.stem,
             checkpoint.sha256,
@@ -278,7 +280,7 @@ def _refuse_flat(config: TraversalConfig, most: int | None) -> None:
         )
 
 
-def _telling(config: TraversalConfig, settings: Settings) -> dict[str, Any]:
+def _telling(config: TraversalConfig, settings: PredictConfig) -> dict[str, Any]:
     """Return all that the answer depends on beside model and image, as JSON has it."""
     told: dict[str, Any] = config.model_dump(mode="json", exclude={"background", "fit"})
     told["seed"] = settings.seed if config.policy == "sample" else None

@@ -73,7 +73,7 @@ Plain: TypeAlias = Annotated[dict[str, JsonValue], AfterValidator(check_plain)]
 
 # The parts are dataclasses: with slots, a window takes a third of the memory of a model.
 @dataclass(frozen=True, slots=True, config=CONFIG)
-class SeenGlimpse:
+class GlimpseRecord:
     """A part of a window's view that the model read on its own.
 
     `box` is in full-resolution pixels. `label` and `probability` are the prediction of the glimpse
@@ -86,7 +86,7 @@ class SeenGlimpse:
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
-class SeenWindow:
+class RegionRecord:
     """One window that was read; `box` is x0, y0, x1, y1 in full-resolution pixels.
 
     `attention` is the probability that its parent gave it, `rank` its place within its level,
@@ -110,12 +110,12 @@ class SeenWindow:
     probabilities: Shares = ()
     evidence: Annotated[float | None, Field(exclude_if=_is_empty)] = None
     steps: Annotated[tuple[float, ...], Field(fail_fast=True, exclude_if=_is_empty)] = ()
-    glimpses: Annotated[tuple[SeenGlimpse, ...], Field(fail_fast=True, exclude_if=_is_empty)] = ()
+    glimpses: Annotated[tuple[GlimpseRecord, ...], Field(fail_fast=True, exclude_if=_is_empty)] = ()
 
-    def glimpsed(self) -> Iterator["SeenWindow"]:
+    def glimpsed(self) -> Iterator["RegionRecord"]:
         """Yield the glimpses as windows `g1`, `g2`, … of the level below, with equal attention."""
         for number, glimpse in enumerate(self.glimpses, start=1):
-            yield SeenWindow(
+            yield RegionRecord(
                 path=f"{self.path}/g{number}",
                 level=self.level + 1,
                 box=glimpse.box,
@@ -134,7 +134,7 @@ class SeenWindow:
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
-class SeenLevel:
+class LevelRecord:
     """The prediction from the windows down to this level."""
 
     level: Ordinal
@@ -247,8 +247,8 @@ class Prediction(BaseModel):
     provenance: Provenance = Provenance()
     cost: PredictionCost | None = None
     attention_check: AttentionCheck | None = None
-    levels: Annotated[tuple[SeenLevel, ...], Field(fail_fast=True)] = ()
-    windows: Annotated[tuple[SeenWindow, ...], Field(fail_fast=True)] = ()
+    levels: Annotated[tuple[LevelRecord, ...], Field(fail_fast=True)] = ()
+    windows: Annotated[tuple[RegionRecord, ...], Field(fail_fast=True)] = ()
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other values, checked like any record."""
@@ -329,7 +329,7 @@ class Prediction(BaseModel):
             paths.add(window.path)
 
 
-def _check_window(window: SeenWindow, classes: Mapping[str, float], sums_to_one: bool) -> None:
+def _check_window(window: RegionRecord, classes: Mapping[str, float], sums_to_one: bool) -> None:
     """Check how the values of a window relate; pydantic has checked each of them."""
     if window.level != window.path.count("/") + 1 or window.is_glimpse:
         raise ValueError(f"`level` {window.level} does not fit the path")

@@ -33,7 +33,7 @@ class _Entry:
     failed: bool = False
 
 
-class ToldWindows:
+class RegionFile:
     """The windows of a file by image: predictions as `tnet predict -o` writes them, or a CSV.
 
     Of a prediction those of level 2 are taken, glimpses among them, by their attention. A CSV has a

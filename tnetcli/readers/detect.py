@@ -314,7 +314,7 @@ READERS = {
     "slide": "tnetcli.readers.slide:SlideReader",
     "tiff": "tnetcli.readers.tiff:TiffReader",
     "ome_zarr": "tnetcli.readers.zarr:OmeZarrReader",
-    "photo": "tnetcli.readers.image:PhotoReader",
+    "photo": "tnetcli.readers.image:ImageReader",
 }
 EXTRAS = {
     "openslide": ("slides", "reading slides"),
@@ -357,7 +357,7 @@ def _load(reader: str) -> type:
 
 
 def _with_overviews(opened: Reader, options: ReadOptions) -> Reader:
-    from tnetcli.readers.overviews import FlatReader, is_flat, refuse_false_claims
+    from tnetcli.readers.overviews import OverviewReader, is_flat, refuse_false_claims
 
     if not is_flat(opened) or is_remote(opened.path):
         return opened
@@ -373,4 +373,4 @@ def _with_overviews(opened: Reader, options: ReadOptions) -> Reader:
             "have to be decoded to see it whole",
             hint=f"tnet pyramid {opened.path}   (or --flat stream)",
         )
-    return FlatReader(opened, options)
+    return OverviewReader(opened, options)

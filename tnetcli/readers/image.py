@@ -74,7 +74,7 @@ def is_large(image: Image.Image) -> bool:
     return image.width * image.height > most
 
 
-class PhotoReader(PyramidReader):
+class ImageReader(PyramidReader):
     """Reads what Pillow opens, up to a pixel limit."""
 
     name: ClassVar[str] = "photo"
@@ -145,7 +145,7 @@ class PhotoReader(PyramidReader):
 class _PhotoSource:
     """Hands out parts of the decoded image, which all threads share."""
 
-    def __init__(self, reader: PhotoReader) -> None:
+    def __init__(self, reader: ImageReader) -> None:
         self._reader = reader
         self._own: NDArray[Any] | None = None
 

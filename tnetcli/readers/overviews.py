@@ -84,7 +84,7 @@ def _storable(dtype: np.dtype[Any]) -> str:
     return "float32" if dtype == np.float16 else dtype.name  # GDAL has no half floats
 
 
-class FlatReader(DescribedByLayout):
+class OverviewReader(DescribedByLayout):
     """A reader whose coarse views come from a small copy, made at the first of them."""
 
     def __init__(self, reader: Reader, options: ReadOptions) -> None:

@@ -17,7 +17,7 @@ from tnetcli.data.manifest import Example, Examples, read_examples
 from tnetcli.data.views import augment, move_boxes
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Window
-from tnetcli.prediction.regions import ToldWindows
+from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.base import Reader
 from tnetcli.synth.landscape import LandscapeMaker
 from tnetcli.synth.tiles import read_tiles
@@ -70,7 +70,7 @@ class Files:
     """Images of a manifest, or of a folder for each class; `most_open` of a split are kept open."""
 
     def __init__(
-        self, examples: Examples, most_open: int = MOST_OPEN, windows: ToldWindows | None = None
+        self, examples: Examples, most_open: int = MOST_OPEN, windows: RegionFile | None = None
     ) -> None:
         if windows is not None:
             windows.require(
@@ -151,7 +151,7 @@ def open_source(recipe: Recipe, data: Data, advance: Advance | None = None) -> S
     if data.landscape is None:
         largest = max(stage.batch_size or recipe.training.batch_size for stage in recipe.stages)
         wanted = max(MOST_OPEN, IN_FLIGHT * largest, data.statistics_images)
-        windows = None if data.windows is None else ToldWindows(data.windows)
+        windows = None if data.windows is None else RegionFile(data.windows)
         return Files(read_examples(data, recipe.model.classes), wanted, windows)
     tiles = read_tiles(data.path, advance)
     makers: dict[str, LandscapeMaker] = {

@@ -19,8 +19,8 @@ from tnetcli.config import File, Strict, change, read_yaml, validate
 from tnetcli.data.config import Augmentation, Data, Landscape
 from tnetcli.errors import ModelError, RecipeError
 from tnetcli.geometry import Grid
-from tnetcli.models.configs import Arguments, Objective
-from tnetcli.models.registry import find_family, read_arguments
+from tnetcli.models.configs import ModelConfig, Objective
+from tnetcli.models.registry import find_family, read_model_config
 from tnetcli.text import did_you_mean, shorten
 from tnetcli.training.config import Loss, Optimizer, Schedule, Stage, Training
 from tnetcli.traversal.config import TraversalConfig
@@ -88,12 +88,12 @@ class ModelSection(Strict):
     pretrained: FlagOrFile = Field(
         default=False, description="the backbone's weights: the hub's, a file's"
     )
-    arguments: SerializeAsAny[Arguments]
+    arguments: SerializeAsAny[ModelConfig]
 
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or isinstance(data.get("arguments"), Arguments):
+        if not isinstance(data, Mapping) or isinstance(data.get("arguments"), ModelConfig):
             return data
         family = data.get("family", cls.model_fields["family"].default)
         if not isinstance(family, str):
@@ -108,7 +108,7 @@ class ModelSection(Strict):
                     hint=did_you_mean(str(key), known, f"known keys: {', '.join(known)}"),
                 )
         given = {key: data[key] for key in own if key in data}
-        return given | {"arguments": read_arguments(family, rest)}
+        return given | {"arguments": read_model_config(family, rest)}
 
     @property
     def class_count(self) -> int:
@@ -330,11 +330,11 @@ def _most_levels(model: Mapping[str, Any]) -> int | None:
         return None
     kind = find_family(family).arguments
     given = {key: value for key, value in model.items() if key in kind.model_fields}
-    return kind.model_construct(**given).most_levels
+    return kind.model_construct(**given).max_levels
 
 
 def _can_look(model: ModelSection, levels: int | None, name: str) -> None:
-    most = model.arguments.most_levels
+    most = model.arguments.max_levels
     if most is not None and (levels or 1) > most:
         reason = "sees the whole image and nothing closer" if most == 1 else f"has {most} levels"
         raise ValueError(f"{name} is `{levels}`: `{model.family}` {reason}")

@@ -69,7 +69,7 @@ def effective(config: TraversalConfig, model: Model, *, scale: float = 1.0) -> T
     least = config.least_side
     return config.changed(
         least_side=scale * model.smallest_view if least is None else least,
-        levels=min(config.levels, model.most_levels or config.levels),
+        levels=min(config.levels, model.max_levels or config.levels),
     )
 
 
