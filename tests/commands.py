@@ -1,4 +1,4 @@
-"""Run `tnet` as a user does: in a process of its own."""
+"""Run `tnet` as a user does, in this process or in one of its own."""
 
 import os
 import re
@@ -6,8 +6,11 @@ import select
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+import traceback
+from contextlib import chdir, contextmanager, nullcontext, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -16,7 +19,70 @@ DATA = ROOT.parent / "shared" / "data"
 def tnet(
     *arguments: object, cwd: Path | None = None, stdin: str | None = None, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `tnet` and return what it said; no setting of the machine reaches it."""
+    """Run `tnet` in this process and return its exit code and what it printed.
+
+    The standard streams are replaced at the level of file descriptors, so that what libraries
+    print is seen as well. Signals and the end of a process need `tnet_process`.
+    """
+    from tnetcli.cli import app
+
+    words = ["tnet", *map(str, arguments)]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("TNET_")}
+    with (
+        TemporaryFile() as given,
+        TemporaryFile() as out,
+        TemporaryFile() as err,
+        mock.patch.dict(os.environ, {**kept, "COLUMNS": "100", **environment}, clear=True),
+        mock.patch.object(sys, "argv", words),
+        nullcontext() if cwd is None else chdir(cwd),
+    ):
+        given.write((stdin or "").encode())
+        given.seek(0)
+        with _streams(given, out, err):
+            try:
+                code = app.run()
+            except Exception:
+                traceback.print_exc()
+                code = 1
+        texts = [_text(each) for each in (out, err)]
+    return subprocess.CompletedProcess(words, code, *texts)
+
+
+@contextmanager
+def _streams(*files):
+    """Let file descriptors 0 to 2 and Python's standard streams be these files."""
+    names = ("stdin", "stdout", "stderr")
+    before = [os.dup(number) for number in range(3)]
+    streams = {name: getattr(sys, name) for name in names}
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    try:
+        for number, file in enumerate(files):
+            os.dup2(file.fileno(), number)
+        sys.stdin = open(0, encoding="utf-8", closefd=False)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        for name in names:
+            setattr(sys, name, streams[name])
+        for number, copy in enumerate(before):
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def _text(file):
+    file.seek(0)
+    return file.read().decode()
+
+
+def tnet_process(
+    *arguments: object, cwd: Path | None = None, stdin: str | None = None, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run `tnet` in a process of its own; no setting of the machine reaches it."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("TNET_")}
     return subprocess.run(
         [sys.executable, "-m", "tnetcli", *map(str, arguments)],

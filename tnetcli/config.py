@@ -22,7 +22,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
 from pydantic.fields import FieldInfo
 
-from tnetcli.errors import RecipeError, TnetError
+from tnetcli.errors import RecipeError, TnetError, UsageError
 from tnetcli.files import open_regular
 from tnetcli.text import did_you_mean, first_line, reason, shorten, some_of
 
@@ -60,6 +60,31 @@ def validate(kind: type[Kind], data: Any, where: str, problem: type[TnetError]) 
             f"{where}: {some_of(_sentences(found), MOST_TOLD, '; ')}",
             hint=some_of(told, MOST_TOLD, "; "),
         ) from error
+
+
+def parse_options(kind: type[Kind], pairs: Sequence[str], where: str) -> Kind:
+    """Build a `kind` from `key=value` texts of the command line; values are read as YAML."""
+    data: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(
+                f"not of the form key=value: `{shorten(pair)}`",
+                hint=f"{where} takes: {', '.join(_fields(kind)) or 'no options'}",
+            )
+        if key.strip() in data:
+            raise UsageError(f"`{key.strip()}` is given twice", hint="give it once")
+        data[key.strip()] = _read_value(text)
+    return validate(kind, data, where, UsageError)
+
+
+def _read_value(text: str) -> Any:
+    """Return a YAML scalar or list; text that is neither stays as it is."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return text if isinstance(value, dict) else value
 
 
 class _Wrong(NamedTuple):

@@ -110,7 +110,7 @@ def main() -> None:
     confine_gdal()
     stop_when_told(_tell)
     log_libraries()
-    end_process(_run())
+    end_process(run())
 
 
 class _Libraries(logging.Handler):
@@ -126,7 +126,7 @@ def log_libraries() -> None:
     logging.getLogger().addHandler(_Libraries())
 
 
-def _run() -> int:
+def run() -> int:
     """Turn what a user can fix into two lines and an exit code; bugs keep their traceback."""
     if sys.stdout is None:  # the next file to be opened would take its place
         show_problem("cannot write the output: standard output is closed", "add `> /dev/null`")
