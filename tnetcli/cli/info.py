@@ -34,14 +34,14 @@ from tnetcli.cli.options import (
     refuse_lone_null,
 )
 from tnetcli.cli.progress import show_error, show_problem
-from tnetcli.errors import ImageError, SomeFailedError, TnetError, UsageError, kind_of_all
+from tnetcli.errors import ImageError, SomeFailedError, TnetError, UsageError, common_error_class
 from tnetcli.geometry import Grid, Size, Window
 from tnetcli.prediction.record import Problem
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.overviews import OverviewReader
 from tnetcli.readers.watch import READ_TIMEOUT, ReadingThreads, watching
-from tnetcli.text import aligned, counted, in_bytes, printable, redacted
+from tnetcli.text import aligned, counted, format_bytes, printable, redacted
 from tnetcli.traversal.config import TraversalConfig, warn_unused
 from tnetcli.traversal.policies import build_policy
 from tnetcli.traversal.tree import CellScores, Node, traverse
@@ -249,7 +249,7 @@ def as_text(result: Inspection) -> str:
     lines = [
         ("reader", _reader_line(facts)),
         ("size", f"{facts['width']} x {facts['height']} ({facts['gigapixels']:.3g} gigapixels)"),
-        ("file", f"{in_bytes(facts['file_bytes'])}, {facts['compression']}"),
+        ("file", f"{format_bytes(facts['file_bytes'])}, {facts['compression']}"),
         ("bands", f"{len(facts['bands'])} of {facts['dtype']}: {', '.join(facts['bands'])}"),
         ("blocks", f"{facts['block'][0]} x {facts['block'][1]} "
                    f"{'tiles' if facts['tiled'] else 'strips'}"),
@@ -323,7 +323,7 @@ def outcome(failures: Sequence[TnetError], total: int) -> int:
         return 0
     if len(failures) < total:
         return SomeFailedError.exit_code
-    return kind_of_all(map(type, failures)).exit_code
+    return common_error_class(map(type, failures)).exit_code
 
 
 def info(

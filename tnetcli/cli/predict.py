@@ -45,7 +45,7 @@ from tnetcli.cli.options import (
 )
 from tnetcli.cli.progress import show_log
 from tnetcli.cli.signals import Stopped, exit_code, stopping_gently
-from tnetcli.errors import SomeFailedError, UsageError, kind_of, kind_of_all
+from tnetcli.errors import SomeFailedError, UsageError, common_error_class, error_class
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.watch import READ_TIMEOUT, watching
 from tnetcli.text import counted, printable
@@ -433,7 +433,7 @@ def _judge(batch: "Batch") -> None:
     hint = next(iter(batch.hints)) if len(batch.hints) == 1 else "the lines above say why"
     if batch.done + batch.resumed:
         raise SomeFailedError(problem, hint=hint)
-    raise kind_of_all(map(kind_of, batch.types))(problem, hint=hint)
+    raise common_error_class(map(error_class, batch.types))(problem, hint=hint)
 
 
 def _parse_rescale(text: str) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from tnetcli.text import counted, printable, redacted
 
 if TYPE_CHECKING:
     from tnetcli.cli.predict import Batch
+    from tnetcli.training.config import StageConfig
 
 LONGEST = 2000  # characters of a message
 

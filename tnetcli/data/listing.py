@@ -13,13 +13,13 @@ from pathlib import Path
 from tnetcli.config import SPLIT_NAMES
 from tnetcli.data.config import DataConfig
 from tnetcli.errors import ManifestError
-from tnetcli.files import is_pipe, open_to_read, parts_of
+from tnetcli.files import is_pipe, open_input, read_chunks
 from tnetcli.geometry import Window
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import images_inside, is_image_folder
 from tnetcli.readers.metadata import COARSEST, FINEST
 from tnetcli.readers.wrappers import LEAST_SIDE, Crop, CropKind
-from tnetcli.text import did_you_mean, reason, shorten, some_of
+from tnetcli.text import did_you_mean, join_some, reason, shorten
 
 MOST_TOLD = 8  # more problems than that are only counted
 MOST_HINTS = 3
@@ -55,7 +55,7 @@ class Problems:
         if not self._found:
             return
         found = sorted(self._found, key=lambda each: each[0])
-        told = some_of([problem for _, problem, _ in found], MOST_TOLD, "; ")
+        told = join_some([problem for _, problem, _ in found], MOST_TOLD, "; ")
         count = f"{len(found)} problems in " if len(found) > 1 else ""
         hints = list(dict.fromkeys(hint for *_, hint in found[:MOST_TOLD] if hint))
         raise ManifestError(f"{count}`{self.where}`: {told}", hint="; ".join(hints[:MOST_HINTS]))
@@ -117,9 +117,9 @@ def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) 
 def _read_text(path: Path) -> str:
     hint = "it must be a CSV file in UTF-8"
     try:
-        with open_to_read(path) as file:
+        with open_input(path) as file:
             content = bytearray()
-            for part in parts_of(file):
+            for part in read_chunks(file):
                 content += part
                 if len(content) > MOST_BYTES:
                     break

@@ -19,7 +19,7 @@ from tnetcli.prediction.record import BoxEdges, Prediction
 from tnetcli.readers.base import Pixels, Reader, ReadOptions
 from tnetcli.readers.detect import READERS, open_image
 from tnetcli.readers.handles import fingerprint
-from tnetcli.text import HIDDEN, as_file_name
+from tnetcli.text import HIDDEN, unescape_surrogates
 
 
 class Imagery(Protocol):
@@ -82,7 +82,7 @@ def _find(prediction: Prediction, root: Path | None, remote: bool) -> str:
     if is_remote(path):
         _refuse_remote(path, remote)
         return path
-    for name in (path, as_file_name(path)):
+    for name in (path, unescape_surrogates(path)):
         with suppress(ValueError):  # a name with a NUL in it
             if os.path.exists(name):
                 return name

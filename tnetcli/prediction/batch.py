@@ -19,9 +19,9 @@ from tnetcli.devices import limit_threads, sharing_cores
 from tnetcli.engines.dask import Cluster, in_dask
 from tnetcli.engines.local import LANES, in_lanes
 from tnetcli.engines.processes import in_processes
-from tnetcli.errors import ImageError, ModelError, UsageError, kind_of
+from tnetcli.errors import ImageError, ModelError, UsageError, error_class
 from tnetcli.exporters.export import Overlays
-from tnetcli.files import absolute, refuse_inputs
+from tnetcli.files import absolute, check_not_input
 from tnetcli.models.checkpoint import Checkpoint, load_model
 from tnetcli.prediction.inference import Inference, record_failure
 from tnetcli.prediction.jsonl import PredictionFile, read_records
@@ -367,7 +367,7 @@ def _refuse_images(output: Path, images: Sequence[Image], inference: Inference) 
     """Refuse to write to an image; one whose file system does not answer fails later."""
     for path in (image.path for image in images):
         with suppress(ImageError):
-            inference.opening.run(path, partial(refuse_inputs, output, [path]))
+            inference.opening.run(path, partial(check_not_input, output, [path]))
 
 
 def _look(
@@ -454,7 +454,7 @@ def predict(image: str | os.PathLike[str], **choices: Unpack[Choices]) -> Predic
     """
     (record,) = predict_many([image], **choices)
     if record.error is not None:
-        raise kind_of(record.error.type)(record.error.message, hint=record.error.hint)
+        raise error_class(record.error.type)(record.error.message, hint=record.error.hint)
     return record
 
 

@@ -32,7 +32,7 @@ from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.wrappers import CroppedReader, RescaledReader
-from tnetcli.text import first_line, spelled_out
+from tnetcli.text import escape_surrogates, first_line
 from tnetcli.traversal.config import PolicyName, TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, ScoredRegion, build_policy
 
@@ -101,7 +101,7 @@ class Predictor:
         self.maker = Maker(
             description.name or checkpoint.path.stem,
             checkpoint.sha256,
-            tuple(map(spelled_out, description.classes)),
+            tuple(map(escape_surrogates, description.classes)),
             {
                 **_telling(self._config, settings),
                 **({} if self._windows is None else {"windows": self._windows.digest}),
