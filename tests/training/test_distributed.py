@@ -17,11 +17,13 @@ from safetensors.numpy import load_file
 from tests.runs import CLASSES, write_images
 from tnetcli.errors import RecipeError
 from tnetcli.training.distributed import (
-    ALONE,
-    Ranks,
-    _buckets,
-    note_start,
-    synchronise,
+    SINGLE,
+    OtherRankError,
+    ProcessGroup,
+    note_launch,
+    report_once,
+    sync_batchnorm,
+    wait_for_stop,
     was_restarted,
 )
 
@@ -286,7 +288,7 @@ def test_only_a_run_that_this_torchrun_has_begun_is_gone_on_with(tmp_path, monke
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
     assert not was_restarted(tmp_path)  # the first attempt
-    note_start(tmp_path)
+    note_launch(tmp_path)
     assert was_restarted(tmp_path)
     assert not was_restarted(tmp_path / "other")
     if run_id == "none":
@@ -294,12 +296,6 @@ def test_only_a_run_that_this_torchrun_has_begun_is_gone_on_with(tmp_path, monke
     else:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "5678")
     assert not was_restarted(tmp_path)
-
-
-def test_without_torchrun_no_note_is_left(tmp_path, monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    note_start(tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_synchronised_batch_norms_keep_their_activations():
@@ -310,7 +306,7 @@ def test_synchronised_batch_norms_keep_their_activations():
     views = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         before = network(views)
-        synchronise(network)
+        sync_batchnorm(network)
         after = network(views)
     norms = [each for each in network.modules() if isinstance(each, torch.nn.SyncBatchNorm)]
     assert len(norms) > 5
@@ -318,18 +314,18 @@ def test_synchronised_batch_norms_keep_their_activations():
 
 
 def test_alone_nothing_is_exchanged():
-    assert ALONE.gather({"a": 1}) == [{"a": 1}]
-    assert ALONE.any(True)
-    assert not ALONE.any(False)
-    assert ALONE.share(0) == 1
-    assert ALONE.part(7) == slice(0, 7)
+    assert SINGLE.gather({"a": 1}) == [{"a": 1}]
+    assert SINGLE.any(True)
+    assert not SINGLE.any(False)
+    assert SINGLE.loss_weight(0) == 1
+    assert SINGLE.shard(7) == slice(0, 7)
     module = torch.nn.Linear(2, 2)
-    for act in (ALONE.take_over, ALONE.synchronise_norms):
+    for act in (SINGLE.broadcast, SINGLE.check_sync_batchnorm):
         act(module)
-    ALONE.average_gradients([module])
-    ALONE.agree([module])
-    ALONE.wait()
-    with pytest.raises(RecipeError, match="as it is"), ALONE.failing_together():
+    SINGLE.average_gradients([module])
+    SINGLE.average_buffers([module])
+    SINGLE.wait()
+    with pytest.raises(RecipeError, match="as it is"), SINGLE.propagate_errors():
         raise RecipeError("as it is")
     assert module.weight.grad is None
 
@@ -337,13 +333,35 @@ def test_alone_nothing_is_exchanged():
 @pytest.mark.parametrize(("count", "things"), [(1, 5), (2, 5), (3, 3), (4, 2), (7, 100)])
 def test_every_thing_is_somebodys_own(count, things):
     found = [
-        number for rank in range(count) for number in range(things)[Ranks(rank, count).part(things)]
+        number
+        for rank in range(count)
+        for number in range(things)[ProcessGroup(rank, count).shard(things)]
     ]
     assert found == list(range(things))
 
 
-def test_what_is_exchanged_at_once_is_bounded(monkeypatch):
-    monkeypatch.setattr("tnetcli.training.distributed.BUCKET", 10)
-    tensors = [torch.zeros(n) for n in (4, 4, 4, 25, 1)] + [torch.zeros(3, dtype=torch.float64)]
-    found = [[each.numel() for each in bucket] for bucket in _buckets(tensors)]
-    assert found == [[4, 4], [4], [25], [1], [3]]
+@pytest.mark.parametrize(("rank", "kind"), [("0", RecipeError), ("1", OtherRankError)])
+def test_one_process_of_a_machine_speaks(monkeypatch, rank, kind):
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    with pytest.raises(kind) as caught, report_once(lambda: True):
+        raise RecipeError("all say the same")
+    assert caught.value.exit_code == 4
+
+
+def test_what_no_other_has_ended_for_is_said_by_the_one_who_knows(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr("tnetcli.training.distributed.REPORT_TIMEOUT", 0.1)
+    with pytest.raises(RecipeError), report_once(lambda: False):
+        raise RecipeError("only I know")
+
+
+def test_who_is_silent_is_not_the_first_to_go():
+    looks = iter([False, False, True])
+    assert wait_for_stop(lambda: next(looks))
+    assert not list(looks)
+
+
+def test_where_nothing_went_wrong_nobody_waits(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with report_once(lambda: pytest.fail("waited")):
+        pass
