@@ -14,18 +14,12 @@ from numpy.typing import NDArray
 
 from tnetcli.cli.options import (
     Bands,
-    DefaultMpp,
-    Flat,
-    FlatChoice,
     Images,
     Json,
     Manifest,
-    Mpp,
-    Nodata,
     NullSeparated,
-    PlaneT,
-    PlaneZ,
     ReaderOption,
+    ReaderOptions,
     ReadTimeout,
     Recursive,
     is_typed,
@@ -229,7 +223,7 @@ def _warnings(reader: Reader) -> list[str]:
     if block.pixels > LARGE_BLOCK:
         warnings.append(f"large blocks: {block} pixels are decoded for any window")
     if reader.name in ("slide", "tiff", "ome_zarr") and reader.microns_per_pixel is None:
-        warnings.append("microns per pixel unknown: give --mpp or --default-mpp")
+        warnings.append("microns per pixel unknown: give `-O mpp=MICRONS`")
     return warnings
 
 
@@ -368,12 +362,7 @@ def info(
     ] = None,
     reader: ReaderOption = None,
     bands: Bands = None,
-    nodata: Nodata = None,
-    mpp: Mpp = None,
-    default_mpp: DefaultMpp = None,
-    z: PlaneZ = None,
-    t: PlaneT = None,
-    flat: Flat = FlatChoice.stream,
+    option: ReaderOptions = None,
     read_timeout: ReadTimeout = READ_TIMEOUT,
 ) -> None:
     """Show what a reader sees in IMAGES and what a prediction would decode; reads no pixels.
@@ -382,7 +371,7 @@ def info(
     """
     from tnetcli.data.images import find_images
 
-    options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
+    options = read_options(bands, option)
     walk = _walk(context, model, levels, keep, view_size)
     refuse_lone_null(context, images)
     with watching("IMAGES"):

@@ -4,10 +4,11 @@ import csv
 import difflib
 import io
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tnetcli.config import SPLIT_NAMES
@@ -272,7 +273,6 @@ def _options(data: Data) -> ReadOptions:
 
 def read_options(row: Row, options: ReadOptions, problems: Problems) -> ReadOptions:
     """Return how to read an image: as its row says, and as `options` where it does not."""
-    given = options.mpp
     if row["bands"]:
         bands = tuple(part.strip() for part in row["bands"].split(","))
         if not all(bands):
@@ -281,19 +281,21 @@ def read_options(row: Row, options: ReadOptions, problems: Problems) -> ReadOpti
                 line=row.line,
                 hint="numbers from 1 or names, with commas between them",
             )
-        options = replace(options, bands=bands)
+        else:
+            options = options.model_copy(update={"bands": bands})
     if row["mpp"]:
         try:
-            options = replace(options, mpp=float(row["mpp"]))
+            mpp = float(row["mpp"])
         except ValueError:
-            options = replace(options, mpp=float("nan"))
-        if not FINEST <= (options.mpp or 0.0) <= COARSEST:
+            mpp = math.nan
+        if FINEST <= mpp <= COARSEST:
+            options = options.model_copy(update={"mpp": mpp})
+        else:
             problems.add(
                 f"mpp is not within {FINEST:g} to {COARSEST:g}: `{shorten(row['mpp'])}`",
                 line=row.line,
                 hint="microns per pixel: a 20x scan has about 0.5",
             )
-            options = replace(options, mpp=given)
     return options
 
 

@@ -440,8 +440,7 @@ class Choices(TypedDict, total=False):
     budget: int  # windows per image, the whole image included
     confidence: float  # stop as soon as a class is as probable
     seed: int
-    bands: Sequence[str | int]
-    rescale: tuple[float, float]
+    options: ReadOptions
     device: str
     threads: int
     batch_size: int
@@ -464,8 +463,7 @@ def predict_many(
     """Yield the record of each image in order; of a bad one its `error` says why."""
     if unknown := choices.keys() - Choices.__annotations__.keys():
         raise TypeError(f"predict has no argument `{min(unknown)}`")
-    keep, bands = choices.get("keep"), choices.get("bands")
-    options = ReadOptions(bands=None if bands is None else tuple(map(str, bands)))
+    keep, options = choices.get("keep"), choices.get("options", ReadOptions())
     paths = [os.fspath(image) for image in images]
     settings = PredictConfig(
         levels=choices.get("levels"),
@@ -474,7 +472,6 @@ def predict_many(
         budget=choices.get("budget"),
         confidence=choices.get("confidence"),
         seed=choices.get("seed", 0),
-        rescale=choices.get("rescale"),
         options=options,
     )
     means = ExecutionConfig(

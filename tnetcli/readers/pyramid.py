@@ -152,7 +152,7 @@ class PyramidReader(LevelReader):
     name: ClassVar[str]
     # What the format's library raises where pixels cannot be decoded.
     failures: ClassVar[tuple[type[Exception], ...]]
-    # Whether the format knows stacks; elsewhere there is nothing for --z and --t to choose.
+    # Whether the format knows stacks; elsewhere there is nothing for `z` and `t` to choose.
     has_planes: ClassVar[bool] = False
 
     def __init__(self, path: str, options: ReadOptions | None = None) -> None:
