@@ -33,7 +33,7 @@ PARTS = ("tiles", "landscapes", "whole", "paper", "sweep", "digits")
 say = Console(stderr=True).print
 # The whole-image model: the same network and warm-up, then end to end on one view of the scene.
 WHOLE = """[{name: whole, levels: 1, steps: 350, batch_size: 40,
-  optimizer: {rate: 0.001, weight_decay: 0.02}, loss: {sequence: 1.0}}]"""
+  optimizer: {lr: 0.001, weight_decay: 0.02}, loss: {sequence: 1.0}}]"""
 AT_THE_END = "training.validate_every=10000"  # whose model is taken: that of the last step
 # A block of small digits among scribbles; their class is gone where pixels are means of 4 a side.
 IMAGES_OF_DIGITS = [
@@ -41,7 +41,7 @@ IMAGES_OF_DIGITS = [
     "--cells", "8,12", "--hidden-from", "4", "--split", "0.6,0.1,0.3", "--seed", "1",
     "--format", "png",
 ]  # fmt: skip
-LEVEL_1 = """[{name: whole, levels: 1, steps: 150, optimizer: {rate: 0.003, weight_decay: 0.02},
+LEVEL_1 = """[{name: whole, levels: 1, steps: 150, optimizer: {lr: 0.003, weight_decay: 0.02},
   loss: {sequence: 1.0}}]"""
 
 

@@ -22,7 +22,7 @@ from tnetcli.training.trainer import train
 from tnetcli.traversal.policies import ScoredRegion
 
 pytestmark = pytest.mark.usefixtures("small_family")
-SGD = {"kind": "sgd", "rate": 0.05, "momentum": 0.0, "weight_decay": 0.0}
+SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.0, "weight_decay": 0.0}
 PLAIN = {"schedule": {"kind": "constant", "warmup": 0.0}, "loss": {"rule": "paper"}}
 
 

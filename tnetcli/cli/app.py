@@ -32,7 +32,6 @@ from tnetcli.cli.train import train
 from tnetcli.errors import ImageError, ModelError, OutputError, TnetError
 from tnetcli.system import confine_gdal
 from tnetcli.text import first_line
-from tnetcli.training.distributed import is_speaker
 
 BROKEN_PIPE = 141
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -187,7 +186,8 @@ def _exhausted(error: Exception) -> str:
 
 
 def _tell(stopped: Stopped) -> int:
-    if _command_name() == "train" and not is_speaker():  # torchrun stops all of them
+    # torchrun stops all processes of a node: one of them reports it.
+    if _command_name() == "train" and os.environ.get("LOCAL_RANK", "0") != "0":
         return stopped.exit_code
     show_problem(stopped.problem, stopped.hint or HINTS.get(_command_name(), AGAIN))
     return stopped.exit_code

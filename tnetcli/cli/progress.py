@@ -13,7 +13,7 @@ from tnetcli.text import counted, printable, redacted
 
 if TYPE_CHECKING:
     from tnetcli.cli.predict import Batch
-    from tnetcli.training.config import Stage
+    from tnetcli.training.config import StageConfig
 
 LONGEST = 2000  # characters of a message
 
@@ -238,7 +238,7 @@ class TrainingProgress:
         self._spoke = time.monotonic()
         self.say(f"reading tiles: {fraction:.0%}")
 
-    def stage(self, stage: "Stage", steps: int) -> None:
+    def stage(self, stage: "StageConfig", steps: int) -> None:
         """Begin a stage."""
         self._stage, self._start, self._first = stage.name, time.monotonic(), None
         self._told.clear()
@@ -283,7 +283,7 @@ def _figures(row: Mapping[str, Any]) -> str:
             parts.append(f"{text} {' '.join(f'{value:.1%}' for value in row[key])}")
     for key, text in (
         ("window_accuracy", "views right {:.1%}"),
-        ("by_chance", "by chance {:.1%}"),
+        ("random_accuracy", "by chance {:.1%}"),
         ("entropy", "entropy {:.2f}"),
         ("windows_per_second", "{:.0f} windows/s"),
     ):

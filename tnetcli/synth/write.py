@@ -18,7 +18,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from tnetcli.config import SPLITS, Split
-from tnetcli.data.config import Landscape
+from tnetcli.data.config import LandscapeConfig
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.files import open_regular, temporary_folder, write_file
 from tnetcli.geometry import Size, Window
@@ -390,7 +390,7 @@ class _Maker:
         raise AssertionError(f"no scene of `{planned.label}`")  # pragma: no cover - all are likely
 
 
-def _landscape(scenes: TileScenes, tiles: TileSet) -> Landscape:
+def _landscape(scenes: TileScenes, tiles: TileSet) -> LandscapeConfig:
     """Return how tiles are composed; classes that nobody named are EuroSAT's, or the rest."""
     sites, background = scenes.sites, scenes.background
     if sites is None and background is None:
@@ -421,7 +421,7 @@ def _landscape(scenes: TileScenes, tiles: TileSet) -> Landscape:
             hint=f"tiles have {tiles.side} a side",
         )
     try:
-        return Landscape(size=scenes.size, sites=sites, background=background)
+        return LandscapeConfig(size=scenes.size, sites=sites, background=background)
     except ValidationError as error:
         problem = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise UsageError(
