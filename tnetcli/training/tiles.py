@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tnetcli.devices import Precision, autocast
 from tnetcli.geometry import Grid, Region, Window
 from tnetcli.models.base import Model
 from tnetcli.synth.landscape import AMBIGUOUS, LandscapeScene
+from tnetcli.system import Precision, autocast
 from tnetcli.training.config import Tiles
 from tnetcli.training.data import Landscapes, derive
 from tnetcli.traversal.tree import Node
