@@ -26,7 +26,6 @@ from rich.console import Console
 from rich.table import Table
 
 from tnetcli.data.images import Image
-from tnetcli.devices import limit_threads
 from tnetcli.engines.dask import Cluster, in_dask
 from tnetcli.models.checkpoint import Description, load_model, save_checkpoint
 from tnetcli.models.registry import build_model
@@ -35,7 +34,7 @@ from tnetcli.prediction.jsonl import PredictionFile
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
-from tnetcli.system import available_cores
+from tnetcli.system import available_cores, limit_threads
 
 WORKERS = (1, 2, 4)
 # Images in a run, and in a batch: records come a batch at a time from every process, so that a rate
@@ -58,7 +57,7 @@ def make_large_model(folder: Path) -> str:
     if not path.exists():
         described = load_model("default").description
         arguments = {"backbone": "tf_efficientnet_b0", "view_size": 224}
-        large = described.model_copy(update={"arguments": arguments, "name": "b0"})
+        large = described.model_copy(update={"config": arguments, "name": "b0"})
         large = Description.model_validate(large.model_dump())
         model = build_model("tnet", arguments, classes=len(large.classes), bands=3)
         save_checkpoint(path, model.eval(), large)

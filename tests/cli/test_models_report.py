@@ -42,9 +42,9 @@ def test_a_card_tells_all_that_the_description_does(tmp_path):
         "grid": {"rows": 3, "columns": 3, "cell_fraction": 0.5},
         "weights": "float32",
     }
-    del expected["arguments"], expected["traversal"]  # these are complete in the file
+    del expected["config"], expected["traversal"]  # these are complete in the file
     assert {key: facts[key] for key in expected} == expected
-    assert facts["arguments"]["alignment"] == "pool"
+    assert facts["config"]["alignment"] == "pool"
 
 
 def test_bundled_models_are_listed_and_shown_by_name(assets):
@@ -84,7 +84,7 @@ def test_a_family_is_told_on_one_line_as_json():
 def test_a_card_tells_its_family_and_what_it_chooses_from(tmp_path):
     path = tmp_path / "a.safetensors"
     arguments = {"backbone": "compact", "view_size": 128}
-    path.write_bytes(pack_description(fields("anchornet", arguments=arguments)))
+    path.write_bytes(pack_description(fields("anchornet", config=arguments)))
     lines = [line.strip() for line in as_text(read_card(str(path))).splitlines()]
     first, second = FAMILIES["anchornet"].summary.split("\n")
     assert lines[lines.index(second) - 1].split(maxsplit=1) == ["is", first]

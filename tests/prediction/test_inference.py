@@ -400,7 +400,7 @@ def test_a_checkpoint_reads_images_as_in_training(tmp_path):
         open_image(scene) as reader,
         open_image(plain) as grey,
     ):
-        own = description.config()
+        own = description.traversal_config()
         found = run(inference, [reader, grey], own.changed(confidence=1.0))
         hasty = result_of(inference, reader, own)
     assert hasty.stop == "confidence"

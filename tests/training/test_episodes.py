@@ -445,11 +445,11 @@ def test_rewards_teach_the_location_module_alone_and_labels_all_the_rest(
     location = parts_of(by_labels, "location")
     assert location
     assert all(each is None or not each.any() for each in location.values())
-    rest = ("backbone", "position", "classifier", "weighting")
+    rest = ("backbone", "position", "head", "aggregator")
     for name, each in parts_of(by_labels, *rest).items():
         assert each is not None, name
         assert torch.equal(each, by_both[name]), name
-    assert all(each.any() for each in parts_of(by_labels, "classifier", "backbone").values())
+    assert all(each.any() for each in parts_of(by_labels, "head", "backbone").values())
     moved = [each for each in parts_of(by_both, "location").values() if each is not None]
     assert sum(bool(each.any()) for each in moved) > len(location) / 2
 

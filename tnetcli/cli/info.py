@@ -81,7 +81,7 @@ class Walk:
         from tnetcli.models.checkpoint import find_model_file, read_description
 
         told = read_description(find_model_file(model))
-        return cls(told.config(levels=levels, keep=keep), told.view_size, told.grid)
+        return cls(told.traversal_config(levels=levels, keep=keep), told.view_size, told.grid)
 
     def costliest(self) -> TraversalConfig:
         """Return the same walk, to the most that it may cost."""

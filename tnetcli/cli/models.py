@@ -120,7 +120,7 @@ def read_card(name_or_path: str) -> Card:
             "name": told.pop("name") or _bundled_name(path),
             "summary": told.pop("summary"),
             "family": told.pop("family"),
-            "backbone": description.model_arguments.backbone,
+            "backbone": description.model_settings.backbone,
             "parameters": parameters,
             "view_size": description.view_size,
             "grid": {
@@ -186,7 +186,7 @@ def _card_text(card: Card) -> str:
         "grid": card.cells,
         "levels": str(walk["levels"])
         + (f", keep {_some(map(str, walk['keep']), ',')}" if walk["levels"] > 1 else ""),
-        "glimpses": str(facts["arguments"].get("glimpses", "")),
+        "glimpses": str(facts["config"].get("glimpses", "")),
         "fit": walk["fit"],
         "crop": CROPS[card.crop],
         "classes": _listed(facts["classes"]),

@@ -323,7 +323,6 @@ def predict(
     batch = Batch(len(named))
     most = 0 if fail_fast else max_failures
 
-    from tnetcli.devices import limit_threads
     from tnetcli.exporters.export import Overlays
     from tnetcli.prediction.batch import (
         DEFAULT_MODEL,
@@ -332,7 +331,7 @@ def predict(
         predict_images,
     )
     from tnetcli.prediction.predictor import PredictConfig
-    from tnetcli.system import available_cores
+    from tnetcli.system import available_cores, limit_threads
 
     overlays = None if overlay is None else Overlays(overlay, overwrite=overwrite)
     if overlays is not None:

@@ -13,7 +13,6 @@ from pydantic import JsonValue
 
 from tnetcli import __version__
 from tnetcli.data.normalize import Normalisation
-from tnetcli.devices import Precision, choose_device
 from tnetcli.errors import ImageError, TnetError
 from tnetcli.geometry import Window
 from tnetcli.models.base import Model
@@ -33,6 +32,7 @@ from tnetcli.prediction.record import (
 from tnetcli.readers.base import Cost, Reader
 from tnetcli.readers.watch import READ_TIMEOUT, ReadingThreads
 from tnetcli.readers.wrappers import CroppedReader
+from tnetcli.system import Precision, choose_device
 from tnetcli.tasks import Classification, softmax
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Policy

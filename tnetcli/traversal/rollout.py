@@ -68,7 +68,7 @@ def effective(config: TraversalConfig, model: Model, *, scale: float = 1.0) -> T
     """
     least = config.least_side
     return config.changed(
-        least_side=scale * model.smallest_view if least is None else least,
+        least_side=scale * model.min_view_size if least is None else least,
         levels=min(config.levels, model.max_levels or config.levels),
     )
 
