@@ -143,3 +143,5 @@ def confine_gdal() -> None:
     given = os.environ.get("GDAL_SKIP", "")
     separator = "," if "," in given else None  # GDAL takes spaces where there is no comma
     os.environ["GDAL_SKIP"] = ",".join([*given.split(separator), *UNUSED_DRIVERS])
+    # Megabytes. The default is 5 % of the machine, which the jobs of an array share.
+    os.environ.setdefault("GDAL_CACHEMAX", "128")
