@@ -122,7 +122,7 @@ def _note(looked: Looked, error: TnetError) -> None:
 def judge(base: Base, harmed: Harmed, seen: Seen, looked: Looked) -> None:
     """Compare what was read with what is known, and else with what the library reads."""
     witness = Witness(seen.reader)
-    sizes = [level.size for level in seen.reader.layout.levels]
+    sizes = [level.size for level in seen.reader.info.levels]
     same_image = bool(sizes) and sizes[0] == base.sizes[0]
     for level, box, pixels in seen.boxes:
         known = None

@@ -21,7 +21,6 @@ from tests.models.contract import (
 )
 from tests.models.places import branch_of, patch_at
 from tests.models.published import count_layers, count_parameters
-from tests.readers.contract import area_mean
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Size, Window
@@ -31,6 +30,7 @@ from tnetcli.models.lsp import FIELDS, AnchorGrid
 from tnetcli.models.registry import build_model, read_model_config
 from tnetcli.prediction.inference import Inference
 from tnetcli.readers.detect import open_image
+from tnetcli.testing.reader import area_mean
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Oracle, Random, TopK
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from tests.checkpoints import tiny
 from tests.images import area_average, noise, write_geotiff, write_pyramid_tiff
-from tests.readers.contract import area_mean
 from tests.small_model import SmallModel
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ImageError, ModelError
@@ -18,6 +17,7 @@ from tnetcli.models.checkpoint import load_model, save_checkpoint
 from tnetcli.models.registry import build_model
 from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.readers.detect import open_image
+from tnetcli.testing.reader import area_mean
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 

@@ -135,7 +135,7 @@ def inspect(image: str, *, reader: str | None, options: ReadOptions, walk: Walk)
 
 
 def _facts(reader: Reader, walk: Walk) -> dict[str, Any]:
-    layout, first = reader.layout, reader.layout.levels[0]
+    layout, first = reader.info, reader.info.levels[0]
     georeference, microns = reader.georeference, reader.microns_per_pixel
     ground = georeference.ground_size(reader.size) if georeference else None
     return {
@@ -192,7 +192,7 @@ def _prediction(reader: Reader, walk: Walk) -> dict[str, Any]:
     config = walk.costliest()
     found = traverse([Window.whole(reader.size)], encode, grid, config, [build_policy(config)])
     regions = [node.region for node in found.nodes]
-    pixels = sum(reader.decoded(region.window, view) for region in regions)
+    pixels = sum(reader.estimate(region.window, view) for region in regions)
     return {
         "levels": max(region.level for region in regions),
         "view_size": walk.view_size,
@@ -204,13 +204,13 @@ def _prediction(reader: Reader, walk: Walk) -> dict[str, Any]:
 
 def _costs(reader: Reader, window: Window, grid: Grid, view: Size) -> NDArray[np.float64]:
     """Return logits (cells, 1) that prefer the cells that decode the most pixels."""
-    decoded = [reader.decoded(window.cell(grid, *cell), view) for cell in grid.cells()]
+    decoded = [reader.estimate(window.cell(grid, *cell), view) for cell in grid.cells()]
     logits = np.where(grid.choices().ravel(), np.log(np.maximum(decoded, 1)), -np.inf)
     return logits[:, None]
 
 
 def _warnings(reader: Reader) -> list[str]:
-    layout = reader.layout
+    layout = reader.info
     warnings = list(layout.warnings)
     if isinstance(reader, OverviewReader):
         state = "a small copy is in the cache" if reader.has_copy else "the first view decodes all"

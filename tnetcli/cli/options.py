@@ -20,7 +20,7 @@ class ReaderName(StrEnum):
     slide = "slide"
     tiff = "tiff"
     ome_zarr = "ome_zarr"
-    photo = "photo"
+    image = "image"
 
 
 class CropName(StrEnum):

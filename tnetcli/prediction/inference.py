@@ -312,7 +312,7 @@ def record_result(
         reader=reader.name,
         georeference=reader.georeference,
         mpp=(microns.x, microns.y) if microns else None,
-        offset=reader.layout.offset,
+        offset=reader.info.offset,
         provenance=maker.provenance,
         fingerprint=fingerprint,
         warnings=tuple(warnings),
@@ -394,7 +394,7 @@ def _cost(result: ImageResult, reader: Reader) -> PredictionCost:
         pixels_total=reader.size.pixels,
         fraction_decoded=result.cost.pixels_decoded / reader.size.pixels,
         bytes_read=result.cost.bytes_read,
-        file_bytes=reader.layout.file_bytes,
+        file_bytes=reader.info.file_bytes,
         read_seconds=result.read_seconds,
         model_seconds=result.model_seconds,
         seconds=result.read_seconds + result.model_seconds,
@@ -419,7 +419,7 @@ def on_whole_image(record: Prediction, reader: CroppedReader) -> Prediction:
         width=whole.size.width,
         height=whole.size.height,
         georeference=whole.georeference,
-        offset=whole.layout.offset,
+        offset=whole.info.offset,
         windows=tuple(
             replace(
                 window,
