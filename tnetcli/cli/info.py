@@ -28,10 +28,10 @@ from tnetcli.cli.options import (
     ReaderOption,
     ReadTimeout,
     Recursive,
+    check_null,
     is_typed,
     parse_keep,
     read_options,
-    refuse_lone_null,
 )
 from tnetcli.cli.progress import show_error, show_problem
 from tnetcli.errors import ImageError, SomeFailedError, TnetError, UsageError, kind_of_all
@@ -384,7 +384,7 @@ def info(
 
     options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
     walk = _walk(context, model, levels, keep, view_size)
-    refuse_lone_null(context, images)
+    check_null(context, images)
     with watching("IMAGES"):
         found = find_images(images or [], manifest=manifest, recursive=recursive, null=null)
     failures = []

@@ -22,8 +22,6 @@ from tnetcli.cli.options import (
     Images,
     Keep,
     Levels,
-    LogFormat,
-    LogFormatName,
     Manifest,
     Mpp,
     Nodata,
@@ -39,12 +37,12 @@ from tnetcli.cli.options import (
     Seed,
     Shard,
     Verbose,
+    check_null,
     parse_keep,
     read_options,
-    refuse_lone_null,
 )
 from tnetcli.cli.progress import show_log
-from tnetcli.cli.signals import Stopped, exit_code, stopping_gently
+from tnetcli.cli.signals import Stopped, exit_code, graceful_stop
 from tnetcli.errors import SomeFailedError, UsageError, kind_of, kind_of_all
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.watch import READ_TIMEOUT, watching
@@ -302,7 +300,6 @@ def predict(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    log_format: LogFormat = LogFormatName.text,
 ) -> None:
     """Classify IMAGES by looking closer only where it matters.
 
@@ -313,8 +310,7 @@ def predict(
     Exits with 0 when all images are done, 8 when some failed, 3 when none could be read.
     """
     level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
-    as_json = log_format is LogFormatName.json
-    show_log(level, as_json=as_json)
+    show_log(level)
 
     from tnetcli.cli.progress import BatchProgress
     from tnetcli.data.images import name_images
@@ -323,7 +319,7 @@ def predict(
     options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
     values = None if rescale is None else _parse_rescale(rescale)
     counts = None if keep is None else parse_keep(keep)
-    refuse_lone_null(context, images)
+    check_null(context, images)
     with watching("IMAGES"):
         named = name_images(
             images or [],
@@ -376,8 +372,8 @@ def predict(
     )
     # From here on what was begun is finished; before, whoever is told to stop just stops.
     with (
-        stopping_gently() as asked,
-        BatchProgress(batch, quiet=quiet, as_json=as_json) as progress,
+        graceful_stop() as asked,
+        BatchProgress(batch, quiet=quiet) as progress,
     ):
 
         def should_stop() -> bool:

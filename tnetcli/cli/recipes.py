@@ -141,8 +141,10 @@ def _read(path: Path) -> bytes:
 
 recipes = typer.Typer(
     help="List, show and copy the recipes that come with tnet.",
+    epilog="Example: tnet recipes copy own-images",
     callback=show_help_without_command,
     invoke_without_command=True,
+    rich_markup_mode=None,
 )
 
 
