@@ -131,13 +131,16 @@ def test_bash_completes_commands_after_the_script_is_loaded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment"),
+    ("arguments", "environment", "heavy"),
     [
-        (["--help"], {}),
-        ([], {"_TNET_COMPLETE": "complete_bash", "COMP_WORDS": "tnet ", "COMP_CWORD": "1"}),
+        (["--help"], {}, {"numpy", "yaml"}),
+        ([], {"_TNET_COMPLETE": "complete_bash", "COMP_WORDS": "tnet ", "COMP_CWORD": "1"},
+         {"numpy", "yaml"}),
+        (["models", "default"], {}, {"rasterio"}),
+        (["recipes", "list"], {}, {"rasterio"}),
     ],
-)
-def test_help_and_completion_import_no_heavy_library(arguments, environment):
+)  # fmt: skip
+def test_heavy_libraries_are_imported_only_when_needed(arguments, environment, heavy):
     code = f"""
 import sys
 sys.argv = ["tnet", *{arguments!r}]
@@ -145,9 +148,17 @@ from tnetcli.cli.app import main
 try:
     main()
 finally:
-    heavy = {{"torch", "timm", "numpy", "rasterio", "tifffile", "yaml"}}
+    heavy = {heavy | {"torch", "timm", "tifffile"}!r}
     print(*heavy & sys.modules.keys(), file=sys.stderr)
 """
     done = run_python(code, **environment)
-    assert "predict" in done.stdout
+    assert done.stdout
     assert done.stderr.split() == []
+
+
+def test_characters_that_the_output_encoding_lacks_are_escaped(tmp_path):
+    code = f"import sys; sys.argv = ['tnet', 'info', '{tmp_path}/\\u2603.tif']\n"
+    code += "from tnetcli.cli.app import main; main()"
+    done = run_python(code, PYTHONIOENCODING="latin-1")
+    assert done.returncode == 3
+    assert "\\u2603.tif` does not exist" in done.stderr

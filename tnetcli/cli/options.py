@@ -1,26 +1,19 @@
-"""Options that several commands share."""
+"""Options that several commands share, how they are parsed, and how reports are printed."""
 
+import json
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tnetcli.errors import UsageError
 from tnetcli.files import STANDARD
+from tnetcli.text import did_you_mean
 
 if TYPE_CHECKING:
     from tnetcli.readers.base import ReadOptions
-
-
-class ReaderName(StrEnum):
-    """Choices of `--reader`."""
-
-    raster = "raster"
-    slide = "slide"
-    tiff = "tiff"
-    ome_zarr = "ome_zarr"
-    photo = "photo"
 
 
 class CropName(StrEnum):
@@ -37,6 +30,19 @@ class PrecisionName(StrEnum):
     fp32 = "fp32"
     bf16 = "bf16"
     fp16 = "fp16"
+
+
+def _check_reader(name: str | None) -> str | None:
+    if name is not None and name not in (known := _reader_names()):
+        hint = did_you_mean(name, known, f"choose one of: {', '.join(known)}")
+        raise UsageError(f"unknown reader: `{name}`", hint=hint)
+    return name
+
+
+def _reader_names() -> list[str]:
+    from tnetcli.readers.detect import READERS  # imports numpy
+
+    return list(READERS)
 
 
 Images = Annotated[
@@ -60,8 +66,14 @@ NullSeparated = Annotated[
     typer.Option("-0", help="The list on stdin is separated by NUL characters, not newlines."),
 ]
 ReaderOption = Annotated[
-    ReaderName | None,
-    typer.Option(help="Reader to use.", show_default="by content"),
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Reader: raster, slide, tiff, ome_zarr, photo or a plug-in.",
+        show_default="by content",
+        callback=_check_reader,
+        autocompletion=_reader_names,
+    ),
 ]
 Bands = Annotated[
     str | None,
@@ -150,6 +162,14 @@ def show_help_without_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
+
+
+def print_report(
+    record: Mapping[str, Any], text: Callable[[dict[str, Any]], str], *, as_json: bool
+) -> None:
+    """Print a record of plain values as one line of JSON, or as `text` formats it."""
+    plain = dict(record)
+    typer.echo(json.dumps(plain, ensure_ascii=False, allow_nan=False) if as_json else text(plain))
 
 
 def is_typed(context: typer.Context, name: str) -> bool:

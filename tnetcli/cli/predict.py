@@ -344,7 +344,7 @@ def predict(
         confidence=confidence,
         seed=seed,
         precision=precision.value,
-        reader=None if reader is None else reader.value,
+        reader=reader,
         check_attention=check_attention,
         windows=windows,
         options=options,
