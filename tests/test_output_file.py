@@ -67,7 +67,7 @@ def test_a_lent_folder_is_gone_after_a_failure(tmp_path):
 STOPPED_AT = """
     import os, shutil, signal, sys
     from pathlib import Path
-    from tnetcli.cli.signals import stop_when_told
+    from tnetcli.cli.signals import install_handlers
     from tnetcli.files import temporary_folder
 
     def then_stop(function):
@@ -80,7 +80,7 @@ STOPPED_AT = """
             return result
         return do
 
-    stop_when_told()
+    install_handlers()
     if sys.argv[1] == "made":
         Path.mkdir = then_stop(Path.mkdir)
     with temporary_folder("a.tif") as folder:

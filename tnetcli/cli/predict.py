@@ -18,8 +18,6 @@ from tnetcli.cli.options import (
     Images,
     Keep,
     Levels,
-    LogFormat,
-    LogFormatName,
     Manifest,
     NullSeparated,
     Overwrite,
@@ -32,13 +30,13 @@ from tnetcli.cli.options import (
     Seed,
     Shard,
     Verbose,
+    check_null,
     parse_keep,
     read_options,
-    refuse_lone_null,
 )
 from tnetcli.cli.progress import show_log
-from tnetcli.cli.signals import Stopped, exit_code, stopping_gently
-from tnetcli.errors import SomeFailedError, UsageError, error_class, common_error_class
+from tnetcli.cli.signals import Stopped, exit_code, graceful_stop
+from tnetcli.errors import SomeFailedError, UsageError, common_error_class, error_class
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.watch import READ_TIMEOUT, watching
 from tnetcli.text import counted, printable
@@ -283,7 +281,6 @@ def predict(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    log_format: LogFormat = LogFormatName.text,
 ) -> None:
     """Classify IMAGES by looking closer only where it matters.
 
@@ -294,8 +291,7 @@ def predict(
     Exits with 0 when all images are done, 8 when some failed, 3 when none could be read.
     """
     level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
-    as_json = log_format is LogFormatName.json
-    show_log(level, as_json=as_json)
+    show_log(level)
 
     from tnetcli.cli.progress import BatchProgress
     from tnetcli.data.images import name_images
@@ -303,7 +299,7 @@ def predict(
 
     options = read_options(bands, option)
     counts = None if keep is None else parse_keep(keep)
-    refuse_lone_null(context, images)
+    check_null(context, images)
     with watching("IMAGES"):
         named = name_images(
             images or [],
@@ -347,15 +343,15 @@ def predict(
         confidence=confidence,
         seed=seed,
         precision=precision.value,
-        reader=None if reader is None else reader.value,
+        reader=reader,
         check_attention=check_attention,
         windows=windows,
         options=options,
     )
     # From here on what was begun is finished; before, whoever is told to stop just stops.
     with (
-        stopping_gently() as asked,
-        BatchProgress(batch, quiet=quiet, as_json=as_json) as progress,
+        graceful_stop() as asked,
+        BatchProgress(batch, quiet=quiet) as progress,
     ):
 
         def should_stop() -> bool:

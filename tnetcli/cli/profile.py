@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from tnetcli.cli.options import Json, PrecisionName, PredictConfig, is_typed, parse_windows
+from tnetcli.cli.options import Json, PrecisionName, RecipeChanges, is_typed, parse_windows
 from tnetcli.errors import UsageError
 from tnetcli.models.cost import (
     MAX_VIEWS,
@@ -285,7 +285,7 @@ def profile(
         ),
     ] = None,
     json: Json = False,
-    set: PredictConfig = None,
+    set: RecipeChanges = None,
     windows: Annotated[
         str | None,
         typer.Option(
