@@ -175,7 +175,7 @@ def test_a_pipe_that_cannot_be_kept_is_no_bug(monkeypatch):
     os.write(writing, b"a record\n")
     os.close(writing)
     monkeypatch.setattr("tnetcli.files.NamedTemporaryFile", lambda **_: Full())
-    with pytest.raises(OutputError, match=r"cannot keep what comes from .*: No space left"):
+    with pytest.raises(OutputError, match=r"cannot store the input .*: No space left"):
         spooled(f"/dev/fd/{reading}").__enter__()
     os.close(reading)
 

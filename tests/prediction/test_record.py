@@ -57,7 +57,9 @@ boxes = st.tuples(*[st.floats(-1e8, 1e8)] * 2, *[st.floats(1.1e8, 1e9)] * 2)
 glimpses = st.lists(st.builds(GlimpseRecord, boxes, words, shares), max_size=2).map(tuple)
 paths = st.lists(st.from_regex("[0-9]+-[0-9]+|w[0-9]+", fullmatch=True), max_size=3)
 windows = st.builds(
-    lambda path, *rest, **more: RegionRecord("/".join(["root", *path]), len(path) + 1, *rest, **more),
+    lambda path, *rest, **more: RegionRecord(
+        "/".join(["root", *path]), len(path) + 1, *rest, **more
+    ),
     paths, boxes, shares, st.integers(1, 10**9), shares, words, shares, st.none() | shares,
     steps=st.lists(st.floats(-9, 9), max_size=3).map(tuple), glimpses=glimpses,
 )  # fmt: skip
