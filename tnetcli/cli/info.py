@@ -85,11 +85,11 @@ class Walk:
 
     def costliest(self) -> TraversalConfig:
         """Return the same walk, to the most that it may cost."""
-        config, least = self.config, self.config.least_side
-        policy = "topk" if config.policy == "sample" else config.policy
+        config, least = self.config, self.config.min_size
+        policy = "top_k" if config.policy == "sample" else config.policy
         side = self.view_size if least is None else least
         # Windows that coincide count each time.
-        return config.changed(policy=policy, least_side=side, once=False, confidence=None)
+        return config.changed(policy=policy, min_size=side, deduplicate=False, confidence=None)
 
 
 @dataclass(frozen=True, slots=True)
