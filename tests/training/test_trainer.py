@@ -174,7 +174,7 @@ def test_every_family_goes_on_as_if_never_stopped(images, tmp_path, family, argu
     recipe = recipe_of(
         images,
         model={"family": family, "classes": 2, "dropout": 0.5, **arguments},
-        traversal={"levels": levels, "keep": [1], "least_side": 16},
+        traversal={"levels": levels, "keep": [1], "min_size": 16},
         training={"batch_size": 2},
         stages=[{"steps": 3}],
     )

@@ -31,7 +31,6 @@ from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.readers.wrappers import CropKind
 from tnetcli.system import available_cores, limit_threads, reuse_freed_memory, sharing_cores
 from tnetcli.text import first_line
-from tnetcli.traversal.config import PolicyName
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +434,7 @@ class Choices(TypedDict, total=False):
     model: str | os.PathLike[str] | Checkpoint
     levels: int
     keep: Sequence[int]  # cells followed of each window, level by level
-    policy: PolicyName
+    policy: str
     budget: int  # windows per image, the whole image included
     confidence: float  # stop as soon as a class is as probable
     seed: int
