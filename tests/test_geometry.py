@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rasterio.warp import transform as warp
 
-from tests.readers.contract import area_mean
 from tests.strategies import georeferences, grids, numbers, paths, windows
 from tnetcli.geometry import Georeference, Grid, Region, Size, UnknownCRSError, Window
+from tnetcli.testing.reader import area_mean
 
 # Data set, side of the crop, cells per axis, cell fraction, starts in crop pixels in the authors'
 # code of Papadopoulos 2021.
