@@ -459,7 +459,7 @@ def test_a_crop_with_context_grows_small_boxes_more(listed):
     with found.train[0].open() as reader:  # 40 of 80 pixels grow by 15 %, 40 of 60 too
         assert reader.size == Size(46, 46)
     with found.validation[0].open() as reader:  # 3 of 80 by 200 %, 7 of 60 by 100 %
-        assert reader.layout.details["crop"] == [0, 0, 7, 13]
+        assert reader.info.details["crop"] == [0, 0, 7, 13]
 
 
 def test_without_crop_an_image_is_whole_and_keeps_its_box(listed):

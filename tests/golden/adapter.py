@@ -5,6 +5,7 @@ here and leave the JSON files alone.
 """
 
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -36,7 +37,7 @@ GRID = {"rows": 3, "columns": 3, "cell_fraction": 0.5}
 MODELS: dict[str, dict[str, Any]] = {
     "tnet": {
         "backbone": "compact", "view_size": 32, "grid": GRID, "location_size": 8,
-        "weighting": True, "temperature": 0.2, "centered": True,
+        "aggregator": "gated", "temperature": 0.2, "centered": True,
     },
     "anchornet": {"backbone": "compact", "view_size": 120},
     "two_stream": {
@@ -77,6 +78,12 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }  # fmt: skip
 SEED = 7
+# Parts of models: today's names as patterns, and those when results were frozen.
+FROZEN_NAMES = {
+    r"(^|_stream\.|branches\.\d\.)head\.": r"\1classifier.",
+    r"^anchor\.trunk\.": "anchor.head.",
+    r"^aggregator\.": "weighting.",
+}
 GAINS = {"saccader": 0.5}  # of the weights' variance: logits are to be near 1
 
 # Recipes. Everything starts from the weights of `build`, except `from_seed`.
@@ -147,7 +154,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "stages": [
             {"name": "read", "steps": 2, "freeze": ["location"], "optimizer": {"lr": 0.01}},
             {
-                "name": "imitate", "steps": 2, "freeze": ["backbone", "classifier"],
+                "name": "imitate", "steps": 2, "freeze": ["backbone", "head"],
                 "objective": {"imitation": 1, "glimpses": 0},
             },
             {"name": "look", "steps": 2, "objective": {"glimpses": 1}},
@@ -194,6 +201,8 @@ def build(
 
 def _weights(name: str, shape: tuple[int, ...], gain: float) -> Any:
     """Return the values of one tensor, known by the name that it had when results were frozen."""
+    for now, frozen in FROZEN_NAMES.items():
+        name = re.sub(now, frozen, name)
     noise = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
     part = name.rpartition(".")[2]
     if part == "running_var":
@@ -208,7 +217,7 @@ def save(path: Path, family: str, classes: Sequence[str], **traversal: Any) -> P
     """Save a model of `build` as a file that the commands take."""
     description = Description(
         family=family,
-        arguments=MODELS[family],
+        config=MODELS[family],
         classes=tuple(classes),
         bands=("1", "2", "3"),
         normalisation=Normalisation(**NORMALISATION),

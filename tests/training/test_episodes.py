@@ -430,7 +430,7 @@ def gradients(model, loss, episodes):
     return dict(zip(names, found, strict=True))
 
 
-def parts_of(found, *parts):
+def read_chunks(found, *parts):
     return {name: each for name, each in found.items() if name.split(".")[0] in parts}
 
 
@@ -442,15 +442,15 @@ def test_rewards_teach_the_location_module_alone_and_labels_all_the_rest(
     episodes = explore(model.train(), views, readers, THREE, loss).episodes()
     by_labels = gradients(model, loss, episodes)
     by_both = gradients(model, loss.model_copy(update={"reinforce": 1000.0}), episodes)
-    location = parts_of(by_labels, "location")
+    location = read_chunks(by_labels, "location")
     assert location
     assert all(each is None or not each.any() for each in location.values())
-    rest = ("backbone", "position", "classifier", "weighting")
-    for name, each in parts_of(by_labels, *rest).items():
+    rest = ("backbone", "position", "head", "aggregator")
+    for name, each in read_chunks(by_labels, *rest).items():
         assert each is not None, name
         assert torch.equal(each, by_both[name]), name
-    assert all(each.any() for each in parts_of(by_labels, "classifier", "backbone").values())
-    moved = [each for each in parts_of(by_both, "location").values() if each is not None]
+    assert all(each.any() for each in read_chunks(by_labels, "head", "backbone").values())
+    moved = [each for each in read_chunks(by_both, "location").values() if each is not None]
     assert sum(bool(each.any()) for each in moved) > len(location) / 2
 
 

@@ -9,7 +9,7 @@ from tnetcli.models.registry import build_model
 from tnetcli.training.config import StageConfig
 from tnetcli.training.optim import prepare_parts
 
-PARTS = ("backbone", "location", "position", "weighting", "classifier")
+PARTS = ("backbone", "location", "position", "aggregator", "head")
 
 
 @pytest.fixture
@@ -60,11 +60,11 @@ def test_a_backbone_of_rate_zero_is_frozen(model):
 
 def test_a_stage_of_tiles_leaves_alone_what_chooses_and_weighs(model):
     prepare_parts(model, stage(learn="tiles"))
-    assert learning(model) == {"backbone", "position", "classifier"}
+    assert learning(model) == {"backbone", "position", "head"}
 
 
 def test_what_one_stage_froze_learns_again_in_the_next(model):
-    prepare_parts(model, stage(freeze=["backbone", "classifier"]))
+    prepare_parts(model, stage(freeze=["backbone", "head"]))
     prepare_parts(model, stage())
     assert learning(model) == set(PARTS)
 
@@ -119,6 +119,6 @@ def test_preparing_again_changes_nothing():
 
 def test_a_linear_layer_is_a_part_like_any_other():
     small = SmallModel()
-    prepare_parts(small, stage(freeze=["classifier"]))
-    assert isinstance(small.classifier, nn.Linear)
+    prepare_parts(small, stage(freeze=["head"]))
+    assert isinstance(small.head, nn.Linear)
     assert learning(small) == set()

@@ -241,7 +241,7 @@ class TestFiles:
         ("name", "problem"),
         [
             ("there", "exists"),
-            ("folder", "a folder is in the way"),
+            ("folder", "is a folder"),
             ("none/a", "there is no folder"),
             ("x" * 300, "not a name"),
         ],

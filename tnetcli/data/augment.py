@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tnetcli.data.config import AugmentConfig
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.base import Box, Layout, Level, Resolution
+from tnetcli.readers.base import Box, ImageInfo, Level, Resolution
 
 # The papers' four; a fifth case, as likely, changes nothing.
 ORDERS = (
@@ -235,7 +235,7 @@ class Pose:
                 found.append(inside)
         return tuple(found)
 
-    def layout(self, layout: Layout) -> Layout:
+    def layout(self, layout: ImageInfo) -> ImageInfo:
         """Return what is known of the result; it has no place on a map."""
         microns = layout.microns_per_pixel
         if self.across and microns is not None:

@@ -7,29 +7,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tnetcli.models.base import Aggregated, Model, refuse_unread
+from tnetcli.models.base import Aggregated, Model, check_unread
 
 
 class WeightedMean(Model):
     """A model whose head is a dense layer over the weighted mean of its feature vectors."""
 
-    weighting: nn.Module
+    aggregator: nn.Module
     dropout: nn.Dropout
-    classifier: nn.Linear
+    head: nn.Linear
 
     def aggregate(
         self, features: Tensor, mask: Tensor, levels: Tensor, unread: Tensor | None = None
     ) -> Aggregated:
         """Classify the weighted mean of the unmasked features."""
-        refuse_unread(unread)
+        check_unread(unread)
         features = features.masked_fill(~mask.unsqueeze(-1), 0)  # as 0 times NaN is NaN
-        weights: Tensor = self.weighting(features, mask)  # (images, regions)
+        weights: Tensor = self.aggregator(features, mask)  # (images, regions)
         mean = (weights.unsqueeze(-1) * features).sum(dim=1)  # (images, D)
         return Aggregated(self.classify(mean, levels), weights.detach(), mean, {})
 
     def classify(self, features: Tensor, levels: Tensor) -> Tensor:
         """Return the logits of feature vectors, whatever their level."""
-        logits: Tensor = self.classifier(self.dropout(features))
+        logits: Tensor = self.head(self.dropout(features))
         return logits
 
 
@@ -41,7 +41,7 @@ class Mean(nn.Module):
         return present.to(features) / present.sum(dim=1, keepdim=True)
 
 
-class Weighting(nn.Module):
+class Gated(nn.Module):
     """Learn weights from each region and from the mean of all; takes any number of regions."""
 
     def __init__(self, size: int) -> None:

@@ -20,10 +20,10 @@ from tnetcli.models.base import (
     Episodes,
     Model,
     Terms,
-    refuse_unread,
+    check_unread,
+    init_bagnet,
+    init_efficientnet,
     side_loss,
-    start_as_bagnet,
-    start_as_efficientnet,
 )
 from tnetcli.models.configs import ANCHORNET, AnchorNetConfig, AnchorNetObjective
 from tnetcli.models.encoders import BAGNET, build_backbone
@@ -36,7 +36,7 @@ MOST_LOST = 0.9  # and rounds down only as far as this
 FIRST_DEVIATION = 0.01  # of the weights of classifiers
 
 # Of each block: expanded, outputs, kernel, stride, squeezed, h-swish.
-HEAD = (
+TRUNK = (
     (16, 16, 3, 2, False, False),
     (72, 24, 3, 2, False, False),
     (88, 24, 1, 1, False, False),
@@ -66,26 +66,26 @@ class AnchorNet(Model):
 
     def __init__(
         self,
-        arguments: AnchorNetConfig,
+        config: AnchorNetConfig,
         *,
         classes: int,
         bands: int = 3,
         pretrained: bool | Path = False,
     ) -> None:
-        super().__init__(arguments, grid=arguments.grid, classes=classes, bands=bands)
-        self.anchor = Anchors(arguments, classes=classes, bands=bands)
-        self.attended = arguments.heat == "attended"
-        self.localisation = LOCALISATIONS[arguments.patches]
-        self.most_named = self.localisation.most_of(arguments.view_size)
-        self.encodes_patches = arguments.backbone == ANCHORNET
+        super().__init__(config, grid=config.grid, classes=classes, bands=bands)
+        self.anchor = Anchors(config, classes=classes, bands=bands)
+        self.attended = config.heat == "attended"
+        self.localisation = LOCALISATIONS[config.patches]
+        self.most_named = self.localisation.most_of(config.view_size)
+        self.encodes_patches = config.backbone == ANCHORNET
         if self.encodes_patches:
             _check_nothing_to_load(pretrained)
             return
-        self.backbone = build_backbone(arguments, bands=bands, pretrained=pretrained)
-        self.dropout = nn.Dropout(arguments.dropout)
-        self.classifier = nn.Linear(self.backbone.feature_size, classes)
-        start = start_as_bagnet if arguments.backbone == BAGNET else start_as_efficientnet
-        start(self.classifier)
+        self.backbone = build_backbone(config, bands=bands, pretrained=pretrained)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(self.backbone.feature_size, classes)
+        start = init_bagnet if config.backbone == BAGNET else init_efficientnet
+        start(self.head)
 
     @property
     def feature_size(self) -> int:
@@ -96,7 +96,7 @@ class AnchorNet(Model):
         """Return AnchorNet itself for level 1, the classifier of patches below it."""
         if level == 1 or self.encodes_patches:
             return self
-        return PatchClassifier(self.backbone, self.dropout, self.classifier, self.grid)
+        return PatchClassifier(self.backbone, self.dropout, self.head, self.grid)
 
     def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the logits of the decided branch; `cell_logits` hold one class map per branch.
@@ -131,7 +131,7 @@ class AnchorNet(Model):
         self, features: Tensor, mask: Tensor, levels: Tensor, unread: Tensor | None = None
     ) -> Aggregated:
         """Average the probabilities of the patches; without any, AnchorNet's own answer stands."""
-        refuse_unread(unread)
+        check_unread(unread)
         features = features.masked_fill(~mask.unsqueeze(-1), 0)  # as 0 times NaN is NaN
         patches = mask & (levels > 1)  # (images, regions)
         counted = torch.where(patches.any(dim=1, keepdim=True), patches, mask)
@@ -151,16 +151,16 @@ class PatchClassifier(nn.Module):
     """Encode patches with a network of their own; it proposes no further cells."""
 
     def __init__(
-        self, backbone: nn.Module, dropout: nn.Module, classifier: nn.Module, grid: AnchorGrid
+        self, backbone: nn.Module, dropout: nn.Module, head: nn.Module, grid: AnchorGrid
     ) -> None:
         super().__init__()
-        self.backbone, self.dropout, self.classifier = backbone, dropout, classifier
+        self.backbone, self.dropout, self.head = backbone, dropout, head
         self.places = grid.rows * grid.columns
 
     def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the class logits of each patch."""
         _, features = self.backbone(views)
-        logits: Tensor = self.classifier(self.dropout(features))
+        logits: Tensor = self.head(self.dropout(features))
         nothing = logits.new_full((views.shape[0], self.places, 1), -torch.inf)
         return EncoderOutput(logits, nothing, {})
 
@@ -217,7 +217,7 @@ class Bottleneck(nn.Module):
         inputs: int,
         expanded: int,
         outputs: int,
-        arguments: AnchorNetConfig,
+        config: AnchorNetConfig,
         *,
         kernel: int = 1,
         stride: int = 1,
@@ -226,10 +226,10 @@ class Bottleneck(nn.Module):
     ) -> None:
         super().__init__()
         kind = nn.Hardswish if swish else nn.ReLU
-        squeeze = arguments.squeeze if squeezed else "none"
-        ratio = arguments.squeeze_ratio
+        squeeze = config.squeeze if squeezed else "none"
+        ratio = config.squeeze_ratio
         self.cut = kernel - 1 if stride == 1 and inputs == outputs else None
-        self.crop = arguments.crop
+        self.crop = config.crop
         layers: list[nn.Module] = [
             nn.Conv2d(inputs, expanded, 1, bias=False),
             nn.BatchNorm2d(expanded),
@@ -262,23 +262,23 @@ def _even(width: float) -> int:
     return near + EVEN if near < MOST_LOST * width else near
 
 
-class Head(nn.Sequential):
+class Trunk(nn.Sequential):
     """What all branches share: a position sees 47 pixels a side, 8 from the next."""
 
-    def __init__(self, bands: int, arguments: AnchorNetConfig) -> None:
+    def __init__(self, bands: int, config: AnchorNetConfig) -> None:
         blocks: list[nn.Module] = [
             nn.Conv2d(bands, STEM, 3, 2, bias=False),
             nn.BatchNorm2d(STEM),
             nn.Hardswish(),
         ]
         inputs = STEM
-        for expanded, outputs, kernel, stride, squeezed, swish in HEAD:
+        for expanded, outputs, kernel, stride, squeezed, swish in TRUNK:
             blocks.append(
                 Bottleneck(
                     inputs,
                     expanded,
                     outputs,
-                    arguments,
+                    config,
                     kernel=kernel,
                     stride=stride,
                     squeezed=squeezed,
@@ -299,9 +299,9 @@ class Attended(NamedTuple):
 class Attention(nn.Module):
     """Find out which positions count: by place, by channel, then by place again."""
 
-    def __init__(self, arguments: AnchorNetConfig) -> None:
+    def __init__(self, config: AnchorNetConfig) -> None:
         super().__init__()
-        self.block = Bottleneck(CHANNELS, ATTENTION_EXPANDED, CHANNELS, arguments)
+        self.block = Bottleneck(CHANNELS, ATTENTION_EXPANDED, CHANNELS, config)
         self.score = nn.Conv2d(CHANNELS, 1, 1)
 
     def forward(self, x: Tensor) -> Attended:
@@ -335,25 +335,23 @@ class BranchOutput(NamedTuple):
 class Branch(nn.Module):
     """Score each position of a map of one receptive field for each class."""
 
-    def __init__(
-        self, kernels: tuple[int, int], arguments: AnchorNetConfig, *, classes: int
-    ) -> None:
+    def __init__(self, kernels: tuple[int, int], config: AnchorNetConfig, *, classes: int) -> None:
         super().__init__()
         first, second = (
-            Bottleneck(CHANNELS, expanded, CHANNELS, arguments, kernel=kernel)
+            Bottleneck(CHANNELS, expanded, CHANNELS, config, kernel=kernel)
             for expanded, kernel in zip(EXPANDED, kernels, strict=True)
         )
         self.blocks = nn.Sequential(first, second)
-        self.attention = Attention(arguments)
-        self.classifier = nn.Conv2d(CHANNELS, classes, 1)
-        self.auxiliary = nn.Linear(CHANNELS, classes) if arguments.auxiliary else None
-        self.pool = arguments.pool
+        self.attention = Attention(config)
+        self.head = nn.Conv2d(CHANNELS, classes, 1)
+        self.auxiliary = nn.Linear(CHANNELS, classes) if config.auxiliary else None
+        self.pool = config.pool
 
     def forward(self, x: Tensor) -> BranchOutput:
         """See a map (views, channels, height, width), of 23 x 23 where views have 224 pixels."""
         x = self.blocks(x)
         shares, seen = self.attention(x)
-        logits = self.classifier(x)  # (views, classes, height, width)
+        logits = self.head(x)  # (views, classes, height, width)
         attended = shares * logits
         scores = attended.sum(dim=(2, 3)) if self.pool == "sum" else attended.mean(dim=(2, 3))
         more = None
@@ -365,22 +363,22 @@ class Branch(nn.Module):
 class Anchors(nn.Module):
     """The head and its three branches."""
 
-    def __init__(self, arguments: AnchorNetConfig, *, classes: int, bands: int) -> None:
+    def __init__(self, config: AnchorNetConfig, *, classes: int, bands: int) -> None:
         super().__init__()
-        self.head = Head(bands, arguments)
+        self.trunk = Trunk(bands, config)
         self.branches = nn.ModuleList(
-            Branch(kernels, arguments, classes=classes) for kernels in KERNELS
+            Branch(kernels, config, classes=classes) for kernels in KERNELS
         )
-        start_as_efficientnet(self)
+        init_efficientnet(self)
         for branch in self.branches:
             assert isinstance(branch, Branch)
-            for layer in (branch.classifier, branch.auxiliary, branch.attention.score):
+            for layer in (branch.head, branch.auxiliary, branch.attention.score):
                 if layer is not None:
                     nn.init.normal_(layer.weight, std=FIRST_DEVIATION)
 
     def forward(self, views: Tensor) -> list[BranchOutput]:
         """Return the output of each branch for (views, bands, height, width), B63 first."""
-        x = self.head(views)
+        x = self.trunk(views)
         return [branch(x) for branch in self.branches]
 
 

@@ -19,7 +19,7 @@ from tnetcli.tasks import Task
 TRUNCATED = 0.87962566103423978
 
 
-def start_as_bagnet(module: nn.Module) -> None:
+def init_bagnet(module: nn.Module) -> None:
     """Glorot-normal weights and zero biases."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d | nn.Linear):
@@ -27,7 +27,7 @@ def start_as_bagnet(module: nn.Module) -> None:
             _zero(part.bias)
 
 
-def start_as_efficientnet(module: nn.Module) -> None:
+def init_efficientnet(module: nn.Module) -> None:
     """Variance by fan-out: truncated normal for convolutions, uniform for dense layers."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
@@ -98,18 +98,18 @@ class Model(nn.Module, ABC):
 
     family: str
     max_levels: int | None  # None: no limit
-    smallest_view: int  # pixels a side below which a region is finer than the image
+    min_view_size: int  # pixels a side below which a region is finer than the image
 
-    def __init__(self, arguments: ModelConfig, *, grid: Grid, classes: int, bands: int) -> None:
+    def __init__(self, config: ModelConfig, *, grid: Grid, classes: int, bands: int) -> None:
         super().__init__()
         if classes < 1 or bands < 1:
             raise ValueError(f"a model needs a class and a band: `{classes}`, `{bands}`")
-        self.arguments = arguments
-        self.max_levels = arguments.max_levels
+        self.config = config
+        self.max_levels = config.max_levels
         self.grid = grid
         self.classes = classes
         self.bands = bands
-        self.view_size = self.smallest_view = arguments.view_size
+        self.view_size = self.min_view_size = config.view_size
 
     @property
     @abstractmethod
@@ -158,7 +158,7 @@ class Model(nn.Module, ABC):
         """Return the logits of single regions: (..., D), (...) -> (..., classes)."""
 
 
-def refuse_unread(unread: Tensor | None) -> None:
+def check_unread(unread: Tensor | None) -> None:
     """Raise a ValueError if unread evidence is given to an aggregator that does not use it."""
     if unread is not None:
         raise ValueError("this aggregator does not use unread evidence")

@@ -52,12 +52,12 @@ class TaskDescription(Strict):
 class Description(Strict):
     """Family, classes, bands, scaling and traversal of a model, and how it was trained.
 
-    `arguments` are complete, so that a new default does not change a stored model. `traversal` is
+    `config` are complete, so that a new default does not change a stored model. `traversal` is
     the one of training; inference may use another. `save_checkpoint` sets `weights`.
     """
 
     family: Name
-    arguments: dict[str, Any]
+    config: dict[str, Any]
     classes: tuple[Name, ...] = Field(min_length=1)
     bands: tuple[Name, ...] = Field(min_length=1)
     normalisation: Normalisation
@@ -72,7 +72,7 @@ class Description(Strict):
     summary: str | None = None
     weights: Literal["float32", "float16"] = "float32"
 
-    @field_validator("arguments", mode="before")
+    @field_validator("config", mode="before")
     @classmethod
     def _complete(cls, given: Any, info: ValidationInfo) -> Any:
         if "family" not in info.data:
@@ -91,7 +91,7 @@ class Description(Strict):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         bands, numbers = len(self.bands), len(self.normalisation.mean)
-        levels, most = self.traversal.levels, self.model_arguments.max_levels
+        levels, most = self.traversal.levels, self.model_settings.max_levels
         (name, times), *_ = Counter(self.classes).most_common(1)
         if times > 1:
             raise ValueError(f"two classes share a name: `{name}`")
@@ -102,19 +102,19 @@ class Description(Strict):
         return self
 
     @property
-    def model_arguments(self) -> ModelConfig:
+    def model_settings(self) -> ModelConfig:
         """Return the arguments as the family knows them."""
-        return read_model_config(self.family, self.arguments)
+        return read_model_config(self.family, self.config)
 
     @property
     def view_size(self) -> int:
         """Return the pixels a side of what the model sees."""
-        return self.model_arguments.view_size
+        return self.model_settings.view_size
 
     @property
     def grid(self) -> Grid:
         """Return the cells of a window; one, where the family has none."""
-        grid = getattr(self.model_arguments, "grid", WHOLE_VIEW)
+        grid = getattr(self.model_settings, "grid", WHOLE_VIEW)
         assert isinstance(grid, Grid)
         return grid
 
@@ -125,7 +125,7 @@ class Description(Strict):
         told = data.get("crop") if isinstance(data, dict) else None
         return next((kind for kind in get_args(CropKind) if kind == told), "none")
 
-    def config(
+    def traversal_config(
         self, *, levels: int | None = None, keep: tuple[int, ...] | None = None
     ) -> TraversalConfig:
         """Return the traversal the model was trained with, or one of other levels and cells.
@@ -134,7 +134,7 @@ class Description(Strict):
         both are warned about.
         """
         trained = self.traversal
-        depth, most = levels or trained.levels, self.model_arguments.max_levels
+        depth, most = levels or trained.levels, self.model_settings.max_levels
         if most is not None and depth > most:
             log.warning("%d levels asked for: the family `%s` has %d", depth, self.family, most)
             depth = most
@@ -277,7 +277,7 @@ def save_checkpoint(
     """
     for name, described, actual in (
         ("family", description.family, model.family),
-        ("arguments", description.arguments, model.arguments.model_dump(mode="json")),
+        ("config", description.config, model.config.model_dump(mode="json")),
         ("classes", len(description.classes), model.classes),
         ("bands", len(description.bands), model.bands),
     ):
@@ -314,7 +314,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, device: str = "cpu") -> Che
     """
     import torch
 
-    from tnetcli.devices import choose_device
+    from tnetcli.system import choose_device
 
     place = choose_device(device)
     with open_tensor_file(path, "pt") as file:
@@ -364,7 +364,7 @@ def _build(description: Description) -> "Model":
     try:
         return build_model(
             description.family,
-            description.model_arguments,
+            description.model_settings,
             classes=len(description.classes),
             bands=len(description.bands),
         )

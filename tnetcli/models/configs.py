@@ -111,8 +111,8 @@ class TNetConfig(ModelConfig):
         le=MOST_CHANNELS,
         description="width of the positional encoding; default: as in the papers",
     )
-    weighting: bool = Field(
-        False, description="learn the weight of each region; otherwise all weigh the same"
+    aggregator: Literal["mean", "gated"] = Field(
+        "mean", description="weights of the regions: all equal, or learned by a gate"
     )
 
     @model_validator(mode="after")

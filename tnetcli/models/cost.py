@@ -105,9 +105,9 @@ class Counter:
     """
 
     def __init__(
-        self, family: str, arguments: ModelConfig | dict[str, Any], *, classes: int, bands: int = 3
+        self, family: str, config: ModelConfig | dict[str, Any], *, classes: int, bands: int = 3
     ) -> None:
-        self.model = _build_blank(family, arguments, classes=classes, bands=bands)
+        self.model = _build_blank(family, config, classes=classes, bands=bands)
         self._of_view: dict[tuple[bool, bool], int] = {}
 
     def count(self, steps: Steps) -> int:
@@ -140,16 +140,16 @@ class Counter:
 
 
 def _build_blank(
-    family: str, arguments: ModelConfig | dict[str, Any], *, classes: int, bands: int
+    family: str, config: ModelConfig | dict[str, Any], *, classes: int, bands: int
 ) -> "Model":
     import torch
 
     try:
         with torch.device("meta"):
-            model = build_model(family, arguments, classes=classes, bands=bands)
+            model = build_model(family, config, classes=classes, bands=bands)
     except RuntimeError as error:
         if "meta" not in str(error).lower():
             raise
         # Some networks of timm compute while they are built, which takes numbers.
-        model = build_model(family, arguments, classes=classes, bands=bands)
+        model = build_model(family, config, classes=classes, bands=bands)
     return model.eval().to("meta")

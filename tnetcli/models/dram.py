@@ -19,8 +19,8 @@ from tnetcli.models.base import (
     Episodes,
     Terms,
     glimpse_loss,
+    init_bagnet,
     side_loss,
-    start_as_bagnet,
 )
 from tnetcli.models.configs import DramConfig, DramObjective
 from tnetcli.models.encoders import build_backbone
@@ -45,29 +45,29 @@ class Dram(WeightedMean):
 
     def __init__(
         self,
-        arguments: DramConfig,
+        config: DramConfig,
         *,
         classes: int,
         bands: int = 3,
         pretrained: bool | Path = False,
     ) -> None:
-        super().__init__(arguments, grid=arguments.grid, classes=classes, bands=bands)
-        self.count, self.sharp_only = arguments.glimpses, arguments.sharp_only
-        self.cut = Glimpses(self.view_size, arguments.glimpse_size, arguments.scales)
+        super().__init__(config, grid=config.grid, classes=classes, bands=bands)
+        self.count, self.sharp_only = config.glimpses, config.sharp_only
+        self.cut = Glimpses(self.view_size, config.glimpse_size, config.scales)
         self.backbone = build_backbone(
-            arguments.of_glimpses, bands=self.cut.channels(bands), pretrained=pretrained
+            config.of_glimpses, bands=self.cut.channels(bands), pretrained=pretrained
         )
-        size = arguments.state_size
+        size = config.state_size
         self.recurrent = Recurrent(self.backbone.feature_size, size)
-        reach = 1 - arguments.glimpse_size / self.view_size  # a glimpse stays inside of the view
-        self.location = Emission(size, reach, arguments.deviation)
-        self.weighting = Mean()
-        self.dropout = nn.Dropout(arguments.dropout)
-        self.classifier = nn.Linear(size, classes)
+        reach = 1 - config.glimpse_size / self.view_size  # a glimpse stays inside of the view
+        self.location = Emission(size, reach, config.deviation)
+        self.aggregator = Mean()
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(size, classes)
         centres = cell_places(self.grid).flatten(0, 1)
         self.register_buffer("centres", centres, persistent=False)  # (cells, 2)
-        for part in (self.recurrent, self.location, self.classifier):
-            start_as_bagnet(part)
+        for part in (self.recurrent, self.location, self.head):
+            init_bagnet(part)
 
     @property
     def feature_size(self) -> int:
@@ -93,7 +93,7 @@ class Dram(WeightedMean):
         if self.training:
             first = glimpsed.context.unsqueeze(1)  # (n, 1, size)
             earlier = torch.cat([first, glimpsed.features[:, :-1]], dim=1)
-            aux["side_logits"] = self.classifier(self.dropout(earlier))
+            aux["side_logits"] = self.head(self.dropout(earlier))
             if self.location.training:
                 aux["log_p"] = glimpsed.log_p.sum(dim=1)
         return EncoderOutput(glimpsed.features[:, -1], glimpsed.attention.log().unsqueeze(2), aux)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tnetcli.errors import ModelError
-from tnetcli.models.base import start_as_bagnet, start_as_efficientnet
+from tnetcli.models.base import init_bagnet, init_efficientnet
 from tnetcli.models.checkpoint import open_tensor_file
 from tnetcli.models.configs import ModelConfig, Pooling
 from tnetcli.models.nets import (
@@ -124,19 +124,19 @@ class Backbone(nn.Module):
     def __init__(
         self,
         net: nn.Module,
-        arguments: ModelConfig,
+        config: ModelConfig,
         *,
         bands: int,
         untapped: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.net = net
-        self.dropout = nn.Dropout(arguments.feature_dropout)
-        self._view = (1, bands, arguments.view_size, arguments.view_size)
+        self.dropout = nn.Dropout(config.feature_dropout)
+        self._view = (1, bands, config.view_size, config.view_size)
         seen, features = self._quietly(self.net)
         if untapped is not None and not _are_alike(features, self._quietly(untapped)):
             raise _OtherFeaturesError(
-                f"tapped, `{arguments.backbone}` finds other features than by itself",
+                f"tapped, `{config.backbone}` finds other features than by itself",
                 hint="give `tap` the name of one of its modules, or choose another backbone",
             )
         if seen.shape[2] != seen.shape[3]:  # views are square, so some nets put channels last
@@ -146,7 +146,7 @@ class Backbone(nn.Module):
             )
         if features.ndim != 2:
             raise ModelError(
-                f"`{arguments.backbone}` does not end in one vector: {tuple(features.shape[1:])}",
+                f"`{config.backbone}` does not end in one vector: {tuple(features.shape[1:])}",
                 hint="choose another backbone",
             )
         self.feature_size = int(features.shape[1])
@@ -221,7 +221,7 @@ def _check_steps(fields: Pair, size: MapSize, view_size: int) -> None:
 
 
 def build_backbone(
-    arguments: ModelConfig,
+    config: ModelConfig,
     *,
     bands: int,
     tap: Tap = None,
@@ -229,35 +229,35 @@ def build_backbone(
     pretrained: bool | Path = False,
 ) -> Backbone:
     """Build the named network; `cells` a side have to find their place on the map."""
-    if arguments.backbone in (BAGNET, COMPACT):
-        return Backbone(_our_own(arguments, bands, tap, pretrained), arguments, bands=bands)
-    net = create_timm(arguments, bands=bands, pretrained=pretrained)
+    if config.backbone in (BAGNET, COMPACT):
+        return Backbone(_our_own(config, bands, tap, pretrained), config, bands=bands)
+    net = create_timm(config, bands=bands, pretrained=pretrained)
     if isinstance(tap, str):
-        return Backbone(_TapByName(net, tap, arguments.pooling), arguments, bands=bands)
+        return Backbone(_TapByName(net, tap, config.pooling), config, bands=bands)
     stages = getattr(net, "feature_info", None)
     if not stages or not all(stage["reduction"] for stage in stages):  # 0 is no map
         raise ModelError(
-            f"`{arguments.backbone}` does not tell its stages",
+            f"`{config.backbone}` does not tell its stages",
             hint="give `tap` the name of one of its modules, or choose another backbone",
         )
     if tap is None:
-        tap = _deepest_fine_enough(net, arguments.view_size, cells)
+        tap = _deepest_fine_enough(net, config.view_size, cells)
     if not 0 <= tap < len(stages):
         raise ModelError(
-            f"`{arguments.backbone}` has no stage `{tap}`", hint=f"it has 0 to {len(stages) - 1}"
+            f"`{config.backbone}` has no stage `{tap}`", hint=f"it has 0 to {len(stages) - 1}"
         )
     if hasattr(net, "forward_intermediates"):
         try:
             return Backbone(
-                _TapByStage(net, tap, arguments.pooling),
-                arguments,
+                _TapByStage(net, tap, config.pooling),
+                config,
                 bands=bands,
-                untapped=lambda view: _pool(net, net.forward_features(view), arguments.pooling),
+                untapped=lambda view: _pool(net, net.forward_features(view), config.pooling),
             )
         except _OtherFeaturesError:
             pass  # such as `mobilenetv5`, which joins several stages at the end
-    named = _TapByName(net, stages[tap]["module"], arguments.pooling)
-    return Backbone(named, arguments, bands=bands)
+    named = _TapByName(net, stages[tap]["module"], config.pooling)
+    return Backbone(named, config, bands=bands)
 
 
 def _pool(net: Any, final: Tensor, pooling: Pooling) -> Tensor:
@@ -270,19 +270,19 @@ def _pool(net: Any, final: Tensor, pooling: Pooling) -> Tensor:
     return pool_map(final, pooling)
 
 
-def _our_own(arguments: ModelConfig, bands: int, tap: Tap, pretrained: bool | Path) -> nn.Module:
-    name = arguments.backbone
-    if tap is not None or arguments.drop_path:
+def _our_own(config: ModelConfig, bands: int, tap: Tap, pretrained: bool | Path) -> nn.Module:
+    name = config.backbone
+    if tap is not None or config.drop_path:
         raise ModelError(
             f"`{name}` has one map and no stochastic depth", hint="leave out tap and drop_path"
         )
     if name == COMPACT:
-        net: nn.Module = Compact(bands, arguments.pooling)
-    elif arguments.pooling == "mean":
+        net: nn.Module = Compact(bands, config.pooling)
+    elif config.pooling == "mean":
         net = BagNet77(bands)
     else:
         raise ModelError(f"`{name}` takes the mean of its map", hint="use pooling `mean`")
-    start = start_as_bagnet if name == BAGNET else start_as_efficientnet
+    start = init_bagnet if name == BAGNET else init_efficientnet
     start(net)
     if pretrained is True:
         raise ModelError(
@@ -334,15 +334,13 @@ class _TapByName(nn.Module):
         return seen, _pool(self.net, final, self.pooling)
 
 
-def create_timm(arguments: ModelConfig, *, bands: int, pretrained: bool | Path = False) -> Any:
+def create_timm(config: ModelConfig, *, bands: int, pretrained: bool | Path = False) -> Any:
     """Create a timm network without its classifier."""
     import timm  # takes seconds: it loads torchvision
 
-    name = arguments.backbone
+    name = config.backbone
     _check_name(name, pretrained is True)
-    settings: dict[str, Any] = (
-        {"drop_path_rate": arguments.drop_path} if arguments.drop_path else {}
-    )
+    settings: dict[str, Any] = {"drop_path_rate": config.drop_path} if config.drop_path else {}
     try:
         net: Any = timm.create_model(name, num_classes=0, in_chans=bands, **settings)
     except FAILURES as error:
@@ -351,18 +349,18 @@ def create_timm(arguments: ModelConfig, *, bands: int, pretrained: bool | Path =
             hint="leave out drop_path" if settings else f"it may not take {bands} bands",
         ) from error
     if "efficientnet" in name:
-        _drop_paths_as_published(net, arguments.drop_path)
+        _drop_paths_as_published(net, config.drop_path)
         if not pretrained:
-            start_as_efficientnet(net)
+            init_efficientnet(net)
     if name.startswith("tf_efficientnet"):
         _average_as_published(net)
     if pretrained:
         load_weights(net, fetch_weights(net, name) if pretrained is True else Path(pretrained))
     if hasattr(net, "set_input_size"):  # transformers are made, and their weights, for one size
         try:
-            net.set_input_size(img_size=(arguments.view_size, arguments.view_size))
+            net.set_input_size(img_size=(config.view_size, config.view_size))
         except FAILURES as error:
-            raise _does_not_fit(arguments.view_size, error) from error
+            raise _does_not_fit(config.view_size, error) from error
     return net
 
 
@@ -423,18 +421,16 @@ class Stream(nn.Module):
     only a head would use, such as the dense ones of VGG, are left out.
     """
 
-    def __init__(
-        self, arguments: ModelConfig, *, bands: int, pretrained: bool | Path = False
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, bands: int, pretrained: bool | Path = False) -> None:
         super().__init__()
-        name = arguments.backbone
+        name = config.backbone
         if name in (BAGNET, COMPACT):
-            self.net: Any = build_backbone(arguments, bands=bands, pretrained=pretrained).net
+            self.net: Any = build_backbone(config, bands=bands, pretrained=pretrained).net
         else:
-            self.net = create_timm(arguments, bands=bands, pretrained=pretrained)
-        self.pooling = arguments.pooling
-        self.dropout = nn.Dropout(arguments.feature_dropout)
-        self.map_size = self._without_head(name, bands, arguments.view_size)
+            self.net = create_timm(config, bands=bands, pretrained=pretrained)
+        self.pooling = config.pooling
+        self.dropout = nn.Dropout(config.feature_dropout)
+        self.map_size = self._without_head(name, bands, config.view_size)
 
     @property
     def feature_size(self) -> int:

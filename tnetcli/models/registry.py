@@ -36,7 +36,7 @@ class Family:
     """
 
     summary: str
-    arguments: type[ModelConfig]
+    config: type[ModelConfig]
     builder: str  # module:class, imported when a model is built
     objective: type[Objective] = Objective
     terms: str | None = None  # module:function, imported when a model is trained
@@ -109,27 +109,27 @@ def find_family(name: str) -> Family:
     raise ModelError(f"unknown family: `{name}`", hint=hint)
 
 
-def read_model_config(family: str, arguments: Mapping[str, Any]) -> ModelConfig:
+def read_model_config(family: str, config: Mapping[str, Any]) -> ModelConfig:
     """Check what a model of `family` is to be built from."""
-    return validate(find_family(family).arguments, arguments, f"model `{family}`", ModelError)
+    return validate(find_family(family).config, config, f"model `{family}`", ModelError)
 
 
 def build_model(
     family: str,
-    arguments: Mapping[str, Any] | ModelConfig,
+    config: Mapping[str, Any] | ModelConfig,
     *,
     classes: int,
     bands: int = 3,
     pretrained: bool | Path = False,
 ) -> "Model":
     """Build a model; its weights are random, or the backbone's are the hub's or a local file's."""
-    if not isinstance(arguments, ModelConfig):
-        arguments = read_model_config(family, arguments)
+    if not isinstance(config, ModelConfig):
+        config = read_model_config(family, config)
     found = find_family(family)
-    if not isinstance(arguments, found.arguments):
-        raise TypeError(f"`{type(arguments).__name__}` do not describe a `{family}`")
+    if not isinstance(config, found.config):
+        raise TypeError(f"`{type(config).__name__}` do not describe a `{family}`")
     builder = _imported(found.builder)
-    model: Model = builder(arguments, classes=classes, bands=bands, pretrained=pretrained)
+    model: Model = builder(config, classes=classes, bands=bands, pretrained=pretrained)
     return model
 
 

@@ -20,8 +20,8 @@ from tnetcli.models.base import (
     Episodes,
     Terms,
     glimpse_loss,
+    init_bagnet,
     mean_by_image,
-    start_as_bagnet,
 )
 from tnetcli.models.configs import GLIMPSE, STEP, SaccaderConfig, SaccaderObjective
 from tnetcli.models.encoders import load_weights
@@ -48,22 +48,22 @@ class Saccader(WeightedMean):
 
     def __init__(
         self,
-        arguments: SaccaderConfig,
+        config: SaccaderConfig,
         *,
         classes: int,
         bands: int = 3,
         pretrained: bool | Path = False,
     ) -> None:
-        super().__init__(arguments, grid=arguments.grid, classes=classes, bands=bands)
-        self.glimpses = arguments.glimpses
-        self.backbone = PatchNet(bands, arguments.width)
+        super().__init__(config, grid=config.grid, classes=classes, bands=bands)
+        self.glimpses = config.glimpses
+        self.backbone = PatchNet(bands, config.width)
         channels, narrow = self.backbone.channels, self.backbone.feature_size
         self.location = SaccaderLocation(channels, narrow)
-        self.weighting = Mean()
-        self.feature_dropout = nn.Dropout(arguments.feature_dropout)
-        self.dropout = nn.Dropout(arguments.dropout)
-        self.classifier = nn.Linear(narrow, classes)
-        start_as_bagnet(self)
+        self.aggregator = Mean()
+        self.feature_dropout = nn.Dropout(config.feature_dropout)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(narrow, classes)
+        init_bagnet(self)
         _load(self.backbone, pretrained)
 
     @property
@@ -111,7 +111,7 @@ class Saccader(WeightedMean):
         The class is the one of all places together; the place where it scores highest comes first.
         """
         flat = narrow.flatten(2).transpose(1, 2)  # (regions, places, features)
-        scores: Tensor = self.classifier(flat)  # (regions, places, classes)
+        scores: Tensor = self.head(flat)  # (regions, places, classes)
         best = scores.mean(dim=1).argmax(dim=1)  # (regions,)
         of_best = scores.gather(2, best[:, None, None].expand(-1, scores.shape[1], 1))
         several = min(IMITATED * self.glimpses, scores.shape[1])

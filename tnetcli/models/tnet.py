@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tnetcli.models.aggregators import Mean, WeightedMean, Weighting
+from tnetcli.models.aggregators import Gated, Mean, WeightedMean
 from tnetcli.models.alignment import build_alignment, find_reference
-from tnetcli.models.base import EncoderOutput, start_as_bagnet, start_as_efficientnet
+from tnetcli.models.base import EncoderOutput, init_bagnet, init_efficientnet
 from tnetcli.models.configs import TNetConfig
 from tnetcli.models.encoders import BAGNET, build_backbone
 from tnetcli.models.location import ContextLocation, Position, SqueezeLocation, normalised_logits
@@ -26,44 +26,44 @@ class TNet(WeightedMean):
 
     def __init__(
         self,
-        arguments: TNetConfig,
+        config: TNetConfig,
         *,
         classes: int,
         bands: int = 3,
         pretrained: bool | Path = False,
     ) -> None:
-        super().__init__(arguments, grid=arguments.grid, classes=classes, bands=bands)
-        tap = arguments.tap
-        if tap is None and arguments.alignment == "reference":
-            tap = find_reference(arguments.backbone, self.grid).tap
+        super().__init__(config, grid=config.grid, classes=classes, bands=bands)
+        tap = config.tap
+        if tap is None and config.alignment == "reference":
+            tap = find_reference(config.backbone, self.grid).tap
         self.backbone = build_backbone(
-            arguments,
+            config,
             bands=bands,
             tap=tap,
             cells=max(self.grid.rows, self.grid.columns),
             pretrained=pretrained,
         )
         self.align = build_alignment(
-            arguments.alignment,
+            config.alignment,
             self.backbone,
             self.grid,
-            name=arguments.backbone,
+            name=config.backbone,
             view_size=self.view_size,
-            pooling=arguments.pooling,
+            pooling=config.pooling,
         )
         channels, size = self.align.channels, self.feature_size
         self.location = (
-            ContextLocation(channels, size, arguments.location_size)
-            if arguments.location == "context"
-            else SqueezeLocation(channels, arguments.location_size)
+            ContextLocation(channels, size, config.location_size)
+            if config.location == "context"
+            else SqueezeLocation(channels, config.location_size)
         )
-        self.position = Position(size, arguments.position, arguments.position_size)
-        self.weighting = Weighting(size) if arguments.weighting else Mean()
-        self.dropout = nn.Dropout(arguments.dropout)
-        self.classifier = nn.Linear(size, classes)
+        self.position = Position(size, config.position, config.position_size)
+        self.aggregator = Gated(size) if config.aggregator == "gated" else Mean()
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(size, classes)
         self.register_buffer("baseline", torch.full((1,), FIRST_BASELINE))
-        start = start_as_bagnet if arguments.backbone == BAGNET else start_as_efficientnet
-        for part in (self.location, self.position, self.weighting, self.classifier):
+        start = init_bagnet if config.backbone == BAGNET else init_efficientnet
+        for part in (self.location, self.position, self.aggregator, self.head):
             start(part)
 
     @property
@@ -86,9 +86,9 @@ class TNet(WeightedMean):
         It is given no gradient to pass on: the backbone learns from labels, attention from rewards.
         """
         logits = self.location(self.align(maps), pooled)  # (n, rows, columns)
-        assert isinstance(self.arguments, TNetConfig)
+        assert isinstance(self.config, TNetConfig)
         return normalised_logits(
-            logits, centered=self.arguments.centered, temperature=self.arguments.temperature
+            logits, centered=self.config.centered, temperature=self.config.temperature
         )
 
     def embed(self, pooled: Tensor, positions: Tensor) -> Tensor:

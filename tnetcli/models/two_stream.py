@@ -19,10 +19,10 @@ from tnetcli.models.base import (
     Episodes,
     Model,
     Terms,
+    check_unread,
     image_weights,
-    refuse_unread,
-    start_as_bagnet,
-    start_as_efficientnet,
+    init_bagnet,
+    init_efficientnet,
 )
 from tnetcli.models.configs import Steps, StepVectors, TwoStreamConfig, TwoStreamObjective
 from tnetcli.models.encoders import BAGNET, Stream
@@ -43,22 +43,20 @@ class TwoStream(Model):
 
     def __init__(
         self,
-        arguments: TwoStreamConfig,
+        config: TwoStreamConfig,
         *,
         classes: int,
         bands: int = 3,
         pretrained: bool | Path = False,
     ) -> None:
-        super().__init__(arguments, grid=arguments.grid, classes=classes, bands=bands)
+        super().__init__(config, grid=config.grid, classes=classes, bands=bands)
         self.global_stream = GlobalStream(
-            arguments, classes=classes, bands=bands, pretrained=pretrained
+            config, classes=classes, bands=bands, pretrained=pretrained
         )
-        self.local_stream = LocalStream(
-            arguments, classes=classes, bands=bands, pretrained=pretrained
-        )
-        self.dropout = nn.Dropout(arguments.dropout)
-        self.local_weight = arguments.local_weight
-        self.smallest_view = arguments.seen_locally
+        self.local_stream = LocalStream(config, classes=classes, bands=bands, pretrained=pretrained)
+        self.dropout = nn.Dropout(config.dropout)
+        self.local_weight = config.local_weight
+        self.min_view_size = config.seen_locally
         self.steps = self.local_stream.steps
 
     @property
@@ -82,7 +80,7 @@ class TwoStream(Model):
 
         Where only one stream has encoded something, its answer stands.
         """
-        refuse_unread(unread)
+        check_unread(unread)
         features = features.masked_fill(~mask.unsqueeze(-1), 0)  # as 0 times NaN is NaN
         logits = self.classify(features, levels)  # (images, regions, classes)
         local = levels > 1
@@ -104,8 +102,8 @@ class TwoStream(Model):
         whole, near = self.global_stream, self.local_stream
         return torch.where(
             (levels > 1).unsqueeze(-1),
-            near.classifier(self.dropout(features[..., : near.feature_size])),
-            whole.classifier(self.dropout(features[..., : whole.feature_size])),
+            near.head(self.dropout(features[..., : near.feature_size])),
+            whole.head(self.dropout(features[..., : whole.feature_size])),
         )
 
 
@@ -121,7 +119,7 @@ class StreamEncoder(nn.Module):
         """Encode views (n, bands, side, side)."""
         features, cell_logits, aux = self.stream(views, score_cells)
         if "step_outputs" in aux:
-            aux["step_logits"] = self.stream.classifier(self.dropout(aux.pop("step_outputs")))
+            aux["step_logits"] = self.stream.head(self.dropout(aux.pop("step_outputs")))
         return EncoderOutput(functional.pad(features, (0, self.padding)), cell_logits, aux)
 
 
@@ -130,27 +128,27 @@ class GlobalStream(nn.Module):
 
     def __init__(
         self,
-        arguments: TwoStreamConfig,
+        config: TwoStreamConfig,
         *,
         classes: int,
         bands: int,
         pretrained: bool | Path = False,
     ) -> None:
         super().__init__()
-        self.backbone = Stream(arguments, bands=bands, pretrained=pretrained)
-        size, wide = self.backbone.map_size, arguments.widening
+        self.backbone = Stream(config, bands=bands, pretrained=pretrained)
+        size, wide = self.backbone.map_size, config.widening
         self.widen: nn.Module = nn.Identity()
         if wide is not None:
             self.widen = nn.Sequential(
                 nn.Conv2d(size.channels, wide, 1), nn.ReLU(), nn.Conv2d(wide, wide, 1), nn.ReLU()
             )
             size = size._replace(channels=wide)
-        self.patches, self.temperature = arguments.patches, arguments.temperature
-        self.pool_cells = Pool(size, arguments.grid, arguments.pooling)
+        self.patches, self.temperature = config.patches, config.temperature
+        self.pool_cells = Pool(size, config.grid, config.pooling)
         self.feature_size = self.pool_cells.channels
-        self.classifier = nn.Linear(self.feature_size, classes)
-        start = start_as_bagnet if arguments.backbone == BAGNET else start_as_efficientnet
-        for part in (self.widen, self.classifier):
+        self.head = nn.Linear(self.feature_size, classes)
+        start = init_bagnet if config.backbone == BAGNET else init_efficientnet
+        for part in (self.widen, self.head):
             start(part)
 
     def forward(self, views: Tensor, score_cells: bool = True) -> EncoderOutput:
@@ -170,8 +168,8 @@ class GlobalStream(nn.Module):
         That is the logit that the class would have if the view were nothing but the cell, without
         the constant. It has no gradient.
         """
-        label = self.classifier(vectors).argmax(dim=1)  # (n,)
-        weights = self.classifier.weight.detach()[label]  # (n, features)
+        label = self.head(vectors).argmax(dim=1)  # (n,)
+        weights = self.head.weight.detach()[label]  # (n, features)
         cells: Tensor = self.pool_cells(maps)  # (n, features, rows, columns)
         return (weights[:, :, None, None] * cells).sum(dim=1)
 
@@ -181,46 +179,46 @@ class LocalStream(nn.Module):
 
     def __init__(
         self,
-        arguments: TwoStreamConfig,
+        config: TwoStreamConfig,
         *,
         classes: int,
         bands: int,
         pretrained: bool | Path = False,
     ) -> None:
         super().__init__()
-        name = arguments.local_backbone or arguments.backbone
-        if isinstance(pretrained, Path) and name != arguments.backbone:
+        name = config.local_backbone or config.backbone
+        if isinstance(pretrained, Path) and name != config.backbone:
             raise ModelError(
-                f"`{pretrained}` cannot hold the weights of `{arguments.backbone}` and `{name}`",
+                f"`{pretrained}` cannot hold the weights of `{config.backbone}` and `{name}`",
                 hint="use one backbone for both streams, or the hub's weights: pretrained: true",
             )
-        self.view_size, self.steps = arguments.seen_locally, arguments.steps_made
-        self.each_step_learns = arguments.steps == "last"
-        self.places = arguments.grid.rows * arguments.grid.columns
-        built = arguments.model_copy(update={"backbone": name, "view_size": self.view_size})
+        self.view_size, self.steps = config.seen_locally, config.steps_made
+        self.each_step_learns = config.steps == "last"
+        self.places = config.grid.rows * config.grid.columns
+        built = config.model_copy(update={"backbone": name, "view_size": self.view_size})
         self.backbone = Stream(built, bands=bands, pretrained=pretrained)
         self.attend: SelfAttention | None = None
         self.feature_size = self.backbone.feature_size
         if self.steps:
-            size = self.feature_size = arguments.state_size
-            if arguments.self_attention:
+            size = self.feature_size = config.state_size
+            if config.self_attention:
                 self.attend = SelfAttention(
                     self.backbone.map_size,
                     size,
-                    keys=arguments.key_channels,
-                    basis=arguments.basis_channels,
+                    keys=config.key_channels,
+                    basis=config.basis_channels,
                 )
             self.memory = Recurrence(size if self.attend else self.backbone.feature_size, size)
             self.weigh = build_step_shares(
-                arguments.steps,
+                config.steps,
                 self.steps,
-                first=arguments.first_step,
+                first=config.first_step,
                 size=size,
-                vectors=arguments.step_vectors,
+                vectors=config.step_vectors,
             )
-        self.classifier = nn.Linear(self.feature_size, classes)
-        start = start_as_bagnet if name == BAGNET else start_as_efficientnet
-        start(self.classifier)
+        self.head = nn.Linear(self.feature_size, classes)
+        start = init_bagnet if name == BAGNET else init_efficientnet
+        start(self.head)
 
     def forward(self, views: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the vector to be classified; all cells are alike, as nothing is read below."""

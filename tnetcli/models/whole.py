@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tnetcli.geometry import Grid
 from tnetcli.models.aggregators import Mean, WeightedMean
-from tnetcli.models.base import EncoderOutput, start_as_bagnet, start_as_efficientnet
+from tnetcli.models.base import EncoderOutput, init_bagnet, init_efficientnet
 from tnetcli.models.configs import WholeConfig
 from tnetcli.models.encoders import BAGNET, build_backbone
 
@@ -18,19 +18,19 @@ class Whole(WeightedMean):
 
     def __init__(
         self,
-        arguments: WholeConfig,
+        config: WholeConfig,
         *,
         classes: int,
         bands: int = 3,
         pretrained: bool | Path = False,
     ) -> None:
-        super().__init__(arguments, grid=Grid(1, 1, 1.0), classes=classes, bands=bands)
-        self.backbone = build_backbone(arguments, bands=bands, pretrained=pretrained)
-        self.weighting = Mean()
-        self.dropout = nn.Dropout(arguments.dropout)
-        self.classifier = nn.Linear(self.feature_size, classes)
-        start = start_as_bagnet if arguments.backbone == BAGNET else start_as_efficientnet
-        start(self.classifier)
+        super().__init__(config, grid=Grid(1, 1, 1.0), classes=classes, bands=bands)
+        self.backbone = build_backbone(config, bands=bands, pretrained=pretrained)
+        self.aggregator = Mean()
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(self.feature_size, classes)
+        start = init_bagnet if config.backbone == BAGNET else init_efficientnet
+        start(self.head)
 
     @property
     def feature_size(self) -> int:

@@ -33,7 +33,7 @@ from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.wrappers import CroppedReader
 from tnetcli.text import first_line, escape_surrogates
-from tnetcli.traversal.config import PolicyName, TraversalConfig
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, ScoredRegion, build_policy
 
 UNLIKE = 3.0  # standard deviations that the mean of an image may be off
@@ -47,7 +47,7 @@ class PredictConfig:
 
     levels: int | None = None
     keep: tuple[int, ...] | None = None
-    policy: PolicyName | None = None
+    policy: str | None = None
     budget: int | None = None
     confidence: float | None = None
     seed: int = 0

@@ -141,7 +141,7 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
     from rasterio.windows import Window as RasterioWindow
 
     from tnetcli.cli.pyramid import build_pyramid
-    from tnetcli.readers.gdal import damage_is_an_error
+    from tnetcli.readers.gdal import raise_on_damage
 
     flat = path.with_name(f"flat-{path.name}")
     profile: dict[str, Any] = {
@@ -154,7 +154,7 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
         transform = Affine(PIXEL_METRES, 0, WEST, 0, -PIXEL_METRES, NORTH)
         profile |= {"crs": CRS, "transform": transform}
     share = 0.5  # of the work, before it is copied into its final order
-    with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES), damage_is_an_error():
+    with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES), raise_on_damage():
         with rasterio.open(flat, "w", **profile) as dataset:
             for part in _parts(scene.size):
                 window = RasterioWindow(part.left, part.top, part.width, part.height)

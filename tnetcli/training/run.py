@@ -116,7 +116,7 @@ def _prepare(
         _take_over(model, start, source.classes)
     described = Description(
         family=recipe.model.family,
-        arguments=model.arguments.model_dump(mode="json"),
+        config=model.config.model_dump(mode="json"),
         classes=source.classes,
         bands=bands,
         normalisation=normalisation,
@@ -190,7 +190,7 @@ def _take_over(model: Model, start: Checkpoint, classes: tuple[str, ...]) -> Non
         {
             name: value
             for name, value in each.state_dict().items()
-            if same or not name.startswith("classifier.")
+            if same or not name.startswith("head.")
         }
         for each in (start.model, model)
     )

@@ -178,7 +178,7 @@ class SceneStage(_Stage):
             budget=None,
             confidence=None,
         )
-        blocked = blocked_cells(model.grid, self.traversal.most_shared)
+        blocked = blocked_cells(model.grid, self.traversal.max_overlap)
         self._blocked = None if blocked is None else blocked.to(device)
         self._task = Classification(
             run.source.classes,
@@ -230,7 +230,7 @@ class SceneStage(_Stage):
             self._runner,
             batch.targets,
             self.config.loss,
-            least_valid=self._exploring.least_valid,
+            min_valid=self._exploring.min_valid,
             blocked=self._blocked,
         )
         if self._replay is not None:
