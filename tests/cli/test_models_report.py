@@ -70,7 +70,7 @@ def test_a_family_is_told_in_two_lines_below_each_other():
     first = next(i for i, line in enumerate(lines) if line.startswith("  anchornet "))
     column = lines[first].index("selects patches")
     told = [line[column:] for line in lines[first : first + 2]]
-    assert told == FAMILIES["anchornet"].summary.split("\n")
+    assert told == FAMILIES.load("anchornet").summary.split("\n")
     assert not lines[first + 1][:column].strip()
     assert max(map(len, lines[first : first + 2])) <= 100
 
@@ -86,7 +86,7 @@ def test_a_card_tells_its_family_and_what_it_chooses_from(tmp_path):
     arguments = {"backbone": "compact", "view_size": 128}
     path.write_bytes(pack_description(fields("anchornet", config=arguments)))
     lines = [line.strip() for line in as_text(read_card(str(path))).splitlines()]
-    first, second = FAMILIES["anchornet"].summary.split("\n")
+    first, second = FAMILIES.load("anchornet").summary.split("\n")
     assert lines[lines.index(second) - 1].split(maxsplit=1) == ["is", first]
     assert "115 patches of 63, 95 and 111 pixels" in " ".join(lines)  # 9^2 + 5^2 + 3^2
 

@@ -77,7 +77,7 @@ def survey() -> Overview:
     """Return what there is; loads neither torch nor timm."""
     bundled = {name: read_description(path) for name, path in bundled_models().items()}
     return Overview(
-        {name: family.summary for name, family in FAMILIES.items()},
+        {name: FAMILIES.load(name).summary for name in FAMILIES},
         {name: each.summary or ", ".join(each.classes) for name, each in bundled.items()},
         dict(BACKBONES),
     )
@@ -179,7 +179,7 @@ def _card_text(card: Card) -> str:
         "name": facts["name"] or "",
         "summary": facts["summary"] or "",
         "family": facts["family"],
-        "  is": FAMILIES[facts["family"]].summary.split("\n"),
+        "  is": FAMILIES.load(facts["family"]).summary.split("\n"),
         "backbone": facts["backbone"],
         "parameters": f"{facts['parameters']}, running statistics included",
         "view size": f"{facts['view_size']} x {facts['view_size']} pixels",
