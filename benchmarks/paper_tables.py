@@ -63,7 +63,7 @@ class Published:
 
 
 def _by_windows(*billions: float) -> dict[Keep, float]:
-    """Name costs by 0, 1, 2, ... windows on two levels."""
+    """Return costs by 0, 1, 2, ... regions on two levels."""
     return {(count,) if count else (): cost for count, cost in enumerate(billions)}
 
 
@@ -168,7 +168,7 @@ def _two_stream() -> dict[str, Published]:
 
 
 def _classic() -> dict[str, Published]:
-    """Return what hard attention was compared with, as the TNet paper prints it."""
+    """Return the baselines in the tables of the TNet paper."""
     models = {
         "saccader": Published(
             "saccader",
@@ -190,7 +190,7 @@ def _classic() -> dict[str, Published]:
             image_size=224,
             multiplications={(): cost},
             total=45.61,
-            reason="what is printed are glimpses + 1 times 0.620, which leaves no room for the "
+            reason="what is printed are glimpses + 1 times 0.620, which leaves no space for the "
             "recurrent layers; 0.02 million parameters are biases of TensorFlow's ResNet",
         )
     return models

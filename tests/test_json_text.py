@@ -18,8 +18,8 @@ def test_plain_json_is_parsed(text):
         ("9" * 5000, "too many digits"),
         ("[1e400]", "a number is too large"),
         ("[-1" + "0" * 400 + ".0]", "a number is too large"),
-        ("[NaN]", "NaN is no number"),
-        ("-Infinity", "-Infinity is no number"),
+        ("[NaN]", "NaN is not a number"),
+        ("-Infinity", "-Infinity is not a number"),
         ("[1", "cut off"),
         ("[1,\n}", "line 2, column 1"),
         (b'["\xff"]', "byte 3 is not UTF-8"),
@@ -40,5 +40,5 @@ def test_the_deepest_that_is_allowed_is_parsed():
 
 def test_a_name_that_is_there_twice_is_refused_where_that_matters():
     assert parse_json('{"a": 1, "a": 2}') == {"a": 2}
-    with pytest.raises(ValueError, match="`a` is there twice"):
+    with pytest.raises(ValueError, match="`a` occurs twice"):
         parse_json('[{"a": 1, "b": 0, "a": 2}]', unique=True)

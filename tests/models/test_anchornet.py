@@ -21,7 +21,6 @@ from tests.models.contract import (
 )
 from tests.models.places import branch_of, patch_at
 from tests.models.published import count_layers, count_parameters
-from tests.readers.contract import area_mean
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Size, Window
@@ -31,6 +30,7 @@ from tnetcli.models.lsp import FIELDS, AnchorGrid
 from tnetcli.models.registry import build_model, read_model_config
 from tnetcli.prediction.inference import Inference
 from tnetcli.readers.detect import open_image
+from tnetcli.testing.reader import area_mean
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Oracle, Random, TopK
 
@@ -242,7 +242,7 @@ def scene(tmp_path_factory):
 
 def traverse(model, path, *, policy=TopK(), **config):  # noqa: B008
     """Traverse one image to two levels and 24 patches, unless asked for otherwise."""
-    settings = TraversalConfig(**{"levels": 2, "keep": (24,), "least_side": 1, **config})
+    settings = TraversalConfig(**{"levels": 2, "keep": (24,), "min_size": 1, **config})
     with open_image(path) as reader, Inference(model, UNIT, device="cpu") as inference:
         (result,) = inference.run([reader], settings, [policy])
     return result
@@ -337,8 +337,8 @@ def test_anchornet_alone_goes_as_deep_as_asked(scene):
 
 def test_an_image_too_small_for_patches_gets_the_answer_of_anchornet(tmp_path):
     path = write_geotiff(tmp_path / "small.tif", noisy_image((150, 150), seed=1))
-    result = traverse(build(backbone="resnet10t"), path, least_side=None)
-    assert (len(result.nodes), result.stop) == (1, "pixels")
+    result = traverse(build(backbone="resnet10t"), path, min_size=None)
+    assert (len(result.nodes), result.stop) == (1, "native_resolution")
     assert result.weights.tolist() == [1.0]
     assert np.exp(result.logits).sum() == pytest.approx(1)
 

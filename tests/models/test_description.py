@@ -49,7 +49,7 @@ def descriptions(draw):
             "levels": draw(st.integers(1, 1 if family == "whole" else 12)),
             "keep": draw(st.lists(st.integers(1, 99), min_size=1, max_size=4)),
             "fit": draw(st.sampled_from(["stretch", "pad"])),
-            "least_side": draw(st.none() | numbers(1, 1e6)),
+            "min_size": draw(st.none() | numbers(1, 1e6)),
             "background": draw(st.none() | st.just((230, 255))),
         },
         recipe=draw(st.none() | st.dictionaries(TEXT, VALUES, max_size=4)),

@@ -75,7 +75,7 @@ def test_every_cell_can_be_followed(model):
 
 
 def test_cells_are_followed_in_reading_order_whatever_their_attention(model):
-    paths, _ = rollout(model, levels=3, keep=(3, 2), once=False)
+    paths, _ = rollout(model, levels=3, keep=(3, 2), deduplicate=False)
     assert len(paths) == 1 + 3 + 6
     assert paths[1:4] == sorted(paths[1:4])
     parents = [path.rpartition("/")[0] for path in paths[4:]]

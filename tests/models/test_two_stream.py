@@ -451,7 +451,7 @@ class TestTraversing:
     """The family inside the rollout that all families share."""
 
     unit = Normalisation.to_unit_range("uint8", 3)
-    config = TraversalConfig(levels=3, keep=(2,), least_side=32.0)
+    config = TraversalConfig(levels=3, keep=(2,), min_size=32.0)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -473,7 +473,7 @@ class TestTraversing:
         every = self.run(model, scene, keep=(9,)).nodes[1:]
         best = sorted(every, key=lambda node: node.rank)[:2]
         assert self.paths(result) == ["root", *sorted(node.region.path for node in best)]
-        assert result.stop == "levels"
+        assert result.stop == "max_level"
         np.testing.assert_allclose(result.level_logits[0], result.region_logits[0], rtol=1e-5)
         fused = result.region_logits[0] + result.region_logits[1:].mean(axis=0)
         np.testing.assert_allclose(result.logits, fused, rtol=1e-5, atol=1e-6)

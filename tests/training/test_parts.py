@@ -6,7 +6,7 @@ from tests.runs import MODEL, changed, copied
 from tests.small_model import SmallModel
 from tnetcli.errors import RecipeError
 from tnetcli.models.registry import build_model
-from tnetcli.training.config import Stage
+from tnetcli.training.config import StageConfig
 from tnetcli.training.optim import prepare_parts
 
 PARTS = ("backbone", "location", "position", "aggregator", "head")
@@ -24,7 +24,7 @@ def learning(model):
 
 
 def stage(**settings):
-    return Stage(steps=1, **settings)
+    return StageConfig(steps=1, **settings)
 
 
 def test_all_parts_learn_by_themselves(model):
@@ -53,7 +53,7 @@ def test_statistics_of_a_frozen_backbone_stay_while_it_encodes(model):
 
 
 def test_a_backbone_of_rate_zero_is_frozen(model):
-    prepare_parts(model, stage(optimizer={"backbone_rate": 0}))
+    prepare_parts(model, stage(optimizer={"backbone_lr": 0}))
     assert learning(model) == set(PARTS) - {"backbone"}
     assert not model.backbone.training
 

@@ -21,7 +21,7 @@ from tests.runs import (
 )
 from tests.synth.test_landscape import BACKGROUND, RULES, SITES, tile_files
 from tests.synth.test_tiles import write_zip
-from tnetcli.cli.signals import stopping_gently
+from tnetcli.cli.signals import graceful_stop
 from tnetcli.errors import ImageError, ManifestError, ModelError, OutputError, RecipeError
 from tnetcli.models.checkpoint import (
     Description,
@@ -373,7 +373,7 @@ def test_one_torn_image_is_left_out_with_a_warning(tmp_path):
 
 def test_signals_ask_to_stop_and_a_second_interrupt_stops_at_once():
     before = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
-    with stopping_gently() as asked:
+    with graceful_stop() as asked:
         assert asked == []
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked == [signal.SIGTERM]
@@ -385,7 +385,7 @@ def test_signals_ask_to_stop_and_a_second_interrupt_stops_at_once():
 
 
 def test_a_first_interrupt_is_only_noted():
-    with stopping_gently() as asked:
+    with graceful_stop() as asked:
         os.kill(os.getpid(), signal.SIGINT)
         assert asked == [signal.SIGINT]
 

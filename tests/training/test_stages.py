@@ -22,7 +22,7 @@ from tnetcli.training.trainer import train
 from tnetcli.traversal.policies import ScoredRegion
 
 pytestmark = pytest.mark.usefixtures("small_family")
-SGD = {"kind": "sgd", "rate": 0.05, "momentum": 0.0, "weight_decay": 0.0}
+SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.0, "weight_decay": 0.0}
 PLAIN = {"schedule": {"kind": "constant", "warmup": 0.0}, "loss": {"rule": "paper"}}
 
 
@@ -139,7 +139,7 @@ def test_classes_count_as_the_recipe_weighs_them(images, tmp_path):
 
 
 def test_every_choice_is_followed_whatever_a_prediction_spares(images, tmp_path, monkeypatch):
-    traversal = {"levels": 3, "keep": [4, 4], "budget": 3, "confidence": 0.01, "least_side": 1}
+    traversal = {"levels": 3, "keep": [4, 4], "budget": 3, "confidence": 0.01, "min_size": 1}
     run = small_run(images, tmp_path, traversal=traversal, stages=[{"steps": 1, "batch_size": 2}])
     found = read_by(scene_stage(run), monkeypatch)
     assert torch.bincount(found.level).tolist() == [0, 2, 8, 32]

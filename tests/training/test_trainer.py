@@ -132,7 +132,7 @@ def test_metrics_are_reported_as_they_are_written(rich):
     assert [row["validation"] for row in rows if "validation" in row] == run.listener.validations
     assert [len(row["accuracy"]) for row in run.listener.rows] == [2, 2, 3, 3]
     for row in run.listener.rows:
-        assert {"loss", "entropy", "distinct", "rate", "windows_per_second"} <= row.keys()
+        assert {"loss", "entropy", "distinct", "lr", "windows_per_second"} <= row.keys()
     # 2 images, 2 samples of each: 1 + 2 windows, or 1 + 2 + 2
     assert [row["windows"] for row in run.listener.rows] == [12, 12, 20, 20]
 
@@ -174,7 +174,7 @@ def test_every_family_goes_on_as_if_never_stopped(images, tmp_path, family, argu
     recipe = recipe_of(
         images,
         model={"family": family, "classes": 2, "dropout": 0.5, **arguments},
-        traversal={"levels": levels, "keep": [1], "least_side": 16},
+        traversal={"levels": levels, "keep": [1], "min_size": 16},
         training={"batch_size": 2},
         stages=[{"steps": 3}],
     )
@@ -236,7 +236,7 @@ def test_stages_of_tiles_and_of_scenes_can_be_gone_on_with(tiles, tmp_path):
         tiles,
         stages=[
             {"name": "tiles", "learn": "tiles", "steps": 2, "tiles": {"views": [3, 2]}},
-            {"name": "look", "steps": 2, "freeze": ["backbone"], "rehearse": 2, "batch_size": 2},
+            {"name": "look", "steps": 2, "freeze": ["backbone"], "replay": 2, "batch_size": 2},
         ],
     )
     whole = finished(recipe, tmp_path / "whole")
@@ -286,14 +286,14 @@ def test_steps_follow_the_schedule(images, tmp_path):
     recipe = recipe_of(
         images,
         stages=[{"steps": 4}],
-        optimizer={"rate": 0.02, "backbone_rate": 0.001},
+        optimizer={"lr": 0.02, "backbone_lr": 0.001},
         schedule={"kind": "step", "warmup": 0.5, "drops": [0.75], "factor": 0.1},
     )
     rows = finished(recipe, tmp_path).listener.rows
-    assert [row["rate"] for row in rows] == pytest.approx([0.01, 0.02, 0.02, 0.002])
+    assert [row["lr"] for row in rows] == pytest.approx([0.01, 0.02, 0.02, 0.002])
 
 
-SGD = {"kind": "sgd", "rate": 0.05, "momentum": 0.0, "weight_decay": 0.0}
+SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.0, "weight_decay": 0.0}
 PLAIN = {"schedule": {"kind": "constant", "warmup": 0.0}, "loss": {"rule": "paper"}}
 
 
@@ -349,7 +349,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_the_last_model_survives(
         stages=[{"name": "good", "steps": 2}, {"name": "bad", "steps": 6}],
     )
     explosive = recipe.stages[1].model_copy(
-        update={"optimizer": recipe.stages[1].optimizer.model_copy(update={"rate": 1e30})}
+        update={"optimizer": recipe.stages[1].optimizer.model_copy(update={"lr": 1e30})}
     )
     recipe = recipe.model_copy(update={"stages": (recipe.stages[0], explosive)})
     run = prepare(recipe, tmp_path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from tnetcli.cli.options import Json, PrecisionName, PredictConfig, is_typed, parse_windows
+from tnetcli.cli.options import Json, PrecisionName, RecipeChanges, is_typed, parse_windows
 from tnetcli.errors import UsageError
 from tnetcli.models.cost import (
     MAX_VIEWS,
@@ -236,7 +236,7 @@ def as_json(profile: Profile) -> str:
 def as_text(profile: Profile) -> str:
     """Return a line on the model, a table of its parts and a table of its costs."""
     model, how = profile.model, profile.measured
-    cells = "no cells" if model.max_levels == 1 else model.grid.described()
+    cells = "no cells" if model.max_levels == 1 else model.grid.describe()
     parts = {**profile.parts, "all": profile.parameters}
     costs = [
         (
@@ -285,7 +285,7 @@ def profile(
         ),
     ] = None,
     json: Json = False,
-    set: PredictConfig = None,
+    set: RecipeChanges = None,
     windows: Annotated[
         str | None,
         typer.Option(
