@@ -134,7 +134,7 @@ def _assumptions(
 ) -> Assumptions:
     if model is not None:
         described = read_description(find_model_file(model))
-        config = described.config(levels=levels, keep=keep)
+        config = described.traversal_config(levels=levels, keep=keep)
         return Assumptions(config, described.view_size, described.grid)
     default = Assumptions()
     config = default.config

@@ -64,7 +64,7 @@ class PredictConfig:
 
     def config(self, checkpoint: Checkpoint) -> TraversalConfig:
         """Return the traversal that is asked of a model."""
-        config = checkpoint.description.config(levels=self.levels, keep=self.keep)
+        config = checkpoint.description.traversal_config(levels=self.levels, keep=self.keep)
         changes = {
             name: value
             for name in ("policy", "budget", "confidence")
