@@ -108,11 +108,7 @@ class AnchorGrid(Grid):
         """Return the positions per side of each branch."""
         return tuple(count_positions(self.view_size, each) for each in FIELDS)
 
-<<<<<<< HEAD
     def describe(self) -> str:
-=======
-    def described(self) -> str:
->>>>>>> recut
         """Return a description such as `955 patches of 63, 95 and 111 pixels`."""
         patches = sum(count**2 for count in self.counts)
         *sizes, largest = FIELDS
@@ -140,11 +136,7 @@ class AnchorGrid(Grid):
         """Return start and length of a column of cells."""
         return self.row_span(start, length, column)  # views and receptive fields are square
 
-<<<<<<< HEAD
     def overlap(self, row: int, column: int) -> NDArray[np.float64]:
-=======
-    def shared(self, row: int, column: int) -> NDArray[np.float64]:
->>>>>>> recut
         """Return the fraction (rows, columns) of each cell that one cell covers."""
         return np.outer(self._axis_shared(row), self._axis_shared(column))
 
