@@ -19,7 +19,7 @@ def test_every_family_is_held_to_the_contract():
     assert held == set(FAMILIES)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES.names())
 def test_unread_evidence_is_an_error_until_an_aggregator_uses_it(family):
     from tests.golden import adapter
 

@@ -8,7 +8,7 @@ import copy
 import json
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import safetensors.torch
@@ -108,6 +108,14 @@ def assert_same(actual: EncoderOutput, expected: EncoderOutput) -> None:
     assert torch.equal(actual.cell_logits, expected.cell_logits)
 
 
+class Batch(NamedTuple):
+    """The whole image and two cells: a view of each, and the encoder's output."""
+
+    views: list[Tensor]
+    regions: list[Region]
+    out: EncoderOutput
+
+
 class ModelContract:
     """Promises of every model; subclasses set `case`."""
 
@@ -134,117 +142,99 @@ class ModelContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def regions(cls, model: Model) -> list[Region]:
-        return root_and_cells(model)
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def views(cls, model: Model, regions: list[Region]) -> list[Tensor]:
+    def batch(cls, model: Model) -> Batch:
+        regions = root_and_cells(model)
         sides = [model.view_size_of(region) for region in regions]
-        return [noise(cls.case.bands, side, side, seed=i) for i, side in enumerate(sides)]
+        views = [noise(cls.case.bands, side, side, seed=i) for i, side in enumerate(sides)]
+        return Batch(views, regions, encode(model, views, regions))
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def encoded(cls, model: Model, views: list[Tensor], regions: list[Region]) -> EncoderOutput:
-        return encode(model, views, regions)
-
-    def losses(
-        self, model: Model, views: list[Tensor], regions: list[Region]
-    ) -> tuple[Tensor, Tensor]:
+    def losses(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return a loss of the label, and one of the attention."""
-        out = encode(model, views, regions)
+        out = encode(model, batch.views, batch.regions)
         logits = model.aggregate(out.features.unsqueeze(0), *unmasked(3)).logits
         where = -out.cell_logits[..., 0].log_softmax(dim=1)[:, 0].sum()
         return functional.cross_entropy(logits, torch.tensor([1])), where
 
     def test_outputs_have_the_documented_shapes_and_are_finite(
-        self, model: Model, encoded: EncoderOutput
+        self, model: Model, batch: Batch
     ) -> None:
         classes, size = self.case.classes, model.feature_size
-        assert encoded.features.shape == (3, size)
-        assert encoded.cell_logits.shape == (3, model.grid.rows * model.grid.columns, 1)
-        assert (encoded.cell_logits < torch.inf).all()  # False for NaN
-        found = model.aggregate(encoded.features.unsqueeze(0), *unmasked(3))
+        assert batch.out.features.shape == (3, size)
+        assert batch.out.cell_logits.shape == (3, model.grid.rows * model.grid.columns, 1)
+        assert (batch.out.cell_logits < torch.inf).all()  # False for NaN
+        found = model.aggregate(batch.out.features.unsqueeze(0), *unmasked(3))
         assert (found.logits.shape, found.weights.shape) == ((1, classes), (1, 3))
         assert found.embedding.shape == (1, size)
         shapes = {"whole": (1, classes), "regions": (1, classes), "instances": (1, 3, classes)}
         assert all(part.shape == shapes[name] for name, part in found.parts.items())
-        outputs = (encoded.features, *encoded.aux.values(), *found[:3], *found.parts.values())
+        outputs = (batch.out.features, *batch.out.aux.values(), *found[:3], *found.parts.values())
         assert all(part.isfinite().all() for part in outputs)
         for leading, level in (((), 1), ((2, 5), 2)):
             levels = torch.full(leading, level)
             assert model.classify(noise(*leading, size), levels).shape == (*leading, classes)
 
     def test_features_do_not_depend_on_whether_cells_are_scored(
-        self, model: Model, views: list[Tensor]
+        self, model: Model, batch: Batch
     ) -> None:
-        whole, position = views[0].unsqueeze(0), torch.tensor([ROOT.position])
+        whole, position = batch.views[0].unsqueeze(0), torch.tensor([ROOT.position])
         scored, bare = (model.encoder(1)(whole, position, each) for each in (True, False))
         assert torch.equal(bare.features, scored.features)
         assert bare.cell_logits.shape == scored.cell_logits.shape
 
-    def test_a_constant_view_gives_no_nan(
-        self, model: Model, views: list[Tensor], regions: list[Region]
-    ) -> None:
-        out = encode(model, [torch.zeros_like(view) for view in views], regions)
+    def test_a_constant_view_gives_no_nan(self, model: Model, batch: Batch) -> None:
+        out = encode(model, [torch.zeros_like(view) for view in batch.views], batch.regions)
         assert all(part.isfinite().all() for part in (out.features, *out.aux.values()))
         assert (out.cell_logits < torch.inf).all()
 
-    def test_glimpses_lie_inside_their_view(self, model: Model, encoded: EncoderOutput) -> None:
+    def test_glimpses_lie_inside_their_view(self, model: Model, batch: Batch) -> None:
         glimpses = getattr(model.config, "glimpses", None)
-        assert ("glimpse_boxes" in encoded.aux) == (glimpses is not None)
+        assert ("glimpse_boxes" in batch.out.aux) == (glimpses is not None)
         if glimpses is not None:
-            boxes, features = encoded.aux["glimpse_boxes"], encoded.aux["glimpse_features"]
+            boxes, features = batch.out.aux["glimpse_boxes"], batch.out.aux["glimpse_features"]
             assert boxes.shape == (3, glimpses, 4)
             assert features.shape == (3, glimpses, model.feature_size)
             assert ((boxes >= 0) & (boxes <= 1)).all()
             assert (boxes[..., :2] < boxes[..., 2:]).all()
 
-    def test_features_follow_from_what_replay_stores(
-        self, model: Model, encoded: EncoderOutput, regions: list[Region]
-    ) -> None:
-        assert ("pooled" in encoded.aux) == model.config.replays
+    def test_features_follow_from_what_replay_stores(self, model: Model, batch: Batch) -> None:
+        assert ("pooled" in batch.out.aux) == model.config.replays
         if model.config.replays:
-            positions = torch.tensor([region.position for region in regions])
-            assert_close(model.embed(encoded.aux["pooled"], positions), encoded.features)
+            positions = torch.tensor([region.position for region in batch.regions])
+            assert_close(model.embed(batch.out.aux["pooled"], positions), batch.out.features)
 
-    def test_every_cell_is_proposed(
-        self, model: Model, views: list[Tensor], regions: list[Region]
-    ) -> None:
-        probabilities = proposed(model, encode(model, views, regions))
+    def test_every_cell_is_proposed(self, model: Model, batch: Batch) -> None:
+        probabilities = proposed(model, encode(model, batch.views, batch.regions))
         assert (probabilities > 0).all()
         assert probabilities.sum(dim=1).tolist() == pytest.approx([1] * 3)
 
-    def test_encoding_is_repeatable_and_changes_nothing(
-        self, model: Model, views: list[Tensor], regions: list[Region], encoded: EncoderOutput
-    ) -> None:
+    def test_encoding_is_repeatable_and_changes_nothing(self, model: Model, batch: Batch) -> None:
         before = {key: value.clone() for key, value in model.state_dict().items()}
-        assert_same(encode(model, views, regions), encoded)
+        assert_same(encode(model, batch.views, batch.regions), batch.out)
         assert all(torch.equal(before[key], each) for key, each in model.state_dict().items())
 
     def test_the_seed_decides_the_weights_and_they_survive_saving(
-        self, model: Model, views: list[Tensor], regions: list[Region], encoded: EncoderOutput
+        self, model: Model, batch: Batch
     ) -> None:
         mine, same, other = model.state_dict(), self.build(0).state_dict(), self.build(1)
         assert all(torch.equal(mine[key], same[key]) for key in mine)
         assert not all(torch.equal(mine[key], each) for key, each in other.state_dict().items())
         other.load_state_dict(safetensors.torch.load(safetensors.torch.save(mine)), strict=True)
         with torch.no_grad():
-            assert_same(encode(other, views, regions), encoded)
+            assert_same(encode(other, batch.views, batch.regions), batch.out)
         text = model.config.model_dump_json()
         assert read_model_config(self.case.family, json.loads(text)) == model.config
 
     def test_a_view_does_not_depend_on_its_batch_or_memory_layout(
-        self, model: Model, views: list[Tensor], regions: list[Region], encoded: EncoderOutput
+        self, model: Model, batch: Batch
     ) -> None:
-        for index, region in enumerate(regions):
-            others = [torch.full_like(views[index], 3.0), noise(*views[index].shape, seed=9)]
-            last = views[index][None].to(memory_format=torch.channels_last)[0]
-            for batch in ([views[index]], [others[0], last, others[1]]):
-                out = encode(model, batch, [region] * len(batch))
-                row = len(batch) // 2
-                assert_close(out.features[row], encoded.features[index])
-                assert_close(relative(out)[row], relative(encoded)[index])
+        for index, (view, region) in enumerate(zip(batch.views, batch.regions, strict=True)):
+            others = [torch.full_like(view, 3.0), noise(*view.shape, seed=9)]
+            last = view[None].to(memory_format=torch.channels_last)[0]
+            for mixed in ([view], [others[0], last, others[1]]):
+                out = encode(model, mixed, [region] * len(mixed))
+                row = len(mixed) // 2
+                assert_close(out.features[row], batch.out.features[index])
+                assert_close(relative(out)[row], relative(batch.out)[index])
 
     def test_images_are_aggregated_alone_and_in_any_order(self, model: Model) -> None:
         features = noise(4, 5, model.feature_size)
@@ -258,8 +248,8 @@ class ModelContract:
             assert_close(alone.logits[0], together.logits[i])
             assert_close(alone.weights[0], together.weights[i, order])
 
-    def test_one_region_is_classified_as_alone(self, model: Model, encoded: EncoderOutput) -> None:
-        alone = encoded.features[:1]
+    def test_one_region_is_classified_as_alone(self, model: Model, batch: Batch) -> None:
+        alone = batch.out.features[:1]
         found = model.aggregate(alone.unsqueeze(0), *unmasked(1))
         assert_close(found.logits, model.classify(alone, torch.ones(1, dtype=torch.long)))
         assert torch.equal(found.weights, torch.ones(1, 1))
@@ -279,7 +269,7 @@ class ModelContract:
         assert_close(found.weights[mask], plain.weights[0])
         assert not found.weights[~mask].any()
         assert not found.weights.requires_grad
-        functional.cross_entropy(found.logits, torch.tensor([1])).backward()
+        torch.autograd.backward(functional.cross_entropy(found.logits, torch.tensor([1])))
         assert padded.grad is not None
         assert padded.grad[mask].any()
         assert not padded.grad[~mask].any()
@@ -287,27 +277,23 @@ class ModelContract:
         assert all(each.isfinite().all() for each in gradients)
 
     def test_labels_train_all_parts_but_the_location_module(
-        self, learner: Model, views: list[Tensor], regions: list[Region]
+        self, learner: Model, batch: Batch
     ) -> None:
-        self.losses(learner, views, regions)[0].backward()
+        torch.autograd.backward(self.losses(learner, batch)[0])
         parts = {name.split(".")[0] for name, _ in learner.named_parameters()}
         assert learned_parts(learner) == parts - {"location"}
 
-    def test_attention_trains_the_location_module_only(
-        self, learner: Model, views: list[Tensor], regions: list[Region]
-    ) -> None:
-        where = self.losses(learner, views, regions)[1]
+    def test_attention_trains_the_location_module_only(self, learner: Model, batch: Batch) -> None:
+        where = self.losses(learner, batch)[1]
         if hasattr(learner, "location"):
-            where.backward()
+            torch.autograd.backward(where)
             assert learned_parts(learner) == {"location"}
         else:
             assert not where.requires_grad
 
-    def test_both_losses_together_reach_every_parameter(
-        self, learner: Model, views: list[Tensor], regions: list[Region]
-    ) -> None:
-        labels, where = self.losses(learner, views, regions)
-        (labels + where).backward()
+    def test_both_losses_together_reach_every_parameter(self, learner: Model, batch: Batch) -> None:
+        labels, where = self.losses(learner, batch)
+        torch.autograd.backward(labels + where)
         unlearned = {
             name
             for name, parameter in learner.named_parameters()
