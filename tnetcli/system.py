@@ -1,4 +1,4 @@
-"""Cores and memory of the job, and the GDAL drivers of this process."""
+"""Cores, memory, devices, and the GDAL drivers of this process."""
 
 import math
 import os
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 Precision = Literal["fp32", "bf16", "fp16"]
+
 CGROUPS = Path("/sys/fs/cgroup")
 GROUPS_OF_PROCESS = Path("/proc/self/cgroup")
 MEMORY = Path("/proc/meminfo")

@@ -81,9 +81,7 @@ def list_models() -> dict[str, dict[str, str]]:
     """Return summaries of families, bundled models and tested backbones; imports no torch."""
     bundled = {name: read_description(path) for name, path in bundled_models().items()}
     return {
-        "families": {
-            name: FAMILIES.load(name).summary.replace("\n", " ") for name in FAMILIES
-        },
+        "families": {name: FAMILIES.load(name).summary.replace("\n", " ") for name in FAMILIES},
         "bundled": {
             name: each.summary or ", ".join(each.classes) for name, each in bundled.items()
         },
