@@ -56,10 +56,10 @@ def test_a_missing_extra_names_the_command_that_installs_it():
 
 
 def test_a_problem_is_found_again_by_its_name():
-    assert errors.kind_of("ManifestError") is ManifestError
-    assert errors.kind_of("ZeroDivisionError") is ImageError
+    assert errors.error_class("ManifestError") is ManifestError
+    assert errors.error_class("ZeroDivisionError") is ImageError
 
 
 def test_problems_of_one_kind_are_of_that_kind_and_of_several_of_images():
-    assert errors.kind_of_all([ManifestError, ManifestError]) is ManifestError
-    assert errors.kind_of_all([ManifestError, MissingExtraError]) is ImageError
+    assert errors.common_error_class([ManifestError, ManifestError]) is ManifestError
+    assert errors.common_error_class([ManifestError, MissingExtraError]) is ImageError

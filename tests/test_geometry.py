@@ -343,7 +343,7 @@ def test_the_shared_part_of_cells_is_that_of_their_windows(grid, data):
         width = max(min(one.right, other.right) - max(one.left, other.left), 0)
         height = max(min(one.bottom, other.bottom) - max(one.top, other.top), 0)
         expected = width * height / (other.width * other.height)
-        assert grid.shared(row, column)[other_row, other_column] == pytest.approx(
+        assert grid.overlap(row, column)[other_row, other_column] == pytest.approx(
             expected, abs=1e-9
         )
 
@@ -383,7 +383,7 @@ def test_a_cell_is_its_own_nearest(grid, data):
 
 
 def test_a_grid_is_described_in_a_few_words():
-    assert Grid(3, 5, 0.34375).described() == "3 x 5 cells of 0.34375"
+    assert Grid(3, 5, 0.34375).describe() == "3 x 5 cells of 0.34375"
 
 
 def test_what_is_farther_away_than_any_planet_is_nowhere():

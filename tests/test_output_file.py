@@ -9,24 +9,24 @@ import pytest
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.files import (
     _machine,
-    check_free,
-    folder_beside,
-    refuse_inputs,
-    refuse_special,
-    sweep,
-    whole_file,
-    write_whole,
+    atomic_file,
+    check_not_input,
+    check_not_special,
+    check_output,
+    remove_stale,
+    temporary_folder,
+    write_file,
 )
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
     target = tmp_path / "a.txt"
     target.write_bytes(b"before")
-    with pytest.raises(TypeError), whole_file(target) as file:
+    with pytest.raises(TypeError), atomic_file(target) as file:
         file.writelines([b"half", "no bytes"])
     assert target.read_bytes() == b"before"
     assert os.listdir(tmp_path) == ["a.txt"]
-    write_whole(target, b"after")
+    write_file(target, b"after")
     assert target.read_bytes() == b"after"
     assert os.listdir(tmp_path) == ["a.txt"]
 
@@ -34,12 +34,12 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
 def test_what_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path):
     (tmp_path / "real").write_bytes(b"before")
     (tmp_path / "link").symlink_to("real")
-    write_whole(tmp_path / "link", b"after")
+    write_file(tmp_path / "link", b"after")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_bytes() == b"after"
 
 
-@pytest.mark.parametrize("write", [write_whole, lambda path, content: folder_beside(path)])
+@pytest.mark.parametrize("write", [write_file, lambda path, content: temporary_folder(path)])
 def test_a_place_that_is_not_there_is_named(tmp_path, write):
     path = tmp_path / "none" / "a.txt"
     with pytest.raises(OutputError, match=r"none/a\.txt") as caught, write(path, b""):
@@ -49,17 +49,17 @@ def test_a_place_that_is_not_there_is_named(tmp_path, write):
 
 
 def test_a_lent_folder_is_beside_the_file_and_gone_afterwards(tmp_path):
-    with folder_beside(tmp_path / "a.tif") as folder:
+    with temporary_folder(tmp_path / "a.tif") as folder:
         assert folder.parent == tmp_path
         (folder / "deep").mkdir()
         (folder / "deep" / "part").write_bytes(b"1")
-        with folder_beside(tmp_path / "a.tif") as other:
+        with temporary_folder(tmp_path / "a.tif") as other:
             assert other != folder
     assert not os.listdir(tmp_path)
 
 
 def test_a_lent_folder_is_gone_after_a_failure(tmp_path):
-    with pytest.raises(ZeroDivisionError), folder_beside(tmp_path / "a.tif"):
+    with pytest.raises(ZeroDivisionError), temporary_folder(tmp_path / "a.tif"):
         raise ZeroDivisionError
     assert not os.listdir(tmp_path)
 
@@ -68,7 +68,7 @@ STOPPED_AT = """
     import os, shutil, signal, sys
     from pathlib import Path
     from tnetcli.cli.signals import stop_when_told
-    from tnetcli.files import folder_beside
+    from tnetcli.files import temporary_folder
 
     def then_stop(function):
         told = []
@@ -83,7 +83,7 @@ STOPPED_AT = """
     stop_when_told()
     if sys.argv[1] == "made":
         Path.mkdir = then_stop(Path.mkdir)
-    with folder_beside("a.tif") as folder:
+    with temporary_folder("a.tif") as folder:
         (folder / "part").write_bytes(b"1")
         (folder / "rest").write_bytes(b"2")
         os.unlink = then_stop(os.unlink)
@@ -100,55 +100,55 @@ def test_a_signal_at_the_worst_moment_leaves_no_folder(tmp_path, when):
 
 def test_what_is_there_is_replaced_only_when_asked(tmp_path):
     path = tmp_path / "a.txt"
-    check_free(path)
+    check_output(path)
     path.write_text("")
-    check_free(path, overwrite=True)
+    check_output(path, overwrite=True)
     with pytest.raises(OutputError, match="exists"):
-        check_free(path)
+        check_output(path)
     with pytest.raises(OutputError, match="a folder is in the way"):
-        check_free(tmp_path, overwrite=True)
+        check_output(tmp_path, overwrite=True)
     with pytest.raises(OutputError, match="there is no folder"):
-        check_free(tmp_path / "none" / "a.txt")
+        check_output(tmp_path / "none" / "a.txt")
     with pytest.raises(OutputError, match="not a name"):
-        check_free(tmp_path / ("x" * 5000))
+        check_output(tmp_path / ("x" * 5000))
 
 
 def test_a_dash_is_not_taken_for_the_name_of_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="standard output"):
-        check_free("-", overwrite=True)
-    check_free(tmp_path / "-")
+        check_output("-", overwrite=True)
+    check_output(tmp_path / "-")
 
 
 def test_what_is_read_from_is_not_overwritten(tmp_path):
     path = tmp_path / "a.txt"
-    refuse_inputs(path, [path])  # there is nothing yet
+    check_not_input(path, [path])  # there is nothing yet
     path.write_text("")
     (tmp_path / "link").symlink_to(path)
-    refuse_inputs(path, [tmp_path / "b.txt", "a\0b"])
+    check_not_input(path, [tmp_path / "b.txt", "a\0b"])
     with pytest.raises(OutputError, match="read from"):
-        refuse_inputs(tmp_path / "link", [path])
+        check_not_input(tmp_path / "link", [path])
 
 
 def test_pipes_and_folders_are_no_files_to_write_to(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
         with pytest.raises(OutputError, match="no ordinary file"):
-            refuse_special(path)
-        with pytest.raises(OutputError) as caught, whole_file(path):
+            check_not_special(path)
+        with pytest.raises(OutputError) as caught, atomic_file(path):
             pass
         assert "-o -" not in caught.value.hint  # not all can write to standard output
-    refuse_special(tmp_path / "new")
+    check_not_special(tmp_path / "new")
 
 
 DIES = """
     import os, signal, sys
-    from tnetcli.files import folder_beside, whole_file
+    from tnetcli.files import temporary_folder, atomic_file
 
     if sys.argv[1] == "file":
-        with whole_file("a.txt") as file:
+        with atomic_file("a.txt") as file:
             os.kill(os.getpid(), signal.SIGKILL)
-    with folder_beside("a.tif") as folder:
+    with temporary_folder("a.tif") as folder:
         (folder / "part").write_bytes(b"1")
         os.symlink(os.path.abspath("kept"), folder / "link")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -162,15 +162,15 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path, kind):
     command = [sys.executable, "-c", textwrap.dedent(DIES), kind]
     subprocess.run(command, cwd=tmp_path, check=False)
     assert len(list(tmp_path.glob(".tnet-*"))) == 1
-    write_whole(tmp_path / "b.txt", b"")
+    write_file(tmp_path / "b.txt", b"")
     assert sorted(os.listdir(tmp_path)) == ["b.txt", "kept"]
     assert os.listdir(tmp_path / "kept") == ["image"]
 
 
 def test_what_a_living_process_uses_stays(tmp_path):
     script = textwrap.dedent("""
-        from tnetcli.files import folder_beside, whole_file
-        with folder_beside("a.tif") as folder, whole_file("a.txt"):
+        from tnetcli.files import temporary_folder, atomic_file
+        with temporary_folder("a.tif") as folder, atomic_file("a.txt"):
             print(flush=True)
             input()
     """)
@@ -178,7 +178,7 @@ def test_what_a_living_process_uses_stays(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=tmp_path, **pipes) as other:
         other.stdout.readline()
-        write_whole(tmp_path / "b.txt", b"")
+        write_file(tmp_path / "b.txt", b"")
         assert len(list(tmp_path.glob(".tnet-*"))) == 2
         other.communicate(b"\n")
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "b.txt"]
@@ -207,7 +207,7 @@ def test_only_what_is_ours_and_stale_is_removed(tmp_path, name, age, is_removed)
     left = tmp_path / f".tnet-{name}"
     left.write_bytes(b"1")
     os.utime(left, (time.time() - age,) * 2)
-    sweep(tmp_path)
+    remove_stale(tmp_path)
     assert left.exists() is not is_removed
 
 
@@ -220,7 +220,7 @@ def test_links_and_files_of_others_stay(tmp_path):
     foreign.write_bytes(b"")
     if os.geteuid() == 0:
         os.chown(foreign, 12345, -1)
-    sweep(tmp_path)
+    remove_stale(tmp_path)
     assert link.is_symlink()
     assert foreign.exists() is (os.geteuid() == 0)
-    sweep(tmp_path / "none")
+    remove_stale(tmp_path / "none")

@@ -12,7 +12,7 @@ from tests.commands import run_in_shell, tnet
 from tests.exporters.records import record, window
 from tests.images import noise, write_geotiff
 from tnetcli.errors import OutputError
-from tnetcli.files import is_pipe, lasting, open_to_read, parts_of
+from tnetcli.files import is_pipe, open_input, read_chunks, spooled
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes and signals of another kind")
 # A signal that another thread takes does not wake the one that reads: as one that comes in the
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes and signals of an
 UNHEARD = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from tnetcli.files import open_to_read, parts_of
+from tnetcli.files import open_input, read_chunks
 def stop(number, frame):
     sys.exit(75)
 signal.signal(signal.SIGTERM, stop)
@@ -31,8 +31,8 @@ threading.Thread(target=late).start()
 {read}
 """
 WAYS = {
-    "stdin": "list(parts_of(sys.stdin.buffer))",
-    "an inherited pipe": "list(parts_of(open_to_read(Path('/dev/fd/{number}'))))",
+    "stdin": "list(read_chunks(sys.stdin.buffer))",
+    "an inherited pipe": "list(read_chunks(open_input(Path('/dev/fd/{number}'))))",
 }
 
 
@@ -60,8 +60,8 @@ def test_all_that_comes_through_a_pipe_is_read_as_it_comes():
 
     writer = threading.Thread(target=write)
     writer.start()
-    with open_to_read(Path(f"/dev/fd/{reading}")) as file:
-        assert b"".join(parts_of(file)) == b"".join(sent)
+    with open_input(Path(f"/dev/fd/{reading}")) as file:
+        assert b"".join(read_chunks(file)) == b"".join(sent)
     writer.join()
     os.close(reading)
 
@@ -96,7 +96,7 @@ def test_a_link_to_a_descriptor_is_no_inherited_pipe(tmp_path):
     assert is_pipe(f"/dev/fd/{reading}")
     assert not is_pipe(tmp_path / "list.csv")
     with pytest.raises(OSError, match="is a named pipe"):
-        open_to_read(tmp_path / "list.csv")
+        open_input(tmp_path / "list.csv")
     os.close(reading)
     os.close(writing)
     assert not is_pipe(f"/dev/fd/{reading}")
@@ -107,25 +107,25 @@ def test_a_file_given_as_a_descriptor_is_a_file(tmp_path):
     with (tmp_path / "file").open("rb") as file:
         path = Path(f"/dev/fd/{file.fileno()}")
         assert not is_pipe(path)
-        with open_to_read(path) as again:
-            assert b"".join(parts_of(again)) == b"a list"
+        with open_input(path) as again:
+            assert b"".join(read_chunks(again)) == b"a list"
 
 
 def test_a_file_is_read_to_its_end(tmp_path):
     (tmp_path / "file").write_bytes(bytes(10**6))
-    with open_to_read(tmp_path / "file") as file:
-        assert b"".join(parts_of(file)) == bytes(10**6)
+    with open_input(tmp_path / "file") as file:
+        assert b"".join(read_chunks(file)) == bytes(10**6)
 
 
 def test_what_is_no_file_of_the_system_is_read_too():
-    assert b"".join(parts_of(io.BytesIO(b"a list"))) == b"a list"
+    assert b"".join(read_chunks(io.BytesIO(b"a list"))) == b"a list"
 
 
 def test_what_has_ended_already_is_empty():
     reading, writing = os.pipe()
     os.close(writing)
     with open(reading, "rb") as file:
-        assert list(parts_of(file)) == []
+        assert list(read_chunks(file)) == []
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_a_pipe_that_cannot_be_kept_is_no_bug(monkeypatch):
     os.close(writing)
     monkeypatch.setattr("tnetcli.files.NamedTemporaryFile", lambda **_: Full())
     with pytest.raises(OutputError, match=r"cannot keep what comes from .*: No space left"):
-        lasting(f"/dev/fd/{reading}").__enter__()
+        spooled(f"/dev/fd/{reading}").__enter__()
     os.close(reading)
 
 

@@ -5,14 +5,14 @@ from tnetcli.text import (
     counted,
     did_you_mean,
     first_line,
-    in_bytes,
+    format_bytes,
+    join_some,
     one_line,
     printable,
     public_name,
     reason,
     redacted,
     shorten,
-    some_of,
 )
 
 
@@ -41,9 +41,9 @@ def test_numbers_of_things_are_told_as_people_say_them():
 
 
 def test_of_many_names_the_first_are_told_and_the_rest_counted():
-    assert some_of(["a", "b"], 2) == "a, b"
-    assert some_of(["a", "b", "c"], 1, "; ") == "a; and 2 more"
-    assert some_of([], 3) == ""
+    assert join_some(["a", "b"], 2) == "a, b"
+    assert join_some(["a", "b", "c"], 1, "; ") == "a; and 2 more"
+    assert join_some([], 3) == ""
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_of_many_names_the_first_are_told_and_the_rest_counted():
     [(0, "0.0 MB"), (1_234_567, "1.2 MB"), (999_949_999, "999.9 MB"), (2.5e9, "2.5 GB")],
 )
 def test_bytes_are_told_in_megabytes_or_gigabytes(count, told):
-    assert in_bytes(count) == told
+    assert format_bytes(count) == told
 
 
 def test_the_nearest_name_is_what_was_meant():

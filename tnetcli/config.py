@@ -24,9 +24,9 @@ from pydantic.fields import FieldInfo
 
 from tnetcli.errors import RecipeError, TnetError, UsageError
 from tnetcli.files import open_regular
-from tnetcli.text import did_you_mean, first_line, reason, shorten, some_of
+from tnetcli.text import did_you_mean, first_line, join_some, reason, shorten
 
-UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 NO_TABLE = ("model_type", "model_attributes_type", "dataclass_type", "dict_type", "mapping_type")
 MOST_TOLD = 8  # more problems than that are only counted
 
@@ -57,8 +57,8 @@ def validate(kind: type[Kind], data: Any, where: str, problem: type[TnetError]) 
         one = len(hints) == 1
         told = [hint if one else f"`{key}`: {hint}" for key, hint in hints.items()]
         raise problem(
-            f"{where}: {some_of(_sentences(found), MOST_TOLD, '; ')}",
-            hint=some_of(told, MOST_TOLD, "; "),
+            f"{where}: {join_some(_sentences(found), MOST_TOLD, '; ')}",
+            hint=join_some(told, MOST_TOLD, "; "),
         ) from error
 
 
@@ -103,7 +103,7 @@ class _Wrong(NamedTuple):
     def read(cls, kind: type[BaseModel], found: Any) -> "_Wrong":
         place, wanted, field = _follow(kind, found["loc"])
         key, given = shorten(".".join(place)), shorten(found["input"])
-        if found["type"] in UNKNOWN:
+        if found["type"] in UNKNOWN_KEY:
             known = _fields(wanted)
             meant = did_you_mean(place[-1], known, f"known keys: {', '.join(known)}")
             return cls(key, given, "unknown", meant)
@@ -291,7 +291,7 @@ def _read_text(path: Path) -> str:
         ) from error
 
 
-def change(data: Any, settings: Sequence[str]) -> Any:
+def apply_overrides(data: Any, settings: Sequence[str]) -> Any:
     """Return a copy with settings `key.path=value` applied in order; values are YAML."""
     changed = copy.deepcopy(data)
     for setting in settings:
@@ -338,7 +338,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 SPLIT_NAMES: dict[str, Split] = {**{each: each for each in SPLITS}, "val": "validation"}
 
 
-def in_order(name: str, pair: tuple[float, float] | None) -> None:
+def check_range(name: str, pair: tuple[float, float] | None) -> None:
     """Refuse a range that ends before it begins."""
     if pair is not None and pair[0] > pair[1]:
         raise ValueError(f"`{name}` ends before it begins: `{list(pair)}`")

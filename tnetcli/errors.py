@@ -30,13 +30,13 @@ class TnetError(Exception):
         return (_rebuild, (type(self), str(self), self.hint))
 
 
-def kind_of(name: str) -> type[TnetError]:
+def error_class(name: str) -> type[TnetError]:
     """Return the kind of problem by its name; ImageError for what is no kind of ours."""
     kinds = {kind.__name__: kind for kind in TnetError.__subclasses__()}
     return kinds.get(name, ImageError)
 
 
-def kind_of_all(kinds: Iterable[type[TnetError]]) -> type[TnetError]:
+def common_error_class(kinds: Iterable[type[TnetError]]) -> type[TnetError]:
     """Return the kind that all problems of a batch are of; ImageError where they differ."""
     found = set(kinds)
     return found.pop() if len(found) == 1 else ImageError

@@ -57,10 +57,10 @@ def open_descriptor(path: AnyPath, *, follow_links: bool = True) -> int:
     status = os.stat(path) if follow_links else os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
-    refuse_irregular(status, path)  # before opening: that alone can act on a device
+    check_regular(status, path)  # before opening: that alone can act on a device
     descriptor = os.open(path, flags)
     try:
-        refuse_irregular(os.fstat(descriptor), path)  # it may have been replaced in between
+        check_regular(os.fstat(descriptor), path)  # it may have been replaced in between
     except OSError:
         os.close(descriptor)
         raise
@@ -91,7 +91,7 @@ def is_plain_name(name: str) -> bool:
     return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
-def refuse_irregular(status: os.stat_result, path: AnyPath) -> None:
+def check_regular(status: os.stat_result, path: AnyPath) -> None:
     """Raise OSError unless `status` is that of a regular file."""
     if stat.S_ISREG(status.st_mode):
         return
@@ -153,7 +153,7 @@ def _inherited(path: str | os.PathLike[str]) -> int | None:
 
 
 @contextmanager
-def lasting(path: str | os.PathLike[str]) -> Iterator[Path]:
+def spooled(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a file that can be read twice: a copy of a pipe or of standard input (`-`)."""
     is_standard = str(path) == STANDARD
     if not is_standard and not is_pipe(path):
@@ -161,9 +161,9 @@ def lasting(path: str | os.PathLike[str]) -> Iterator[Path]:
         return
     with NamedTemporaryFile(prefix="tnet-", suffix=".jsonl") as kept:
         try:
-            opened = nullcontext(standard_input()) if is_standard else open_to_read(Path(path))
+            opened = nullcontext(standard_input()) if is_standard else open_input(Path(path))
             with opened as source:
-                kept.file.writelines(parts_of(source))
+                kept.file.writelines(read_chunks(source))
             kept.file.flush()
         except OSError as error:
             raise OutputError(
@@ -173,7 +173,7 @@ def lasting(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield Path(kept.name)
 
 
-def open_to_read(path: Path) -> BinaryIO:
+def open_input(path: Path) -> BinaryIO:
     """Open a regular file or an inherited stream; OSError for pipes, devices and sockets."""
     descriptor = _inherited(path)
     if descriptor is None:
@@ -181,7 +181,7 @@ def open_to_read(path: Path) -> BinaryIO:
     return open(os.dup(descriptor), "rb", buffering=0)
 
 
-def parts_of(file: BinaryIO) -> Iterator[bytes]:
+def read_chunks(file: BinaryIO) -> Iterator[bytes]:
     """Yield the content as it arrives, up to the end."""
     try:
         descriptor = file.fileno()
@@ -205,7 +205,7 @@ TEMPORARY = re.compile(r"\.tnet-(?:([0-9a-f]{8})_([0-9]{1,9})_)?[0-9a-f]{16}(\.t
 STALE_SECONDS = 7 * 24 * 3600.0  # of those whose process cannot be asked for
 
 
-def check_free(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+def check_output(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Refuse, before the work begins, a place where its result could not be put."""
     target = Path(path)
     if str(path) == STANDARD:  # who can write there asks before; a file `-` is meant by nobody
@@ -223,7 +223,7 @@ def check_free(path: str | os.PathLike[str], *, overwrite: bool = False) -> None
         raise OutputError(f"not a name for a file: `{path}`", hint="choose another") from error
 
 
-def refuse_inputs(path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]]) -> None:
+def check_not_input(path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]]) -> None:
     """Refuse, whatever may be overwritten, a place where something lies that is read from."""
     if not os.path.exists(path):
         return
@@ -239,7 +239,7 @@ def refuse_inputs(path: str | os.PathLike[str], inputs: Iterable[str | os.PathLi
             )
 
 
-def refuse_special(path: str | os.PathLike[str], hint: str = "name an ordinary file") -> None:
+def check_not_special(path: str | os.PathLike[str], hint: str = "name an ordinary file") -> None:
     """Refuse a device, a pipe or a folder: what is written there could not be read back."""
     try:
         mode = os.stat(path).st_mode
@@ -249,7 +249,7 @@ def refuse_special(path: str | os.PathLike[str], hint: str = "name an ordinary f
         raise OutputError(f"`{path}` is no ordinary file", hint=hint)
 
 
-def claim(file: IO[bytes]) -> bool:
+def try_lock(file: IO[bytes]) -> bool:
     """Say whether no other process has claimed this file; it is ours until it is closed.
 
     Where a disk or a system cannot tell, it is taken for free.
@@ -267,7 +267,7 @@ def claim(file: IO[bytes]) -> bool:
     return True
 
 
-def sweep(folder: str | os.PathLike[str]) -> None:
+def remove_stale(folder: str | os.PathLike[str]) -> None:
     """Remove temporary files of this user in `folder` whose process was killed."""
     _sweep_once(os.path.abspath(folder))
 
@@ -326,11 +326,11 @@ def _machine() -> str:
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str], what: str = "the file") -> Iterator[BinaryIO]:
+def atomic_file(path: str | os.PathLike[str], what: str = "the file") -> Iterator[BinaryIO]:
     """Lend a file to write to, which appears whole or not at all, in place of what is there."""
-    refuse_special(path)
+    check_not_special(path)
     target = Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
-    sweep(target.parent)
+    remove_stale(target.parent)
     partial = target.with_name(f"{_temporary_name()}.tmp")
     try:
         try:
@@ -350,12 +350,12 @@ def whole_file(path: str | os.PathLike[str], what: str = "the file") -> Iterator
 
 
 @contextmanager
-def folder_beside(
+def temporary_folder(
     path: str | os.PathLike[str], what: str = "the file", hint: str = UNWRITABLE
 ) -> Iterator[Path]:
     """Lend a folder beside `path`, on the same disk, that is gone afterwards however it ends."""
     parent = Path(os.path.abspath(path)).parent
-    sweep(parent)
+    remove_stale(parent)
     folder = parent / _temporary_name()  # a signal may come as soon as it is made
     try:
         try:
@@ -373,9 +373,9 @@ def folder_beside(
             raise
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes, what: str = "the file") -> None:
+def write_file(path: str | os.PathLike[str], content: bytes, what: str = "the file") -> None:
     """Write a file that appears whole or not at all, in place of what is there."""
-    with whole_file(path, what) as file:
+    with atomic_file(path, what) as file:
         file.write(content)
 
 
@@ -391,8 +391,8 @@ def write_text(
     UTF-8, compressed if the name ends in `.gz`. An existing file is refused before the first piece
     is made, or with `overwrite` replaced after the last.
     """
-    check_free(path, overwrite=overwrite)
-    with whole_file(path, what) as raw, ExitStack() as closing:
+    check_output(path, overwrite=overwrite)
+    with atomic_file(path, what) as raw, ExitStack() as closing:
         file: IO[bytes] | gzip.GzipFile = raw
         if Path(path).suffix.lower() == ".gz":
             # Neither name nor time inside: the same pieces give the same bytes.
@@ -400,7 +400,7 @@ def write_text(
             file = closing.enter_context(packed)
         for piece in pieces:
             file.write(piece.encode())
-        check_free(path, overwrite=overwrite)  # another process may have been quicker
+        check_output(path, overwrite=overwrite)  # another process may have been quicker
 
 
 def _sync_folder(folder: Path) -> None:

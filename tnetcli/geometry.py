@@ -65,7 +65,7 @@ class Grid:
         if not 0 < self.cell_fraction <= 1:
             raise ValueError(f"cell_fraction is not within (0, 1]: `{self.cell_fraction}`")
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Return what there is to choose from, in a few words."""
         return f"{self.rows} x {self.columns} cells of {self.cell_fraction:g}"
 
@@ -87,7 +87,7 @@ class Grid:
         """Return where a grid column starts and how long it is."""
         return _cell_span(start, length, self.columns, self.cell_fraction, column)
 
-    def shared(self, row: int, column: int) -> NDArray[np.float64]:
+    def overlap(self, row: int, column: int) -> NDArray[np.float64]:
         """Return the part (rows, columns) of each cell that the cell `row-column` covers too."""
         down = _axis_shared(self.rows, self.cell_fraction, row)
         return np.outer(down, _axis_shared(self.columns, self.cell_fraction, column))
@@ -202,12 +202,12 @@ def _axis_weights(spans: Sequence[tuple[float, float]], length: int) -> NDArray[
     return weights
 
 
-def covered(window: Window, boxes: Sequence[Window]) -> float:
+def box_coverage(window: Window, boxes: Sequence[Window]) -> float:
     """Return the largest part of a box that lies in the window."""
     return max((_common(window, box) / (box.width * box.height) for box in boxes), default=0.0)
 
 
-def filled(window: Window, boxes: Sequence[Window]) -> float:
+def window_coverage(window: Window, boxes: Sequence[Window]) -> float:
     """Return the part of the window that boxes cover together; what they share counts once."""
     edges = np.array([box.box for box in boxes if _common(window, box) > 0]).reshape(-1, 4)
     left, top, right, bottom = np.clip(

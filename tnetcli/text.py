@@ -68,13 +68,13 @@ def counted(number: int, noun: str, several: str = "") -> str:
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
-def some_of(parts: Sequence[str], most: int, separator: str = ", ") -> str:
+def join_some(parts: Sequence[str], most: int, separator: str = ", ") -> str:
     """Return the first parts one after another, and how many more there are."""
     more = [f"and {len(parts) - most} more"] if len(parts) > most else []
     return separator.join([*parts[:most], *more])
 
 
-def in_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return a number of bytes as people read it: `12.3 MB`, or `4.5 GB` where it is that many."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
@@ -124,7 +124,7 @@ def public_name(name: str) -> str:
 
     The mark is a digest of the query alone: that of a login would confirm a guessed password.
     """
-    name = spelled_out(name)
+    name = escape_surrogates(name)
     hidden = redacted(name)
     query = _LOGIN.sub("", name).partition("?")[2]
     if hidden == name or not query:
@@ -133,13 +133,13 @@ def public_name(name: str) -> str:
     return f"{hidden}#{mark}"
 
 
-def spelled_out(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     r"""Return text that can be written as UTF-8; bytes of file names that cannot become `\xff`."""
     return _HALF.sub(_spelled, text)
 
 
-def as_file_name(text: str) -> str:
-    """Return the file name that `spelled_out` was given."""
+def unescape_surrogates(text: str) -> str:
+    """Return the file name that `escape_surrogates` was given."""
     return _BYTE.sub(lambda found: chr(0xDC00 + int(found[1], 16)), text)
 
 

@@ -488,10 +488,10 @@ def test_other_types_are_refused_or_rescaled(folder, tmp_path):
     write_geotiff(wide, values.astype(np.uint16) * 16)
     done = in_process(folder, wide)
     assert done.exit_code == 3
-    assert "--rescale" in done.stderr
+    assert "-O rescale" in done.stderr
     plain = tmp_path / "plain.tif"
     write_geotiff(plain, values)
-    scaled = in_process(folder, wide, "--rescale", f"0,{255 * 16}", "-o", "-", "-q")
+    scaled = in_process(folder, wide, "-O", f"rescale=0,{255 * 16}", "-o", "-", "-q")
     same = in_process(folder, plain, "-o", "-", "-q")
     one, two = (json.loads(each.stdout)["probabilities"] for each in (scaled, same))
     assert one == pytest.approx(two, abs=0.02)
@@ -500,8 +500,8 @@ def test_other_types_are_refused_or_rescaled(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        (["--rescale", "5"], 2),
-        (["--rescale", "9,1"], 2),
+        (["-O", "rescale=5"], 2),
+        (["-O", "rescale=9,1"], 2),
         (["--policy", "best-first"], 2),
         (["--shard", "9/3"], 2),
         (["--keep", "0"], 2),

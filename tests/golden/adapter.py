@@ -309,7 +309,7 @@ def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:
     """Return a record with the keys that it had when results were frozen."""
     made, place = data.pop("provenance"), data.pop("georeference")
     data |= {"model": made["model"], "model_sha256": made["sha256"], "tnet": made["version"]}
-    data |= {"settings": made["config"], "microns_per_pixel": data.pop("mpp")}
+    data |= {"settings": {**made["config"], "rescale": None}, "microns_per_pixel": data.pop("mpp")}
     stop = data.pop("stop_reason")
     data["stopped"] = STOPS.get(stop, stop)
     for window in data["windows"]:

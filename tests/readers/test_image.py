@@ -324,7 +324,7 @@ def test_a_nodata_that_cannot_occur_keeps_the_mask_of_the_file(tmp_path, nodata)
     image[:10, :, 3] = 0
     Image.fromarray(image).save(tmp_path / "a.png")
     with ImageReader(str(tmp_path / "a.png"), ReadOptions(nodata=nodata)) as reader:
-        assert any("--nodata" in warning for warning in reader.layout.warnings)
+        assert any("nodata" in warning for warning in reader.layout.warnings)
         assert reader.read(Window(0, 0, 20, 20), Size(20, 20)).valid.mean() == 0.5
 
 

@@ -106,7 +106,7 @@ def test_a_flat_reader_tells_what_the_file_tells(path):
 
 def test_a_flat_image_may_be_refused_with_a_way_out(path, cache):
     with pytest.raises(ImageError, match="no overviews") as caught:
-        open_image(path, options=ReadOptions(flat="refuse"))
+        open_image(path, options=ReadOptions(overviews="require"))
     assert f"tnet pyramid {path}" in caught.value.hint
     assert not cache.exists()
 

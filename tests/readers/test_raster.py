@@ -871,7 +871,7 @@ def test_both_ways_of_reading_agree_on_real_files(name):
 def test_a_users_nodata_that_cannot_occur_keeps_the_mask_of_the_file(path, nodata):
     write_geotiff(path, scene(), mask=left_half())
     assert np.array_equal(read(path, nodata=nodata).valid, left_half())
-    assert any("--nodata" in warning for warning in layout(path, nodata=nodata).warnings)
+    assert any("nodata" in warning for warning in layout(path, nodata=nodata).warnings)
 
 
 @pytest.mark.parametrize("nodata", [-(2**63), 2**53 + 1])

@@ -104,7 +104,7 @@ def test_the_resolution_is_the_scanners(tmp_path):
 def test_the_users_resolution_wins_over_the_scanners(tmp_path):
     path = write_svs(tmp_path / "a.svs", noise((200, 150)), mpp=0.25)
     found = layout(path, mpp=0.5).microns_per_pixel
-    assert (found.x, found.y, found.source) == (0.5, 0.5, "--mpp")
+    assert (found.x, found.y, found.source) == (0.5, 0.5, "mpp")
 
 
 def test_a_default_resolution_does_not_win_over_the_scanners(tmp_path):
@@ -115,7 +115,7 @@ def test_a_default_resolution_does_not_win_over_the_scanners(tmp_path):
 def test_a_default_resolution_stands_in_where_the_scanner_gave_none(tmp_path):
     path = write_svs(tmp_path / "a.svs", noise((200, 150)), mpp=None)
     found = layout(path, default_mpp=0.5).microns_per_pixel
-    assert (found.x, found.source) == (0.5, "--default-mpp")
+    assert (found.x, found.source) == (0.5, "default_mpp")
 
 
 def test_the_power_of_the_objective_is_told_but_is_no_resolution(tmp_path):
@@ -141,7 +141,7 @@ def test_resolution_tags_of_a_printer_are_ignored_with_a_warning(tmp_path):
 
 def test_a_resolution_that_no_microscope_has_is_a_usage_error(tmp_path):
     path = write_svs(tmp_path / "a.svs", noise((200, 150)))
-    with pytest.raises(UsageError, match="--mpp") as caught:
+    with pytest.raises(UsageError, match="mpp") as caught:
         layout(path, mpp=500.0)
     assert caught.value.hint
 

@@ -513,10 +513,10 @@ def test_a_stack_opens_but_is_not_read_before_a_plane_is_chosen(tmp_path, stored
     path = write(tmp_path / "a.zarr", [stack()], stored, axes="tzyx", chunks={"z": 1})
     with OmeZarrReader(path) as reader:
         assert reader.layout.details["planes"] == {"z": 5, "t": 1}
-        assert "--z 0..4" in reader.layout.warnings[-1]
+        assert "-O z=4" in reader.layout.warnings[-1]
         with pytest.raises(ImageError) as caught:
             whole(reader)
-    assert caught.value.hint == "choose a plane with --z 0..4"
+    assert caught.value.hint == "choose a plane with `-O z=0` to `-O z=4`"
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
@@ -534,7 +534,7 @@ def test_the_chosen_plane_is_read(tmp_path, stored, chunk):
         assert (whole(reader).values == 2 * 5 + 3).all()
 
 
-@pytest.mark.parametrize("options", [{"z": 5}, {"z": -1}, {"z": 0, "t": 1}])
+@pytest.mark.parametrize("options", [{"z": 5}, {"z": 0, "t": 1}])
 def test_a_plane_that_does_not_exist_is_refused_at_once(tmp_path, options):
     path = write(tmp_path / "a.zarr", [stack()], axes="tzyx")
     with pytest.raises(ImageError, match="no plane"):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tnetcli.config import change
+from tnetcli.config import apply_overrides
 from tnetcli.errors import RecipeError
 from tnetcli.training.recipe import Recipe, check_recipe, read_recipe
 from tnetcli.traversal.config import TraversalConfig
@@ -149,7 +149,7 @@ def test_what_is_written_reads_back_the_same(tmp_path, data):
     again = read_recipe(written(tmp_path, recipe.as_yaml()))
     if recipe.model.pretrained is not False:
         assert again.model.pretrained == tmp_path / str(recipe.model.pretrained)
-        again = check_recipe(change(again.as_data(), ["model.pretrained=w.safetensors"]))
+        again = check_recipe(apply_overrides(again.as_data(), ["model.pretrained=w.safetensors"]))
     assert again == recipe
 
 
@@ -186,7 +186,7 @@ def test_settings_change_what_the_file_says_in_order(tmp_path):
 
 def test_settings_leave_the_original_alone():
     data = {"model": {"classes": 2}}
-    assert change(data, ["model.classes=3"]) == {"model": {"classes": 3}}
+    assert apply_overrides(data, ["model.classes=3"]) == {"model": {"classes": 3}}
     assert data == {"model": {"classes": 2}}
 
 
@@ -205,14 +205,14 @@ def test_settings_leave_the_original_alone():
     ],
 )
 def test_a_setting_that_cannot_be_made_is_refused(setting, part):
-    error = problem(change, {"model": {"classes": 2}}, [setting])
+    error = problem(apply_overrides, {"model": {"classes": 2}}, [setting])
     assert part in str(error)
     assert error.hint
 
 
 def test_a_number_chooses_among_the_entries_of_a_list():
     data = {"stages": [{"steps": 1}, {"steps": 2, "loss": None}, None], "keep": [4, 1]}
-    changed = change(
+    changed = apply_overrides(
         data, ["stages.1.steps=5", "stages.1.loss.rule=paper", "stages.2.steps=7", "keep.0=3"]
     )
     assert changed == {
@@ -224,13 +224,13 @@ def test_a_number_chooses_among_the_entries_of_a_list():
 
 @pytest.mark.parametrize("place", ["2", "-1", "first"])
 def test_a_list_has_no_other_entries_than_it_has(place):
-    error = problem(change, {"stages": [{}, {}]}, [f"stages.{place}=3"])
+    error = problem(apply_overrides, {"stages": [{}, {}]}, [f"stages.{place}=3"])
     assert "`stages" in str(error)
     assert error.hint
 
 
 def test_a_recipe_that_is_a_list_has_no_keys_to_set():
-    assert "`the recipe` is a list of 1" in str(problem(change, [1], ["model.classes=3"]))
+    assert "`the recipe` is a list of 1" in str(problem(apply_overrides, [1], ["model.classes=3"]))
 
 
 @pytest.mark.parametrize(

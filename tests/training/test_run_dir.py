@@ -70,7 +70,7 @@ def test_what_a_killed_training_left_keeps_nobody_out(folder):
 
 def test_a_claim_that_was_just_taken_away_is_none(folder, monkeypatch):
     monkeypatch.setattr(
-        "tnetcli.training.run_dir.claim", lambda file: folder.claim.unlink() or True
+        "tnetcli.training.run_dir.try_lock", lambda file: folder.claim.unlink() or True
     )
     assert "another tnet is training" in refused(enter, folder)
 

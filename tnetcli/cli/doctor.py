@@ -14,7 +14,7 @@ import typer
 from tnetcli import __version__
 from tnetcli.cli.options import Json
 from tnetcli.errors import OutputError
-from tnetcli.text import first_line, in_bytes
+from tnetcli.text import first_line, format_bytes
 
 SCHEMA = "tnet.doctor/2"
 UNWANTED = ("all", "test")  # extras that are made of others, or for developers
@@ -114,7 +114,7 @@ def as_text(found: dict[str, Any]) -> str:
     from tnetcli.text import aligned
 
     cores = found["cores"]
-    memory = [f"{in_bytes(count)} {name}" for name, count in found["memory"].items() if count]
+    memory = [f"{format_bytes(count)} {name}" for name, count in found["memory"].items() if count]
     lines = {
         **{name: found[name] for name in ("tnet", "python", "platform", "gdal")},
         "cores": f"{cores['available']} of {cores['machine']}",

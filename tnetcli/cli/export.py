@@ -9,7 +9,7 @@ import typer
 
 from tnetcli.cli.options import Overwrite, Quiet, parse_counts
 from tnetcli.errors import ImageError, SomeFailedError, UsageError
-from tnetcli.files import STANDARD, lasting
+from tnetcli.files import STANDARD, spooled
 from tnetcli.text import counted
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def export(
         raise UsageError("no predictions given", hint="give a file that `tnet predict -o` wrote")
     given = _options(exporter, options or [], levels, root, allow_remote)
     with ExitStack() as kept:
-        files = [kept.enter_context(lasting(name)) for name in predictions]
+        files = [kept.enter_context(spooled(name)) for name in predictions]
         job = ExportJob.check(Selection(files, tuple(ids or ())), exporter, given)
         if not job.done and exporter.name not in ("html", "csv", "parquet"):
             raise ImageError(

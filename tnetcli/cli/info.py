@@ -14,18 +14,12 @@ from numpy.typing import NDArray
 
 from tnetcli.cli.options import (
     Bands,
-    DefaultMpp,
-    Flat,
-    FlatChoice,
     Images,
     Json,
     Manifest,
-    Mpp,
-    Nodata,
     NullSeparated,
-    PlaneT,
-    PlaneZ,
     ReaderOption,
+    ReaderOptions,
     ReadTimeout,
     Recursive,
     is_typed,
@@ -34,14 +28,14 @@ from tnetcli.cli.options import (
     refuse_lone_null,
 )
 from tnetcli.cli.progress import show_error, show_problem
-from tnetcli.errors import ImageError, SomeFailedError, TnetError, UsageError, kind_of_all
+from tnetcli.errors import ImageError, SomeFailedError, TnetError, UsageError, common_error_class
 from tnetcli.geometry import Grid, Size, Window
 from tnetcli.prediction.record import Problem
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.overviews import OverviewReader
 from tnetcli.readers.watch import READ_TIMEOUT, ReadingThreads, watching
-from tnetcli.text import aligned, counted, in_bytes, printable, redacted
+from tnetcli.text import aligned, counted, format_bytes, printable, redacted
 from tnetcli.traversal.config import TraversalConfig, warn_unused
 from tnetcli.traversal.policies import build_policy
 from tnetcli.traversal.tree import CellScores, Node, traverse
@@ -229,7 +223,7 @@ def _warnings(reader: Reader) -> list[str]:
     if block.pixels > LARGE_BLOCK:
         warnings.append(f"large blocks: {block} pixels are decoded for any window")
     if reader.name in ("slide", "tiff", "ome_zarr") and reader.microns_per_pixel is None:
-        warnings.append("microns per pixel unknown: give --mpp or --default-mpp")
+        warnings.append("microns per pixel unknown: give `-O mpp=MICRONS`")
     return warnings
 
 
@@ -249,7 +243,7 @@ def as_text(result: Inspection) -> str:
     lines = [
         ("reader", _reader_line(facts)),
         ("size", f"{facts['width']} x {facts['height']} ({facts['gigapixels']:.3g} gigapixels)"),
-        ("file", f"{in_bytes(facts['file_bytes'])}, {facts['compression']}"),
+        ("file", f"{format_bytes(facts['file_bytes'])}, {facts['compression']}"),
         ("bands", f"{len(facts['bands'])} of {facts['dtype']}: {', '.join(facts['bands'])}"),
         ("blocks", f"{facts['block'][0]} x {facts['block'][1]} "
                    f"{'tiles' if facts['tiled'] else 'strips'}"),
@@ -323,7 +317,7 @@ def outcome(failures: Sequence[TnetError], total: int) -> int:
         return 0
     if len(failures) < total:
         return SomeFailedError.exit_code
-    return kind_of_all(map(type, failures)).exit_code
+    return common_error_class(map(type, failures)).exit_code
 
 
 def info(
@@ -368,12 +362,7 @@ def info(
     ] = None,
     reader: ReaderOption = None,
     bands: Bands = None,
-    nodata: Nodata = None,
-    mpp: Mpp = None,
-    default_mpp: DefaultMpp = None,
-    z: PlaneZ = None,
-    t: PlaneT = None,
-    flat: Flat = FlatChoice.stream,
+    option: ReaderOptions = None,
     read_timeout: ReadTimeout = READ_TIMEOUT,
 ) -> None:
     """Show what a reader sees in IMAGES and what a prediction would decode; reads no pixels.
@@ -382,7 +371,7 @@ def info(
     """
     from tnetcli.data.images import find_images
 
-    options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
+    options = read_options(bands, option)
     walk = _walk(context, model, levels, keep, view_size)
     refuse_lone_null(context, images)
     with watching("IMAGES"):

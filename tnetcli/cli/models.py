@@ -24,7 +24,7 @@ from tnetcli.models.checkpoint import (
 )
 from tnetcli.models.registry import BACKBONES, FAMILIES
 from tnetcli.readers.wrappers import CropKind
-from tnetcli.text import aligned, in_bytes, printable
+from tnetcli.text import aligned, format_bytes, printable
 
 MOST_SHOWN = 20
 LONGEST = 500  # characters of a line in a card
@@ -130,7 +130,7 @@ def read_card(name_or_path: str) -> Card:
             },
             **told,
         },
-        grid.described(),
+        grid.describe(),
         description.crop,
     )
 
@@ -199,7 +199,7 @@ def _card_text(card: Card) -> str:
         or "none",
         "data licence": facts["data_licence"] or "not stated",
         "made with": f"tnet {facts['tnet']}",
-        "file": f"{in_bytes(facts['file_bytes'])} of {facts['weights']}",
+        "file": f"{format_bytes(facts['file_bytes'])} of {facts['weights']}",
         "sha256": facts["sha256"],
         "tensors": "not checked: `tnet profile --model FILE` loads them",
     }

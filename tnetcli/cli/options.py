@@ -23,13 +23,6 @@ class ReaderName(StrEnum):
     photo = "photo"
 
 
-class FlatChoice(StrEnum):
-    """What to do with an image that has no overviews."""
-
-    stream = "stream"
-    refuse = "refuse"
-
-
 class CropName(StrEnum):
     """What of the images is seen."""
 
@@ -87,24 +80,15 @@ Crop = Annotated[
         show_default="as trained",
     ),
 ]
-Nodata = Annotated[
-    float | None,
-    typer.Option(help="This value means no data, whatever the file says."),
-]
-Mpp = Annotated[
-    float | None,
-    typer.Option(help="Microns per pixel, whatever the file says."),
-]
-DefaultMpp = Annotated[
-    float | None,
-    typer.Option(help="Microns per pixel where the file has none."),
-]
-PlaneZ = Annotated[int | None, typer.Option("--z", min=0, help="Depth plane of a stack, from 0.")]
-PlaneT = Annotated[int | None, typer.Option("--t", min=0, help="Time point of a stack, from 0.")]
-Flat = Annotated[
-    FlatChoice,
+ReaderOptions = Annotated[
+    list[str] | None,
     typer.Option(
-        help="An image without overviews: decode it once and keep a small copy, or refuse it.",
+        "-O",
+        metavar="KEY=VALUE",
+        help="Set a reader option; may be repeated. nodata, mpp, default_mpp, z, t, overviews "
+        "(build or require), rescale (LOW,HIGH).",
+        rich_help_panel="Input",
+        show_default=False,
     ),
 ]
 ReadTimeout = Annotated[
@@ -211,19 +195,14 @@ def parse_windows(text: str) -> tuple[int, ...]:
     return parse_counts(text, "--windows", example="0,1,2,5", least=0)
 
 
-def read_options(
-    bands: str | None,
-    nodata: float | None,
-    mpp: float | None,
-    default_mpp: float | None,
-    z: int | None,
-    t: int | None,
-    flat: FlatChoice,
-) -> "ReadOptions":
-    """Gather the reading flags of a command."""
+def read_options(bands: str | None, pairs: list[str] | None = None) -> "ReadOptions":
+    """Return the reader options of `--bands` and `-O key=value`."""
+    from tnetcli.config import parse_options, validate
     from tnetcli.readers.base import ReadOptions  # numpy loads here, not for --help
 
-    names = None if bands is None else tuple(part.strip() for part in bands.split(","))
-    if names is not None and not all(names):
-        raise UsageError(f"--bands has a gap: `{bands}`", hint="for example --bands 4,3,2")
-    return ReadOptions(names, nodata, mpp, default_mpp, z, t, flat.value)
+    options = parse_options(ReadOptions, pairs or [], "-O")
+    if bands is None:
+        return options
+    if options.bands is not None:
+        raise UsageError("--bands and `-O bands` are both given", hint="give one of them")
+    return validate(ReadOptions, {**dict(options), "bands": bands}, "--bands", UsageError)

@@ -1,7 +1,6 @@
 """The `tnet predict` command."""
 
 import logging
-import math
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -15,25 +14,19 @@ from tnetcli.cli.options import (
     Bands,
     CheckAttention,
     CropName,
-    DefaultMpp,
     Device,
-    Flat,
-    FlatChoice,
     Images,
     Keep,
     Levels,
     LogFormat,
     LogFormatName,
     Manifest,
-    Mpp,
-    Nodata,
     NullSeparated,
     Overwrite,
-    PlaneT,
-    PlaneZ,
     PrecisionName,
     Quiet,
     ReaderOption,
+    ReaderOptions,
     ReadTimeout,
     Recursive,
     Seed,
@@ -45,7 +38,7 @@ from tnetcli.cli.options import (
 )
 from tnetcli.cli.progress import show_log
 from tnetcli.cli.signals import Stopped, exit_code, stopping_gently
-from tnetcli.errors import SomeFailedError, UsageError, kind_of, kind_of_all
+from tnetcli.errors import SomeFailedError, UsageError, error_class, common_error_class
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.watch import READ_TIMEOUT, watching
 from tnetcli.text import counted, printable
@@ -285,19 +278,7 @@ def predict(
     ] = PrecisionName.fp32,
     reader: ReaderOption = None,
     bands: Bands = None,
-    rescale: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LOW,HIGH",
-            help="Map these values onto the range that the model was trained on: `0,3000`.",
-        ),
-    ] = None,
-    nodata: Nodata = None,
-    mpp: Mpp = None,
-    default_mpp: DefaultMpp = None,
-    z: PlaneZ = None,
-    t: PlaneT = None,
-    flat: Flat = FlatChoice.stream,
+    option: ReaderOptions = None,
     read_timeout: ReadTimeout = READ_TIMEOUT,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -320,8 +301,7 @@ def predict(
     from tnetcli.data.images import name_images
     from tnetcli.prediction.batch import parse_shard, shard_of_job
 
-    options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
-    values = None if rescale is None else _parse_rescale(rescale)
+    options = read_options(bands, option)
     counts = None if keep is None else parse_keep(keep)
     refuse_lone_null(context, images)
     with watching("IMAGES"):
@@ -369,7 +349,6 @@ def predict(
         seed=seed,
         precision=precision.value,
         reader=None if reader is None else reader.value,
-        rescale=values,
         check_attention=check_attention,
         windows=windows,
         options=options,
@@ -433,16 +412,4 @@ def _judge(batch: "Batch") -> None:
     hint = next(iter(batch.hints)) if len(batch.hints) == 1 else "the lines above say why"
     if batch.done + batch.resumed:
         raise SomeFailedError(problem, hint=hint)
-    raise kind_of_all(map(kind_of, batch.types))(problem, hint=hint)
-
-
-def _parse_rescale(text: str) -> tuple[float, float]:
-    try:
-        low, high = (float(part) for part in text.split(","))
-        if math.isfinite(low) and math.isfinite(high) and low < high:
-            return low, high
-    except ValueError:
-        pass
-    raise UsageError(
-        f"--rescale is not two values, low and high: `{text}`", hint="for example --rescale 0,3000"
-    )
+    raise common_error_class(map(error_class, batch.types))(problem, hint=hint)

@@ -236,7 +236,7 @@ def as_json(profile: Profile) -> str:
 def as_text(profile: Profile) -> str:
     """Return a line on the model, a table of its parts and a table of its costs."""
     model, how = profile.model, profile.measured
-    cells = "no cells" if model.max_levels == 1 else model.grid.described()
+    cells = "no cells" if model.max_levels == 1 else model.grid.describe()
     parts = {**profile.parts, "all": profile.parameters}
     costs = [
         (

@@ -13,7 +13,7 @@ import typer
 
 from tnetcli.cli.options import Json, Overwrite, show_help_without_command
 from tnetcli.errors import RecipeError, UsageError
-from tnetcli.files import check_free, open_regular, write_whole
+from tnetcli.files import check_output, open_regular, write_file
 from tnetcli.text import did_you_mean, printable, reason
 
 log = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ def write_recipe(name: str, destination: str | None = None, *, overwrite: bool =
     target = Path(source.name if destination is None else destination)
     if os.path.isdir(target) or str(destination).endswith(("/", os.sep)):
         target /= source.name  # a Path forgets the slash that says: into this folder
-    check_free(target, overwrite=overwrite)
-    write_whole(target, _read(source), "the recipe")
+    check_output(target, overwrite=overwrite)
+    write_file(target, _read(source), "the recipe")
     return target
 
 

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tnetcli.config import File, Range, Share, Strict, Weight, in_order
+from tnetcli.config import File, Range, Share, Strict, Weight, check_range
 from tnetcli.readers.wrappers import CropKind
 
 
@@ -38,7 +38,7 @@ class Landscape(Strict):
 
     @model_validator(mode="after")
     def _can_be_composed(self) -> Self:
-        in_order("site_tiles", self.site_tiles)
+        check_range("site_tiles", self.site_tiles)
         if self.site_tiles[0] < 1:
             raise ValueError(f"`site_tiles` is below 1: `{list(self.site_tiles)}`")
         both = set(self.sites) & set(self.background)
@@ -134,8 +134,8 @@ class Augmentation(Strict):
 
     @model_validator(mode="after")
     def _can_be_drawn(self) -> Self:
-        in_order("crop", self.crop)
-        in_order("aspect", self.aspect)
+        check_range("crop", self.crop)
+        check_range("aspect", self.aspect)
         if self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1:
             raise ValueError(f"`crop` is not within (0, 1]: `{list(self.crop)}`")
         if self.aspect[0] <= 0:

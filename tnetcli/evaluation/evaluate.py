@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tnetcli.config import Split
 from tnetcli.data.config import Data
-from tnetcli.errors import TnetError, UsageError, kind_of_all
+from tnetcli.errors import TnetError, UsageError, common_error_class
 from tnetcli.evaluation.data import Labelled, read_labelled, read_told
 from tnetcli.evaluation.metrics import (
     Interval,
@@ -300,7 +300,7 @@ class Tally:
         if self.images:
             return
         first = self._errors[0]
-        raise kind_of_all(map(type, self._errors))(
+        raise common_error_class(map(type, self._errors))(
             f"none of {len(self._errors)} images could be looked at; the first: {first}",
             hint=first.hint,
         )

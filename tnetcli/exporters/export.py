@@ -17,10 +17,10 @@ from tnetcli.errors import ImageError, OutputError, TnetError, UsageError
 from tnetcli.exporters.base import Exporter, find_exporter, image_path, is_folder
 from tnetcli.files import (
     UNWRITABLE,
-    check_free,
-    folder_beside,
-    refuse_inputs,
-    whole_file,
+    atomic_file,
+    check_not_input,
+    check_output,
+    temporary_folder,
 )
 from tnetcli.prediction.jsonl import read_records
 from tnetcli.prediction.record import Prediction
@@ -177,11 +177,11 @@ class ExportJob:
         self, path: Path, *, overwrite: bool = False, advance: Advance = lambda fraction: None
     ) -> None:
         """Write all predictions to one file, which appears complete or not at all."""
-        check_free(path, overwrite=overwrite)
+        check_output(path, overwrite=overwrite)
         self._check_shared(path.name)
-        refuse_inputs(path, self.selection.files)
+        check_not_input(path, self.selection.files)
         if path.exists():
-            refuse_inputs(path, (self._image_path(each) for each in self.selection))
+            check_not_input(path, (self._image_path(each) for each in self.selection))
         self.incomplete += self._write(self._shown(advance), path, overwrite)
         self.written = self.done
 
@@ -212,7 +212,7 @@ class ExportJob:
         for prediction in self._shown(advance, done_only=True):
             path = image_file(folder, prediction.id, suffix)
             _make_folder(path.parent)
-            refuse_inputs(path, [*self.selection.files, self._image_path(prediction)])
+            check_not_input(path, [*self.selection.files, self._image_path(prediction)])
             try:
                 incomplete = self._write([prediction], path, overwrite)
             except TnetError as error:
@@ -244,12 +244,12 @@ class ExportJob:
 
     def _write(self, predictions: Iterable[Prediction], path: Path, overwrite: bool) -> int:
         """Write a file that appears complete or not at all; return the incomplete images."""
-        with folder_beside(os.path.realpath(path)) as folder:
+        with temporary_folder(os.path.realpath(path)) as folder:
             made = folder / path.name
             incomplete = self._make(predictions, made, path)
-            with whole_file(path) as file, made.open("rb") as content:
+            with atomic_file(path) as file, made.open("rb") as content:
                 shutil.copyfileobj(content, file)
-                check_free(path, overwrite=overwrite)  # another process may have written it
+                check_output(path, overwrite=overwrite)  # another process may have written it
         return incomplete
 
     def _make(self, predictions: Iterable[Prediction], made: Path, path: Path | str) -> int:

@@ -1,6 +1,5 @@
 """Read the pixels of predicted images as 8-bit RGBA."""
 
-import ast
 import logging
 import math
 import os
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from tnetcli.errors import ImageError
 from tnetcli.exporters.base import ImageOptions, image_path
@@ -19,12 +19,11 @@ from tnetcli.prediction.record import BoxEdges, Prediction
 from tnetcli.readers.base import Pixels, Reader, ReadOptions
 from tnetcli.readers.detect import READERS, open_image
 from tnetcli.readers.handles import fingerprint
-from tnetcli.text import HIDDEN, as_file_name
+from tnetcli.text import HIDDEN, unescape_surrogates
 
 SAMPLE_SIDE = 512  # pixels on the longer side of the view that sets the contrast
 PERCENTILES = (2, 98)  # values outside are clipped
 GREY = 128  # of an image with a single value
-MAX_OPTION = 10_000  # characters
 DEFAULTS = ImageOptions()
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ def _find(prediction: Prediction, options: ImageOptions) -> str:
                 hint="add --allow-remote if you trust the predictions, or use -O pixels=false",
             )
         return path
-    for name in (path, as_file_name(path)):
+    for name in (path, unescape_surrogates(path)):
         with suppress(ValueError):  # a name with a NUL in it
             if os.path.exists(name):
                 return name
@@ -68,42 +67,13 @@ def _find(prediction: Prediction, options: ImageOptions) -> str:
 
 
 def _read_options(prediction: Prediction) -> ReadOptions:
-    """Return the read options of the prediction; values that make no sense are ignored."""
+    """Return the read options of the prediction, or the defaults if they are not valid."""
     stored: Any = prediction.reading or prediction.provenance.config.get("reading")
-    stored = stored if isinstance(stored, dict) else {}
-    flat = stored.get("flat")
-    bands = _value(stored.get("bands"))
-    return ReadOptions(
-        bands=tuple(map(str, bands)) if isinstance(bands, tuple | list) and bands else None,
-        nodata=_number(stored.get("nodata")),
-        mpp=_number(stored.get("mpp")),
-        default_mpp=_number(stored.get("default_mpp")),
-        z=_whole(stored.get("z")),
-        t=_whole(stored.get("t")),
-        flat="refuse" if flat == "refuse" else "stream",
-    )
-
-
-def _value(stored: Any) -> Any:
-    """Return the value of an option that was stored as a Python literal."""
-    if not isinstance(stored, str):
-        return stored
+    known = stored.items() if isinstance(stored, dict) else ()
     try:
-        return ast.literal_eval(stored) if len(stored) <= MAX_OPTION else None
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
-
-
-def _number(stored: Any) -> float | None:
-    try:
-        return None if stored is None else float(stored)  # `nan` is no literal, but a number
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _whole(stored: Any) -> int | None:
-    value = _value(stored)
-    return value if isinstance(value, int) else None
+        return ReadOptions(**{key: each for key, each in known if key in ReadOptions.model_fields})
+    except ValidationError:
+        return ReadOptions()
 
 
 def _check(prediction: Prediction, reader: Reader, path: str) -> None:

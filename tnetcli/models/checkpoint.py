@@ -20,7 +20,7 @@ from tnetcli import __version__
 from tnetcli.config import Strict, validate
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError, OutputError
-from tnetcli.files import open_descriptor, write_whole
+from tnetcli.files import open_descriptor, write_file
 from tnetcli.geometry import Grid
 from tnetcli.models.configs import ModelConfig
 from tnetcli.models.registry import build_model, read_model_config
@@ -245,7 +245,7 @@ def write_tensor_file(
         raise OutputError(f"a model file ends in {SUFFIX}: `{path}`", hint="choose that ending")
     if os.path.exists(os.path.realpath(path)) and not overwrite:
         raise OutputError(f"`{path}` exists", hint="use --overwrite to replace it")
-    write_whole(path, save(dict(tensors), metadata=dict([metadata])), "the model")
+    write_file(path, save(dict(tensors), metadata=dict([metadata])), "the model")
 
 
 KEY = "tnet"  # of the description in the metadata of the file

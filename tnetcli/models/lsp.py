@@ -132,7 +132,7 @@ class AnchorGrid(Grid):
         """Return how many positions a side each branch has."""
         return tuple(count_positions(self.view_size, each) for each in FIELDS)
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Return what there is to choose from, in a few words."""
         patches = sum(count**2 for count in self.counts)
         *sizes, largest = FIELDS
@@ -160,7 +160,7 @@ class AnchorGrid(Grid):
         """Return where a grid column starts and how long it is."""
         return self.row_span(start, length, column)  # views and receptive fields are square
 
-    def shared(self, row: int, column: int) -> NDArray[np.float64]:
+    def overlap(self, row: int, column: int) -> NDArray[np.float64]:
         """Return the part (rows, columns) of each cell that the cell `row-column` covers too."""
         return np.outer(self._axis_shared(row), self._axis_shared(column))
 

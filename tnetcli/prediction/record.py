@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Georeference
-from tnetcli.text import check_plain, printable, public_name, redacted, shorten, spelled_out
+from tnetcli.text import check_plain, escape_surrogates, printable, public_name, redacted, shorten
 
 SCHEMA: Final = "tnet.prediction/2"
 LARGEST = 10**18  # of a count; tables have 64 bits
@@ -46,7 +46,7 @@ CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 def _public(value: Any) -> Any:
     """Return text without URL secrets and without bytes that are not UTF-8."""
-    return redacted(spelled_out(value)) if isinstance(value, str) else value
+    return redacted(escape_surrogates(value)) if isinstance(value, str) else value
 
 
 def _public_id(value: Any) -> Any:

@@ -13,7 +13,7 @@ from time import time
 from xml.parsers import expat
 
 from tnetcli.errors import ImageError
-from tnetcli.files import GRIDS, MOST_XML_BYTES, is_inside, open_regular, refuse_irregular
+from tnetcli.files import GRIDS, MOST_XML_BYTES, check_regular, is_inside, open_regular
 from tnetcli.readers.detect import JPEG_2000_MAGIC, PNG_MAGIC, TIFF_MAGIC
 from tnetcli.readers.tiff_files import gdal_metadata
 from tnetcli.readers.watch import watching
@@ -380,7 +380,7 @@ def _listed(folder: str, changed: int, moment: float) -> tuple[tuple[str, ...], 
                 sidecars.append(entry.name)
             try:
                 if not entry.is_file() and not entry.is_dir():
-                    refuse_irregular(entry.stat(), entry.path)
+                    check_regular(entry.stat(), entry.path)
             except FileNotFoundError:
                 continue  # a link to nothing
             except OSError:

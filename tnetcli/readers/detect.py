@@ -13,6 +13,7 @@ from tnetcli.errors import ImageError, MissingExtraError, UsageError
 from tnetcli.files import Archive, is_remote, open_regular
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.watch import watching
+from tnetcli.readers.wrappers import RescaledReader
 from tnetcli.text import did_you_mean, reason
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -324,12 +325,22 @@ EXTRAS = {
 
 
 def open_image(
-    path: str | os.PathLike[str], *, reader: str | None = None, options: ReadOptions | None = None
+    path: str | os.PathLike[str],
+    *,
+    reader: str | None = None,
+    options: ReadOptions | None = None,
+    dtype: str | None = None,
 ) -> Reader:
-    """Open `path` with the named reader, or with the one its content asks for."""
-    name = os.fspath(path)
+    """Open `path` with the named reader, or with the one its content asks for.
+
+    `options.rescale` maps values onto the range of `dtype`, by default that of the image.
+    """
+    name, options = os.fspath(path), options or ReadOptions()
     with watching(name):
-        return _open(name, reader, options or ReadOptions())
+        opened = _open(name, reader, options)
+    if options.rescale is None:
+        return opened
+    return RescaledReader(opened, *options.rescale, dtype or opened.dtype.name)
 
 
 def _open(name: str, reader: str | None, options: ReadOptions) -> Reader:
@@ -366,11 +377,11 @@ def _with_overviews(opened: Reader, options: ReadOptions) -> Reader:
     except ImageError:
         opened.close()
         raise
-    if options.flat == "refuse":
+    if options.overviews == "require":
         opened.close()
         raise ImageError(
             f"`{opened.path}` has no overviews: {opened.size.pixels / 1e9:.2f} gigapixels would "
             "have to be decoded to see it whole",
-            hint=f"tnet pyramid {opened.path}   (or --flat stream)",
+            hint=f"tnet pyramid {opened.path}   (or -O overviews=build)",
         )
     return OverviewReader(opened, options)

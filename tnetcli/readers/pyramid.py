@@ -34,7 +34,7 @@ from tnetcli.readers.resample import (
     touched_pixels,
 )
 from tnetcli.readers.watch import watching
-from tnetcli.text import in_bytes, one_line
+from tnetcli.text import format_bytes, one_line
 
 # Samples taken at a time: bounds memory (about 100 MB) however large the window is.
 CHUNK_SAMPLES = 2**23
@@ -152,7 +152,7 @@ class PyramidReader(LevelReader):
     name: ClassVar[str]
     # What the format's library raises where pixels cannot be decoded.
     failures: ClassVar[tuple[type[Exception], ...]]
-    # Whether the format knows stacks; elsewhere there is nothing for --z and --t to choose.
+    # Whether the format knows stacks; elsewhere there is nothing for `z` and `t` to choose.
     has_planes: ClassVar[bool] = False
 
     def __init__(self, path: str, options: ReadOptions | None = None) -> None:
@@ -232,7 +232,7 @@ def refuse_huge_blocks(path: str, block: Size, sample_bytes: int) -> None:
     """Refuse an image whose single block would not fit the memory we promise to stay in."""
     if block.pixels * sample_bytes > MOST_BLOCK_BYTES:
         raise ImageError(
-            f"one block of `{path}` is {block} pixels, {in_bytes(block.pixels * sample_bytes)} "
+            f"one block of `{path}` is {block} pixels, {format_bytes(block.pixels * sample_bytes)} "
             "once decoded",
             hint="rewrite it in tiles: gdal_translate -of COG IN OUT, or vips tiffsave --tile",
         )

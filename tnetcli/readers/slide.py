@@ -12,7 +12,7 @@ import tifffile
 from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
-from tnetcli.files import is_inside, is_plain_name, open_regular, refuse_irregular
+from tnetcli.files import check_regular, is_inside, is_plain_name, open_regular
 from tnetcli.geometry import Size
 from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
 from tnetcli.readers.detect import TIFF_MAGIC
@@ -101,7 +101,7 @@ def _check_regular(path: str, folder: str, names: Iterable[str]) -> None:
         if not os.path.exists(companion) or os.path.isdir(companion):
             continue
         try:
-            refuse_irregular(os.stat(companion), companion)
+            check_regular(os.stat(companion), companion)
         except OSError as error:
             raise ImageError(
                 f"`{os.path.basename(name)}`, a part of `{path}`, {reason(error)}",

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from tnetcli.config import Rate, Share, Strict, Weight, in_order
+from tnetcli.config import Rate, Share, Strict, Weight, check_range
 from tnetcli.data.config import Augmentation
 from tnetcli.models.configs import Objective
 from tnetcli.traversal.config import Count, as_counts
@@ -173,7 +173,7 @@ class Tiles(Strict):
 
     @model_validator(mode="after")
     def _can_be_drawn(self) -> Self:
-        in_order("sites", self.sites)
+        check_range("sites", self.sites)
         if min(self.views) < 0 or self.views[0] < 1 or self.sites[0] < 1:
             raise ValueError("`views` and `sites` are counts, of level 1 one at least")
         return self

@@ -160,7 +160,7 @@ def blocked_cells(grid: Grid, most_shared: float) -> Tensor | None:
     """Return which cells (cells, cells) are passed over after another was chosen."""
     if most_shared == 1:
         return None
-    shared = np.stack([grid.shared(row, column).ravel() for row, column in grid.cells()])
+    shared = np.stack([grid.overlap(row, column).ravel() for row, column in grid.cells()])
     return torch.from_numpy(shared > most_shared * (1 + SAME))
 
 

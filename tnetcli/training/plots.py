@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.files import write_whole
+from tnetcli.files import write_file
 from tnetcli.geometry import Size, Window
 from tnetcli.text import printable
 
@@ -239,4 +239,4 @@ def _page(path: str | os.PathLike[str], *, width: float, height: float) -> Itera
         FigureCanvasAgg(figure)
         yield figure
         figure.savefig(content, format="png", metadata={"Software": None})
-    write_whole(path, content.getvalue())
+    write_file(path, content.getvalue())

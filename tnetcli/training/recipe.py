@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from tnetcli.config import File, Strict, change, read_yaml, validate
+from tnetcli.config import File, Strict, apply_overrides, read_yaml, validate
 from tnetcli.data.config import Augmentation, Data, Landscape
 from tnetcli.errors import ModelError, RecipeError
 from tnetcli.geometry import Grid
@@ -345,7 +345,7 @@ def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
     data = read_yaml(path)
     for name in FILES:
         _anchor(data, name.split("."), path.parent)
-    recipe = check_recipe(change(data, settings) if settings else data, f"recipe `{path}`")
+    recipe = check_recipe(apply_overrides(data, settings) if settings else data, f"recipe `{path}`")
     for name, file in (("model.pretrained", recipe.model.pretrained), ("init", recipe.init)):
         if isinstance(file, Path) and not _is_file(file):
             raise RecipeError(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import MissingExtraError, ModelError, OutputError
-from tnetcli.files import claim, open_regular, refuse_special, write_whole
+from tnetcli.files import check_not_special, open_regular, try_lock, write_file
 from tnetcli.models.base import Model
 from tnetcli.models.checkpoint import STATE_KEY, open_tensor_file, write_tensor_file
 from tnetcli.text import parse_json, reason
@@ -113,20 +113,20 @@ class RunFolder:
                     path.unlink(missing_ok=True)
         except (OSError, UnicodeDecodeError) as error:
             raise self._unusable(error) from error
-        write_whole(self.recipe, recipe.as_yaml(absolute=True).encode())
+        write_file(self.recipe, recipe.as_yaml(absolute=True).encode())
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """Keep others from training into this folder, or refuse to while another one does."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            refuse_special(self.claim, hint="remove it, or -o names another folder")
+            check_not_special(self.claim, hint="remove it, or -o names another folder")
             file = self.claim.open("ab")
         except OSError as error:
             raise self._unusable(error) from error
         with file:
             # Whoever was here a moment ago may have taken away what was just opened.
-            if not claim(file) or not self._is_there(file):
+            if not try_lock(file) or not self._is_there(file):
                 raise OutputError(
                     f"another tnet is training into `{self.path}`",
                     hint=f"wait for it, or -o names another; remove `{self.claim}` if its machine "
@@ -190,7 +190,7 @@ class RunFolder:
     def forget_after(self, step: int) -> None:
         """Drop figures of steps that will be done again."""
         kept = [row for row in self.rows() if row["step"] <= step]
-        write_whole(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        write_file(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
 
     def save_state(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
         """Keep all that is needed to go on as if nothing had happened."""
