@@ -52,7 +52,7 @@ class Globe:
         self.is_known = bool(resolution.size)
         needed = math.log10(max(resolution.max(initial=0.0), 1e-9) / 2 / MAX_ROUNDING)
         self.decimals = min(max(math.ceil(needed), MIN_DECIMALS), MAX_DECIMALS)
-        self._poles = georeference.from_lonlat([0.0, 0.0], [90.0, -90.0]) if self.is_known else None
+        self._poles = georeference.from_lonlat([0.0, 0.0], [90.0, -90.0])
 
     def centres(self, boxes: Sequence[Box]) -> list[Point | None]:
         """Return longitude and latitude of the centre of each box, None off the Earth."""
@@ -91,7 +91,7 @@ class Globe:
         """Return which boxes have edges that are straight on the map, from 16 knots each."""
         x = _unwrapped(longitude, latitude)
         # Around a pole longitudes run through a whole turn.
-        straight: NDArray[np.bool_] = (np.abs(latitude) < 90).all(axis=1)
+        straight: NDArray[np.bool_] = np.abs(latitude).max(axis=1) < 90
         straight &= np.ptp(x, axis=1) < 180
         for part in (0.25, 0.5, 0.75):
             off = self._deviation(edges, QUARTERS[::4], x[:, ::4], latitude[:, ::4], part)
@@ -143,7 +143,7 @@ class Globe:
         return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 and (x0, y0, x1, y1) != box else None
 
     def _pole_within(self, box: Box) -> float | None:
-        for latitude, column, row in zip((90.0, -90.0), *(self._poles or ([], [])), strict=False):
+        for latitude, column, row in zip((90.0, -90.0), *self._poles, strict=True):
             if box[0] <= column <= box[2] and box[1] <= row <= box[3]:
                 return latitude
         return None

@@ -116,18 +116,19 @@ class RegionOptions(Strict):
     """Options of all built-in exporters."""
 
     levels: frozenset[int] | None = Field(
-        None, description="Levels of the exported regions; all levels by default"
+        default=None, description="Levels of the exported regions; all levels by default"
     )
 
 
 class ImageOptions(RegionOptions):
     """Options of exporters that show the pixels of images."""
 
-    pixels: bool = Field(True, description="Read the images and show their pixels")
+    pixels: bool = Field(default=True, description="Read the images and show their pixels")
     root: Path | None = Field(
-        None, description="Folder of images with relative paths; the current folder by default"
+        default=None,
+        description="Folder of images with relative paths; the current folder by default",
     )
-    allow_remote: bool = Field(False, description="Fetch images whose path is a URL")
+    allow_remote: bool = Field(default=False, description="Fetch images whose path is a URL")
 
 
 def regions_of(

@@ -71,9 +71,11 @@ def export(
     """
     name = os.fspath(path)
     exporter = find_exporter(name, format)
-    is_file = isinstance(predictions, str | os.PathLike)
-    source = [Path(predictions)] if is_file else list(predictions)
-    job = ExportJob.check(Selection(source), exporter, options)
+    if isinstance(predictions, str | os.PathLike):
+        selection = Selection([Path(predictions)])
+    else:
+        selection = Selection(list(predictions))
+    job = ExportJob.check(selection, exporter, options)
     if is_folder(name):
         job.write_folder(Path(path), overwrite=overwrite)
     else:

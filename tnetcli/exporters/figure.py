@@ -43,8 +43,10 @@ log = logging.getLogger(__name__)
 class FigureOptions(ImageOptions):
     """Options of the figure exporter."""
 
-    size: int = Field(WIDTH, ge=600, le=MAX_WIDTH, description="Width of the figure in pixels")
-    sheet: bool = Field(True, description="Add a thumbnail of every view")
+    size: int = Field(
+        default=WIDTH, ge=600, le=MAX_WIDTH, description="Width of the figure in pixels"
+    )
+    sheet: bool = Field(default=True, description="Add a thumbnail of every view")
 
 
 class FigureExporter:

@@ -25,7 +25,7 @@ from tnetcli.geo import Globe
 from tnetcli.prediction.record import Prediction, RegionRecord
 
 RECORD_SEPARATOR = "\x1e"
-SEQUENCE_SUFFIXES = (".geojsons", ".geojsonl", ".geojsons.gz", ".geojsonl.gz")
+SEQUENCES = (".geojsons", ".geojsonl", ".geojsons.gz", ".geojsonl.gz")
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "tnet.prediction/1")
 MAX_OPACITY = 0.6  # the image below stays visible
 Feature: TypeAlias = dict[str, Any]
@@ -36,15 +36,16 @@ class GeoJSONOptions(RegionOptions):
     """Options of the GeoJSON exporter."""
 
     frame: Literal["qupath", "level0"] = Field(
-        "qupath",
+        default="qupath",
         description="Origin of pixel coordinates: `qupath` is the corner of the slide's bounds, "
         "`level0` that of the whole slide",
     )
     sequence: bool = Field(
-        False, description="Write one feature per line, as files ending in .geojsonl have them"
+        default=False,
+        description="Write one feature per line, as files ending in .geojsonl have them",
     )
     record_separator: bool = Field(
-        False, description="Begin each line of a sequence with the separator of RFC 8142"
+        default=False, description="Begin each line of a sequence with the separator of RFC 8142"
     )
 
 
@@ -52,7 +53,7 @@ class GeoJSONExporter:
     """Writes a collection with a feature for each region, or a sequence of such features."""
 
     name = "geojson"
-    suffixes = (".geojson", ".json", ".geojson.gz", ".json.gz", *SEQUENCE_SUFFIXES)
+    suffixes = (".geojson", ".json", ".geojson.gz", ".json.gz", *SEQUENCES)
     many = True
     options = GeoJSONOptions
 
@@ -60,24 +61,21 @@ class GeoJSONExporter:
         """Write a file; the suffix `.geojsonl` selects a sequence, and `.gz` compresses it."""
         name = path.name.lower()
         is_sequence = options.sequence or options.record_separator
-        if is_sequence and name.endswith(self.suffixes) and not name.endswith(SEQUENCE_SUFFIXES):
+        if is_sequence and name.endswith(self.suffixes) and not name.endswith(SEQUENCES):
             raise UsageError(
                 f"`{path.name}` is not the name of a GeoJSON sequence",
                 hint="use the suffix .geojsonl",
             )
-        if is_sequence or name.endswith(SEQUENCE_SUFFIXES):
+        if is_sequence or name.endswith(SEQUENCES):
             write_pieces(path, sequence_text(predictions, options))
         else:
             write_pieces(path, collection_text(predictions, options))
 
 
 EXPORTER = GeoJSONExporter()
-DEFAULTS = GeoJSONOptions()
 
 
-def sequence_text(
-    predictions: Iterable[Prediction], options: GeoJSONOptions = DEFAULTS
-) -> Iterator[str]:
+def sequence_text(predictions: Iterable[Prediction], options: GeoJSONOptions) -> Iterator[str]:
     """Yield one line for each region of any images; each feature has its own `tnet` member."""
     separator = RECORD_SEPARATOR if options.record_separator else ""
     for prediction in predictions:
@@ -87,9 +85,7 @@ def sequence_text(
                 yield f"{separator}{as_json(feature | {'tnet': dialect.facts})}\n"
 
 
-def collection_text(
-    predictions: Iterable[Prediction], options: GeoJSONOptions = DEFAULTS
-) -> Iterator[str]:
+def collection_text(predictions: Iterable[Prediction], options: GeoJSONOptions) -> Iterator[str]:
     """Yield one collection, a feature per line; `bbox` and `tnet` are its last members.
 
     Georeferenced images can share a collection. Raise OutputError for a second image beside one
@@ -151,7 +147,7 @@ class _Summary:
 def _union(a: Longitudes, b: Longitudes) -> Longitudes:
     """Return the shortest range of longitudes, eastwards, that holds both ranges."""
     ranges = [a, b, (a[0], b[1]), (b[0], a[1])]
-    good = [each for each in ranges if _contains(each, a) and _contains(each, b)]
+    good = [each for each in ranges if contains(each, a) and contains(each, b)]
     # Of equal ones the range that does not cross 180 degrees.
     return min(good, key=lambda each: (_length(each), each[0] > each[1]), default=(-180.0, 180.0))
 
@@ -161,7 +157,8 @@ def _length(longitudes: Longitudes) -> float:
     return east - west + (360.0 if west > east else 0.0)
 
 
-def _contains(outer: Longitudes, inner: Longitudes) -> bool:
+def contains(outer: Longitudes, inner: Longitudes) -> bool:
+    """Return True if a range of longitudes contains another."""
     start = (inner[0] - outer[0]) % 360.0
     return start + _length(inner) <= _length(outer) + 1e-9  # differences are not exact
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tnetcli.errors import OutputError
+from tnetcli.errors import OutputError, TnetError
 from tnetcli.exporters.base import RegionOptions, clean_text, regions_of, unknown_crs
 from tnetcli.files import is_plain_crs
 from tnetcli.geometry import ROOT, Size
@@ -56,7 +56,7 @@ class HeatmapOptions(RegionOptions):
     """Options of the heat map exporter."""
 
     value: Literal["attention", "joint"] = Field(
-        "attention",
+        default="attention",
         description="Attention within the parent, or `joint`, the product along the path",
     )
 
@@ -80,7 +80,7 @@ class HeatmapExporter:
         profile = _profile(prediction, painting.grid.downsample)
         tags = _tags(prediction, options, painting, profile)
         import rasterio.shutil
-        from rasterio.errors import NotGeoreferencedWarning, RasterioError
+        from rasterio.errors import NotGeoreferencedWarning
 
         settings = {
             "GDAL_CACHEMAX": CACHE_BYTES,
@@ -98,7 +98,9 @@ class HeatmapExporter:
                 counts = _write_sparse(sparse, painting, tags, options.value, profile)
                 rasterio.shutil.copy(sparse, path, **COG)
                 _check(path, counts, prediction, profile)
-        except RasterioError as error:
+        except (TnetError, OSError, MemoryError):
+            raise
+        except Exception as error:  # errors of GDAL have no public class in common
             # The message of rasterio may only say that there is a cause.
             raise OSError(shorten(first_line(error.__cause__ or error))) from error
 
@@ -115,7 +117,9 @@ def _profile(prediction: Prediction, downsample: int) -> dict[str, Any]:
     from rasterio.crs import CRS
     from rasterio.errors import CRSError
 
-    profile: dict[str, Any] = {"transform": Affine(*place.transform) * Affine.scale(downsample)}
+    a, b, c, d, e, f = place.transform
+    scaled = (a * downsample, b * downsample, c, d * downsample, e * downsample, f)
+    profile: dict[str, Any] = {"transform": Affine(*scaled)}
     if place.crs is not None:
         try:
             if not is_plain_crs(place.crs):

@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 class HTMLOptions(ImageOptions):
     """Options of the HTML exporter."""
 
-    title: str = Field("", description="Title of the page")
+    title: str = Field(default="", description="Title of the page")
 
 
 class HTMLExporter:

@@ -24,12 +24,11 @@ from tnetcli.text import HIDDEN, unescape_surrogates
 SAMPLE_SIDE = 512  # pixels on the longer side of the view that sets the contrast
 PERCENTILES = (2, 98)  # values outside are clipped
 GREY = 128  # of an image with a single value
-DEFAULTS = ImageOptions()
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_imagery(prediction: Prediction, options: ImageOptions = DEFAULTS) -> Iterator["Imagery"]:
+def open_imagery(prediction: Prediction, options: ImageOptions) -> Iterator["Imagery"]:
     """Open a predicted image with the reader and the read options of the prediction.
 
     Raise ImageError if the image is missing, remote without `allow_remote`, or of another size.

@@ -95,7 +95,9 @@ SIDES = ("xmin", "ymin", "xmax", "ymax")
 class TableOptions(RegionOptions):
     """Options of the CSV and GeoParquet exporters."""
 
-    per_image: bool = Field(False, description="Write a row for each image, not for each region")
+    per_image: bool = Field(
+        default=False, description="Write a row for each image, not for each region"
+    )
 
 
 class CSVExporter:
@@ -146,10 +148,9 @@ class ParquetExporter:
 
 
 CSV, PARQUET = CSVExporter(), ParquetExporter()
-DEFAULTS = TableOptions()
 
 
-def csv_text(predictions: Iterable[Prediction], options: TableOptions = DEFAULTS) -> Iterator[str]:
+def csv_text(predictions: Iterable[Prediction], options: TableOptions) -> Iterator[str]:
     """Yield the table of some images, an image at a time; unknown values are empty."""
     table = _Table(predictions, options)
     yield _lines([list(table.columns)])
