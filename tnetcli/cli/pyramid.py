@@ -168,7 +168,8 @@ def _bytes_read(process: int | None) -> int:
 
 def _work(answer: Connection, image: str, made: str, kind: str, resampling: str | None) -> None:
     try:
-        _make(image, made, kind, resampling)
+        with confined(image):
+            _make(image, made, kind, resampling)
     except GDAL_FAILURES as error:
         problem = f"GDAL cannot make overviews of `{image}`: {one_line(error)}"
         answer.send(OutputError(problem, hint="check the image with `tnet info`, and the disk"))
