@@ -28,13 +28,15 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_imagery(prediction: Prediction, options: ImageOptions) -> Iterator["Imagery"]:
+def open_imagery(
+    prediction: Prediction, options: ImageOptions | None = None
+) -> Iterator["Imagery"]:
     """Open a predicted image with the reader and the read options of the prediction.
 
     Raise ImageError if the image is missing, remote without `allow_remote`, or of another size.
     Records may come from anywhere, so a URL is fetched only on request.
     """
-    path = _find(prediction, options)
+    path = _find(prediction, options or ImageOptions())
     reader = prediction.reader if prediction.reader in READERS else None
     with open_image(path, reader=reader, options=_read_options(prediction)) as opened:
         _check(prediction, opened, path)
