@@ -399,7 +399,12 @@ def geojson(records: Path, output: Path) -> dict[str, Any]:
     assert tnet("export", records, "-f", "geojson", "-o", output, "-q") == 0
     data: dict[str, Any] = json.loads(output.read_text())
     data["tnet"] = {key: each for key, each in data["tnet"].items() if key not in UNSTABLE}
+    if "mpp" in data["tnet"]:
+        data["tnet"]["microns_per_pixel"] = data["tnet"].pop("mpp")
     for feature in data["features"]:
+        numbers = feature["properties"].get("measurements", feature["properties"])
+        if "share" in numbers:
+            numbers["weight"] = numbers.pop("share")
         with suppress(ValueError):  # QuPath's ids are hashes of the model file
             feature["id"] = f"a UUID, version {UUID(feature['id']).version}"
     return data
