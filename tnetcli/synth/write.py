@@ -140,7 +140,7 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
     from affine import Affine
     from rasterio.windows import Window as RasterioWindow
 
-    from tnetcli.cli.pyramid import build_pyramid
+    from tnetcli.readers.cog import build_overviews
     from tnetcli.readers.gdal import damage_is_an_error
 
     flat = path.with_name(f"flat-{path.name}")
@@ -170,7 +170,7 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
             reached = max(reached, share + fraction * (1 - share))
             advance(reached)
 
-        build_pyramid(str(flat), output=str(path), advance=follow)
+        build_overviews(str(flat), output=str(path), advance=follow)
     flat.unlink()
 
 
