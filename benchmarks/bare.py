@@ -15,7 +15,6 @@ from rasterio.enums import Resampling
 from rasterio.env import set_gdal_config
 from rasterio.windows import Window as RasterioWindow
 
-
 VIEW = 224
 GDAL_CACHE_BYTES = 2**27  # as `tnet` sets it
 OPENSLIDE_CACHE_BYTES = 2**25  # what OpenSlide gives a slide by default

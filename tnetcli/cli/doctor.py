@@ -101,7 +101,7 @@ def _devices() -> list[str]:
 
 
 def _cache() -> str:
-    from tnetcli.readers.cache import cache_folder
+    from tnetcli.readers.overviews import cache_folder
 
     try:
         return str(cache_folder())
