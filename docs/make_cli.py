@@ -12,8 +12,8 @@ ENVIRONMENT = """
 
 `TNET_<COMMAND>_<OPTION>` is the default of an option: `TNET_PREDICT_LEVELS=3`. Values of a repeated
 option are separated by spaces. `tnet COMMAND --help` shows each name. `TNET_MODEL`, `TNET_DEVICE`,
-`TNET_SCHEDULER` and `TNET_LOG_FORMAT` apply to all commands, as does `TNET_CACHE`, the folder of the
-cache.
+`TNET_SCHEDULER` and `TNET_LOG_FORMAT` apply to all commands, as does the cache folder
+`TNET_CACHE`.
 """
 
 
