@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.table import Table
 
 from tnetcli.data.images import Image
-from tnetcli.devices import limit_threads
 from tnetcli.engines.dask import Cluster, in_dask
 from tnetcli.models.checkpoint import Description, load_model, save_checkpoint
 from tnetcli.models.registry import build_model
@@ -34,7 +33,7 @@ from tnetcli.prediction.jsonl import PredictionFile
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
-from tnetcli.system import available_cores
+from tnetcli.system import available_cores, limit_threads
 
 WORKERS = (1, 2, 4)
 # Images per run and per batch. Processes return whole batches, so that a rate needs many batches.
@@ -56,7 +55,7 @@ def make_large_model(folder: Path) -> str:
     if not path.exists():
         described = load_model("default").description
         arguments = {"backbone": "tf_efficientnet_b0", "view_size": 224}
-        large = described.model_copy(update={"arguments": arguments, "name": "b0"})
+        large = described.model_copy(update={"config": arguments, "name": "b0"})
         large = Description.model_validate(large.model_dump())
         model = build_model("tnet", arguments, classes=len(large.classes), bands=3)
         save_checkpoint(path, model.eval(), large)

@@ -77,14 +77,14 @@ def _base(format_name: str, folder: Path) -> Base:
     # Companion files have longer names.
     entry = min((name for name in files if name.startswith("image")), key=len, default="")
     with open_image(folder / entry if entry else folder) as reader:
-        sizes = tuple(level.size for level in reader.layout.levels)
+        sizes = tuple(level.size for level in reader.info.levels)
         truth = tuple(
             read_box(reader, number, (0, 0, size.width, size.height))
             if size.pixels <= MOST_PIXELS
             else None
             for number, size in enumerate(sizes)
         )
-        mask_apart = reader.layout.mask == "mask"
+        mask_apart = reader.info.mask == "mask"
     places, spans = places_of(folder, entry, sizes)
     return Base(format_name, entry, files, places, spans, truth, sizes, mask_apart)
 

@@ -104,7 +104,7 @@ def make_batch(folder: Path, images: int = IMAGES) -> None:
         write_geotiff(path, noise((160 + 20 * (number % 4), 180), seed=number), overviews=[2])
     write_tiny(
         folder / "m.safetensors",
-        arguments={"backbone": "compact", "view_size": 32, "pooling": "mean_max"},
+        config={"backbone": "compact", "view_size": 32, "pooling": "mean_max"},
         bands=["red", "green", "blue"],
         normalisation={"dtype": "uint8", "mean": [128.0] * 3, "std": [60.0] * 3},
     )

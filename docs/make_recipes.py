@@ -11,12 +11,18 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tnetcli.cli.recipes import survey
-from tnetcli.data.config import Augmentation, Data, Landscape
+from tnetcli.cli.recipes import purpose_of, recipe_files
+from tnetcli.data.config import AugmentConfig, DataConfig, LandscapeConfig, TilesConfig
 from tnetcli.models.configs import ModelConfig
 from tnetcli.models.registry import FAMILIES
-from tnetcli.training.config import Loss, Optimizer, Schedule, Stage, Tiles, Training
-from tnetcli.training.recipe import ModelSection, Recipe
+from tnetcli.training.config import (
+    LossConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    StageConfig,
+    TrainingConfig,
+)
+from tnetcli.training.recipe import ModelSection, Recipe, read_recipe
 from tnetcli.traversal.config import TraversalConfig
 
 PAGE = Path(__file__).with_name("recipes.md")
@@ -46,28 +52,28 @@ Families with cells have a `grid`: a table of `rows`, `columns` and `cell_fracti
 cell as a fraction of the side of its region."""
 SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("traversal", TraversalConfig, "How images are traversed in training and prediction."),
-    ("data", Data, "Images and their labels."),
+    ("data", DataConfig, "Images and their labels."),
     (
         "data.landscape",
-        Landscape,
+        LandscapeConfig,
         "Scenes composed of labelled tiles (`data.kind: mosaic`).",
     ),
     (
         "augmentation",
-        Augmentation,
+        AugmentConfig,
         "Random changes of training images as a whole.",
     ),
-    ("loss", Loss, "Loss terms and their weights."),
-    ("optimizer", Optimizer, "Optimizer of the weights."),
-    ("schedule", Schedule, "Learning rate over a stage."),
+    ("loss", LossConfig, "Loss terms and their weights."),
+    ("optimizer", OptimizerConfig, "Optimizer of the weights."),
+    ("schedule", ScheduleConfig, "Learning rate over a stage."),
     (
         "stages",
-        Stage,
+        StageConfig,
         "A list of consecutive parts of the training. Keys that a stage omits in `loss`, "
         "`objective`, `optimizer`, `schedule` and `augmentation` have the values of the recipe.",
     ),
-    ("stages[].tiles", Tiles, "Training on labels of tiles (`learn: tiles`)."),
-    ("training", Training, "Settings of the run."),
+    ("stages[].tiles", TilesConfig, "Training on labels of tiles (`learn: tiles`)."),
+    ("training", TrainingConfig, "Settings of the run."),
 )
 KINDS = {int: "integer", float: "number", str: "text", bool: "true, false", Path: "file"}
 SIGNS = {Ge: ("ge", "from {}"), Gt: ("gt", "above {}"), Le: ("le", "to {}"), Lt: ("lt", "below {}")}
@@ -79,16 +85,17 @@ def recipes_page() -> str:
     parts += [*_model()]
     for name, kind, what in SECTIONS:
         parts += [f"## `{name}`", "", what, "", *_table(kind.model_fields)]
-        if kind is Loss:
+        if kind is LossConfig:
             parts += [*_objectives()]
     return "\n".join(parts).rstrip() + "\n"
 
 
 def _shipped() -> Iterable[str]:
     yield from ("| name | family | classes | description |", "|---|---|---|---|")
-    for each in survey():
-        link = f"[{each.name}](../recipes/{each.name}.yaml)"
-        yield f"| {link} | `{each.family}` | {each.classes} | {each.purpose} |"
+    for name, path in recipe_files().items():
+        model, purpose = read_recipe(path).model, purpose_of(path.read_text(encoding="utf-8"))
+        link = f"[{name}](../recipes/{name}.yaml)"
+        yield f"| {link} | `{model.family}` | {model.class_count} | {purpose} |"
     yield ""
 
 
@@ -98,10 +105,10 @@ def _model() -> Iterable[str]:
     yield from ("## `model`", "", "The model. Keys of every family:", "")
     yield from _table({**shared, **ModelConfig.model_fields})
     yield from (GRID, "")
-    for name, family in FAMILIES.items():
+    for name, family in ((name, FAMILIES.load(name)) for name in FAMILIES):
         own = {
             key: field
-            for key, field in family.arguments.model_fields.items()
+            for key, field in family.config.model_fields.items()
             if key not in ModelConfig.model_fields or _differs(field, ModelConfig.model_fields[key])
         }
         summary = " ".join(family.summary.split())
@@ -115,7 +122,7 @@ def _model() -> Iterable[str]:
 def _objectives() -> Iterable[str]:
     """Yield the keys of the section `objective` of each family."""
     yield from ("## `objective`", "", "Loss terms of a family.", "")
-    for name, family in FAMILIES.items():
+    for name, family in ((name, FAMILIES.load(name)) for name in FAMILIES):
         if family.objective.model_fields:
             yield from (f"### `objective` of `{name}`", "")
             yield from _table(family.objective.model_fields)
