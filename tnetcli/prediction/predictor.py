@@ -32,7 +32,7 @@ from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.wrappers import CroppedReader
-from tnetcli.text import first_line, escape_surrogates
+from tnetcli.text import escape_surrogates, first_line
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, ScoredRegion, build_policy
 

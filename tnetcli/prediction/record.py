@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Georeference
-from tnetcli.text import check_plain, printable, public_name, redacted, shorten, escape_surrogates
+from tnetcli.text import check_plain, escape_surrogates, printable, public_name, redacted, shorten
 from tnetcli.traversal.config import StopReason
 
 SCHEMA: Final = "tnet.prediction/2"

@@ -16,10 +16,10 @@ from tnetcli.errors import ImageError
 from tnetcli.files import (
     GRIDS,
     MOST_XML_BYTES,
+    check_regular,
     is_inside,
     is_remote,
     open_regular,
-    check_regular,
 )
 from tnetcli.readers.detect import JPEG_2000_MAGIC, PNG_MAGIC, TIFF_MAGIC
 from tnetcli.readers.tiff_files import gdal_metadata
