@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from benchmarks.receptive_field import trace
 from tnetcli.models.base import Model
 from tnetcli.models.cost import Steps, count_parameters, steps_of
-from tnetcli.models.lsp import LOCALISATIONS, Localising, count_candidates
-from tnetcli.models.nets import trace
+from tnetcli.models.lsp import LSP_SETTINGS, LspSetting, count_candidates
 from tnetcli.models.registry import build_model
 from tnetcli.text import table
 
@@ -58,7 +58,7 @@ class Published:
     cost_digits: int = 2
     maps: Mapping[str, Map] = field(default_factory=dict)
     positions: tuple[int, ...] = ()
-    tried: Mapping[Localising, tuple[int, ...]] = field(default_factory=dict)
+    tried: Mapping[LspSetting, tuple[int, ...]] = field(default_factory=dict)
     reason: str = ""  # why a figure is not met, as far as known
 
 
@@ -428,9 +428,9 @@ def _see(model: Model, part: str, names: Sequence[str]) -> dict[str, Map]:
     return {name: (seen.shape[2], rows.size) for name, (seen, (rows, _)) in found.items()}
 
 
-def count_tried(setting: Localising, sides: Iterable[int]) -> list[int]:
+def count_tried(setting: LspSetting, sides: Iterable[int]) -> list[int]:
     """Return how many positions of each branch LSP examines on maps of these sides."""
-    shares = LOCALISATIONS[setting].shares
+    shares = LSP_SETTINGS[setting].fractions
     return [count_candidates(side**2, share) for side, share in zip(sides, shares, strict=True)]
 
 

@@ -99,10 +99,10 @@ def _model() -> Iterable[str]:
     yield from ("## `model`", "", "What is built. Every family has these keys:", "")
     yield from _table({**shared, **ModelConfig.model_fields})
     yield from (GRID, "")
-    for name, family in FAMILIES.items():
+    for name, family in ((name, FAMILIES.load(name)) for name in FAMILIES):
         own = {
             key: field
-            for key, field in family.arguments.model_fields.items()
+            for key, field in family.config.model_fields.items()
             if key not in ModelConfig.model_fields or _differs(field, ModelConfig.model_fields[key])
         }
         summary = " ".join(family.summary.split())
@@ -116,7 +116,7 @@ def _model() -> Iterable[str]:
 def _objectives() -> Iterable[str]:
     """Yield the keys of the section `objective`, family by family."""
     yield from ("## `objective`", "", "Loss terms that only one family has.", "")
-    for name, family in FAMILIES.items():
+    for name, family in ((name, FAMILIES.load(name)) for name in FAMILIES):
         if family.objective.model_fields:
             yield from (f"### `objective` of `{name}`", "")
             yield from _table(family.objective.model_fields)

@@ -260,7 +260,7 @@ def test_a_family_adds_its_own_terms_or_replaces_the_others(
 ):
     terms = f"{__name__}:own_terms"
     family = replace(small_family, terms=terms, replaces_loss=replaces)
-    monkeypatch.setitem(FAMILIES, "small", family)
+    monkeypatch.setitem(FAMILIES._loaded, "small", family)
     run = small_run(images, tmp_path, stages=[{"steps": 1, "levels": 1}])
     stage = scene_stage(run)
     with stage.views:

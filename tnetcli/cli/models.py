@@ -121,7 +121,7 @@ def read_card(name_or_path: str) -> tuple[dict[str, Any], Description]:
         "name": described.pop("name") or bundled_name,
         "summary": described.pop("summary"),
         "family": described.pop("family"),
-        "backbone": description.model_arguments.backbone,
+        "backbone": description.model_settings.backbone,
         "parameters": sum(math.prod(shape) for shape in shapes),
         "view_size": description.view_size,
         "grid": {"rows": grid.rows, "columns": grid.columns, "cell_fraction": grid.cell_fraction},

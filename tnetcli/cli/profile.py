@@ -132,7 +132,7 @@ def _profile(
 def _max_followed(model: "Model") -> int:
     """Return how many cells of one region can be followed."""
     cells = model.grid.rows * model.grid.columns
-    return min(cells, getattr(model, "most_named", cells))
+    return min(cells, getattr(model, "max_patches", cells))
 
 
 def _counts(windows: Sequence[int] | None, model: "Model") -> list[int]:

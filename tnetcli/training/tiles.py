@@ -48,7 +48,7 @@ class TilePretraining(nn.Module):
     ) -> None:
         super().__init__()
         backbone: Any = model.backbone
-        size = backbone.map_size()
+        size = backbone.map_size
         maker = source.makers["train"]
         self.dense = nn.Conv2d(size.channels, len(maker.tile_classes), 1).to(device)
         self._parts = (model, maker, views)  # hidden from `parameters`
