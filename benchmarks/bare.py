@@ -15,9 +15,8 @@ from rasterio.enums import Resampling
 from rasterio.env import set_gdal_config
 from rasterio.windows import Window as RasterioWindow
 
-from tnetcli.readers.gdal import CACHE_BYTES
-
 VIEW = 224
+GDAL_CACHE_BYTES = 2**27  # as `tnet` sets it
 OPENSLIDE_CACHE_BYTES = 2**25  # OpenSlide's default
 
 Array = NDArray[Any]
@@ -172,4 +171,4 @@ BARE: dict[str, Callable[[Path], Bare]] = {
 def forget_gdal() -> None:
     """Empty GDAL's block cache, then restore the size set by our readers."""
     set_gdal_config("GDAL_CACHEMAX", 0)
-    set_gdal_config("GDAL_CACHEMAX", CACHE_BYTES)
+    set_gdal_config("GDAL_CACHEMAX", GDAL_CACHE_BYTES)

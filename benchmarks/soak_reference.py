@@ -18,7 +18,7 @@ from zarr.storage import ZipStore
 
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Pixels, Reader
-from tnetcli.readers.gdal import damage_is_an_error
+from tnetcli.readers.gdal import raise_on_damage
 
 MOST_SAMPLES = 2**24  # read at once to compare a part of them
 SIDE = 64  # of the boxes that are read
@@ -74,7 +74,7 @@ class Reference:
                     self._jpeg[level] = dataset.compression == Compression.jpeg
                 colours = dataset.colorinterp
                 bands = [i for i, each in enumerate(colours, 1) if each != ColorInterp.alpha]
-                with damage_is_an_error():  # pixels after a warning are not a reference
+                with raise_on_damage():  # pixels after a warning are not a reference
                     values = dataset.read(bands, window=window)
                     self._check_consistent(dataset, bands, level, box, values)
                 if colours[0] == ColorInterp.palette and len(bands) == 1:
@@ -134,7 +134,7 @@ class Reference:
     def _directory(self, page: Any) -> NDArray[Any]:
         # Of a set of OME-TIFF files, a page may be in another one.
         path = f"GTIFF_DIR:off:{page.offset}:{page.parent.filehandle.path}"
-        with rasterio.open(path) as dataset, damage_is_an_error():
+        with rasterio.open(path) as dataset, raise_on_damage():
             return dataset.read()
 
     def _zarr(self, level: int, size: Size, box: BoxTuple) -> NDArray[Any]:

@@ -193,8 +193,8 @@ def _axis_weights(spans: Sequence[tuple[float, float]], length: int) -> NDArray[
     pixels = np.arange(length)
     weights = np.zeros((len(spans), length))
     for index, (start, cell) in enumerate(spans):
-        covered = np.minimum(start + cell, pixels + 1) - np.maximum(start, pixels)
-        weights[index] = np.maximum(covered, 0.0) / cell
+        box_coverage = np.minimum(start + cell, pixels + 1) - np.maximum(start, pixels)
+        weights[index] = np.maximum(box_coverage, 0.0) / cell
     return weights
 
 

@@ -50,31 +50,31 @@ MODELS: dict[str, dict[str, Any]] = {
     "whole": {"backbone": "compact", "view_size": 32},
 }  # fmt: skip
 # Three levels of tiny images, whatever the view size.
-WALK = {"levels": 3, "keep": [2, 1], "least_side": 8}
+WALK = {"levels": 3, "keep": [2, 1], "min_size": 8}
 POLICIES: dict[str, dict[str, Any]] = {
-    "topk": {},
+    "top_k": {},
     "sample": {"policy": "sample"},
     "best_first": {"policy": "best_first", "budget": 6},
     "told": {"keep": [3, 1]},  # regions of regions.csv
 }
 # TNet with one more option each: the image, changes of the model, changes of the walk.
 OPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "max_overlap": ("square", {}, {"most_shared": 0.3, "keep": [3, 2]}),
-    "min_valid": ("half", {}, {"least_valid": 0.5, "keep": [9, 1]}),
-    "min_valid_empty": ("speck", {}, {"least_valid": 0.5}),
+    "max_overlap": ("square", {}, {"max_overlap": 0.3, "keep": [3, 2]}),
+    "min_valid": ("half", {}, {"min_valid": 0.5, "keep": [9, 1]}),
+    "min_valid_empty": ("speck", {}, {"min_valid": 0.5}),
     "confidence": ("square", {}, {"confidence": 0.4}),
     "confidence_later": ("half", {}, {"confidence": 0.89}),
     "confidence_unmet": ("wide", {}, {"confidence": 0.999}),
     "budget": ("square", {}, {"budget": 6, "keep": [4, 3]}),
     "duplicates_once": ("square", {}, {"keep": [9, 3]}),
-    "duplicates": ("square", {}, {"keep": [9, 3], "once": False}),
+    "duplicates": ("square", {}, {"keep": [9, 3], "deduplicate": False}),
     "pad": ("wide", {}, {"fit": "pad"}),
-    "native_resolution": ("square", {}, {"levels": 6, "least_side": None}),
+    "native_resolution": ("square", {}, {"levels": 6, "min_size": None}),
     "repeats": ("square", {"grid": {"rows": 1, "columns": 1, "cell_fraction": 1.0}}, {}),
-    "background": ("wide", {}, {"background": [20, 150], "least_valid": 0.8, "keep": [9, 1]}),
+    "background": ("wide", {}, {"background": [20, 150], "min_valid": 0.8, "keep": [9, 1]}),
     "cool_sample": ("square", {}, {"policy": "sample", "temperature": 0.2, "budget": 5}),
     "best_first_apart": (
-        "half", {}, {"policy": "best_first", "budget": 9, "most_shared": 0.3, "levels": 4},
+        "half", {}, {"policy": "best_first", "budget": 9, "max_overlap": 0.3, "levels": 4},
     ),
 }  # fmt: skip
 SEED = 7
@@ -96,7 +96,7 @@ RUN = {"batch_size": 4, "threads": 1, "log_every": 1, "validate_every": 3, "devi
 RECIPES: dict[str, dict[str, Any]] = {
     "landscape": {
         "model": {"family": "tnet", **MODELS["tnet"], "classes": list(SCENE_CLASSES)},
-        "traversal": {"levels": 3, "keep": [2, 1], "least_side": 8},
+        "traversal": {"levels": 3, "keep": [2, 1], "min_size": 8},
         "data": {"kind": "mosaic", "path": "tiles", "landscape": LANDSCAPE},
         "optimizer": {"lr": 0.003, "weight_decay": 0.02, "clip": 5.0},
         "stages": [
@@ -114,7 +114,8 @@ RECIPES: dict[str, dict[str, Any]] = {
             },
             {
                 "name": "conclude", "steps": 2, "freeze": ["backbone", "location"], "replay": 2,
-                "replay_size": 8, "loss": {"selection": "topk", "reinforce": 0.0, "sequence": 0.75},
+                "replay_size": 8, 
+                "loss": {"selection": "top_k", "reinforce": 0.0, "sequence": 0.75},
             },
         ],
         "training": {**RUN, "average": 0.9},
@@ -139,7 +140,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "from_seed": {
         "seed": 3,
         "model": {"family": "tnet", **MODELS["tnet"], "classes": list(CLASSES), "dropout": 0.2},
-        "traversal": {"levels": 2, "keep": [2], "least_side": 8},
+        "traversal": {"levels": 2, "keep": [2], "min_size": 8},
         "data": {"path": "images.csv"},
         "loss": {"rule": "paper"},
         "optimizer": {"lr": 0.003},
@@ -166,7 +167,7 @@ RECIPES: dict[str, dict[str, Any]] = {
             "model": {"family": family, **arguments, "classes": list(CLASSES)},
             "traversal": {
                 "levels": {"tnet": 3, "anchornet": 2, "two_stream": 2}.get(family, 1),
-                "keep": [2, 1], "least_side": 8,
+                "keep": [2, 1], "min_size": 8,
             },
             "data": {"path": "images.csv"},
             "optimizer": {"lr": 0.003},
@@ -251,7 +252,10 @@ def rollout(
 
 def _told(sight: ImageResult | TnetError, folder: Path) -> dict[str, Any]:
     if isinstance(sight, TnetError):
-        return {"error": type(sight).__name__, "message": str(sight).replace(f"{folder}/", "")}
+        return {
+            "error": type(sight).__name__,
+            "message": _frozen_message(str(sight)).replace(f"{folder}/", ""),
+        }
     regions = []
     for number, visit in enumerate(sight.nodes):
         region = visit.region
@@ -272,7 +276,7 @@ def _told(sight: ImageResult | TnetError, folder: Path) -> dict[str, Any]:
             }
         )
     return {
-        "stop": sight.stop,
+        "stop": STOPS.get(sight.stop, sight.stop),
         "logits": sight.logits.tolist(),
         "level_logits": sight.level_logits.tolist(),
         "regions": [{key: each for key, each in one.items() if each != []} for one in regions],
@@ -335,6 +339,30 @@ STOPS = {
 ONLY_IF_KNOWN = ("reason", "outcome", "reading", "attention_check")
 
 
+MESSAGES = {
+    "has no valid pixels": "holds no valid pixel",
+    "check its nodata value and mask with `tnet info`": (
+        "is its nodata value or its mask right? see `tnet info`"
+    ),
+}
+SETTINGS = {
+    "min_valid": "least_valid", "min_size": "least_side", "max_overlap": "most_shared",
+    "deduplicate": "once",
+}  # fmt: skip
+
+
+def _frozen_message(text: str) -> str:
+    for now, before in MESSAGES.items():
+        text = text.replace(now, before)
+    return text
+
+
+def _settings(config: dict[str, Any]) -> dict[str, Any]:
+    config = {SETTINGS.get(key, key): each for key, each in config.items()}
+    policy = {"top_k": "top_k"}.get(config["policy"], config["policy"])
+    return {**config, "policy": policy, "rescale": None}
+
+
 def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:
     """Return a record with the keys that it had when results were frozen."""
     made, place = data.pop("provenance"), data.pop("georeference")
@@ -358,7 +386,7 @@ def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:
 
 def record(line: str) -> dict[str, Any]:
     """Return what is frozen of a record."""
-    data = _in_frozen_words(json.loads(line))
+    data = _in_frozen_words(json.loads(_frozen_message(line)))
     kept = {key: each for key, each in data.items() if key not in UNSTABLE}
     if kept.get("cost"):
         costs = kept["cost"].items()

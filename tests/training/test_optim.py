@@ -13,7 +13,7 @@ class Parts(nn.Module):
     def __init__(self):
         super().__init__()
         self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-        self.classifier = nn.Linear(4, 2)
+        self.head = nn.Linear(4, 2)
 
 
 def groups_by_weight(optimizer, module):
@@ -35,8 +35,8 @@ def test_biases_and_norms_do_not_decay():
         "backbone.0.bias": 0.0,
         "backbone.1.weight": 0.0,
         "backbone.1.bias": 0.0,
-        "classifier.weight": 0.3,
-        "classifier.bias": 0.0,
+        "head.weight": 0.3,
+        "head.bias": 0.0,
     }
 
 
@@ -45,7 +45,7 @@ def test_the_backbone_has_a_rate_of_its_own_that_follows_the_schedule():
     optimizer, _ = build_optimizer([module], OptimizerConfig(lr=0.1, backbone_lr=0.02))
     set_rate(optimizer, 0.05)
     found = rates(optimizer, module)
-    assert found["classifier.weight"] == found["classifier.bias"] == pytest.approx(0.05)
+    assert found["head.weight"] == found["head.bias"] == pytest.approx(0.05)
     assert found["backbone.0.weight"] == found["backbone.1.bias"] == pytest.approx(0.01)
 
 
@@ -63,21 +63,21 @@ def test_parts_have_rates_by_name_before_that_of_the_backbone():
     set_rate(optimizer, 0.05)
     found = rates(optimizer, module)
     assert {rate for name, rate in found.items() if name.startswith("near.")} == {0.002}
-    assert found["nearer.classifier.weight"] == pytest.approx(0.05)
+    assert found["nearer.head.weight"] == pytest.approx(0.05)
     assert found["nearer.backbone.0.weight"] == pytest.approx(0.01)
 
 
 def test_a_rate_of_a_part_that_is_not_there_is_refused():
     with pytest.raises(RecipeError, match="a part that the model has not: `local`"):
-        build_optimizer([Parts()], OptimizerConfig(lrs={"local": 0.1, "classifier": 0.1}))
+        build_optimizer([Parts()], OptimizerConfig(lrs={"local": 0.1, "head": 0.1}))
 
 
 def test_what_is_frozen_is_not_in_the_optimizer():
     module = Parts()
     module.backbone.requires_grad_(False)
     optimizer, names = build_optimizer([module], OptimizerConfig())
-    assert groups_by_weight(optimizer, module).keys() == {"classifier.weight", "classifier.bias"}
-    assert sorted(names) == ["0.classifier.bias", "0.classifier.weight"]
+    assert groups_by_weight(optimizer, module).keys() == {"head.weight", "head.bias"}
+    assert sorted(names) == ["0.head.bias", "0.head.weight"]
 
 
 def test_names_are_in_the_order_of_the_optimizer():

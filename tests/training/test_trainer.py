@@ -246,16 +246,16 @@ def test_stages_of_tiles_and_of_scenes_can_be_gone_on_with(tiles, tmp_path):
     same_runs(whole, go_on(recipe, tmp_path / "run", keeper=run.keeper))
     first, second = whole.keeper.stages["tiles"], whole.keeper.stages["look"]
     start = copied(prepare(recipe, tmp_path / "start").model)
-    assert parts_of(changed(start, first)) == {"backbone", "position", "head"}
-    assert "backbone" not in parts_of(changed(first, second))
-    assert "location" in parts_of(changed(first, second))
+    assert read_chunks(changed(start, first)) == {"backbone", "position", "head"}
+    assert "backbone" not in read_chunks(changed(first, second))
+    assert "location" in read_chunks(changed(first, second))
     tile_row, scene_row = whole.listener.rows[0], whole.listener.rows[-1]
     assert {"dense", "window", "window_accuracy"} <= tile_row.keys()
     assert "entropy" in scene_row
     assert len(whole.listener.validations) == 2  # a stage of tiles has none
 
 
-def parts_of(names):
+def read_chunks(names):
     return {name.split(".")[0] for name in names}
 
 
@@ -267,7 +267,7 @@ def test_a_frozen_part_stays_as_it_is_with_its_statistics(images, tmp_path, part
     run = prepare(recipe, tmp_path)
     before = copied(run.model)
     train(run)
-    moved = parts_of(changed(before, copied(run.model)))
+    moved = read_chunks(changed(before, copied(run.model)))
     assert moved == {"backbone", "location", "position", "aggregator", "head", "baseline"} - {part}
 
 
@@ -469,7 +469,7 @@ def test_half_precision_learns_on_a_processor(images, tmp_path, precision):
     run = prepare(recipe, tmp_path)
     before = copied(run.model)
     train(run)
-    assert parts_of(changed(before, copied(run.model))) >= {"backbone", "location", "head"}
+    assert read_chunks(changed(before, copied(run.model))) >= {"backbone", "location", "head"}
     assert all(value.dtype != torch.float16 for value in run.model.state_dict().values())
     assert all(math.isfinite(row["loss"]) for row in run.listener.rows)
 
@@ -499,7 +499,7 @@ def test_attention_alone_may_learn_even_where_there_is_nothing_to_choose(images,
     run = prepare(recipe, tmp_path)
     before = copied(run.model)
     train(run)
-    assert parts_of(changed(before, run.keeper.stages["train"])) == {"location", "baseline"}
+    assert read_chunks(changed(before, run.keeper.stages["train"])) == {"location", "baseline"}
     assert run.listener.rows[1]["accuracy"]
 
 
@@ -527,7 +527,7 @@ def test_a_model_of_one_level_learns_as_well(images, tmp_path):
     run = prepare(recipe, tmp_path)
     before = copied(run.model)
     train(run)
-    assert parts_of(changed(before, copied(run.model))) == {"head"}
+    assert read_chunks(changed(before, copied(run.model))) == {"head"}
     assert len(run.listener.validations[0]["accuracy"]) == 1
     assert run.listener.warnings == []
 

@@ -279,7 +279,7 @@ class ModelContract:
         assert_close(found.weights[mask], plain.weights[0])
         assert not found.weights[~mask].any()
         assert not found.weights.requires_grad
-        functional.cross_entropy(found.logits, torch.tensor([1])).backward()
+        functional.cross_entropy(found.logits, torch.tensor([1])).backward()  # type: ignore[no-untyped-call]
         assert padded.grad is not None
         assert padded.grad[0, 1:3].any()
         assert not padded.grad[~mask].any()
@@ -288,7 +288,7 @@ class ModelContract:
 
     def test_labels_do_not_train_attention(self, learner, views, regions):  # type: ignore[no-untyped-def]
         """The label trains all parts but the location module."""
-        self.losses(learner, views, regions)[0].backward()
+        self.losses(learner, views, regions)[0].backward()  # type: ignore[no-untyped-call]
         parts = {name.split(".")[0] for name, _ in learner.named_parameters()}
         assert learned_parts(learner) == parts - {"location"}
 
@@ -298,7 +298,7 @@ class ModelContract:
         if not hasattr(learner, "location"):
             assert not where.requires_grad
             return
-        where.backward()
+        where.backward()  # type: ignore[no-untyped-call]
         assert learned_parts(learner) == {"location"}
 
     def test_all_parameters_learn(self, learner, views, regions):  # type: ignore[no-untyped-def]

@@ -174,7 +174,7 @@ class SceneStage(_Stage):
         self._exploring = effective(self.traversal, model, scale=scale).changed(
             policy=loss.selection,
             temperature=loss.temperature,
-            once=False,  # every choice has a reward of its own
+            deduplicate=False,  # every choice has a reward of its own
             budget=None,
             confidence=None,
         )

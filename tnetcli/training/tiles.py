@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tnetcli.data.config import TilesConfig
-from tnetcli.devices import Precision, autocast
 from tnetcli.geometry import Grid, Region, Window
 from tnetcli.models.base import Model
 from tnetcli.synth.landscape import AMBIGUOUS, LandscapeScene
+from tnetcli.system import Precision, autocast
 from tnetcli.training.data import Landscapes, derive
 from tnetcli.traversal.tree import Node
 from tnetcli.traversal.views import View, Views
