@@ -1,6 +1,5 @@
 """The toy plug-in, installed by its entry points for the tests of this folder."""
 
-import sys
 import tomllib
 from pathlib import Path
 
@@ -25,12 +24,10 @@ def toy_distribution(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def toy(toy_distribution, monkeypatch):
-    """Install the toy package in this process."""
-    for folder in (TOY, toy_distribution):
-        monkeypatch.syspath_prepend(str(folder))
-    import tnet_toy
-
-    yield tnet_toy
-    assert "tnet_toy" in sys.modules
+@pytest.fixture(autouse=True, scope="module")
+def _installed(toy_distribution):
+    """Install the toy package for the tests of a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        for folder in (TOY, toy_distribution):
+            patch.syspath_prepend(str(folder))
+        yield

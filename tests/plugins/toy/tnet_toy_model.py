@@ -5,3 +5,5 @@ from tnetcli.models.tnet import TNet
 
 class ToyModel(TNet):
     """A TNet under another name."""
+
+    family = "toy"
