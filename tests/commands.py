@@ -41,6 +41,8 @@ def tnet(
         with _streams(given, out, err):
             try:
                 code = app.run()
+            except SystemExit as end:  # shell completion ends so
+                code = end.code or 0
             except Exception:
                 traceback.print_exc()
                 code = 1

@@ -25,7 +25,7 @@ MODEL = {
     "classes": list(CLASSES),
     "grid": {"rows": 3, "columns": 3, "cell_fraction": 0.5},
     "location_size": 8,
-    "weighting": True,
+    "aggregator": "gated",
     "temperature": 0.2,
     "centered": True,
 }

@@ -140,9 +140,9 @@ def assert_two_lines(err, problem, hint):
 @pytest.mark.parametrize(
     ("change", "problem", "hint"),
     [
-        ("loss.selction=topk", "unknown key `loss.selction`", "did you mean `selection`?"),
+        ("loss.selction=top_k", "unknown key `loss.selction`", "did you mean `selection`?"),
         ("stages.0.stpes=3", "unknown key `stages.0.stpes`", "did you mean `steps`?"),
-        ("stages.0.loss.selction=topk", "`stages.0.loss.selction`", "did you mean `selection`?"),
+        ("stages.0.loss.selction=top_k", "`stages.0.loss.selction`", "did you mean `selection`?"),
         ("stages=[]", "`stages` is empty", ""),
         ("stages=[{steps: 1}, {steps: 2}]", "two stages share a name", ""),
         ("stages.0.learn=tiles", "needs `data.kind: mosaic`", ""),

@@ -10,14 +10,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.images import noise, write_constant_levels_tiff, write_geotiff
-from tests.readers.contract import ReaderContract, area_mean, assert_equal, random_windows
 from tests.strategies import numbers, windows_near
 from tnetcli.data.augment import Augmented, Pose, augment, draw_pose, move_boxes
 from tnetcli.data.colour import ORDERS, Blur, Jitter, draw_jitter
 from tnetcli.data.config import AugmentConfig
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.base import Box, Cost, DescribedByLayout, Layout, Level, Pixels, Resolution
+from tnetcli.readers.base import Box, Cost, ImageInfo, Level, Pixels, Reader, Resolution
 from tnetcli.readers.detect import open_image
+from tnetcli.testing.reader import ReaderContract, area_mean, assert_equal, random_windows
 
 SIZE = Size(90, 60)
 WHOLE = Box(0, 0, 90, 60)
@@ -26,7 +26,7 @@ EVERYTHING = AugmentConfig(
 )
 
 
-class ArrayReader(DescribedByLayout):
+class ArrayReader(Reader):
     """Reads an array by the definition of the area mean, pixel by pixel; counts its reads."""
 
     name = "array"
@@ -38,7 +38,7 @@ class ArrayReader(DescribedByLayout):
         self.mask = np.ones((height, width), bool) if valid is None else valid
         names = tuple(str(number + 1) for number in range(bands))
         level = Level(Size(width, height), 1.0, 1.0, Size(16, 32))
-        self.layout = Layout((level,), names, array.dtype, microns_per_pixel=microns)
+        self.info = ImageInfo((level,), names, array.dtype, microns_per_pixel=microns)
         self.asked = []
         self.closed = False
 
@@ -56,7 +56,7 @@ class ArrayReader(DescribedByLayout):
             values = np.rint(values)
         return Pixels(values.astype(self.dtype), valid)
 
-    def decoded(self, window, out_size):
+    def estimate(self, window, out_size):
         return out_size.pixels
 
     def close(self):
@@ -288,7 +288,7 @@ def test_outside_of_the_crop_nothing_is_read():
     reader = Augmented(image, Pose(Box(10, 5, 70, 50)))
     pixels = reader.read(Window(71, 0, 5, 5), Size(5, 5))
     assert not pixels.valid.any()
-    assert reader.decoded(Window(71, 0, 5, 5), Size(5, 5)) == 0
+    assert reader.estimate(Window(71, 0, 5, 5), Size(5, 5)) == 0
     assert image.asked == []
 
 
@@ -353,7 +353,7 @@ def test_name_path_bands_and_type_are_those_of_the_image():
     assert (reader.dtype, reader.size) == (image.dtype, Size(50, 70))
     assert reader.microns_per_pixel == Resolution(0.5, 0.25, "made up")
     assert reader.georeference is None
-    assert reader.layout.levels[0].block == Size(32, 16)
+    assert reader.info.levels[0].block == Size(32, 16)
     with reader:
         pass
     assert image.closed

@@ -425,7 +425,7 @@ def test_a_crop_with_context_grows_small_boxes_more(listed):
     with found.train[0].open() as reader:  # 40 of 80 pixels grow by 15 %, 40 of 60 too
         assert reader.size == Size(46, 46)
     with found.validation[0].open() as reader:  # 3 of 80 by 200 %, 7 of 60 by 100 %
-        assert reader.layout.details["crop"] == [0, 0, 7, 13]
+        assert reader.info.details["crop"] == [0, 0, 7, 13]
 
 
 def test_without_crop_an_image_is_whole_and_keeps_its_box(listed):
@@ -466,7 +466,7 @@ def test_a_box_outside_is_told_when_the_image_is_opened_if_not_before(listed):
     text = f"{BOXED}e.tif,river,test,70 0 90 20\n"
     example = listed(text, crop="box", check_images=False).test[-1]
     found = refused(example.open)
-    assert "list.csv`: line 6: the box `70 0 90 20` is no part of `e.tif`, 80 x 60" in str(found)
+    assert "list.csv`: line 6: the box `70 0 90 20` is not inside `e.tif`, 80 x 60" in str(found)
 
 
 def test_several_boxes_of_an_image_are_rows_that_stay_together(listed):

@@ -5,6 +5,7 @@ here and leave the JSON files alone.
 """
 
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -36,7 +37,7 @@ GRID = {"rows": 3, "columns": 3, "cell_fraction": 0.5}
 MODELS: dict[str, dict[str, Any]] = {
     "tnet": {
         "backbone": "compact", "view_size": 32, "grid": GRID, "location_size": 8,
-        "weighting": True, "temperature": 0.2, "centered": True,
+        "aggregator": "gated", "temperature": 0.2, "centered": True,
     },
     "anchornet": {"backbone": "compact", "view_size": 120},
     "two_stream": {
@@ -49,7 +50,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "whole": {"backbone": "compact", "view_size": 32},
 }  # fmt: skip
 # Three levels of tiny images, whatever the view size.
-WALK = {"levels": 3, "keep": [2, 1], "least_side": 8}
+WALK = {"levels": 3, "keep": [2, 1], "min_size": 8}
 POLICIES: dict[str, dict[str, Any]] = {
     "topk": {},
     "sample": {"policy": "sample"},
@@ -58,25 +59,31 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 # TNet with one more option each: the image, changes of the model, changes of the walk.
 OPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "max_overlap": ("square", {}, {"most_shared": 0.3, "keep": [3, 2]}),
-    "min_valid": ("half", {}, {"least_valid": 0.5, "keep": [9, 1]}),
-    "min_valid_empty": ("speck", {}, {"least_valid": 0.5}),
+    "max_overlap": ("square", {}, {"max_overlap": 0.3, "keep": [3, 2]}),
+    "min_valid": ("half", {}, {"min_valid": 0.5, "keep": [9, 1]}),
+    "min_valid_empty": ("speck", {}, {"min_valid": 0.5}),
     "confidence": ("square", {}, {"confidence": 0.4}),
     "confidence_later": ("half", {}, {"confidence": 0.89}),
     "confidence_unmet": ("wide", {}, {"confidence": 0.999}),
     "budget": ("square", {}, {"budget": 6, "keep": [4, 3]}),
     "duplicates_once": ("square", {}, {"keep": [9, 3]}),
-    "duplicates": ("square", {}, {"keep": [9, 3], "once": False}),
+    "duplicates": ("square", {}, {"keep": [9, 3], "deduplicate": False}),
     "pad": ("wide", {}, {"fit": "pad"}),
-    "native_resolution": ("square", {}, {"levels": 6, "least_side": None}),
+    "native_resolution": ("square", {}, {"levels": 6, "min_size": None}),
     "repeats": ("square", {"grid": {"rows": 1, "columns": 1, "cell_fraction": 1.0}}, {}),
-    "background": ("wide", {}, {"background": [20, 150], "least_valid": 0.8, "keep": [9, 1]}),
+    "background": ("wide", {}, {"background": [20, 150], "min_valid": 0.8, "keep": [9, 1]}),
     "cool_sample": ("square", {}, {"policy": "sample", "temperature": 0.2, "budget": 5}),
     "best_first_apart": (
-        "half", {}, {"policy": "best_first", "budget": 9, "most_shared": 0.3, "levels": 4},
+        "half", {}, {"policy": "best_first", "budget": 9, "max_overlap": 0.3, "levels": 4},
     ),
 }  # fmt: skip
 SEED = 7
+# Parts of models: today's names as patterns, and those when results were frozen.
+FROZEN_NAMES = {
+    r"(^|_stream\.|branches\.\d\.)head\.": r"\1classifier.",
+    r"^anchor\.trunk\.": "anchor.head.",
+    r"^aggregator\.": "weighting.",
+}
 GAINS = {"saccader": 0.5}  # of the weights' variance: logits are to be near 1
 
 # Recipes. Everything starts from the weights of `build`, except `from_seed`.
@@ -89,7 +96,7 @@ RUN = {"batch_size": 4, "threads": 1, "log_every": 1, "validate_every": 3, "devi
 RECIPES: dict[str, dict[str, Any]] = {
     "landscape": {
         "model": {"family": "tnet", **MODELS["tnet"], "classes": list(SCENE_CLASSES)},
-        "traversal": {"levels": 3, "keep": [2, 1], "least_side": 8},
+        "traversal": {"levels": 3, "keep": [2, 1], "min_size": 8},
         "data": {"kind": "mosaic", "path": "tiles", "landscape": LANDSCAPE},
         "optimizer": {"lr": 0.003, "weight_decay": 0.02, "clip": 5.0},
         "stages": [
@@ -107,7 +114,8 @@ RECIPES: dict[str, dict[str, Any]] = {
             },
             {
                 "name": "conclude", "steps": 2, "freeze": ["backbone", "location"], "replay": 2,
-                "replay_size": 8, "loss": {"selection": "topk", "reinforce": 0.0, "sequence": 0.75},
+                "replay_size": 8,
+                "loss": {"selection": "top_k", "reinforce": 0.0, "sequence": 0.75},
             },
         ],
         "training": {**RUN, "average": 0.9},
@@ -132,7 +140,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "from_seed": {
         "seed": 3,
         "model": {"family": "tnet", **MODELS["tnet"], "classes": list(CLASSES), "dropout": 0.2},
-        "traversal": {"levels": 2, "keep": [2], "least_side": 8},
+        "traversal": {"levels": 2, "keep": [2], "min_size": 8},
         "data": {"path": "images.csv"},
         "loss": {"rule": "paper"},
         "optimizer": {"lr": 0.003},
@@ -147,7 +155,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "stages": [
             {"name": "read", "steps": 2, "freeze": ["location"], "optimizer": {"lr": 0.01}},
             {
-                "name": "imitate", "steps": 2, "freeze": ["backbone", "classifier"],
+                "name": "imitate", "steps": 2, "freeze": ["backbone", "head"],
                 "objective": {"imitation": 1, "glimpses": 0},
             },
             {"name": "look", "steps": 2, "objective": {"glimpses": 1}},
@@ -159,7 +167,7 @@ RECIPES: dict[str, dict[str, Any]] = {
             "model": {"family": family, **arguments, "classes": list(CLASSES)},
             "traversal": {
                 "levels": {"tnet": 3, "anchornet": 2, "two_stream": 2}.get(family, 1),
-                "keep": [2, 1], "least_side": 8,
+                "keep": [2, 1], "min_size": 8,
             },
             "data": {"path": "images.csv"},
             "optimizer": {"lr": 0.003},
@@ -194,6 +202,8 @@ def build(
 
 def _weights(name: str, shape: tuple[int, ...], gain: float) -> Any:
     """Return the values of one tensor, known by the name that it had when results were frozen."""
+    for now, frozen in FROZEN_NAMES.items():
+        name = re.sub(now, frozen, name)
     noise = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
     part = name.rpartition(".")[2]
     if part == "running_var":
@@ -208,7 +218,7 @@ def save(path: Path, family: str, classes: Sequence[str], **traversal: Any) -> P
     """Save a model of `build` as a file that the commands take."""
     description = Description(
         family=family,
-        arguments=MODELS[family],
+        config=MODELS[family],
         classes=tuple(classes),
         bands=("1", "2", "3"),
         normalisation=Normalisation(**NORMALISATION),
@@ -242,7 +252,10 @@ def rollout(
 
 def _told(sight: ImageResult | TnetError, folder: Path) -> dict[str, Any]:
     if isinstance(sight, TnetError):
-        return {"error": type(sight).__name__, "message": str(sight).replace(f"{folder}/", "")}
+        return {
+            "error": type(sight).__name__,
+            "message": _frozen_message(str(sight)).replace(f"{folder}/", ""),
+        }
     regions = []
     for number, visit in enumerate(sight.nodes):
         region = visit.region
@@ -263,7 +276,7 @@ def _told(sight: ImageResult | TnetError, folder: Path) -> dict[str, Any]:
             }
         )
     return {
-        "stop": sight.stop,
+        "stop": STOPS.get(sight.stop, sight.stop),
         "logits": sight.logits.tolist(),
         "level_logits": sight.level_logits.tolist(),
         "regions": [{key: each for key, each in one.items() if each != []} for one in regions],
@@ -326,11 +339,35 @@ STOPS = {
 ONLY_IF_KNOWN = ("reason", "outcome", "reading", "attention_check")
 
 
+MESSAGES = {
+    "has no valid pixels": "holds no valid pixel",
+    "check its nodata value and mask with `tnet info`": (
+        "is its nodata value or its mask right? see `tnet info`"
+    ),
+}
+SETTINGS = {
+    "min_valid": "least_valid", "min_size": "least_side", "max_overlap": "most_shared",
+    "deduplicate": "once",
+}  # fmt: skip
+
+
+def _frozen_message(text: str) -> str:
+    for now, before in MESSAGES.items():
+        text = text.replace(now, before)
+    return text
+
+
+def _settings(config: dict[str, Any]) -> dict[str, Any]:
+    config = {SETTINGS.get(key, key): each for key, each in config.items()}
+    policy = {"top_k": "topk"}.get(config["policy"], config["policy"])
+    return {**config, "policy": policy, "rescale": None}
+
+
 def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:
     """Return a record with the keys that it had when results were frozen."""
     made, place = data.pop("provenance"), data.pop("georeference")
     data |= {"model": made["model"], "model_sha256": made["sha256"], "tnet": made["version"]}
-    data |= {"settings": made["config"], "microns_per_pixel": data.pop("mpp")}
+    data |= {"settings": _settings(made["config"]), "microns_per_pixel": data.pop("mpp")}
     stop = data.pop("stop_reason")
     data["stopped"] = STOPS.get(stop, stop)
     for window in data["windows"]:
@@ -349,7 +386,7 @@ def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:
 
 def record(line: str) -> dict[str, Any]:
     """Return what is frozen of a record."""
-    data = _in_frozen_words(json.loads(line))
+    data = _in_frozen_words(json.loads(_frozen_message(line)))
     kept = {key: each for key, each in data.items() if key not in UNSTABLE}
     if kept.get("cost"):
         costs = kept["cost"].items()
@@ -362,7 +399,12 @@ def geojson(records: Path, output: Path) -> dict[str, Any]:
     assert tnet("export", records, "-f", "geojson", "-o", output, "-q") == 0
     data: dict[str, Any] = json.loads(output.read_text())
     data["tnet"] = {key: each for key, each in data["tnet"].items() if key not in UNSTABLE}
+    if "mpp" in data["tnet"]:
+        data["tnet"]["microns_per_pixel"] = data["tnet"].pop("mpp")
     for feature in data["features"]:
+        numbers = feature["properties"].get("measurements", feature["properties"])
+        if "share" in numbers:
+            numbers["weight"] = numbers.pop("share")
         with suppress(ValueError):  # QuPath's ids are hashes of the model file
             feature["id"] = f"a UUID, version {UUID(feature['id']).version}"
     return data

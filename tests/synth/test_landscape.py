@@ -10,7 +10,6 @@ from PIL import Image
 from PIL.Image import Transpose
 
 from tests.images import area_average
-from tests.readers.contract import SMALL_BOXES, ReaderContract, area_mean, random_windows
 from tests.synth.test_tiles import EUROSAT, encode, needs_eurosat, write_zip
 from tnetcli.config import SPLITS
 from tnetcli.data.config import LandscapeConfig, TilesConfig
@@ -20,6 +19,7 @@ from tnetcli.readers.base import Box, Cost
 from tnetcli.synth import landscape
 from tnetcli.synth.landscape import LandscapeMaker, cubic_weights
 from tnetcli.synth.tiles import read_tiles
+from tnetcli.testing.reader import SMALL_BOXES, ReaderContract, area_mean, random_windows
 
 SIDE = 8
 BACKGROUND = ("crop", "forest", "pasture", "sea")
@@ -70,7 +70,7 @@ def scene_with(maker, shift, training=False):
 
 
 def whole(scene, level=0):
-    size = scene.layout.levels[level].size
+    size = scene.info.levels[level].size
     return Box(0, 0, size.width, size.height)
 
 
@@ -174,7 +174,7 @@ def test_any_part_is_drawn_as_it_is_in_the_whole(maker):
 def test_levels_coarser_than_a_tile_are_area_means(tiles, size):
     scene = scene_with(maker_of(tiles, size=size), (1, 1))
     full = scene.draw(0, whole(scene)).transpose(2, 0, 1)
-    assert len(scene.layout.levels) == 5
+    assert len(scene.info.levels) == 5
     for level in (3, 4):  # a tile is a pixel, and half a pixel
         expected = area_average(full, 2**level).transpose(1, 2, 0).astype(int)
         drawn = scene.draw(level, whole(scene, level))
@@ -222,10 +222,6 @@ class TestLandscapeScene(ReaderContract):
     test_unpickling_opens_nothing = None
     test_a_file_replaced_while_open_is_an_error = None
     test_a_file_may_have_any_name = None
-    test_every_overview_is_used_at_its_own_scale = None
-    test_between_two_overviews_the_finer_one_is_used = None
-    test_past_the_coarsest_overview_that_one_is_used = None
-    test_a_view_finer_than_the_image_is_made_from_full_resolution = None
     test_the_cost_of_a_small_window_is_the_blocks_it_touches = None
 
     @pytest.mark.parametrize("box", SMALL_BOXES)

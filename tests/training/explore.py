@@ -22,8 +22,8 @@ from tnetcli.traversal.views import Views
 
 CPU = torch.device("cpu")
 PAPER = LossConfig(rule="paper")
-TWO = TraversalConfig(levels=2, keep=(2,), once=False)
-THREE = TraversalConfig(levels=3, keep=(2, 1), once=False)
+TWO = TraversalConfig(levels=2, keep=(2,), deduplicate=False)
+THREE = TraversalConfig(levels=3, keep=(2, 1), deduplicate=False)
 LABELS = [0, 2, 1, 2]
 
 
@@ -77,13 +77,13 @@ class Explored:
         return self._built()[1]
 
     def _built(self) -> Any:
-        blocked = blocked_cells(self.runner.model.grid, self.config.most_shared)
+        blocked = blocked_cells(self.runner.model.grid, self.config.max_overlap)
         return build_episodes(
             self.found,
             self.runner,
             self.batch.targets,
             self.loss,
-            least_valid=self.config.least_valid,
+            min_valid=self.config.min_valid,
             blocked=blocked,
         )
 

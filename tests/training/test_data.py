@@ -13,7 +13,7 @@ from tnetcli.data.augment import Augmented
 from tnetcli.data.config import AugmentConfig
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.base import Layout, Level, Pixels
+from tnetcli.readers.base import ImageInfo, Level, Pixels
 from tnetcli.training import data as sources
 from tnetcli.training.data import (
     AHEAD,
@@ -153,7 +153,7 @@ class Flat:
 
     bands, dtype, name = ("red", "green", "blue"), np.dtype("uint8"), "flat"
     size = Size(40, 30)
-    layout = Layout((Level(size, 1.0, 1.0, Size(64, 64)),), bands, dtype)
+    layout = ImageInfo((Level(size, 1.0, 1.0, Size(64, 64)),), bands, dtype)
 
     def __init__(self, number):
         self.number, self.path = number, str(number)

@@ -172,15 +172,15 @@ def test_entropy_of_no_choice_is_one_and_its_gradient_finite():
     assert attention.grad[:2].eq(0).all()
 
 
-@pytest.mark.parametrize("most_shared", [0.0, 0.2, 0.3, 0.5])
-def test_cells_are_blocked_as_the_traversal_passes_over_them(most_shared):
-    grid, blocked = Grid(3, 3, 0.5), blocked_cells(Grid(3, 3, 0.5), most_shared)
+@pytest.mark.parametrize("max_overlap", [0.0, 0.2, 0.3, 0.5])
+def test_cells_are_blocked_as_the_traversal_passes_over_them(max_overlap):
+    grid, blocked = Grid(3, 3, 0.5), blocked_cells(Grid(3, 3, 0.5), max_overlap)
     root = Window(0, 0, 64, 64)
     boxes = [root.cell(grid, row, column).box for row, column in grid.cells()]
     for one, other in permutations(range(9), 2):
         (x0, y0, x1, y1), (u0, v0, u1, v1) = boxes[one], boxes[other]
         common = max(min(x1, u1) - max(x0, u0), 0) * max(min(y1, v1) - max(y0, v0), 0)
-        assert bool(blocked[one, other]) == (common / 32**2 > most_shared)
+        assert bool(blocked[one, other]) == (common / 32**2 > max_overlap)
 
 
 def draw_by_traversals(attention, valid, own, times):
@@ -199,15 +199,15 @@ def most_chi_square(freedom):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "most_shared", "uniform"),
+    ("temperature", "max_overlap", "uniform"),
     [(0.5, 1.0, 0.1), (2.0, 0.3, 0.0), (1.0, 0.3, 0.1)],
 )
-def test_traversals_draw_as_often_as_their_probability(temperature, most_shared, uniform):
+def test_traversals_draw_as_often_as_their_probability(temperature, max_overlap, uniform):
     valid = [True, True, True, False, True, True, True, True, True]
     chances = mix(torch.tensor([ATTENTION], dtype=torch.float64), uniform, torch.tensor([valid]))
     chances = chances[0].tolist()
-    blocked = blocked_cells(Grid(3, 3, 0.5), most_shared)
-    own = config(2, (2,), "sample", temperature=temperature, most_shared=most_shared)
+    blocked = blocked_cells(Grid(3, 3, 0.5), max_overlap)
+    own = config(2, (2,), "sample", temperature=temperature, max_overlap=max_overlap)
     times = 1500
     counts = draw_by_traversals(chances, valid, own, times)
     draws = [
@@ -280,7 +280,7 @@ def test_logits_of_each_level_are_those_of_the_regions_down_to_it(model, views, 
 
 
 def test_an_image_that_ends_early_keeps_its_logits(model, views, readers, tmp_path):
-    own = THREE.changed(least_side=40)
+    own = THREE.changed(min_size=40)
     with open_image(write_geotiff(tmp_path / "small.tif", noise((60, 60)))) as small:
         episodes = explore(model, views, [small, readers[0]], own).episodes()
         alone = explore(model, views, [small], own).episodes()
@@ -376,7 +376,7 @@ def gradients(model, loss, episodes):
     return dict(zip(names, found, strict=True))
 
 
-def parts_of(found, *parts):
+def read_chunks(found, *parts):
     return {name: each for name, each in found.items() if name.split(".")[0] in parts}
 
 
@@ -388,15 +388,15 @@ def test_rewards_teach_the_location_module_alone_and_labels_all_the_rest(
     episodes = explore(model.train(), views, readers, THREE, loss).episodes()
     by_labels = gradients(model, loss, episodes)
     by_both = gradients(model, loss.model_copy(update={"reinforce": 1000.0}), episodes)
-    location = parts_of(by_labels, "location")
+    location = read_chunks(by_labels, "location")
     assert location
     assert all(each is None or not each.any() for each in location.values())
-    rest = ("backbone", "position", "classifier", "weighting")
-    for name, each in parts_of(by_labels, *rest).items():
+    rest = ("backbone", "position", "head", "aggregator")
+    for name, each in read_chunks(by_labels, *rest).items():
         assert each is not None, name
         assert torch.equal(each, by_both[name]), name
-    assert all(each.any() for each in parts_of(by_labels, "classifier", "backbone").values())
-    moved = [each for each in parts_of(by_both, "location").values() if each is not None]
+    assert all(each.any() for each in read_chunks(by_labels, "head", "backbone").values())
+    moved = [each for each in read_chunks(by_both, "location").values() if each is not None]
     assert sum(bool(each.any()) for each in moved) > len(location) / 2
 
 
@@ -442,7 +442,7 @@ def test_entropy_counts_cells_with_data(model, views, tmp_path):
 
 
 def test_siblings_that_overlap_too_much_are_passed_over(model, views, readers):
-    own = TWO.changed(keep=(4,), most_shared=0.3)
+    own = TWO.changed(keep=(4,), max_overlap=0.3)
     explored = explore(model, views, readers, own, LossConfig(selection="sample"))
     assert explored.episodes().log_p.isfinite().all()
     for image in range(4):

@@ -16,7 +16,7 @@ class Parts(nn.Module):
     def __init__(self):
         super().__init__()
         self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-        self.classifier = nn.Linear(4, 2)
+        self.head = nn.Linear(4, 2)
 
 
 def groups_by_weight(optimizer, module):
@@ -38,8 +38,8 @@ def test_biases_and_norms_do_not_decay():
         "backbone.0.bias": 0.0,
         "backbone.1.weight": 0.0,
         "backbone.1.bias": 0.0,
-        "classifier.weight": 0.3,
-        "classifier.bias": 0.0,
+        "head.weight": 0.3,
+        "head.bias": 0.0,
     }
 
 
@@ -48,7 +48,7 @@ def test_the_backbone_has_a_rate_of_its_own_that_follows_the_schedule():
     optimizer, _ = build_optimizer([module], OptimizerConfig(lr=0.1, backbone_lr=0.02))
     set_lr(optimizer, 0.05)
     found = rates(optimizer, module)
-    assert found["classifier.weight"] == found["classifier.bias"] == pytest.approx(0.05)
+    assert found["head.weight"] == found["head.bias"] == pytest.approx(0.05)
     assert found["backbone.0.weight"] == found["backbone.1.bias"] == pytest.approx(0.01)
 
 
@@ -59,13 +59,13 @@ def test_parts_have_rates_by_name_before_that_of_the_backbone():
     set_lr(optimizer, 0.05)
     found = rates(optimizer, module)
     assert {rate for name, rate in found.items() if name.startswith("near.")} == {0.002}
-    assert found["nearer.classifier.weight"] == pytest.approx(0.05)
+    assert found["nearer.head.weight"] == pytest.approx(0.05)
     assert found["nearer.backbone.0.weight"] == pytest.approx(0.01)
 
 
 def test_a_rate_of_a_part_that_is_not_there_is_refused():
     with pytest.raises(RecipeError, match="the model has no part `local`"):
-        build_optimizer([Parts()], OptimizerConfig(lrs={"local": 0.1, "classifier": 0.1}))
+        build_optimizer([Parts()], OptimizerConfig(lrs={"local": 0.1, "head": 0.1}))
 
 
 def test_names_are_in_the_order_of_the_optimizer():
@@ -149,16 +149,16 @@ def test_without_a_decay_it_is_the_model_itself():
 def test_the_mean_follows_the_closed_form_of_its_decay():
     model = SmallModel()
     average = EMA(model, 0.3)
-    expected = model.classifier.bias.detach().clone().double()
+    expected = model.head.bias.detach().clone().double()
     for step in range(1, 6):
         with torch.no_grad():
-            model.classifier.bias.fill_(float(step**2))
+            model.head.bias.fill_(float(step**2))
         average.update()
         decay = min(0.3, step / (step + 10))  # the first steps move faster
         expected = decay * expected + (1 - decay) * step**2
-    found = average.model.classifier.bias.detach()
+    found = average.model.head.bias.detach()
     assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
-    assert model.classifier.bias.tolist() == [25.0] * 3
+    assert model.head.bias.tolist() == [25.0] * 3
 
 
 def test_running_statistics_are_averaged_and_counters_are_copied():
@@ -181,7 +181,7 @@ def test_an_average_that_is_loaded_goes_on_as_if_nothing_had_happened():
     def move(average, steps):
         for step in steps:
             with torch.no_grad():
-                model.classifier.weight.fill_(float(step))
+                model.head.weight.fill_(float(step))
             average.update()
 
     move(one, range(4))
@@ -192,7 +192,7 @@ def test_an_average_that_is_loaded_goes_on_as_if_nothing_had_happened():
     assert not changed(copied(one.model), copied(other.model))
 
 
-PARTS = ("backbone", "location", "position", "weighting", "classifier")
+PARTS = ("backbone", "location", "position", "aggregator", "head")
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_a_backbone_of_rate_zero_is_frozen(model):
 
 def test_a_stage_of_tiles_leaves_alone_what_chooses_and_weighs(model):
     prepare_parts(model, stage(learn="tiles"))
-    assert learning(model) == {"backbone", "position", "classifier"}
+    assert learning(model) == {"backbone", "position", "head"}
 
 
 def test_a_stage_may_drop_more_and_the_next_drops_as_the_model_says(model):

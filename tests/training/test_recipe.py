@@ -56,10 +56,10 @@ def test_keep_is_written_as_on_the_command_line_or_as_a_list(keep, expected):
         ({"policy": "best_first"}, "best_first needs a budget"),
         ({"policy": "worst"}, "traversal.policy"),
         ({"confidence": 1.5}, "traversal.confidence"),
-        ({"least_valid": 1}, "traversal.least_valid"),
+        ({"min_valid": 1}, "traversal.min_valid"),
         ({"temperature": float("nan")}, "traversal.temperature"),
         ({"fit": "crop"}, "traversal.fit"),
-        ({"least_side": 0}, "traversal.least_side"),
+        ({"min_size": 0}, "traversal.min_size"),
         ({"background": [255, 230]}, "background ends before it begins"),
         ([1], "traversal"),
     ],
@@ -391,7 +391,7 @@ def test_a_stage_has_the_traversal_but_for_what_it_changes():
 
 def test_the_papers_rule_stands_for_its_choices():
     loss = check_recipe({**MODEL, "loss": {"rule": "paper"}}).loss
-    assert (loss.selection, loss.baseline, loss.reward) == ("topk", "ema", "correct")
+    assert (loss.selection, loss.baseline, loss.reward) == ("top_k", "ema", "correct")
     assert (loss.per_feature, loss.uniform) == ("each", 0.0)
 
 
@@ -432,14 +432,14 @@ def test_a_card_names_files_and_not_where_they_were():
              "data": {"path": "a.csv"}},
             "`keep` is empty", "",
         ),
-        ({"loss": {"rule": "paper", "selection": "sample"}}, "means `selection: topk`", ""),
+        ({"loss": {"rule": "paper", "selection": "sample"}}, "means `selection: top_k`", ""),
         (
             {"loss": {"rule": "paper"},
              "stages": [{"steps": 1, "loss": {"baseline": "per_level"}}]},
             "`rule: paper` means `baseline: ema`, not `per_level`", "",
         ),
         ({"loss": {"baseline": "leave_one_out"}}, "needs `samples` of 2 or more", ""),
-        ({"loss": {"selction": "topk"}}, "unknown key `loss.selction`", "did you mean `selection`"),
+        ({"loss": {"selction": "top_k"}}, "unknown key `loss.selction`", "did you mean `selection`"),
         ({"optimizer": {"lr": 0}}, "`optimizer.lr` is `0`", "learning rate"),
         ({"training": {"precision": "fp8"}}, "`training.precision`", "fp32, bf16, fp16"),
         ({"augmentation": {"crop": [0.9, 0.1]}}, "`crop` ends before it begins", ""),

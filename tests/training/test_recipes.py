@@ -164,7 +164,7 @@ def test_a_recipe_builds_the_published_model(path, name, settings):
     recipe = read_recipe(path, settings)
     published = PAPERS[PUBLISHED[" ".join(filter(None, (path.stem, name)))].model]
     expected = read_model_config(published.family, published.arguments).model_dump()
-    told = recipe.model.arguments.model_dump()
+    told = recipe.model.config.model_dump()
     assert recipe.model.family == published.family
     assert recipe.model.class_count == published.classes
     assert {k: told[k] for k in told.keys() - DROPPED} == {
@@ -266,7 +266,7 @@ TINY = [
 OF_FILES = ["model.classes=3", "data.statistics_images=2"]
 ONE_WINDOW = ["traversal.keep=1"]
 SMALL_VIEWS = ["model.view_size=64"]  # of whole images
-SMALLER_VIEWS = ["model.view_size=32", "traversal.least_side=4"]  # where cells may be anywhere
+SMALLER_VIEWS = ["model.view_size=32", "traversal.min_size=4"]  # where cells may be anywhere
 # 512 pixels are to 32 what 2048 are to 128: all three levels are there.
 OF_TILES = [
     *("model.view_size=32", "data.landscape.size=512", "data.landscape.neighbours=2"),
@@ -283,11 +283,11 @@ GLIMPSES = {
 }
 STREAMS = [  # of two_stream: two networks, and one that thinks in steps
     *("model.backbone=compact", "model.view_size=32", "model.local_size=16"),
-    *("model.state_size=16", "traversal.least_side=4"),
+    *("model.state_size=16", "traversal.min_size=4"),
 ]
 ONE_IMAGE = ["training.batch_size=1"]  # where views are as large as the papers'
 # Larger models on NABirds are those of CUB once more.
-SECOND_TIME = ["model.alignment=nearest", "model.view_size=96", "traversal.least_side=4"]
+SECOND_TIME = ["model.alignment=nearest", "model.view_size=96", "traversal.min_size=4"]
 
 
 class Silent:
@@ -365,10 +365,10 @@ def small(
     if recipe.model.family in GLIMPSES:
         return read_recipe(path, [*changes, *GLIMPSES[recipe.model.family]])
     if recipe.model.family == "anchornet":
-        return read_recipe(path, [*changes, "model.view_size=128", "traversal.least_side=4"])
+        return read_recipe(path, [*changes, "model.view_size=128", "traversal.min_size=4"])
     if recipe.model.family == "two_stream":
         return read_recipe(path, [*changes, *STREAMS])
-    if recipe.model.arguments.model_dump()["alignment"] != "reference":
+    if recipe.model.config.model_dump()["alignment"] != "reference":
         changes += SMALLER_VIEWS
     else:
         changes += SECOND_TIME if name and "nabirds" in path.stem else ONE_IMAGE

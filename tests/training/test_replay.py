@@ -115,7 +115,7 @@ def test_only_what_follows_the_backbone_learns_and_attention_does_not(model):
     buffer.add(encode(model, 4, seed=5))
     buffer.loss(0, 0).backward()
     learned = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
-    assert learned == {"position", "weighting", "classifier"}
+    assert learned == {"position", "aggregator", "head"}
 
 
 def test_features_of_a_backbone_that_learns_cannot_be_replayed():

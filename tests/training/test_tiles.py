@@ -202,7 +202,7 @@ def test_tiles_do_not_teach_the_location_module(pretraining, model):
         for name, weight in model.named_parameters()
         if weight.grad is not None and weight.grad.any()
     }
-    assert taught == {"backbone", "position", "classifier"}
+    assert taught == {"backbone", "position", "head"}
     assert made.dense.weight.grad.any()
     assert {name for name, _ in made.named_parameters()} == {"dense.weight", "dense.bias"}
 

@@ -160,7 +160,7 @@ def test_every_family_goes_on_as_if_never_stopped(images, tmp_path, family, argu
     recipe = recipe_of(
         images,
         model={"family": family, "classes": 2, "dropout": 0.5, **arguments},
-        traversal={"levels": levels, "keep": [1], "least_side": 16},
+        traversal={"levels": levels, "keep": [1], "min_size": 16},
         training={"batch_size": 2},
         stages=[{"steps": 3}],
     )
@@ -223,7 +223,7 @@ def test_stages_of_tiles_and_of_scenes_can_be_gone_on_with(tiles, tmp_path):
     same_runs(whole, go_on(recipe, tmp_path / "run", checkpointer=run.checkpointer))
     first, second = whole.checkpointer.stages["tiles"], whole.checkpointer.stages["look"]
     start = copied(prepare(recipe, tmp_path / "start").model)
-    assert parts_of(changed(start, first)) == {"backbone", "position", "classifier"}
+    assert parts_of(changed(start, first)) == {"backbone", "position", "head"}
     assert "backbone" not in parts_of(changed(first, second))
     assert "location" in parts_of(changed(first, second))
     tile_row, scene_row = whole.callback.rows[0], whole.callback.rows[-1]
@@ -236,7 +236,7 @@ def parts_of(names):
     return {name.split(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("part", ["backbone", "location", "position", "weighting", "classifier"])
+@pytest.mark.parametrize("part", ["backbone", "location", "position", "aggregator", "head"])
 def test_a_frozen_part_stays_as_it_is_with_its_statistics(images, tmp_path, part):
     recipe = recipe_of(
         images, stages=[{"steps": 2, "freeze": [part]}], training={"validate_every": 2}
@@ -245,9 +245,7 @@ def test_a_frozen_part_stays_as_it_is_with_its_statistics(images, tmp_path, part
     before = copied(run.model)
     train(run)
     moved = parts_of(changed(before, copied(run.model)))
-    assert moved == {"backbone", "location", "position", "weighting", "classifier", "baseline"} - {
-        part
-    }
+    assert moved == {"backbone", "location", "position", "aggregator", "head", "baseline"} - {part}
 
 
 @pytest.mark.parametrize("average", [None, 0.9])
@@ -294,9 +292,9 @@ def test_two_batches_a_step_are_one_of_twice_the_size(images, tmp_path, levels):
             optimizer={**SGD, "accumulate": accumulate},
         )
         train(run)
-        weights.append(run.checkpointer.stages["train"]["classifier.weight"])
+        weights.append(run.checkpointer.stages["train"]["head.weight"])
     assert torch.allclose(*weights, atol=1e-6)
-    assert changed({"w": SmallModel(classes=2).classifier.weight}, {"w": weights[0]})
+    assert changed({"w": SmallModel(classes=2).head.weight}, {"w": weights[0]})
 
 
 @pytest.mark.parametrize(("clip", "longest"), [(0.01, 0.05 * 0.01), (None, math.inf)])
@@ -351,14 +349,14 @@ def test_weights_that_are_no_numbers_are_never_kept(images, tmp_path, monkeypatc
         calls.append(state)
         if len(calls) == 2:  # the loss is finite, the gradient is not
             with torch.no_grad():
-                run.model.classifier.weight[0, 0] = float("nan")
+                run.model.head.weight[0, 0] = float("nan")
 
     monkeypatch.setattr(StageState, "apply_gradients", poison)
     with pytest.raises(ModelError, match="step 2 of stage `train`"):
         train(run)
     progress, tensors = run.folder.load_state()
     assert progress.step == 1
-    assert tensors["module.0.classifier.weight"].isfinite().all()
+    assert tensors["module.0.head.weight"].isfinite().all()
 
 
 def worse_and_worse(monkeypatch, losses):
@@ -448,7 +446,7 @@ def test_half_precision_learns_on_a_processor(images, tmp_path, precision):
     run = prepare(recipe, tmp_path)
     before = copied(run.model)
     train(run)
-    assert parts_of(changed(before, copied(run.model))) >= {"backbone", "location", "classifier"}
+    assert parts_of(changed(before, copied(run.model))) >= {"backbone", "location", "head"}
     assert all(value.dtype != torch.float16 for value in run.model.state_dict().values())
     assert all(math.isfinite(row["loss"]) for row in run.callback.rows)
 
@@ -461,7 +459,7 @@ def test_the_scale_of_gradients_in_half_precision_is_gone_on_with(images, tmp_pa
 
 
 def test_attention_alone_may_learn_even_where_there_is_nothing_to_choose(images, tmp_path):
-    parts = ["backbone", "position", "weighting", "classifier"]
+    parts = ["backbone", "position", "aggregator", "head"]
     recipe = recipe_of(
         images,
         stages=[

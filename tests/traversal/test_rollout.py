@@ -103,7 +103,7 @@ def test_levels_end_at_the_view_size_by_default(model, views, tmp_path, scale, s
     with open_image(write_geotiff(tmp_path / "a.tif", noise((side, side)))) as reader:
         found = explore(model, views, [reader], effective(THREE, model, scale=scale)).found
     assert found.level.max() == levels
-    assert effective(THREE.changed(least_side=3), model).least_side == 3
+    assert effective(THREE.changed(min_size=3), model).min_size == 3
 
 
 def test_a_family_limits_the_levels(model):
@@ -203,7 +203,7 @@ def test_attention_that_is_no_number_is_a_model_error(model, views, readers):
         model.location.score.bias.fill_(float("nan"))
     with pytest.raises(ModelError, match="not a number") as caught:
         explore(model, views, readers)
-    assert "optimizer.rate" in caught.value.hint
+    assert "learning rate" in caught.value.hint
 
 
 def test_features_are_padded_image_by_image():

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from tnetcli.cli.options import Overwrite, PredictConfig, Quiet
-from tnetcli.cli.signals import Stopped, exit_code, stopping_gently
+from tnetcli.cli.options import Overwrite, Quiet, RecipeChanges
+from tnetcli.cli.signals import Stopped, exit_code, graceful_stop
 from tnetcli.errors import UsageError
 
 
@@ -28,7 +28,7 @@ def train(
         Path | None,
         typer.Option("--output", "-o", help="Run folder.", show_default="runs/RECIPE"),
     ] = None,
-    set: PredictConfig = None,
+    set: RecipeChanges = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run in the folder, if there is one.")
     ] = False,
@@ -71,7 +71,7 @@ def train(
     if print_recipe:
         typer.echo(read_recipe(recipe, changes).as_yaml(), nl=False)
         return
-    with stopping_gently() as asked:
+    with graceful_stop() as asked:
         if "LOCAL_RANK" not in os.environ:
             read_recipe(recipe, changes)  # a mistake is reported before torch is imported
         _run(recipe, changes, output or Path("runs") / recipe.stem, asked, resume, overwrite, quiet)

@@ -18,8 +18,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import (
     Box,
     Cost,
-    DescribedByLayout,
-    Layout,
+    ImageInfo,
     Level,
     Pixels,
     Reader,
@@ -147,7 +146,7 @@ class Pose:
                 found.append(inside)
         return tuple(found)
 
-    def layout(self, layout: Layout) -> Layout:
+    def layout(self, layout: ImageInfo) -> ImageInfo:
         """Return the layout of the result, which has no georeference."""
         microns = layout.microns_per_pixel
         if self.across and microns is not None:
@@ -237,7 +236,7 @@ def _draw_crop(
     return Box(0, 0, size.width, size.height)
 
 
-class Augmented(DescribedByLayout):
+class Augmented(Reader):
     """A reader of an image in a pose, with changed values; closing it closes the image.
 
     A pixel of a view that straddles the edge of the crop includes pixels beyond the edge.
@@ -246,7 +245,7 @@ class Augmented(DescribedByLayout):
     def __init__(
         self, image: Reader, pose: Pose, jitter: Jitter | None = None, blur: Blur | None = None
     ) -> None:
-        self.name, self.path, self.layout = image.name, image.path, pose.layout(image.layout)
+        self.name, self.path, self.info = image.name, image.path, pose.layout(image.info)
         self.pose = pose
         self._image, self._jitter, self._blur = image, jitter, blur
         crop = as_window(pose.crop)
@@ -283,14 +282,14 @@ class Augmented(DescribedByLayout):
         with np.errstate(invalid="ignore", over="ignore"):  # floats may be infinite
             return self._change_values(pixels)
 
-    def decoded(self, window: Window, out_size: Size) -> int:
+    def estimate(self, window: Window, out_size: Size) -> int:
         """Return how many pixels `read` would decode at most, without reading."""
         measured = 0
         if self._before is not None and self._centre is None:
             bare = Augmented(self._image, self.pose)
-            measured = bare.decoded(Window.whole(self.size), self.size.within(MEAN_SIDE))
+            measured = bare.estimate(Window.whole(self.size), self.size.within(MEAN_SIDE))
         asked = self._asked(*self._grown(window, out_size))
-        return measured + (0 if asked is None else self._image.decoded(*asked))
+        return measured + (0 if asked is None else self._image.estimate(*asked))
 
     def _grown(self, window: Window, out_size: Size) -> tuple[Window, Size]:
         """Return the window with the margin that the blur needs."""

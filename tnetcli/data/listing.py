@@ -6,7 +6,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tnetcli.errors import ManifestError
@@ -208,14 +208,15 @@ def read_options(row: Row, options: ReadOptions, problems: Problems) -> ReadOpti
                 line=row.line,
                 hint="numbers from 1 or names, separated by commas",
             )
-        options = replace(options, bands=bands)
+        else:
+            options = options.model_copy(update={"bands": bands})
     if row["mpp"]:
         try:
             mpp = float(row["mpp"])
         except ValueError:
             mpp = float("nan")
         if FINEST <= mpp <= COARSEST:
-            return replace(options, mpp=mpp)
+            return options.model_copy(update={"mpp": mpp})
         problems.add(
             f"mpp is not within {FINEST:g} to {COARSEST:g}: `{shorten(row['mpp'])}`",
             line=row.line,

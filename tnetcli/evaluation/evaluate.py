@@ -140,7 +140,7 @@ class Tally:
         self._counts, self._seed = counts, seed
         model = inference.model
         self._counter = Counter(
-            model.family, model.arguments, classes=model.classes, bands=model.bands
+            model.family, model.config, classes=model.classes, bands=model.bands
         )
         self._counted: dict[tuple[tuple[int, ...], int], int] = {}
         self._number = 0
@@ -421,7 +421,7 @@ def evaluate(
     start = time.perf_counter()
     checkpoint = load_model(model)
     description, grid = checkpoint.description, checkpoint.model.grid
-    config = description.config(levels=levels, keep=keep)
+    config = description.traversal_config(levels=levels, keep=keep)
     most = sum(step.views for step in steps_of_config(config, grid)) - 1
     chosen = choose_counts(counts, most)
     if crop is None and description.crop != "none":

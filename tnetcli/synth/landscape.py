@@ -211,7 +211,7 @@ class LandscapeScene(Scene):
             bands=maker.tiles.bands,
         )
         # Of tiles of two pixels half a tile is still a whole pixel; levels above straddle tiles.
-        self._last_gathered = min(len(maker.tiles.levels) - 2, len(self.layout.levels) - 1)
+        self._last_gathered = min(len(maker.tiles.levels) - 2, len(self.info.levels) - 1)
         self._coarse: list[NDArray[np.uint8]] | None = None
         self._making = ForkSafeLock()
 
@@ -277,7 +277,7 @@ class LandscapeScene(Scene):
             return self._coarse
 
     def _average(self) -> list[NDArray[np.uint8]]:
-        source, *coarser = self.layout.levels[self._last_gathered :]
+        source, *coarser = self.info.levels[self._last_gathered :]
         means = []
         for level in coarser:
             size, scale = level.size, level.scale_x

@@ -24,8 +24,7 @@ from tnetcli.files import open_regular, temporary_folder, write_file
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
 from tnetcli.readers.handles import content_stamp
-from tnetcli.synth.digits import DigitMaker, Digits, check_size
-from tnetcli.synth.glyphs import load_glyphs
+from tnetcli.synth.digits import DigitMaker, Digits, check_size, load_glyphs
 from tnetcli.synth.landscape import LandscapeMaker
 from tnetcli.synth.scene import Scene
 from tnetcli.synth.tiles import TileSet, read_tiles
@@ -140,8 +139,8 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
     from affine import Affine
     from rasterio.windows import Window as RasterioWindow
 
-    from tnetcli.cli.pyramid import build_pyramid
-    from tnetcli.readers.gdal import damage_is_an_error
+    from tnetcli.readers.cog import build_overviews
+    from tnetcli.readers.gdal import raise_on_damage
 
     flat = path.with_name(f"flat-{path.name}")
     profile: dict[str, Any] = {
@@ -154,7 +153,7 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
         transform = Affine(PIXEL_METRES, 0, WEST, 0, -PIXEL_METRES, NORTH)
         profile |= {"crs": CRS, "transform": transform}
     share = 0.5  # of the work, before it is copied into its final order
-    with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES), damage_is_an_error():
+    with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES), raise_on_damage():
         with rasterio.open(flat, "w", **profile) as dataset:
             for part in _parts(scene.size):
                 window = RasterioWindow(part.left, part.top, part.width, part.height)
@@ -170,7 +169,7 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
             reached = max(reached, share + fraction * (1 - share))
             advance(reached)
 
-        build_pyramid(str(flat), output=str(path), advance=follow)
+        build_overviews(str(flat), output=str(path), advance=follow)
     flat.unlink()
 
 

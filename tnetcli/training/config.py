@@ -10,7 +10,7 @@ from tnetcli.models.configs import Objective
 from tnetcli.traversal.config import Count, as_counts
 
 PAPER = {
-    "selection": "topk",
+    "selection": "top_k",
     "baseline": "ema",
     "reward": "correct",
     "per_feature": "each",
@@ -21,8 +21,8 @@ Part = Literal[
     "backbone",
     "location",
     "position",
-    "weighting",
-    "classifier",
+    "aggregator",
+    "head",
     "anchor",
     "recurrent",
     "global_stream",
@@ -36,7 +36,7 @@ class LossConfig(Strict):
     rule: Literal["paper", "free"] = Field(
         default="free", description="`paper`: top-k, one running baseline, reward 1 if correct"
     )
-    selection: Literal["topk", "sample"] = Field(
+    selection: Literal["top_k", "sample"] = Field(
         default="sample", description="choice of cells: the best ones, or a random draw"
     )
     temperature: Rate = Field(default=1.0, description="temperature of the draw")

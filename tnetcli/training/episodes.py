@@ -24,7 +24,7 @@ def build_episodes(
     targets: Sequence[int],
     loss: LossConfig,
     *,
-    least_valid: float,
+    min_valid: float,
     blocked: Tensor | None = None,
 ) -> tuple[Episodes, float]:
     """Aggregate a rollout level by level; return its episodes and the distinctness of choices.
@@ -48,7 +48,7 @@ def build_episodes(
         runner.aggregate(padded, (levels > 0) & (levels <= depth), levels)
         for depth in range(1, int(level.max()) + 1)
     ]
-    choices = _Choices(found, number, runner.model.grid, loss, least_valid, blocked)
+    choices = _Choices(found, number, runner.model.grid, loss, min_valid, blocked)
     log_p, entropy, distinct = choices.probabilities(features)
     place = {row: index for index, row in enumerate(rows.tolist())}
     aux = {}
@@ -98,12 +98,12 @@ class _Choices:
         kept: dict[int, int],
         grid: Grid,
         loss: LossConfig,
-        least_valid: float,
+        min_valid: float,
         blocked: Tensor | None,
     ) -> None:
         nodes = [node for node in found.nodes if node.image in kept]
         self._number = {node: index for index, node in enumerate(nodes)}
-        self._rounds, self._loss, self._least_valid = found.rounds, loss, least_valid
+        self._rounds, self._loss, self._min_valid = found.rounds, loss, min_valid
         self._blocked = blocked
         self._uniform = uniform_fraction(grid, loss)
 
@@ -119,12 +119,12 @@ class _Choices:
             chosen, shown = self._chosen(each, rows, most, log_p.device)
             logits = each.logits if len(rows) == len(each.nodes) else each.logits[rows]
             attention = logits.logsumexp(dim=2).softmax(dim=1)  # (parents, cells)
-            valid = torch.from_numpy(each.cell_valid[rows] > self._least_valid)
+            valid = torch.from_numpy(each.cell_valid[rows] > self._min_valid)
             allowed = valid.to(log_p.device)  # (parents, cells)
             if index == 0:
                 distinct = _distinct(chosen, most, attention.shape[1])
             by = attention
-            if self._loss.selection != "topk":
+            if self._loss.selection != "top_k":
                 by = mix(attention, self._uniform, allowed)
             found = chosen_log_probability(
                 by, chosen, allowed, self._loss, blocked=self._blocked
@@ -156,12 +156,12 @@ def _distinct(chosen: Tensor, most: int, cells: int) -> float:
     return max(len(set(every)) - most, 0) / (possible - most)
 
 
-def blocked_cells(grid: Grid, most_shared: float) -> Tensor | None:
+def blocked_cells(grid: Grid, max_overlap: float) -> Tensor | None:
     """Return which cells (cells, cells) overlap too much with a chosen one."""
-    if most_shared == 1:
+    if max_overlap == 1:
         return None
     shared = np.stack([grid.overlap(row, column).ravel() for row, column in grid.cells()])
-    return torch.from_numpy(shared > most_shared * (1 + SAME))
+    return torch.from_numpy(shared > max_overlap * (1 + SAME))
 
 
 def mix(attention: Tensor, uniform: float, allowed: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def chosen_log_probability(
 
     Top-k cells are not drawn: as in the papers, each has its own probability.
     """
-    if loss.selection == "topk":
+    if loss.selection == "top_k":
         return independent_log_probability(attention, chosen)
     return draw_log_probability(
         attention, chosen, allowed, temperature=loss.temperature, blocked=blocked

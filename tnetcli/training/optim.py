@@ -26,13 +26,13 @@ def prepare_parts(model: Model, stage: StageConfig) -> None:
     if stage.optimizer.backbone_lr == 0:
         frozen.add(BACKBONE)
     if stage.learn == "tiles":
-        frozen |= {"location", "weighting"}
+        frozen |= {"location", "aggregator"}
     model.requires_grad_(True)
     for name, part in model.named_modules():
         if name in frozen or (BACKBONE in frozen and is_backbone(name)):
             part.requires_grad_(False)
             part.eval()  # running statistics stay as they are
-    built = model.arguments
+    built = model.config
     dropout = getattr(model, "dropout", None)
     if isinstance(dropout, nn.Dropout):
         dropout.p = built.dropout if stage.dropout is None else stage.dropout

@@ -100,7 +100,7 @@ class ModelSection(Strict):
             raise ValueError(f"family is not a name: `{shorten(family)}`")  # noqa: TRY004, for pydantic
         own = [key for key in cls.model_fields if key != "arguments"]
         rest = {key: value for key, value in data.items() if key not in own}
-        known = [*own, *find_family(family).arguments.model_fields]
+        known = [*own, *find_family(family).config.model_fields]
         for key in rest:
             if key not in known:
                 raise ModelError(
@@ -371,6 +371,6 @@ def _max_levels(model: Mapping[str, Any]) -> int | None:
     family = model.get("family", "tnet")
     if not isinstance(family, str):
         return None
-    kind = find_family(family).arguments
+    kind = find_family(family).config
     given = {key: value for key, value in model.items() if key in kind.model_fields}
     return kind.model_construct(**given).max_levels

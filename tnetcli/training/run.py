@@ -121,7 +121,7 @@ def _prepare(
     task.fit(source.labels())
     description = Description(
         family=recipe.model.family,
-        arguments=model.arguments.model_dump(mode="json"),
+        config=model.config.model_dump(mode="json"),
         classes=source.classes,
         bands=bands,
         normalisation=normalisation,
@@ -170,7 +170,7 @@ def _load_weights(model: Model, start: Checkpoint, classes: tuple[str, ...]) -> 
         {
             name: value
             for name, value in each.state_dict().items()
-            if same or not name.startswith("classifier.")
+            if same or not name.startswith("head.")
         }
         for each in (start.model, model)
     )

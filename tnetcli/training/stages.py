@@ -163,11 +163,11 @@ class SceneStage(_Stage):
         self._exploring = effective(self.traversal, model, scale=scale).changed(
             policy=loss.selection,
             temperature=loss.temperature,
-            once=False,  # every choice has its own reward
+            deduplicate=False,  # every choice has its own reward
             budget=None,
             confidence=None,
         )
-        blocked = blocked_cells(model.grid, self.traversal.most_shared)
+        blocked = blocked_cells(model.grid, self.traversal.max_overlap)
         self._blocked = None if blocked is None else blocked.to(device)
         self._task = Classification(
             run.source.classes,
@@ -218,7 +218,7 @@ class SceneStage(_Stage):
             self._runner,
             batch.targets,
             self.config.loss,
-            least_valid=self._exploring.least_valid,
+            min_valid=self._exploring.min_valid,
             blocked=self._blocked,
         )
         if self._replay is not None:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tnetcli.data.config import TilesConfig
-from tnetcli.devices import Precision, autocast
 from tnetcli.geometry import Grid, Region, Window
 from tnetcli.models.base import Model
 from tnetcli.synth.landscape import AMBIGUOUS, LandscapeScene
+from tnetcli.system import Precision, autocast
 from tnetcli.training.data import LandscapeSource, derive
 from tnetcli.traversal.tree import Node
 from tnetcli.traversal.views import View, Views
@@ -45,7 +45,7 @@ class TilePretraining(nn.Module):
     ) -> None:
         super().__init__()
         backbone: Any = model.backbone
-        size = backbone.map_size()
+        size = backbone.map_size
         maker = source.makers["train"]
         self.dense = nn.Conv2d(size.channels, len(maker.tile_classes), 1).to(device)
         self._parts = (model, maker, views)  # a tuple, so that `parameters` omits them

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.data.normalize import Normalisation, read_small
-from tnetcli.devices import Precision
 from tnetcli.errors import ManifestError
 from tnetcli.evaluation.metrics import Outcomes, hit_levels, hit_rate
 from tnetcli.models.base import Model
 from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.readers.base import Reader
+from tnetcli.system import Precision
 from tnetcli.training.config import StageConfig
 from tnetcli.training.data import Item, Source, take
 from tnetcli.training.distributed import SINGLE, ProcessGroup
