@@ -222,7 +222,7 @@ def test_one_mistake_gives_one_clear_error(listed, more, says, hint):
         ("0 0 9 9; -1 0 5 5", "the box `-1 0 5 5` is outside"),
     ],
 )
-def test_a_wrong_box_is_told_with_its_line(listed, box, says):
+def test_a_wrong_box_is_reported_with_its_line(listed, box, says):
     text = rows(f"e.tif,river,train,{box}", columns="path,label,split,box")
     error = refused(lambda: listed(text))
     assert str(error).count("line 6: ") == 1
@@ -238,7 +238,7 @@ def test_a_wrong_box_is_told_with_its_line(listed, box, says):
         ("bands", "7", "no band `7`"),
     ],
 )
-def test_a_wrong_way_to_read_an_image_is_told_with_its_line(listed, column, value, says):
+def test_a_wrong_way_to_read_an_image_is_reported_with_its_line(listed, column, value, says):
     error = refused(
         lambda: listed(rows(f"e.tif,river,train,{value}", columns=f"path,label,split,{column}"))
     )
@@ -257,26 +257,26 @@ def test_a_wrong_way_to_read_an_image_is_told_with_its_line(listed, column, valu
         ("", "no column `path`", "none"),
     ],
 )
-def test_wrong_columns_are_told(listed, text, says, hint):
+def test_wrong_columns_are_reported(listed, text, says, hint):
     error = refused(lambda: listed(text))
     assert says in str(error)
     assert hint in error.hint
 
 
-def test_a_list_that_is_not_utf_8_is_told_with_its_line(listed):
+def test_a_list_that_is_not_utf_8_is_reported_with_its_line(listed):
     error = refused(lambda: listed(rows("é.tif,river,train"), encoding="latin-1"))
     assert "line 6: not UTF-8 text" in str(error)
     assert "iconv" in error.hint
 
 
-def test_an_unknown_label_is_told_once_with_the_nearest_class(listed):
+def test_an_unknown_label_is_reported_once_with_the_nearest_class(listed):
     text = rows("e.tif,forst,train", "grey.tif,forst,train")
     error = refused(lambda: listed(text, classes=("forest", "river"), check_images=False))
     assert "line 6: unknown label `forst` of 2 images" in str(error)
     assert error.hint == "did you mean `forest`?"
 
 
-def test_one_class_only_is_told(listed):
+def test_one_class_only_is_reported(listed):
     error = refused(lambda: listed(rows(leave_out=("b.tif", "d.tif"))))
     assert "only one class: `forest`" in str(error)
 
@@ -289,12 +289,12 @@ def test_one_class_only_is_told(listed):
         (("b.tif",), "no image to train on of class `river`"),
     ],
 )
-def test_an_empty_split_is_told(listed, leave_out, says):
+def test_an_empty_split_is_reported(listed, leave_out, says):
     error = refused(lambda: listed(rows(leave_out=leave_out)))
     assert f"`: {says}" in str(error)
 
 
-def test_one_image_in_two_splits_is_told_whatever_it_is_called(listed):
+def test_one_image_in_two_splits_is_reported_whatever_it_is_called(listed):
     text = rows("./a.tif,forest,test,p", columns="path,label,split,group")
     error = refused(lambda: listed(text))
     assert "line 6: `" in str(error)
@@ -302,7 +302,7 @@ def test_one_image_in_two_splits_is_told_whatever_it_is_called(listed):
     assert "same `group`" in error.hint
 
 
-def test_all_problems_are_told_at_once(listed):
+def test_all_problems_are_reported_at_once(listed):
     text = rows("no.tif,river,train", "e.tif,,train", "grey.tif,river,nowhere")
     error = refused(lambda: listed(text))
     assert str(error).startswith("4 problems in ")
@@ -391,7 +391,7 @@ def test_folders_of_splits_hold_folders_of_classes(folder):
     assert (len(found.train), len(found.validation), len(found.test)) == (10, 2, 0)
 
 
-def test_an_image_beside_the_folders_is_told(folder):
+def test_an_image_beside_the_folders_is_reported(folder):
     write_geotiff(folder / "lost.tif", noise((16, 16)), blocksize=None)
     assert "`lost.tif` is in no class folder" in str(refused(lambda: in_folder(folder)))
 
@@ -448,7 +448,7 @@ def test_without_crop_an_image_is_whole_and_keeps_its_box(listed):
     ],
 )
 @pytest.mark.parametrize("crop", ["box", "context"])
-def test_what_cannot_be_cropped_is_told_with_its_line(listed, box, says, crop):
+def test_what_cannot_be_cropped_is_reported_with_its_line(listed, box, says, crop):
     found = refused(lambda: listed(f"{BOXED}e.tif,river,train,{box}\n", crop=crop))
     assert says in str(found)
     assert "problems" not in str(found)
@@ -462,7 +462,7 @@ def test_a_box_of_two_pixels_has_no_context(listed):
     )
 
 
-def test_a_box_outside_is_told_when_the_image_is_opened_if_not_before(listed):
+def test_a_box_outside_is_reported_when_the_image_is_opened_if_not_before(listed):
     text = f"{BOXED}e.tif,river,test,70 0 90 20\n"
     example = listed(text, crop="box", check_images=False).test[-1]
     found = refused(example.open)
@@ -486,12 +486,12 @@ def test_folders_have_no_boxes_to_crop_to(images):
         DataConfig(path=images, kind="folder", crop="box")
 
 
-def test_a_list_that_is_not_there_is_told(tmp_path):
+def test_a_list_that_is_not_there_is_reported(tmp_path):
     error = refused(lambda: read_examples(DataConfig(path=tmp_path / "no.csv"), 2))
     assert "No such file" in str(error)
 
 
-def test_an_empty_folder_and_a_file_for_a_folder_are_told(tmp_path, folder):
+def test_an_empty_folder_and_a_file_for_a_folder_are_reported(tmp_path, folder):
     (tmp_path / "nothing").mkdir()
     assert "no images found" in str(refused(lambda: in_folder(tmp_path / "nothing")))
     assert "kind: manifest" in refused(lambda: in_folder(folder / "README")).hint

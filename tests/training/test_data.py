@@ -76,7 +76,7 @@ def can_be_read(item):
 
 
 def test_images_in_flight_stay_open_and_others_are_closed(images, monkeypatch):
-    monkeypatch.setattr(sources, "MOST_OPEN", 1)
+    monkeypatch.setattr(sources, "MAX_OPEN", 1)
     recipe = recipe_of(images, training={"batch_size": 1}, data={"statistics_images": 1})
     source = open_source(recipe, recipe.data)
     train = [source.item("train", number) for number in range(4)]  # four batches
@@ -153,7 +153,7 @@ class Flat:
 
     bands, dtype, name = ("red", "green", "blue"), np.dtype("uint8"), "flat"
     size = Size(40, 30)
-    layout = ImageInfo((Level(size, 1.0, 1.0, Size(64, 64)),), bands, dtype)
+    info = ImageInfo((Level(size, 1.0, 1.0, Size(64, 64)),), bands, dtype)
 
     def __init__(self, number):
         self.number, self.path = number, str(number)

@@ -120,7 +120,7 @@ def test_an_image_without_regions_learns_only_as_a_whole():
     assert parts["ranking"] == pytest.approx(0.75 / 2)
 
 
-def test_each_step_learns_by_itself_where_steps_have_logits():
+def test_each_step_has_its_own_loss_where_steps_have_logits():
     episodes = worked_example()
     of_steps = torch.tensor([[0.0, 0.0], [LN3, 0.0], [LN9, 0.0]])
     patches = (episodes.level > 1).nonzero().flatten()

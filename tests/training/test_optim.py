@@ -174,7 +174,7 @@ def test_running_statistics_are_averaged_and_counters_are_copied():
     assert own["running_mean"].abs().max() > 0
 
 
-def test_an_average_that_is_loaded_goes_on_as_if_nothing_had_happened():
+def test_an_average_that_is_loaded_resumes_as_if_nothing_had_happened():
     model = SmallModel()
     one = EMA(model, 0.9)
 

@@ -171,8 +171,8 @@ def by_hand(episodes, loss, weights, baselines):
             sums["ce_windows"] += weights[label] * value
         cells = [each for each in alone if each[0] > 1]
         if total := sum(each[3] for each in cells):
-            blame = [w * (probability(s, label) - values[level]) * -p for level, s, p, w in cells]
-            sums["reinforce_windows"] += sum(blame) / total
+            terms = [w * (probability(s, label) - values[level]) * -p for level, s, p, w in cells]
+            sums["reinforce_windows"] += sum(terms) / total
     return {name: value / len(labels) for name, value in sums.items()}
 
 

@@ -92,17 +92,17 @@ def test_the_recipe_is_there_as_run(done, images):
 
 
 def test_the_model_tells_what_it_was_trained_on(done, images):
-    told = read_description(done.model)
-    assert told.classes == CLASSES
-    assert told.bands == ("red", "green", "blue")
-    assert (told.name, told.data_licence, told.pixel_size) == ("colours", "CC0", 10)
-    assert told.recipe["data"]["path"] == "images.csv"
-    assert told.recipe["stages"][0]["steps"] == 3
-    assert told.traversal == small(images).traversal
+    reported = read_description(done.model)
+    assert reported.classes == CLASSES
+    assert reported.bands == ("red", "green", "blue")
+    assert (reported.name, reported.data_licence, reported.pixel_size) == ("colours", "CC0", 10)
+    assert reported.recipe["data"]["path"] == "images.csv"
+    assert reported.recipe["stages"][0]["steps"] == 3
+    assert reported.traversal == small(images).traversal
     row = json.loads(done.metrics.read_text().splitlines()[-1])["validation"]
-    assert told.metrics["validation_accuracy"] == row["accuracy"][-1]
-    assert told.metrics["validation_loss"] == row["loss"]
-    assert told.metrics["validation_images"] == 4
+    assert reported.metrics["validation_accuracy"] == row["accuracy"][-1]
+    assert reported.metrics["validation_loss"] == row["loss"]
+    assert reported.metrics["validation_images"] == 4
 
 
 def test_statistics_are_those_of_the_training_images(done, images):
@@ -110,13 +110,13 @@ def test_statistics_are_those_of_the_training_images(done, images):
         np.array(Image.open(images.parent / f"{number}.png")).reshape(-1, 3) for number in range(8)
     ]
     together = np.concatenate(pixels).astype(np.float64)
-    told = read_description(done.model).normalisation
-    assert told.dtype == "uint8"
-    assert told.mean == pytest.approx(together.mean(0))
-    assert told.std == pytest.approx(together.std(0))
+    reported = read_description(done.model).normalisation
+    assert reported.dtype == "uint8"
+    assert reported.mean == pytest.approx(together.mean(0))
+    assert reported.std == pytest.approx(together.std(0))
 
 
-def test_a_run_that_is_stopped_and_gone_on_with_gives_the_same_files(done, images, tmp_path):
+def test_a_run_that_is_stopped_and_resumed_gives_the_same_files(done, images, tmp_path):
     with pytest.raises(StoppedError):
         run_recipe(small(images), tmp_path / "run", Ears(1))
     assert not (tmp_path / "run" / "last.safetensors").exists()
@@ -182,14 +182,14 @@ def of_cogs(cogs, bands=4, **sections):
 
 def test_a_model_of_16_bits_and_4_bands_knows_their_names_and_statistics(cogs, tmp_path):
     files = run_recipe(of_cogs(cogs), tmp_path / "run", Ears())
-    told = load_checkpoint(files.model).description
-    assert told.bands == tuple(BANDS)
+    reported = load_checkpoint(files.model).description
+    assert reported.bands == tuple(BANDS)
     pixels = np.concatenate(
         [noise((128, 96), 4, "uint16", seed=number).reshape(4, -1) for number in (0, 1)], axis=1
     ).astype(np.float64)
-    assert told.normalisation.dtype == "uint16"
-    assert told.normalisation.mean == pytest.approx(pixels.mean(1), rel=1e-6)
-    assert told.normalisation.std == pytest.approx(pixels.std(1), rel=1e-6)
+    assert reported.normalisation.dtype == "uint16"
+    assert reported.normalisation.mean == pytest.approx(pixels.mean(1), rel=1e-6)
+    assert reported.normalisation.std == pytest.approx(pixels.std(1), rel=1e-6)
 
 
 @pytest.mark.parametrize("bands", [3, ["red", "green", "blue"]])

@@ -53,9 +53,9 @@ def test_the_recipe_in_the_folder_finds_its_files_from_anywhere(folder, tmp_path
 def test_two_do_not_train_into_one_folder(folder):
     other = RunFolder(folder.path)
     with folder.locked():
-        assert "another tnet is training" in refused(enter, other)
-        assert folder.claim.exists()
-    assert not folder.claim.exists()
+        assert "another process is training" in refused(enter, other)
+        assert (folder.path / ".training").exists()
+    assert not (folder.path / ".training").exists()
     with other.locked():
         pass
 
@@ -65,17 +65,18 @@ def enter(folder):
         pass
 
 
-def test_what_a_killed_training_left_keeps_nobody_out(folder):
+def test_the_lock_file_of_a_killed_run_does_not_block(folder):
     folder.path.mkdir(parents=True)
-    folder.claim.touch()
+    (folder.path / ".training").touch()
     enter(folder)
 
 
 def test_a_claim_that_was_just_taken_away_is_none(folder, monkeypatch):
     monkeypatch.setattr(
-        "tnetcli.training.run_dir.try_lock", lambda file: folder.claim.unlink() or True
+        "tnetcli.training.run_dir.try_lock",
+        lambda file: (folder.path / ".training").unlink() or True,
     )
-    assert "another tnet is training" in refused(enter, folder)
+    assert "another process is training" in refused(enter, folder)
 
 
 def test_a_folder_with_a_run_is_refused(folder, recipe):
@@ -107,7 +108,7 @@ def test_overwriting_removes_all_of_the_old_run_and_nothing_else(folder, recipe)
     assert read_recipe(folder.recipe).seed == 3
 
 
-def test_a_run_is_gone_on_with_by_the_same_recipe_only(folder, recipe):
+def test_a_run_is_resumed_by_the_same_recipe_only(folder, recipe):
     begin(folder, recipe)
     folder.metrics.write_text("{}\n")
     begin(folder, recipe, resume=True)
@@ -158,7 +159,7 @@ def test_what_is_no_number_is_never_written(folder, recipe):
 def test_figures_that_cannot_be_written_are_an_output_error(folder, recipe):
     begin(folder, recipe)
     folder.metrics.mkdir()
-    assert "metrics.jsonl" in refused(folder.add, rows(1)[0])
+    assert "metrics.jsonl" in refused(folder.append, rows(1)[0])
 
 
 def test_a_state_comes_back_to_the_last_bit(folder, recipe):
@@ -172,10 +173,10 @@ def test_a_state_comes_back_to_the_last_bit(folder, recipe):
         "count": torch.tensor(3),
         "empty": torch.zeros(0),
     }
-    told = Progress(2, 17, best=1 / 3, since_best=4, pending=({"loss": 0.1 + 0.2},))
-    folder.save_state(told, tensors)
+    reported = Progress(2, 17, best=1 / 3, since_best=4, pending=({"loss": 0.1 + 0.2},))
+    folder.save_state(reported, tensors)
     progress, found = folder.load_state()
-    assert progress == told
+    assert progress == reported
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], value) for name, value in tensors.items())
     assert all(found[name].dtype == value.dtype for name, value in tensors.items())

@@ -156,7 +156,7 @@ def test_stopping_after_every_single_step_changes_nothing(rich, tmp_path):
     ],
     ids=["anchornet", "two_stream", "saccader", "dram", "whole"],
 )
-def test_every_family_goes_on_as_if_never_stopped(images, tmp_path, family, arguments, levels):
+def test_every_family_resumes_as_if_never_stopped(images, tmp_path, family, arguments, levels):
     recipe = recipe_of(
         images,
         model={"family": family, "classes": 2, "dropout": 0.5, **arguments},
@@ -201,14 +201,14 @@ def test_going_on_with_a_finished_run_changes_nothing(rich, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
-def test_every_optimizer_can_be_gone_on_with(images, tmp_path, kind):
+def test_every_optimizer_can_be_resumed(images, tmp_path, kind):
     recipe = recipe_of(images, stages=[{"steps": 3}], optimizer={"kind": kind})
     whole = finished(recipe, tmp_path / "whole")
     run = stopped(recipe, tmp_path / "run", 2)
     same_runs(whole, go_on(recipe, tmp_path / "run", checkpointer=run.checkpointer))
 
 
-def test_stages_of_tiles_and_of_scenes_can_be_gone_on_with(tiles, tmp_path):
+def test_stages_of_tiles_and_of_scenes_can_be_resumed(tiles, tmp_path):
     recipe = mosaic(
         tiles,
         stages=[
@@ -382,7 +382,7 @@ def test_the_best_model_is_kept_and_patience_ends_a_stage(images, tmp_path, monk
     assert [row["step"] for row in run.callback.rows] == [1, 2, 3, 4, 10]
 
 
-def test_a_stage_that_patience_ended_is_not_gone_on_with(images, tmp_path, monkeypatch):
+def test_a_stage_that_patience_ended_is_not_resumed(images, tmp_path, monkeypatch):
     worse_and_worse(monkeypatch, [0.5, 0.6, 0.7])
     recipe = recipe_of(
         images,
@@ -420,7 +420,7 @@ def test_an_epoch_is_as_many_steps_as_there_are_whole_batches(images, tmp_path):
     assert [row["step"] for row in run.callback.rows] == [1, 2, 3, 4, 5]
 
 
-def test_epochs_are_not_gone_on_with_by_steps_of_other_sizes(images, tmp_path):
+def test_epochs_are_not_resumed_by_steps_of_other_sizes(images, tmp_path):
     """As with another number of processes: figures would be of other steps than their numbers."""
     stages = [{"epochs": 2}]
     stopped(recipe_of(images, stages=stages), tmp_path, after=1)
@@ -451,7 +451,7 @@ def test_half_precision_learns_on_a_processor(images, tmp_path, precision):
     assert all(math.isfinite(row["loss"]) for row in run.callback.rows)
 
 
-def test_the_scale_of_gradients_in_half_precision_is_gone_on_with(images, tmp_path):
+def test_the_scale_of_gradients_in_half_precision_is_resumed(images, tmp_path):
     recipe = recipe_of(images, stages=[{"steps": 3}], training={"precision": "fp16"})
     whole = finished(recipe, tmp_path / "whole")
     run = stopped(recipe, tmp_path / "run", 2)

@@ -218,7 +218,7 @@ def test_what_is_wrong_is_said_in_words_with_the_figure_and_what_to_try(row, wor
     assert any(character.isdigit() for character in text)
 
 
-def test_attention_that_is_stuck_and_sharp_is_told_once():
+def test_attention_that_is_stuck_and_sharp_is_reported_once():
     (text,) = warnings(entropy=0.01, distinct=0.0)
     assert "stuck" in text
 

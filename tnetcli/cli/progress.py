@@ -20,7 +20,7 @@ SECONDS_BETWEEN_LINES = 30.0  # where standard error is not a terminal
 Advance = Callable[[float], None]
 TRAINING_FIGURES = (
     ("window_accuracy", "view accuracy", "{:.1%}"),
-    ("by_chance", "random regions", "{:.1%}"),
+    ("random_accuracy", "random regions", "{:.1%}"),
     ("entropy", "entropy", "{:.2f}"),
     ("windows_per_second", "regions/s", "{:.0f}"),
 )
