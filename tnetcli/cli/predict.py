@@ -302,6 +302,7 @@ def predict(
     most = 0 if fail_fast else max_failures
 
     from tnetcli.exporters.export import Overlays
+    from tnetcli.models.devices import limit_threads
     from tnetcli.prediction.batch import (
         DEFAULT_MODEL,
         ExecutionConfig,
@@ -309,7 +310,7 @@ def predict(
         predict_images,
     )
     from tnetcli.prediction.predictor import PredictConfig
-    from tnetcli.system import available_cores, limit_threads
+    from tnetcli.system import available_cores
 
     overlays = None if overlay is None else Overlays(overlay, overwrite=overwrite)
     if overlays is not None:

@@ -22,6 +22,7 @@ from tnetcli.errors import ImageError, ModelError, UsageError, error_class
 from tnetcli.exporters.export import Overlays
 from tnetcli.files import absolute, check_not_input
 from tnetcli.models.checkpoint import Checkpoint, load_model
+from tnetcli.models.devices import limit_threads, sharing_cores
 from tnetcli.prediction.inference import Inference, record_failure
 from tnetcli.prediction.jsonl import PredictionFile, read_records
 from tnetcli.prediction.predictor import PredictConfig, Predictor
@@ -29,7 +30,7 @@ from tnetcli.prediction.record import Prediction, Problem
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.readers.wrappers import CropKind
-from tnetcli.system import available_cores, limit_threads, reuse_freed_memory, sharing_cores
+from tnetcli.system import available_cores, reuse_freed_memory
 from tnetcli.text import first_line
 
 

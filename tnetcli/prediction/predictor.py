@@ -16,6 +16,7 @@ from pydantic import JsonValue, ValidationError
 from tnetcli.data.images import Image
 from tnetcli.errors import ImageError, TnetError, UsageError
 from tnetcli.models.checkpoint import Checkpoint
+from tnetcli.models.devices import Precision
 from tnetcli.prediction.attention import check_attention
 from tnetcli.prediction.inference import (
     ImageResult,
@@ -31,7 +32,6 @@ from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.wrappers import CroppedReader
-from tnetcli.system import Precision
 from tnetcli.text import escape_surrogates, first_line
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, ScoredRegion, build_policy

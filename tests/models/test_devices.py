@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tnetcli.errors import UsageError
-from tnetcli.system import autocast, choose_device, is_out_of_memory, sharing_cores
+from tnetcli.models.devices import autocast, choose_device, is_out_of_memory, sharing_cores
 
 
 def test_auto_takes_what_there_is():
