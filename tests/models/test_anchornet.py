@@ -32,7 +32,7 @@ from tnetcli.testing.model import (
 )
 from tnetcli.testing.reader import area_mean
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.policies import Oracle, Random, TopK
+from tnetcli.traversal.policies import TopK
 
 UNIT = Normalisation.to_unit_range("uint8", 3)
 VIEW = 128
@@ -255,38 +255,12 @@ def test_a_traversal_of_a_file_equals_one_of_the_decoded_image(scene, patches, s
     assert result.weights[1:] == pytest.approx(np.full(len(windows), 1 / len(windows)))
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        Random(TopK(), AnchorGrid(VIEW), 5),
-        Oracle(TopK(), AnchorGrid(VIEW), [Window(40, 10, 200, 30)]),
-    ],
-    ids=["random", "oracle"],
-)
-def test_every_policy_chooses_among_patches(scene, policy):
-    image, path = scene
-    result = traverse(build(backbone="resnet10t"), path, policy=policy)
-    windows = [node.region.window for node in result.nodes[1:]]
-    assert len(windows) == 24
-    aspect = image.shape[2] / image.shape[1]
-    assert [each.width / each.height for each in windows] == pytest.approx([aspect] * 24)
-
-
 def test_an_image_too_small_for_patches_gets_the_answer_of_anchornet(tmp_path):
     path = write_geotiff(tmp_path / "small.tif", noisy_image((150, 150), seed=1))
     result = traverse(build(backbone="resnet10t"), path, min_size=None)
     assert (len(result.nodes), result.stop) == (1, "native_resolution")
     assert result.weights.tolist() == [1.0]
     assert np.exp(result.logits).sum() == pytest.approx(1)
-
-
-def test_where_there_is_no_data_no_patch_is_read(tmp_path):
-    image = noisy_image((400, 400), seed=3)
-    image[:, :, 100:] = 0  # three quarters are empty
-    path = write_geotiff(tmp_path / "edge.tif", image, nodata=0)
-    result = traverse(build(backbone="resnet10t"), path)
-    assert all(node.region.window.left < 100 for node in result.nodes)
-    assert (result.valid > 0).all()
 
 
 def test_without_patches_the_answer_is_that_of_the_branch_that_was_chosen():
@@ -338,29 +312,6 @@ def test_side_logits_are_those_of_every_branch_for_the_whole_image():
     assert side.shape == (1, 6, 3)
     _, branch = decided(side[0, :3].double().numpy())
     torch.testing.assert_close(out.features[0], side[0, branch])
-
-
-def test_costs_are_counted_without_numbers():
-    with torch.device("meta"):
-        model = build(backbone="resnet50", view_size=224, classes=1000)
-        costs = []
-        for region in (ROOT, ROOT.child(model.grid, 0, 0)):
-            with count_layers(model) as count:
-                out = encode(model, torch.empty(1, 3, 224, 224), [region])
-            assert out.cell_logits.shape == (1, 53 * 53, 1)
-            costs.append(count.layers)
-    assert 0.486e9 < costs[0] < 0.490e9
-    assert costs[1] == pytest.approx(4.09e9, rel=0.01)  # as ResNet-50 is published
-    assert count_parameters(model.anchor).trainable == 1_550_601
-
-
-def test_half_precision_proposes_patches_too():
-    model = build(backbone="resnet10t")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = encode(model, noise(2, 3, VIEW, VIEW), [ROOT, ROOT])
-    for each in proposed(model, out):
-        assert each.sum() == pytest.approx(1, abs=1e-3)
-    assert out.features.float().isfinite().all()
 
 
 def test_weights_that_are_not_numbers_are_noticed(scene):
@@ -497,13 +448,6 @@ def test_a_block_is_the_inside_of_a_padded_one_of_torchvision(kernel, outputs, a
     other.load_state_dict(dict(zip(other.state_dict(), block.state_dict().values(), strict=True)))
     x, cut = noise(2, 48, 11, 9), kernel // 2
     torch.testing.assert_close(block(x), other(x)[:, :, cut : 11 - cut, cut : 9 - cut])
-
-
-@pytest.mark.parametrize(("inputs", "stride"), [(12, 1), (8, 2)])
-def test_there_is_no_shortcut_where_shapes_differ(inputs, stride):
-    block = Bottleneck(inputs, 16, 8, 3, stride, squeeze=False).eval().requires_grad_(False)
-    block.layers[-1].weight.fill_(0)
-    assert not block(noise(1, inputs, 9, 9)).any()
 
 
 def test_squeeze_excitation_and_h_swish_begin_with_the_fourth_block():

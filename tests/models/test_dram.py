@@ -262,23 +262,6 @@ def test_multiplications_are_2_to_3_percent_above_the_published_ones(glimpses, o
     assert 1.02 < ours / PRINTED[glimpses] < 1.03
 
 
-def test_rewards_move_the_emitted_position():
-    torch.manual_seed(0)
-    emission = Emission(4, 0.6, 0.1)
-    seen = noise(1, 4).expand(128, -1)
-    target = torch.tensor([0.4, -0.3])
-    optimizer = torch.optim.Adam(emission.parameters(), lr=0.02)
-    for _ in range(80):
-        drawn = emission(seen, None, sample=True)
-        rewards = -(drawn.place - target).square().sum(dim=1)
-        loss = -((rewards - rewards.mean()) * drawn.log_p).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    place = emission(seen[:1], None, sample=False).place[0]
-    torch.testing.assert_close(place, target, rtol=0, atol=0.1)
-
-
 @pytest.mark.parametrize("grid", [Grid(3, 5, 0.4), Grid(1, 2, 0.5)])
 def test_cell_centres_span_a_view_from_minus_1_to_1(grid):
     window = Window(-1, -1, 2, 2)

@@ -147,15 +147,6 @@ def test_draws_are_as_frequent_as_they_are_probable():
         assert abs(often - expected) < 4 * math.sqrt(expected * (1 - expected) / 6000) + 1e-3
 
 
-def test_half_precision_masks_too():
-    torch.manual_seed(0)
-    location = SaccaderLocation(16, 8).bfloat16().eval()
-    mixed = location.mixed(noise(2, 16, 3, 3).bfloat16(), noise(2, 8, 3, 3).bfloat16())
-    found = choose_positions(location.cell, mixed, 9)
-    assert torch.equal(found.positions.sort(dim=1).values, torch.arange(9).expand(2, -1))
-    assert found.attention.isfinite().all()
-
-
 @pytest.mark.parametrize(("side", "places"), [(77, 1), (84, 1), (85, 2), (101, 4), (224, 19)])
 def test_the_map_has_one_position_per_8_pixels(side, places):
     net = PatchNet(1, 0.0625).eval()
@@ -256,18 +247,6 @@ def test_there_are_no_published_weights(tmp_path):
         build_model("saccader", SMALL, classes=2, pretrained=tmp_path / "a.pt")
 
 
-def test_weights_are_loaded_from_a_file(tmp_path):
-    from safetensors.torch import save_file
-
-    other = PatchNet(3, 0.0625)
-    save_file(other.state_dict(), tmp_path / "a.safetensors")
-    model = build_model(
-        "saccader", SMALL, classes=2, bands=4, pretrained=tmp_path / "a.safetensors"
-    )
-    assert torch.equal(model.backbone.head[0].weight, other.head[0].weight)
-    assert model.backbone.to_map[0].weight.shape[1] == 4
-
-
 def test_a_traversal_reads_the_positions_with_the_most_attention(model, tmp_path):
     image = image_noise((800, 600))
     path = write_geotiff(tmp_path / "a.tif", image, overviews=[2, 4])
@@ -303,37 +282,3 @@ def test_multiplications_are_19_32_billion_and_19_50_with_logits_at_every_positi
     assert abs(ours / 1e9 - 19.5) < 0.02 * 19.5
     everywhere = ours + (19 * 19 - 1) * 512 * 1000
     assert everywhere == 19_503_521_024  # counted apart, layer by layer, from the public code
-
-
-def test_rewards_change_the_chosen_position():
-    torch.manual_seed(0)
-    cell = SaccaderCell(4)
-    mixed = torch.nn.Parameter(noise(1, 4, 6))
-    optimizer = torch.optim.Adam([mixed, *cell.parameters()], lr=0.1)
-    for _ in range(60):
-        found = choose_positions(cell, mixed.expand(64, -1, -1), 1, sample=True)
-        rewards = (found.positions[:, 0] == 4).float()
-        loss = -((rewards - rewards.mean())[:, None] * found.log_p).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert choose_positions(cell, mixed, 1).attention[0, 4] > 0.8
-
-
-def test_imitation_trains_the_location_module_only():
-    torch.manual_seed(0)
-    model = build().train()
-    for part in model.modules():
-        if isinstance(part, torch.nn.BatchNorm2d) and not part.weight.any():
-            part.weight.data.fill_(1)
-    views = noise(4, 3, 101, 101)
-    optimizer = torch.optim.Adam(model.location.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(30):
-        loss = encode(model, views, [ROOT] * 4).aux["imitation"].mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] - 0.5
-    assert all(parameter.grad is None for parameter in model.backbone.parameters())

@@ -2,7 +2,6 @@ import hashlib
 import os
 import pickle
 import shutil
-import stat
 import struct
 from contextlib import suppress
 
@@ -60,15 +59,6 @@ def test_what_was_written_is_read(path):
         assert np.array_equal(found[name], value.numpy())
         assert found[name].dtype == value.numpy().dtype
         assert found[name].shape == value.shape
-
-
-def test_the_umask_decides_the_permissions(tmp_path):
-    before = os.umask(0o027)
-    try:
-        write_tensor_file(tmp_path / "a.safetensors", TENSORS, ("key", ""))
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o640
 
 
 def test_a_permission_error_is_reported(path, monkeypatch):
@@ -144,14 +134,6 @@ def test_an_existing_file_is_kept_unless_it_may_be_overwritten(path):
         assert file.metadata == {"key": "other"}
         found = dict(file.tensors())
     assert all(torch.equal(found[name], value) for name, value in TENSORS.items())
-
-
-def test_the_target_of_a_link_is_replaced(path, tmp_path):
-    link = tmp_path / "link.safetensors"
-    link.symlink_to(path.name)
-    write_tensor_file(link, TENSORS, ("key", "other"), overwrite=True)
-    assert link.is_symlink()
-    assert b"other" in path.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["no/a.safetensors", "a.pt", "a", "folder.safetensors"])

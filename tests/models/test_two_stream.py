@@ -30,7 +30,7 @@ from tnetcli.testing.model import (
     unmasked,
 )
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.policies import Fixed, ScoredRegion, TopK, build_policy
+from tnetcli.traversal.policies import Fixed, ScoredRegion, TopK
 
 SMALL = {"backbone": "compact", "view_size": 64, "state_size": 16, "step_count": 5}
 PUBLISHED = {"backbone": "vgg19", "view_size": 448, "local_size": 224}
@@ -113,10 +113,6 @@ class TestPublished:
         found = count_parameters(published(**more))
         assert found.trainable == found.total == expected
 
-    def test_without_steps_only_the_networks_and_the_heads_are_left(self):
-        parameters = count_parameters(published(steps="none")).trainable
-        assert parameters == 2 * 20_024_384 + 2 * (512 * 200 + 200)
-
     def test_multiplications_are_those_of_the_layers(self):
         model = published()
         with torch.device("meta"), count_layers(model) as whole:
@@ -163,32 +159,12 @@ class TestEncoding:
         out = encode(model, noise(1, 3, expected, expected), [CELL])
         assert out.features.shape == (1, model.feature_size)
 
-    @pytest.mark.parametrize("level", [1, 2])
-    def test_no_views_give_no_features(self, model, level):
-        out = model.encoder(level)(torch.zeros(0, 3, 64, 64), torch.zeros(0, 3))
-        assert out.features.shape == (0, model.feature_size)
-        assert out.cell_logits.shape == (0, 9, 1)
-
-    def test_double_precision_is_kept(self):
-        model = build().double()
-        out = encode(model, noise(2, 3, 64, 64).double(), [ROOT, CELL])
-        found = model.aggregate(out.features.unsqueeze(0), *unmasked(2))
-        parts = (out.features, *out.aux.values(), *found[:3], *found.parts.values())
-        assert {part.dtype for part in parts} == {torch.float64}
-
     def test_half_precision_is_kept_but_for_cell_logits(self):
         model = build().bfloat16()
         out = encode(model, noise(2, 3, 64, 64).bfloat16(), [ROOT, CELL])
         logits = model.aggregate(out.features.unsqueeze(0), *unmasked(2)).logits
         assert out.features.dtype == logits.dtype == torch.bfloat16
         assert out.cell_logits.dtype == torch.float32
-
-    def test_mixed_precision_keeps_the_weights_of_steps(self, model):
-        with torch.autocast("cpu", torch.bfloat16):
-            out = encode(model, noise(2, 3, 64, 64), [ROOT, CELL])
-        weights = out.aux["step_weights"].float()
-        assert weights.shape == (1, 5)
-        assert weights.sum().item() == pytest.approx(1, abs=0.02)
 
 
 def maps_of(stream, views):
@@ -372,12 +348,6 @@ class TestTraversing:
         fused = result.region_logits[0] + result.region_logits[1:].mean(axis=0)
         np.testing.assert_allclose(result.logits, fused, rtol=1e-5, atol=1e-6)
 
-    def test_even_cells_are_sampled_alike(self, scene):
-        model, config = build(patches="even"), self.config.changed(policy="sample", keep=(1,))
-        policies = [build_policy(config, seed) for seed in range(12)]
-        found = {self.paths(self.run(model, scene, policy, keep=(1,)))[1] for policy in policies}
-        assert len(found) > 3
-
     def test_fixed_regions_are_read_as_cells_would_be(self, model, scene):
         result = self.run(model, scene)
         regions = [ScoredRegion(node.region.window, node.attention) for node in result.nodes[1:]]
@@ -421,15 +391,6 @@ class TestConfig:
         safetensors.torch.save_file(net.state_dict(), path)
         with pytest.raises(ModelError, match="cannot hold the weights of `compact` and `resnet18`"):
             TwoStream(config, classes=2, pretrained=path)
-
-    def test_one_file_starts_both_streams(self, tmp_path):
-        net = build(seed=5).global_stream.backbone.net
-        path = tmp_path / "weights.safetensors"
-        safetensors.torch.save_file(net.state_dict(), path)
-        model = TwoStream(TwoStreamConfig(**SMALL), classes=2, pretrained=path)
-        for stream in (model.global_stream, model.local_stream):
-            weight = stream.backbone.net.to_map[0][0].weight
-            assert torch.equal(weight, net.to_map[0][0].weight)
 
 
 # The recurrence, against torch's own LSTM.
