@@ -74,7 +74,7 @@ def test_all_that_comes_through_a_pipe_is_read_as_it_comes():
         ("train pipe -o run", 4),
         ("models ./pipe", 5),
         ("predict a.tif --model ./pipe", 5),
-        ("predict a.tif --windows pipe", 4),
+        ("predict a.tif --regions pipe", 4),
         ("merge pipe -o b.jsonl", 7),
         ("export pipe -o b.csv", 7),
     ],
@@ -164,7 +164,7 @@ def test_names_in_a_list_through_a_pipe_start_at_this_folder(tmp_path):
 
 def test_windows_do_not_come_through_a_pipe(tmp_path):
     write_geotiff(tmp_path / "a.tif", noise((64, 64)))
-    done = run_in_shell(f"cd {tmp_path} && tnet predict a.tif --windows <(sleep 1)")
+    done = run_in_shell(f"cd {tmp_path} && tnet predict a.tif --regions <(sleep 1)")
     assert done.returncode == 4
     assert "is a pipe, and windows" in done.stderr
 

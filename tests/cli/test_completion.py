@@ -49,7 +49,7 @@ def test_other_shells_show_what_it_does_too(shell):
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("tnet predict --overl", ["--overlay"]),
+        ("tnet predict --overw", ["--overwrite"]),
         ("tnet recipes ", ["list", "show", "copy"]),
         ("tnet recipes show tnet-fm", ["tnet-fmow"]),
         ("tnet recipes copy own", ["own-images"]),

@@ -64,7 +64,7 @@ def test_glimpses_alone_can_be_shown(folder):
 
 def test_glimpses_are_windows_that_another_model_can_be_told(folder):
     write_tiny(folder / "two.safetensors", "two_stream", arguments=STREAMS, **TOLD)
-    told = ["--windows", "out.jsonl", "--levels", 2, "--keep", 9, "-o", "two.jsonl", "--overwrite"]
+    told = ["--regions", "out.jsonl", "--levels", 2, "--keep", 9, "-o", "two.jsonl", "--overwrite"]
     done = tnet("predict", "a.png", "--model", "two.safetensors", *told, cwd=folder)
     assert done.returncode == 0, done.stderr
     (whole,) = json.loads((folder / "out.jsonl").read_text())["windows"]

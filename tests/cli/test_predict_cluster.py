@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_predict import write_model
 from tests.images import noise, write_geotiff
+from tests.predicting import write_model
 
 pytest.importorskip("distributed", reason="needs the extra `dask`")
 IMAGES, PROBABILITY = 300, 1e-5
@@ -134,7 +134,7 @@ def test_workers_that_are_killed_cost_no_record(folder, here):
     with Cluster(folder, workers=3) as cluster:
         words = [*TNET, "predict", "images", "--model", "m.safetensors", "-o", file.name, "-q"]
         with subprocess.Popen(
-            [*words, "--scheduler-file", str(cluster.file)],
+            [*words, "--scheduler", str(cluster.file)],
             cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True,
         ) as running:  # fmt: skip
             for count in (30, 120):
@@ -153,7 +153,7 @@ def test_a_scheduler_that_is_lost_leaves_what_is_done(folder, here):
     with Cluster(folder, workers=2) as cluster:
         words = [*TNET, "predict", "images", "--model", "m.safetensors", "-o", file.name, "-q"]
         with subprocess.Popen(
-            [*words, "--scheduler-file", str(cluster.file)],
+            [*words, "--scheduler", str(cluster.file)],
             cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True,
         ) as running:  # fmt: skip
             wait_for(file, 20, running)
@@ -220,7 +220,6 @@ def test_processes_of_this_machine_say_the_same(folder):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--scheduler", "tcp://a:1", "--scheduler-file", "b"], "say the same"),
         (["--scheduler", "tcp://a:1", "--workers", "2"], "workers of its own"),
         (["--scheduler-file", "none.json"], "no scheduler file"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_predict import write_model
+from tests.predicting import write_model
 from tests.images import noise, write_geotiff
 from tnetcli.prediction.jsonl import read_lines
 

@@ -33,14 +33,14 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def predicted(folder):
     """What came of two images, of which the file names one."""
-    arguments = ["predict", "a.png", "b.png", "--model", "m.safetensors", "--windows", "w.csv"]
+    arguments = ["predict", "a.png", "b.png", "--model", "m.safetensors", "--regions", "w.csv"]
     return tnet(*arguments, "-o", "out.jsonl", cwd=folder)
 
 
 def test_the_windows_of_a_file_are_looked_at_and_images_it_leaves_out_fail(predicted, folder):
     assert predicted.returncode == 8
-    assert "`w.csv` tells no window of `b.png`" in predicted.stderr
-    assert "hint: it has to name every image" in predicted.stderr
+    assert "`w.csv` has no regions of `b.png`" in predicted.stderr
+    assert "hint: name every image" in predicted.stderr
     assert "Traceback" not in predicted.stderr
     good, bad = map(json.loads, (folder / "out.jsonl").read_text().splitlines())
     assert [(each["path"], each["box"]) for each in good["windows"]] == [

@@ -14,12 +14,10 @@ from tests.slides import real, write_ome_rgb
 from tnetcli.errors import ImageError
 from tnetcli.exporters import imagery
 from tnetcli.exporters.imagery import open_imagery
-from tnetcli.prediction.predictor import PredictConfig, _telling
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import fingerprint
-from tnetcli.traversal.config import TraversalConfig
 
 
 def predicted(path, **settings):
@@ -32,7 +30,7 @@ def predicted(path, **settings):
         width=size.width,
         height=size.height,
         reader=name,
-        config=_telling(TraversalConfig(levels=3, keep=(4, 2)), PredictConfig(options=options)),
+        config={"reading": options.model_dump(mode="json", exclude_defaults=True)},
         fingerprint=fingerprint(str(path)),
     )
 
@@ -180,7 +178,7 @@ def test_the_value_for_no_data_is_that_of_the_record(tmp_path):
     ],
 )
 def test_options_come_back_from_a_record(options):
-    settings = _telling(TraversalConfig(levels=3, keep=(4, 2)), PredictConfig(options=options))
+    settings = {"reading": options.model_dump(mode="json", exclude_defaults=True)}
     line = record(config=settings).model_dump_json()
     assert imagery._options(Prediction.model_validate_json(line)) == options
 

@@ -329,7 +329,7 @@ def _frozen_message(text: str) -> str:
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
     config = {SETTINGS.get(key, key): each for key, each in config.items()}
     policy = {"top_k": "topk"}.get(config["policy"], config["policy"])
-    return {**config, "policy": policy, "rescale": None}
+    return {**config, "policy": policy, "rescale": None, "check_attention": None}
 
 
 def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:

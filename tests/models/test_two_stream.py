@@ -26,7 +26,7 @@ from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid, Window
 from tnetcli.models.configs import TwoStreamConfig
 from tnetcli.models.two_stream import TwoStream
-from tnetcli.prediction.inference import Inference, Maker, record_result
+from tnetcli.prediction.inference import Inference, record_result
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
@@ -518,8 +518,7 @@ class TestTraversing:
     def test_a_record_has_the_steps_of_regions_and_of_nothing_else(self, model, scene):
         result = self.run(model, scene)
         with open_image(scene) as reader:
-            maker = Maker("small", "0" * 64, ("a", "b", "c", "d"))
-            record = record_result(result, reader, image="a", id="scene", maker=maker)
+            record = record_result(result, reader, image="a", id="scene", classes="abcd")
         whole, *near = json.loads(record.model_dump_json())["windows"]
         assert "steps" not in whole
         assert [len(each["steps"]) for each in near] == [5, 5]

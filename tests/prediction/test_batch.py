@@ -4,7 +4,8 @@ import pytest
 
 import tnetcli
 from tests.images import noise, write_geotiff
-from tnetcli.errors import ImageError
+from tnetcli.errors import ImageError, UsageError
+from tnetcli.prediction.predictor import load_model
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def test_one_image_gives_one_prediction(scene):
 
 
 def test_a_model_that_is_loaded_serves_many_images(scene):
-    model = tnetcli.load_model("default")
+    model = load_model("default", device="cpu")
     first, second = tnetcli.predict_many([scene, scene], model=model, levels=1)
     assert first.probabilities == second.probabilities
 
@@ -38,6 +39,6 @@ def test_one_bad_image_raises_and_of_many_it_is_a_record(tmp_path, scene):
     assert "text file" in failed.error.message
 
 
-def test_what_cannot_be_told_is_refused(scene):
-    with pytest.raises(TypeError, match="no argument `level`"):
-        tnetcli.predict(scene, level=3)
+def test_an_impossible_setting_is_a_usage_error(scene):
+    with pytest.raises(UsageError, match="no such policy"):
+        tnetcli.predict(scene, policy="topk")

@@ -7,8 +7,9 @@ import pytest
 import rasterio
 from rasterio.transform import Affine
 
-from tests.cli.test_predict import in_process, invoke, records, write_model
+from tests.commands import tnet
 from tests.images import noise, write_geotiff
+from tests.predicting import predict, records, write_model
 
 BOXES = {"a": (40, 30, 200, 190), "b": (0, 0, 150, 170), "c": (100, 110, 260, 280)}
 UTM = Affine(10.0, 0.0, 399960.0, 0.0, -10.0, 5000040.0)
@@ -38,11 +39,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folder):
-    crops = in_process(
+    crops = predict(
         folder, "--manifest", folder / "boxes.csv", "--crop", "box", "-o", folder / "crops.jsonl"
     )
-    cut = in_process(folder, "--manifest", folder / "cut" / "all.csv", "-o", folder / "cut.jsonl")
-    assert (crops.exit_code, cut.exit_code) == (0, 0), crops.stderr + cut.stderr
+    cut = predict(folder, "--manifest", folder / "cut" / "all.csv", "-o", folder / "cut.jsonl")
+    assert (crops.returncode, cut.returncode) == (0, 0), crops.stderr + cut.stderr
     return records(folder / "crops.jsonl"), records(folder / "cut.jsonl")
 
 
@@ -73,7 +74,7 @@ def test_overlays_lie_where_those_of_cut_images_do(found, folder):
     for name in ("crops", "cut"):
         out = folder / f"{name}.geojson"
         given = ["export", folder / f"{name}.jsonl", "--format", "geojson", "-o", out]
-        assert invoke([*map(str, given), "--overwrite"]).exit_code == 0
+        assert tnet(*given, "--overwrite").returncode == 0
         features = json.loads(out.read_text())["features"]
         outlines.append([feature["geometry"]["coordinates"] for feature in features])
     for ours, theirs in zip(*outlines, strict=True):
@@ -87,15 +88,15 @@ def test_a_later_run_goes_on_and_a_changed_box_is_seen_anew(found, folder, tmp_p
     kept.write_bytes((folder / "crops.jsonl").read_bytes())
     again = ["--manifest", folder / "boxes.csv", "--crop", "box", "-o", kept]
     before = kept.read_bytes()
-    assert in_process(folder, *again).exit_code == 0
+    assert predict(folder, *again).returncode == 0
     assert kept.read_bytes() == before
     lines = (folder / "boxes.csv").read_text().splitlines()  # in another order: the same crops
     other = folder / "other.csv"
     other.write_text("\n".join([lines[0], *reversed(lines[1:])]) + "\n")
-    assert in_process(folder, "--manifest", other, *again[2:]).exit_code == 0
+    assert predict(folder, "--manifest", other, *again[2:]).returncode == 0
     assert kept.read_bytes() == before
     write_list(other, BOXES | {"b": (10, 10, 150, 170)})
-    assert in_process(folder, "--manifest", other, *again[2:]).exit_code == 0
+    assert predict(folder, "--manifest", other, *again[2:]).returncode == 0
     now = {record.id: record.windows[0].box for record in records(kept)}
     assert now["b"] == (10, 10, 150, 170)
     assert now["a"] == BOXES["a"]
@@ -103,7 +104,7 @@ def test_a_later_run_goes_on_and_a_changed_box_is_seen_anew(found, folder, tmp_p
 
 def test_context_shows_more(folder, tmp_path):
     given = ["--manifest", folder / "boxes.csv", "--crop", "context", "-o", tmp_path / "o.jsonl"]
-    assert in_process(folder, *given).exit_code == 0
+    assert predict(folder, *given).returncode == 0
     first = records(tmp_path / "o.jsonl")[0].windows[0].box
     assert first == (28, 18, 212, 202)  # 160 pixels grow by 15 %
 
@@ -120,8 +121,8 @@ def test_context_shows_more(folder, tmp_path):
 )
 def test_a_row_without_a_good_box_is_refused(folder, box, says):
     (folder / "bad.csv").write_text(f"path,box\na.tif,{box}\n")
-    done = in_process(folder, "--manifest", folder / "bad.csv", "--crop", "box")
-    assert done.exit_code == 4
+    done = predict(folder, "--manifest", folder / "bad.csv", "--crop", "box")
+    assert done.returncode == 4
     assert says in done.stderr
     assert done.stderr.count("error:") == done.stderr.count("hint:") == 1
 
@@ -129,18 +130,18 @@ def test_a_row_without_a_good_box_is_refused(folder, box, says):
 def test_a_box_outside_is_a_failed_record_and_the_rest_go_on(folder, tmp_path):
     (folder / "bad.csv").write_text("path,box\na.tif,250 0 261 20\nb.tif,0 0 99 99\n")
     given = ["--manifest", folder / "bad.csv", "--crop", "box", "-o", tmp_path / "o.jsonl"]
-    assert in_process(folder, *given).exit_code == 8
+    assert predict(folder, *given).returncode == 8
     failed, good = records(tmp_path / "o.jsonl")
     assert good.status == "ok"
     assert failed.error.type == "ManifestError"
     assert "bad.csv`: line 2: the box `250 0 261 20` is no part of `a.tif`" in failed.error.message
     (folder / "bad.csv").write_text("path,box\na.tif,250 0 261 20\n")
-    assert in_process(folder, *given[:4]).exit_code == 4
+    assert predict(folder, *given[:4]).returncode == 4
 
 
 def test_a_crop_wants_a_manifest(folder):
-    done = in_process(folder, folder / "a.tif", "--crop", "box")
-    assert done.exit_code == 2
+    done = predict(folder, folder / "a.tif", "--crop", "box")
+    assert done.returncode == 2
     assert "only a manifest has them" in done.stderr
 
 
@@ -152,8 +153,8 @@ def test_an_evaluation_crops_as_the_model_was_trained_or_as_it_is_told(folder, t
 
     def loss_of(model, data, *more):
         given = ["evaluate", "--model", model, "--data", data, "--json", "-q", *more]
-        done = invoke([*map(str, given)])
-        assert done.exit_code == 0, done.stderr
+        done = tnet(*given)
+        assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)["scores"]["log_loss"]
 
     cut = loss_of(folder / "m.safetensors", folder / "cut" / "labels.csv")
@@ -168,21 +169,21 @@ def test_an_evaluation_crops_as_the_model_was_trained_or_as_it_is_told(folder, t
 def test_a_model_that_was_trained_on_boxes_says_so(folder, tmp_path):
     trained = write_model(tmp_path / "t.safetensors", recipe={"data": {"crop": "box"}})
     given = ["predict", "--model", trained, "--manifest", folder / "boxes.csv"]
-    whole = invoke([*map(str, given)])
-    assert whole.exit_code == 0, whole.stderr
-    assert whole.stderr.count("the model was trained on the boxes of images") == 1
-    assert "trained on" not in invoke([*map(str, given), "--crop", "context"]).stderr
-    assert "--crop box" in invoke(["models", str(trained)]).stdout
-    assert "--crop" not in invoke(["models", str(folder / "m.safetensors")]).stdout
+    whole = tnet(*given)
+    assert whole.returncode == 0, whole.stderr
+    assert whole.stderr.count("the model was trained on boxes") == 1
+    assert "trained on" not in tnet(*given, "--crop", "context").stderr
+    assert "--crop box" in tnet("models", trained).stdout
+    assert "--crop" not in tnet("models", folder / "m.safetensors").stdout
 
 
 def test_windows_of_whole_images_and_crops_do_not_go_together(folder, tmp_path):
     (tmp_path / "w.csv").write_text("id,left,top,right,bottom\na,0,0,64,64\n")
-    told = ["--manifest", folder / "boxes.csv", "--windows", tmp_path / "w.csv"]
-    done = in_process(folder, *told, "--crop", "box", "-o", tmp_path / "out.jsonl")
-    assert done.exit_code == 2
+    told = ["--manifest", folder / "boxes.csv", "--regions", tmp_path / "w.csv"]
+    done = predict(folder, *told, "--crop", "box", "-o", tmp_path / "out.jsonl")
+    assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "error: both --windows and --crop are given",
+        "error: --regions and --crop are both given",
         "hint: choose one of them",
     ]
     assert not (tmp_path / "out.jsonl").exists()

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from tnetcli.errors import OutputError, UsageError
-from tnetcli.prediction.jsonl import PredictionFile, read_lines, refuse_compressed
+from tnetcli.prediction.jsonl import PredictionFile, check_uncompressed, read_lines
 from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance
 from tnetcli.text import public_name
 
@@ -93,15 +93,15 @@ def test_a_last_line_without_its_end_is_done_again(tmp_path):
 @pytest.mark.parametrize(
     ("model", "settings", "words"),
     [
-        (OTHER, SETTINGS, "with the model abababababab, not cdcdcdcdcdcd"),
+        (OTHER, SETTINGS, "model abababababab, now cdcdcdcdcdcd"),
         (MODEL, {**SETTINGS, "levels": 2}, "levels was 3, now 2"),
-        (MODEL, {**SETTINGS, "budget": 9}, "budget was nothing, now 9"),
+        (MODEL, {**SETTINGS, "budget": 9}, "budget was not set, now 9"),
     ],
 )
 def test_what_was_made_otherwise_is_refused_and_stays(tmp_path, model, settings, words):
     path = write(tmp_path / "a.jsonl", record("a"), failure("b"))
     before = path.read_bytes()
-    with PredictionFile(path) as file, pytest.raises(OutputError, match="made otherwise") as caught:
+    with PredictionFile(path) as file, pytest.raises(OutputError, match="other settings") as caught:
         file.resume(model, settings, always)
     assert words in str(caught.value)
     assert path.read_bytes() == before
@@ -243,7 +243,7 @@ def test_an_empty_line_between_records_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.JSONL.GZ", "a.zst", "x/a.zip"])
 def test_a_name_that_promises_packed_records_is_refused(name):
     with pytest.raises(UsageError, match="plain text") as caught:
-        refuse_compressed(name)
+        check_uncompressed(name)
     assert "compress" in caught.value.hint
 
 
@@ -263,7 +263,7 @@ def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "gz", "a.gz.jsonl", ".gz"])
 def test_any_other_name_is_taken(name):
-    refuse_compressed(name)
+    check_uncompressed(name)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no such folder")
@@ -304,7 +304,7 @@ def test_a_wrong_record_is_named_by_line_and_key(tmp_path, spoil, said):
     path = write(tmp_path / "a.jsonl", record("a"), tail=tail)
     with pytest.raises(OutputError, match=f"line 2: .*{said}") as caught:
         list(read_lines(path))
-    assert "take the line out" in caught.value.hint
+    assert "remove the line" in caught.value.hint
 
 
 def test_a_record_of_another_schema_is_named_by_it(tmp_path):

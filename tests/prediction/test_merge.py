@@ -3,7 +3,7 @@ import pytest
 from tests.prediction.test_jsonl import OTHER, SETTINGS, abstention, failure, ids, record, write
 from tnetcli.data.images import Image
 from tnetcli.errors import OutputError
-from tnetcli.prediction.jsonl import as_text, merge, read_lines
+from tnetcli.prediction.jsonl import merge, read_lines
 from tnetcli.readers.base import ReadOptions
 
 
@@ -19,7 +19,7 @@ def test_records_come_together_each_once(tmp_path):
     assert (merged.records, merged.failed, merged.repeated, merged.missing) == (3, 0, 1, ())
     first = next(read_lines(tmp_path / "all.jsonl")).record
     assert first == record("a")
-    assert "1 repeated" in as_text(merged)
+    assert "1 repeated" in str(merged)
 
 
 def test_a_success_counts_more_than_a_failure_before_it(tmp_path):
@@ -36,8 +36,8 @@ def test_the_list_orders_and_tells_what_is_missing(tmp_path, caplog):
     merged = merge([one, two], tmp_path / "all.jsonl", wanted=wanted("b", "c", "a", "d"))
     assert ids(tmp_path / "all.jsonl") == ["b", "a", "x"]
     assert merged.missing == ("c", "d")
-    assert as_text(merged).splitlines() == ["3 records, 2 missing:", "  c", "  d"]
-    assert "asked for: 1 record: x" in caplog.text
+    assert str(merged).splitlines() == ["3 records, 2 missing:", "  c", "  d"]
+    assert "expected images: 1 record: x" in caplog.text
 
 
 @pytest.mark.parametrize("changes", [{"sha256": OTHER}, {"config": {**SETTINGS, "levels": 2}}])
@@ -113,12 +113,12 @@ def test_one_is_told_as_one(tmp_path, caplog):
     one = write(tmp_path / "1.jsonl", record("a"))
     two = write(tmp_path / "2.jsonl", record("a", label="sea"))
     merged = merge([one, two], tmp_path / "all.jsonl", wanted=wanted("z"))
-    assert as_text(merged).splitlines()[0] == "1 record, 1 repeated and left out, 1 missing:"
-    assert "another answer: 1 record;" in caplog.text
-    assert "asked for: 1 record: a" in caplog.text
+    assert str(merged).splitlines()[0] == "1 record, 1 repeated and left out, 1 missing:"
+    assert "different predictions: 1 record;" in caplog.text
+    assert "expected images: 1 record: a" in caplog.text
 
 
 def test_a_name_cannot_break_a_line(tmp_path):
     one = write(tmp_path / "1.jsonl", record("a"))
     merged = merge([one], tmp_path / "all.jsonl", wanted=wanted("a", "b\nc\x1b"))
-    assert as_text(merged).splitlines()[1:] == ["  b\\nc\\x1b"]
+    assert str(merged).splitlines()[1:] == ["  b\\nc\\x1b"]

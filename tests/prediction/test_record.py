@@ -28,7 +28,7 @@ from tnetcli.prediction.record import (
     StopReason,
 )
 
-STORED = Path(__file__).parents[1] / "docs" / "prediction.schema.json"
+STORED = Path(__file__).parents[2] / "docs" / "prediction.schema.json"
 CHECK = AttentionCheck(None, "", 0.5, 1 / 3, 3, 0)
 COST = PredictionCost(2, 100, 10_000, 0.01, 2000, 30_000, 0.5, 0.25, 0.75)
 LEVELS = (LevelRecord(1, 1, "forest", 0.5), LevelRecord(2, 1, "river", 0.97))

@@ -5,17 +5,17 @@ import pytest
 
 from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
-from tnetcli import __version__
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ImageError
-from tnetcli.prediction.inference import Inference, Maker, _windows, record_failure, record_result
-from tnetcli.prediction.record import Prediction
+from tnetcli.prediction.inference import Inference, _windows, record_failure, record_result
+from tnetcli.prediction.record import Prediction, Problem, Provenance
 from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 
 CLASSES = ("river", "forest", "sea")
 SHA256 = "ab12" * 16
+MADE = Provenance(model="small", sha256=SHA256, version="1", config={"levels": 9})
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,8 @@ def seen(tmp_path_factory):
             reader,
             image="a/scene.tif",
             id="a/scene.tif",
-            maker=Maker("small", SHA256, CLASSES, {"levels": 9}),
+            classes=CLASSES,
+            provenance=MADE,
             fingerprint="cd34",
             warnings=["dark"],
             reading={"z": "3"},
@@ -92,7 +93,7 @@ def test_place_model_and_cost_are_recorded(seen):
     assert (record.width, record.height, record.bands) == (600, 500, 3)
     assert (record.georeference.crs, record.georeference.source) == ("EPSG:32633", "transform")
     assert (record.provenance.model, record.provenance.sha256) == ("small", SHA256)
-    assert (record.provenance.version, record.provenance.runtime) == (__version__, "torch")
+    assert (record.provenance.version, record.provenance.runtime) == ("1", "torch")
     assert (record.provenance.config, record.fingerprint) == ({"levels": 9}, "cd34")
     assert (record.warnings, record.reading) == (("dark",), {"z": "3"})
     assert record.cost.pixels_total == 300_000
@@ -107,10 +108,10 @@ def test_the_record_survives_its_line(seen):
 
 def test_a_failure_keeps_what_the_user_would_read():
     record = record_failure(
-        ImageError("torn", hint="again"),
+        Problem.of(ImageError("torn", hint="again")),
         image="b.tif",
         id="b",
-        maker=Maker("small", SHA256, CLASSES, {"levels": 9}),
+        provenance=MADE,
     )
     assert Prediction.model_validate_json(record.model_dump_json()) == record
     assert (record.provenance.sha256, record.provenance.config) == (SHA256, {"levels": 9})

@@ -58,27 +58,27 @@ class TestRecords:
         assert len(told.of("a", str(tmp_path / "scenes/a.tif"), SIZE)) == 3
 
     def test_an_image_that_is_not_named_fails(self, told):
-        with pytest.raises(ImageError, match=r"tells no window of `c.tif`") as caught:
+        with pytest.raises(ImageError, match=r"has no regions of `c.tif`") as caught:
             told.of("c.tif", "c.tif", SIZE)
         assert "same path" in caught.value.hint
 
     def test_an_image_whose_prediction_failed_fails(self, told):
-        with pytest.raises(ImageError, match=r"the prediction of `b` in .* had failed"):
+        with pytest.raises(ImageError, match=r"the prediction of `b` in .* failed"):
             told.of("b", "b.tif", SIZE)
 
     def test_an_image_of_another_size_fails(self, told):
-        with pytest.raises(ImageError, match=r"has 4000 x 2999 pixels, .* with 4000 x 3000"):
+        with pytest.raises(ImageError, match=r"has 4000 x 2999 pixels, .* of 4000 x 3000"):
             told.of("scenes/a.tif", "", Size(4000, 2999))
 
     def test_a_window_that_shows_nothing_of_its_image_fails(self, tmp_path):
         far = record(window("root/0-0", (4000, 0, 4100, 80)))
-        with pytest.raises(ImageError, match=r"is outside of `scenes/a.tif`"):
+        with pytest.raises(ImageError, match=r"is outside `scenes/a.tif`"):
             write(tmp_path / "a.jsonl", far).of("scenes/a.tif", "", SIZE)
 
     def test_an_image_that_was_seen_as_a_whole_has_none(self, tmp_path, caplog):
         whole = record(window("root", (0, 0, 4000, 3000), 1.0))
         assert write(tmp_path / "a.jsonl", whole).of("scenes/a.tif", "", SIZE) == ()
-        assert "tells no window: its images were seen as a whole only" in caplog.text
+        assert "has no regions of level 2" in caplog.text
 
     def test_images_without_windows_beside_others_are_not_worth_a_word(self, tmp_path, caplog):
         whole = replace(record(window("root", (0, 0, 4000, 3000), 1.0)), id="b", image="b.tif")
@@ -145,16 +145,16 @@ class TestTable:
     @pytest.mark.parametrize("box", ["-1,0,5,5", "0,0,4000.5,5", "0,2990,5,3001"])
     def test_a_window_past_an_edge_fails(self, box, tmp_path):
         told = table(tmp_path / "w.csv", f"id,left,top,right,bottom\na,{box}\n")
-        with pytest.raises(ImageError, match=r"outside of `a`, 4000 x 3000 pixels") as caught:
+        with pytest.raises(ImageError, match=r"outside `a`, 4000 x 3000 pixels") as caught:
             told.of("a", "a.tif", SIZE)
         assert "full-resolution" in caught.value.hint
 
     @pytest.mark.parametrize(
         ("text", "problem"),
         [
-            ("id,left,top,right,bottom\na,5,0,5,9\n", "line 2: an empty window: `5, 0, 5, 9`"),
-            ("id,left,top,right,bottom\na,5,9,7,3\n", "line 2: an empty window"),
-            ("id,left,top,right,bottom\na,0,0,inf,9\n", "line 2: an empty window"),
+            ("id,left,top,right,bottom\na,5,0,5,9\n", "line 2: an empty region: `5, 0, 5, 9`"),
+            ("id,left,top,right,bottom\na,5,9,7,3\n", "line 2: an empty region"),
+            ("id,left,top,right,bottom\na,0,0,inf,9\n", "line 2: an empty region"),
             ("id,left,top,right,bottom\na,0,0,,9\n", "line 2: not four numbers"),
             ("id,left,top,right,bottom\n,0,0,1,9\n", "line 2: no image"),
             ("left,top,right,bottom\n0,0,1,9\n", "no column `path` or `id`"),
@@ -168,7 +168,7 @@ class TestTable:
 
 
 def test_a_file_that_is_missing_is_told(tmp_path):
-    with pytest.raises(ManifestError, match=r"cannot read the windows .*No such file") as caught:
+    with pytest.raises(ManifestError, match=r"cannot read the regions .*No such file") as caught:
         RegionFile(tmp_path / "none.jsonl")
     assert "CSV" in caught.value.hint
 
@@ -176,7 +176,7 @@ def test_a_file_that_is_missing_is_told(tmp_path):
 def test_all_images_that_are_not_named_are_counted_at_once(tmp_path):
     told = table(tmp_path / "w.csv", "id,left,top,right,bottom\na,0,0,9,9\n")
     told.require([("a", "a.tif")])
-    with pytest.raises(ManifestError, match="no window of 2 of 3 images, such as `b`"):
+    with pytest.raises(ManifestError, match="no regions of 2 of 3 images, such as `b`"):
         told.require([("a", "a.tif"), ("b", "b.tif"), ("c", "c.tif")])
 
 

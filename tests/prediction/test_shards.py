@@ -4,7 +4,7 @@ import pytest
 
 from tnetcli.data.images import Image
 from tnetcli.errors import UsageError
-from tnetcli.prediction.batch import Shard, missing_files, parse_shard, shard_of_job
+from tnetcli.prediction.batch import Shard, missing_shards, parse_shard, shard_of_job
 from tnetcli.readers.base import ReadOptions
 
 
@@ -33,8 +33,8 @@ def test_every_part_has_a_file_of_its_own():
 
 def test_files_of_parts_that_are_not_there_are_missed():
     files = [Path("out/a.1-of-3.jsonl"), Path("out/a.3-of-3.jsonl"), Path("b.jsonl")]
-    assert missing_files(files) == [Path("out/a.2-of-3.jsonl")]
-    assert missing_files(files[-1:]) == []
+    assert missing_shards(files) == [Path("out/a.2-of-3.jsonl")]
+    assert missing_shards(files[-1:]) == []
 
 
 @pytest.mark.parametrize("text", ["1/1", " 3 / 8 ", "8/8"])

@@ -26,7 +26,7 @@ from tnetcli.exporters.geojson import (
 )
 from tnetcli.exporters.imagery import Imagery, image_place
 from tnetcli.files import check_free, open_regular, refuse_inputs
-from tnetcli.prediction.jsonl import read_records
+from tnetcli.prediction.jsonl import read_predictions
 from tnetcli.prediction.record import Prediction
 from tnetcli.text import first_line, redacted
 
@@ -216,7 +216,7 @@ class Exported:
 def read_looked(files: Sequence[Path], wanted: Wanted) -> Iterator[Looked]:
     """Yield the predictions that are wanted, in order, failed ones too."""
     for file in files:
-        for prediction in read_records(file):
+        for prediction in read_predictions(file):
             if wanted.takes(prediction.id):
                 yield Looked(prediction, wanted.choice)
 

@@ -3,15 +3,13 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from tnetcli import __version__
 from tnetcli.data.normalize import Normalisation
 from tnetcli.devices import Precision, choose_device
 from tnetcli.errors import ImageError, TnetError
@@ -238,29 +236,13 @@ def _rows(found: Rollout, name: str, own: torch.Tensor) -> torch.Tensor | None:
     return rows
 
 
+NO_PROVENANCE = Provenance()
 MOST_CLASSES = 100  # above this, records leave out the probabilities of each window
 DECIMALS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Maker:
-    """A model, and the options that its predictions depend on."""
-
-    model: str
-    model_sha256: str
-    classes: tuple[str, ...]
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def provenance(self) -> Provenance:
-        """Return what a record keeps of it."""
-        return Provenance(
-            model=self.model, sha256=self.model_sha256, version=__version__, config=self.settings
-        )
-
-
 def record_failure(
-    error: TnetError | Problem, *, image: str, id: str, maker: Maker, fingerprint: str = ""
+    problem: Problem, *, image: str, id: str, provenance: Provenance, fingerprint: str = ""
 ) -> Prediction:
     """Return the record of an image that failed."""
     return Prediction(
@@ -268,10 +250,10 @@ def record_failure(
         id=id,
         image=image,
         status="failed",
-        provenance=maker.provenance,
+        provenance=provenance,
         fingerprint=fingerprint,
         stop_reason="failed",
-        error=error if isinstance(error, Problem) else Problem.of(error),
+        error=problem,
     )
 
 
@@ -281,13 +263,13 @@ def record_result(
     *,
     image: str,
     id: str,
-    maker: Maker,
+    classes: Sequence[str],
+    provenance: Provenance = NO_PROVENANCE,
     fingerprint: str = "",
     warnings: Sequence[str] = (),
     reading: dict[str, JsonValue] | None = None,
 ) -> Prediction:
     """Return the record of an image that was predicted."""
-    classes = maker.classes
     decision = Classification(classes).decide(result.logits)
     microns = reader.microns_per_pixel
     return Prediction(
@@ -302,7 +284,7 @@ def record_result(
         georeference=reader.georeference,
         mpp=(microns.x, microns.y) if microns else None,
         offset=reader.layout.offset,
-        provenance=maker.provenance,
+        provenance=provenance,
         fingerprint=fingerprint,
         warnings=tuple(warnings),
         reading=reading or {},
