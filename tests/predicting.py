@@ -17,7 +17,7 @@ def write_model(path, **changes):
     return write_tiny(
         path,
         **{
-            "arguments": {"backbone": "compact", "view_size": 32, "pooling": "mean_max"},
+            "config": {"backbone": "compact", "view_size": 32, "pooling": "mean_max"},
             "classes": CLASSES,
             "bands": ["red", "green", "blue"],
             "normalisation": {"dtype": "uint8", "mean": [128.0] * 3, "std": [60.0] * 3},

@@ -1,19 +1,12 @@
 """Hypothesis strategies for places in images."""
 
 import math
-import os
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from tnetcli.geometry import Georeference, Grid, Size, Window
 from tnetcli.traversal.config import TraversalConfig
-
-# The same examples every time and everywhere; a slow machine is no failure.
-settings.register_profile("tnet", derandomize=True, deadline=None)
-settings.register_profile("search", max_examples=2000, deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tnet"))
 
 
 def numbers(low: float, high: float) -> st.SearchStrategy[float]:

@@ -7,7 +7,7 @@ from PIL import Image
 
 from tests.checkpoints import write_tiny
 from tests.commands import tnet
-from tests.exporters.conformance import check_overlay
+from tests.exporters.conformance import check_geojson
 from tests.images import noise
 
 GLIMPSES = 3
@@ -29,7 +29,7 @@ TOLD = {
 @pytest.fixture(scope="module", params=ARGUMENTS)
 def folder(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param)
-    write_tiny(path / "m.safetensors", request.param, arguments=ARGUMENTS[request.param], **TOLD)
+    write_tiny(path / "m.safetensors", request.param, config=ARGUMENTS[request.param], **TOLD)
     Image.fromarray(noise((256, 192)).transpose(1, 2, 0)).save(path / "a.png")
     done = tnet("predict", "a.png", "--model", "m.safetensors", "-o", "out.jsonl", cwd=path)
     assert done.returncode == 0, done.stderr
@@ -50,20 +50,20 @@ def test_glimpses_are_in_the_record(folder):
 
 def test_glimpses_are_in_overlays_and_these_are_good(folder):
     assert tnet("export", "out.jsonl", "-o", "a.geojson", cwd=folder).returncode == 0
-    check_overlay(folder / "a.geojson")
+    check_geojson(folder / "a.geojson")
     features = json.loads((folder / "a.geojson").read_text())["features"]
     names = [each["properties"]["name"] for each in features]
     assert names == ["root", *(f"root/g{number + 1}" for number in range(GLIMPSES))]
 
 
 def test_glimpses_alone_can_be_shown(folder):
-    done = tnet("export", "out.jsonl", "--level", 2, "-o", "glimpses.geojson", cwd=folder)
+    done = tnet("export", "out.jsonl", "--levels", 2, "-o", "glimpses.geojson", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads((folder / "glimpses.geojson").read_text())["features"]) == GLIMPSES
 
 
 def test_glimpses_are_windows_that_another_model_can_be_told(folder):
-    write_tiny(folder / "two.safetensors", "two_stream", arguments=STREAMS, **TOLD)
+    write_tiny(folder / "two.safetensors", "two_stream", config=STREAMS, **TOLD)
     told = ["--regions", "out.jsonl", "--levels", 2, "--keep", 9, "-o", "two.jsonl", "--overwrite"]
     done = tnet("predict", "a.png", "--model", "two.safetensors", *told, cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -9,9 +9,9 @@ from tnetcli.models.registry import FAMILIES, read_model_config
 
 LEVELS = [
     (family, level)
-    for family, arguments in adapter.MODELS.items()
+    for family, config in adapter.MODELS.items()
     for level in (1, 2)
-    if level <= (read_model_config(family, arguments).max_levels or level)
+    if level <= (read_model_config(family, config).max_levels or level)
 ]
 
 
@@ -60,7 +60,7 @@ def test_every_family_is_exported():
     assert len(LEVELS) == 2 * len(FAMILIES) - 1  # the baseline has one level
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES.names())
 def test_the_aggregator_is_exported_with_a_dynamic_batch(family):
     model = adapter.build(family).requires_grad_(False)
 

@@ -345,7 +345,7 @@ def test_weights_are_the_share_of_the_pixels_under_each_cell():
 
 @pytest.mark.parametrize("cell", [(0, 0), (10, 12), (30, 25), (52, 38), (5, 40)])
 def test_shared_is_the_part_of_the_pixels_of_each_cell(cell):
-    shared = GRID.shared(*cell)
+    shared = GRID.overlap(*cell)
     assert shared.shape == (53, 53)
     assert shared[cell] == 1
     own = covers(cell)
@@ -423,5 +423,5 @@ def test_a_patch_without_data_is_not_followed():
 
 
 def test_grids_say_what_there_is_to_choose_from():
-    assert GRID.described() == "955 patches of 63, 95 and 111 pixels"
-    assert Grid(3, 5, 0.25).described() == "3 x 5 cells of 0.25"
+    assert GRID.describe() == "955 patches of 63, 95 and 111 pixels"
+    assert Grid(3, 5, 0.25).describe() == "3 x 5 cells of 0.25"

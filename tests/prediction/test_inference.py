@@ -9,7 +9,6 @@ from torch import nn
 
 from tests.checkpoints import tiny
 from tests.images import area_average, noise, write_geotiff, write_pyramid_tiff
-from tests.readers.contract import area_mean
 from tests.small_model import SmallModel
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ImageError, ModelError
@@ -18,6 +17,7 @@ from tnetcli.models.checkpoint import load_model, save_checkpoint
 from tnetcli.models.registry import build_model
 from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.readers.detect import open_image
+from tnetcli.testing.reader import area_mean
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 
@@ -315,7 +315,7 @@ def test_no_gradient_is_kept(readers):
 
 
 def test_the_cost_is_that_of_this_traversal_alone(readers):
-    from tnetcli.readers.cache import BLOCKS
+    from tnetcli.readers.handles import BLOCKS
 
     with Inference(SmallModel(), UNIT, device="cpu") as inference:
         BLOCKS.clear()
@@ -400,7 +400,7 @@ def test_a_checkpoint_reads_images_as_in_training(tmp_path):
         open_image(scene) as reader,
         open_image(plain) as grey,
     ):
-        own = description.config()
+        own = description.traversal_config()
         found = run(inference, [reader, grey], own.changed(confidence=1.0))
         hasty = result_of(inference, reader, own)
     assert hasty.stop == "confidence"

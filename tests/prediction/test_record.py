@@ -17,7 +17,6 @@ from tnetcli.geometry import Georeference
 from tnetcli.prediction.record import (
     SCHEMA,
     STOP_REASONS,
-    AttentionCheck,
     GlimpseRecord,
     LevelRecord,
     Prediction,
@@ -29,7 +28,6 @@ from tnetcli.prediction.record import (
 )
 
 STORED = Path(__file__).parents[2] / "docs" / "prediction.schema.json"
-CHECK = AttentionCheck(None, "", 0.5, 1 / 3, 3, 0)
 COST = PredictionCost(2, 100, 10_000, 0.01, 2000, 30_000, 0.5, 0.25, 0.75)
 LEVELS = (LevelRecord(1, 1, "forest", 0.5), LevelRecord(2, 1, "river", 0.97))
 GLIMPSE = GlimpseRecord((1.0, 2.0, 3.5, 4.5), "forest", 0.75)
@@ -38,7 +36,6 @@ WHOLE = record(
     window("root/1-1", (0.0, 0.0, 9.5, 7.25), glimpses=(GLIMPSE,), steps=(0.25, 0.75)),
     levels=LEVELS,
     cost=COST,
-    attention_check=CHECK,
     stop_reason="max_level",
     mpp=(0.5, 0.5),
     config={"view_size": 224, "keep": [2, 1]},
@@ -134,19 +131,19 @@ WRONG = {
     "no label": ({"label": None}, "needs `label` and `probability`"),
     "a label although failed": ({"status": "failed"}, "`label` has to be null"),
     "a label although abstained": ({"status": "abstained", "reason": "x"}, "has to be null"),
-    "no reason": ({"status": "abstained", "label": None}, "`reason` belongs"),
-    "a reason": ({"reason": "x"}, "`reason` belongs"),
-    "an error": ({"error": {"type": "E", "message": "m"}}, "`error` belongs"),
-    "no error": ({"status": "failed", "label": None}, "`error` belongs"),
+    "no reason": ({"status": "abstained", "label": None}, "`reason` is for"),
+    "a reason": ({"reason": "x"}, "`reason` is for"),
+    "an error": ({"error": {"type": "E", "message": "m"}}, "`error` is for"),
+    "no error": ({"status": "failed", "label": None}, "`error` is for"),
     "no width": ({"width": 0}, "0 x 3000 pixels"),
     "a huge height": ({"height": 10**12}, "height"),
     "a width as text": ({"width": "9"}, "width"),
     "a width as truth": ({"width": True}, "width"),
     "three offsets": ({"offset": [0, 0, 0]}, "offset"),
     "half an offset": ({"offset": [0.5, 0]}, "offset"),
-    "no map": ({"georeference": {"crs": None, "transform": [0.0] * 6}}, "leads nowhere"),
-    "a flat map": ({"georeference": {"crs": None, "transform": [1, 2, 0, 2, 4, 0]}}, "nowhere"),
-    "a map too far": ({"georeference": {"crs": None, "transform": [1, 0, 1e13, 0, 1, 0]}}, "nowh"),
+    "no map": ({"georeference": {"crs": None, "transform": [0.0] * 6}}, "degenerate"),
+    "a flat map": ({"georeference": {"crs": None, "transform": [1, 2, 0, 2, 4, 0]}}, "degenerate"),
+    "a map too far": ({"georeference": {"crs": None, "transform": [1, 0, 1e13, 0, 1, 0]}}, "degen"),
     "a short transform": ({"georeference": {"crs": None, "transform": [1.0, 0.0]}}, "transform"),
     "a CRS as number": ({"georeference": {"crs": 5, "transform": [1, 0, 0, 0, 1, 0]}}, "crs"),
     "no microns": ({"mpp": [0.0, 0.5]}, "mpp"),
@@ -171,7 +168,6 @@ WRONG = {
     "a level's label": (
         {"levels": [{"level": 1, "windows": 1, "label": 5, "probability": 1}]}, "label",
     ),
-    "negative draws": ({"attention_check": {"draws": 0}}, "draws"),
     "a cost": ({"cost": {"bytes_read": 10**30}}, "bytes_read"),
     "a warning": ({"warnings": [5]}, "warnings"),
     "windows as text": ({"windows": "x"}, "windows"),
@@ -313,31 +309,6 @@ def test_ten_thousand_windows_take_little_memory():
     tracemalloc.stop()
     assert read == many
     assert held < 10_000 * 1000
-
-
-@pytest.mark.parametrize(
-    ("check", "sentence"),
-    [
-        (None, ""),
-        (
-            AttentionCheck(0.25, "forest", 0.5, 0.5, 4, 0),
-            "river is 90.0% probable as it looked, 25.0% with its closest windows hidden "
-            "(then forest), 50.0% with random windows",
-        ),
-        (
-            AttentionCheck(0.8, "river", 0.7, 1.0, 4, 0),
-            "river is 90.0% probable as it looked, 80.0% with its closest windows hidden, "
-            "70.0% with random windows",
-        ),
-        (
-            AttentionCheck(None, "", 0.7, 1.0, 4, 0),
-            "river is 90.0% probable as it looked, nothing is left to see with its closest "
-            "windows hidden, 70.0% with random windows",
-        ),
-    ],
-)
-def test_one_sentence_says_whether_attention_matters(check, sentence):
-    assert record(probability=0.9, attention_check=check).attention_in_words() == sentence
 
 
 def test_every_stop_reason_has_words():

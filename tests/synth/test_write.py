@@ -9,15 +9,14 @@ import rasterio
 from PIL import Image
 
 from tests.images import area_average
-from tnetcli.data.config import Data
+from tnetcli.data.config import DataConfig
 from tnetcli.data.manifest import read_examples
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
 from tnetcli.readers.detect import open_image
 from tnetcli.synth import write as scene_files
-from tnetcli.synth.digits import DigitMaker
-from tnetcli.synth.glyphs import draw_glyphs
+from tnetcli.synth.digits import DigitMaker, draw_glyphs
 from tnetcli.synth.write import Digits, Order, TileScenes, synthesise
 
 COLOURS = {"field": (40, 120, 30), "wood": (10, 70, 20), "town": (200, 40, 40), "lake": (0, 0, 250)}
@@ -66,7 +65,8 @@ def test_digits_are_in_their_boxes_and_of_their_own_split(tmp_path, kind):
             image = dataset.read(1)
         assert len(boxes(row)) == 3
         for left, top, right, bottom in boxes(row):
-            glyphs = draw_glyphs(row["split"]).of(int(row["label"]))
+            drawn = draw_glyphs(row["split"])
+            glyphs = drawn.images[drawn.labels == int(row["label"])]
             assert (glyphs == image[top:bottom, left:right]).all((1, 2)).any()
             seen.add(row["split"])
     assert seen == {"train", "validation", "test"}
@@ -74,7 +74,7 @@ def test_digits_are_in_their_boxes_and_of_their_own_split(tmp_path, kind):
 
 def test_the_manifest_has_the_columns_of_a_training_manifest(tmp_path):
     made = synthesise(tmp_path / "out", order("site", images=20, classes=10))
-    found = read_examples(Data(path=made.manifest), 10)
+    found = read_examples(DataConfig(path=made.manifest), 10)
     assert [len(each) for each in (found.train, found.validation, found.test)] == [14, 3, 3]
     for example, row in zip(found.train, rows(made)[:14], strict=True):
         assert found.classes[example.label] == row["label"]

@@ -11,7 +11,7 @@ from tests.runs import MODEL, UNIT
 from tnetcli.errors import ImageError
 from tnetcli.models.registry import build_model
 from tnetcli.readers.detect import open_image
-from tnetcli.training.config import Loss
+from tnetcli.training.config import LossConfig
 from tnetcli.training.data import Batch
 from tnetcli.training.episodes import blocked_cells, build_episodes
 from tnetcli.traversal.config import TraversalConfig
@@ -21,7 +21,7 @@ from tnetcli.traversal.runner import TorchRunner
 from tnetcli.traversal.views import Views
 
 CPU = torch.device("cpu")
-PAPER = Loss(rule="paper")
+PAPER = LossConfig(rule="paper")
 TWO = TraversalConfig(levels=2, keep=(2,), deduplicate=False)
 THREE = TraversalConfig(levels=3, keep=(2, 1), deduplicate=False)
 LABELS = [0, 2, 1, 2]
@@ -66,7 +66,7 @@ class Explored:
     found: Rollout
     runner: TorchRunner
     batch: Batch
-    loss: Loss
+    loss: LossConfig
     config: TraversalConfig
 
     def episodes(self) -> Any:
@@ -96,7 +96,7 @@ def explore(
     views: Views,
     readers: Any,
     config: TraversalConfig = THREE,
-    loss: Loss = PAPER,
+    loss: LossConfig = PAPER,
     *,
     seeds: Any = None,
     labels: Any = None,

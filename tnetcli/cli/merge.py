@@ -8,7 +8,7 @@ import typer
 
 from tnetcli.cli.options import Manifest, Overwrite, Recursive, is_typed
 from tnetcli.errors import SomeFailedError, UsageError
-from tnetcli.files import lasting
+from tnetcli.files import spooled
 
 
 def merge(
@@ -59,7 +59,7 @@ def merge(
         )
     absent = missing_shards(files)
     with ExitStack() as stack:
-        paths = [stack.enter_context(lasting(file)) for file in files]
+        paths = [stack.enter_context(spooled(file)) for file in files]
         merged = merge_files(paths, output, wanted=wanted, overwrite=overwrite)
     typer.echo(str(merged), err=True)
     typer.echo(output)

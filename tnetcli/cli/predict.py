@@ -17,8 +17,6 @@ from tnetcli.cli.options import (
     Images,
     Keep,
     Levels,
-    LogFormat,
-    LogFormatName,
     Manifest,
     NullSeparated,
     Overwrite,
@@ -31,14 +29,14 @@ from tnetcli.cli.options import (
     Seed,
     Shard,
     Verbose,
+    check_null,
     parse_keep,
     read_options,
-    refuse_lone_null,
 )
 from tnetcli.cli.progress import show_log
-from tnetcli.cli.signals import Stopped, exit_code, stopping_gently
-from tnetcli.errors import SomeFailedError, UsageError, kind_of, kind_of_all
-from tnetcli.prediction.record import STOP_REASONS, Prediction
+from tnetcli.cli.signals import Stopped, exit_code, graceful_stop
+from tnetcli.errors import SomeFailedError, UsageError, common_error_class, error_class
+from tnetcli.prediction.record import Prediction
 from tnetcli.readers.watch import READ_TIMEOUT, watching
 from tnetcli.text import counted, printable
 
@@ -58,7 +56,6 @@ def as_text(record: Prediction) -> str:
     answer = f"abstained: {record.reason}"
     if record.label is not None and record.probability is not None:
         answer = f"{record.label} ({record.probability:.1%})"
-    stop = "" if record.stop_reason is None else f": {STOP_REASONS[record.stop_reason]}"
     lines = [
         f"{record.id}: {answer}",
         *(
@@ -66,7 +63,7 @@ def as_text(record: Prediction) -> str:
             f"{counted(level.windows, 'region')}"
             for level in record.levels
         ),
-        f"  read {counted(cost.windows, 'region')}{stop}",
+        f"  read {counted(cost.windows, 'region')}: {record.stopped_in_words()}",
         f"  decoded {_pixels(cost.pixels_decoded)} of {_pixels(cost.pixels_total)} pixels "
         f"({cost.fraction_decoded:.3%})",
         f"  took {cost.seconds:.2f} s: {cost.read_seconds:.2f} reading, "
@@ -157,7 +154,7 @@ class Batch:
         hint = next(iter(self.hints)) if len(self.hints) == 1 else "see the warnings above"
         if self.done + self.resumed:
             raise SomeFailedError(problem, hint=hint)
-        raise kind_of_all(map(kind_of, self.types))(problem, hint=hint)
+        raise common_error_class(map(error_class, self.types))(problem, hint=hint)
 
 
 def predict(
@@ -239,7 +236,6 @@ def predict(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    log_format: LogFormat = LogFormatName.text,
     max_failures: Annotated[
         int | None,
         typer.Option(
@@ -291,8 +287,7 @@ def predict(
     Exits with 0 when all images are done, 8 when some failed, 3 when none could be read.
     """
     level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
-    as_json = log_format is LogFormatName.json
-    show_log(level, as_json=as_json)
+    show_log(level)
 
     from tnetcli.cli.progress import BatchProgress
     from tnetcli.data.images import name_images
@@ -300,7 +295,7 @@ def predict(
 
     options = read_options(bands, option)
     counts = None if keep is None else parse_keep(keep)
-    refuse_lone_null(context, images)
+    check_null(context, images)
     with watching("IMAGES"):
         named = name_images(
             images or [],
@@ -318,10 +313,9 @@ def predict(
         named = part.take(named)
         file = None if file is None else part.name(file)
 
-    from tnetcli.devices import limit_threads
     from tnetcli.prediction.batch import ExecutionConfig, predict_images
     from tnetcli.prediction.predictor import DEFAULT_MODEL, PredictConfig
-    from tnetcli.system import available_cores
+    from tnetcli.system import available_cores, limit_threads
 
     cores = max(available_cores() // workers, 1)
     config = PredictConfig(
@@ -332,7 +326,7 @@ def predict(
         confidence=confidence,
         seed=seed,
         precision=precision.value,
-        reader=None if reader is None else reader.value,
+        reader=reader,
         regions=regions,
         options=options,
     )
@@ -341,8 +335,8 @@ def predict(
     batch = Batch(len(named))
     # From here on signals finish the running images; before, they end the command at once.
     with (
-        stopping_gently() as asked,
-        BatchProgress(batch, quiet=quiet, as_json=as_json) as progress,
+        graceful_stop() as asked,
+        BatchProgress(batch, quiet=quiet) as progress,
     ):
         say: Callable[[str], None] = (lambda text: None) if quiet else progress.say
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tnetcli.config import SPLIT_NAMES
-from tnetcli.data.config import Data
+from tnetcli.data.config import DataConfig
 from tnetcli.errors import ManifestError
-from tnetcli.files import is_pipe, open_to_read, parts_of
+from tnetcli.files import is_pipe, open_input, read_chunks
 from tnetcli.geometry import Window
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import images_inside, is_image_folder
 from tnetcli.readers.metadata import COARSEST, FINEST
 from tnetcli.readers.wrappers import LEAST_SIDE, Crop, CropKind
-from tnetcli.text import did_you_mean, reason, shorten, some_of
+from tnetcli.text import did_you_mean, join_some, reason, shorten
 
 MOST_TOLD = 8  # more problems than that are only counted
 MOST_HINTS = 3
@@ -56,7 +56,7 @@ class Problems:
         if not self._found:
             return
         found = sorted(self._found, key=lambda each: each[0])
-        told = some_of([problem for _, problem, _ in found], MOST_TOLD, "; ")
+        told = join_some([problem for _, problem, _ in found], MOST_TOLD, "; ")
         count = f"{len(found)} problems in " if len(found) > 1 else ""
         hints = list(dict.fromkeys(hint for *_, hint in found[:MOST_TOLD] if hint))
         raise ManifestError(f"{count}`{self.where}`: {told}", hint="; ".join(hints[:MOST_HINTS]))
@@ -118,9 +118,9 @@ def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) 
 def _read_text(path: Path) -> str:
     hint = "it must be a CSV file in UTF-8"
     try:
-        with open_to_read(path) as file:
+        with open_input(path) as file:
             content = bytearray()
-            for part in parts_of(file):
+            for part in read_chunks(file):
                 content += part
                 if len(content) > MOST_BYTES:
                     break
@@ -172,7 +172,7 @@ class Listed:
     crop: Crop | None = None
 
 
-def list_manifest(data: Data, problems: Problems) -> Iterator[Listed]:
+def list_manifest(data: DataConfig, problems: Problems) -> Iterator[Listed]:
     """Yield the rows of a CSV, and note what is wrong with each."""
     rows = read_rows(data.path, ("path", "label"))
     for name in rows[0].values:
@@ -267,7 +267,7 @@ def _crop(
     return None
 
 
-def _options(data: Data) -> ReadOptions:
+def _options(data: DataConfig) -> ReadOptions:
     return ReadOptions(bands=data.bands, nodata=data.nodata, mpp=data.mpp)
 
 
@@ -299,7 +299,7 @@ def read_options(row: Row, options: ReadOptions, problems: Problems) -> ReadOpti
     return options
 
 
-def list_folder(data: Data, problems: Problems) -> Iterator[Listed]:
+def list_folder(data: DataConfig, problems: Problems) -> Iterator[Listed]:
     """Yield the images of a folder for each class, or of such folders for each split."""
     folders = _folders(data.path, problems)
     parts = [("", label, path) for label, path in folders.items()]

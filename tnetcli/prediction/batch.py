@@ -13,19 +13,18 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from tnetcli.data.images import Image
-from tnetcli.devices import limit_threads, sharing_cores
 from tnetcli.engines.dask import DaskEngine
 from tnetcli.engines.local import DEPTH, Engine, LocalEngine
 from tnetcli.engines.processes import ProcessEngine
 from tnetcli.errors import ClusterError, ImageError, ModelError, UsageError
-from tnetcli.files import absolute, refuse_inputs
+from tnetcli.files import absolute, check_not_input
 from tnetcli.models.checkpoint import Checkpoint, find_model_file, load_checkpoint
 from tnetcli.prediction.jsonl import PredictionFile
 from tnetcli.prediction.predictor import DEFAULT_MODEL, PredictConfig, Predictor, checked
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.watch import READ_TIMEOUT
-from tnetcli.system import available_cores, reuse_freed_memory
+from tnetcli.system import available_cores, limit_threads, reuse_freed_memory, sharing_cores
 
 BATCH_SIZE = 8  # images
 log = logging.getLogger(__name__)
@@ -215,7 +214,7 @@ def predict_images(
             for image in images:
                 # An image whose file system does not answer fails later.
                 with suppress(ImageError):
-                    work = partial(refuse_inputs, output, [image.path])
+                    work = partial(check_not_input, output, [image.path])
                     predictor.inference.opening.run(image.path, work)
             file = closing.enter_context(PredictionFile(output, overwrite=overwrite))
             done = _resume(file, predictor, images)

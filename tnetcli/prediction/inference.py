@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from tnetcli.data.normalize import Normalisation
-from tnetcli.devices import Precision, choose_device
 from tnetcli.errors import ImageError, TnetError
 from tnetcli.geometry import Window
 from tnetcli.models.base import Model
@@ -30,6 +29,7 @@ from tnetcli.prediction.record import (
 from tnetcli.readers.base import Cost, Reader
 from tnetcli.readers.watch import READ_TIMEOUT, ReadingThreads
 from tnetcli.readers.wrappers import CroppedReader
+from tnetcli.system import Precision, choose_device
 from tnetcli.tasks import Classification, softmax
 from tnetcli.traversal.config import StopReason, TraversalConfig
 from tnetcli.traversal.policies import Policy
@@ -283,7 +283,7 @@ def record_result(
         reader=reader.name,
         georeference=reader.georeference,
         mpp=(microns.x, microns.y) if microns else None,
-        offset=reader.layout.offset,
+        offset=reader.info.offset,
         provenance=provenance,
         fingerprint=fingerprint,
         warnings=tuple(warnings),
@@ -365,7 +365,7 @@ def _cost(result: ImageResult, reader: Reader) -> PredictionCost:
         pixels_total=reader.size.pixels,
         fraction_decoded=result.cost.pixels_decoded / reader.size.pixels,
         bytes_read=result.cost.bytes_read,
-        file_bytes=reader.layout.file_bytes,
+        file_bytes=reader.info.file_bytes,
         read_seconds=result.read_seconds,
         model_seconds=result.model_seconds,
         seconds=result.read_seconds + result.model_seconds,
@@ -390,7 +390,7 @@ def on_whole_image(record: Prediction, reader: CroppedReader) -> Prediction:
         width=whole.size.width,
         height=whole.size.height,
         georeference=whole.georeference,
-        offset=whole.layout.offset,
+        offset=whole.info.offset,
         windows=tuple(
             replace(
                 window,

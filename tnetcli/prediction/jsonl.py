@@ -13,20 +13,20 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from tnetcli.config import UNKNOWN
+from tnetcli.config import UNKNOWN_KEY
 from tnetcli.data.images import Image
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.files import (
-    check_free,
-    claim,
+    atomic_file,
+    check_not_input,
+    check_not_special,
+    check_output,
     open_regular,
-    refuse_inputs,
-    refuse_special,
-    sweep,
-    whole_file,
+    remove_stale,
+    try_lock,
 )
 from tnetcli.prediction.record import SCHEMA, Prediction
-from tnetcli.text import DEEP, counted, first_line, printable, reason, shorten, some_of
+from tnetcli.text import DEEP, counted, first_line, join_some, printable, reason, shorten
 
 SYNC_SECONDS = 10.0  # work that a power failure may cost; a killed process loses nothing
 BEGINNING = f'{{"schema":"{SCHEMA}"'.encode()  # of every record
@@ -149,7 +149,7 @@ def _first_problem(error: ValidationError) -> str:
     key = f"`{shorten(key.removeprefix('.'))}`"
     if kind == "missing":
         message = f"{key} is missing"
-    elif kind in UNKNOWN:
+    elif kind in UNKNOWN_KEY:
         message = f"unknown key {key}"
     elif kind != "value_error" or first["loc"]:
         message = f"{key} is {shorten(first['input'])}: {message[:1].lower()}{message[1:]}"
@@ -182,8 +182,8 @@ class PredictionFile:
 
     def __enter__(self) -> Self:
         check_uncompressed(self.path)
-        refuse_special(self.path, hint="name a file; `-o -` is standard output")
-        sweep(self.path.parent)
+        check_not_special(self.path, hint="name a file; `-o -` is standard output")
+        remove_stale(self.path.parent)
         problem = self._taken()
         for _ in range(ATTEMPTS):
             try:
@@ -257,7 +257,7 @@ class PredictionFile:
         """Replace the file by one with the lines of these numbers."""
         renewed: FileIO | None = None
         try:
-            with whole_file(self.path) as file:
+            with atomic_file(self.path) as file:
                 for number, line in enumerate(read_lines(self.path) if kept else ()):
                     if number in kept:
                         file.write(line.text)
@@ -293,7 +293,7 @@ class PredictionFile:
         self._synced = time.monotonic()
 
     def _claim(self, file: FileIO) -> None:
-        if not claim(file):
+        if not try_lock(file):
             raise self._taken()
 
     def _taken(self) -> OutputError:
@@ -364,7 +364,7 @@ def merge(
     Memory holds ids, not records.
     """
     check_uncompressed(output)
-    check_free(output, overwrite=overwrite)
+    check_output(output, overwrite=overwrite)
     if any(os.path.realpath(file) == os.path.realpath(output) for file in files):
         raise OutputError(f"`{output}` is one of the files", hint="name another with -o")
     chosen: dict[str, _Place] = {}
@@ -380,7 +380,7 @@ def merge(
                     f"`{file}` does not belong to `{files[0]}`: {'; '.join(found)}",
                     hint="merge only files of one model with the same settings",
                 )
-            refuse_inputs(output, [record.image])
+            check_not_input(output, [record.image])
             answer = hash((record.label, round(record.probability or 0.0, 5)))
             place = _Place(file, line.start, len(line.text), not record.is_done, answer)
             before = chosen.get(record.id)
@@ -396,7 +396,7 @@ def merge(
     expected = set(order)
     others = [id for id in chosen if id not in expected]
     if others:
-        some = some_of(others, MAX_NAMED)
+        some = join_some(others, MAX_NAMED)
         log.warning("not among the expected images: %s: %s", counted(len(others), "record"), some)
     present = [chosen[id] for id in [*order, *others] if id in chosen]
     _write(present, output)
@@ -420,7 +420,7 @@ class _Place:
 
 
 def _write(places: Sequence[_Place], output: Path) -> None:
-    with whole_file(output) as merged, ExitStack() as stack:
+    with atomic_file(output) as merged, ExitStack() as stack:
         opened: dict[Path, Any] = {}
         for place in places:
             if place.file not in opened:

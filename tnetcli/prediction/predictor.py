@@ -16,8 +16,7 @@ from pydantic import JsonValue, ValidationError
 
 from tnetcli import __version__
 from tnetcli.data.images import Image
-from tnetcli.devices import Precision
-from tnetcli.errors import ImageError, TnetError, UsageError, kind_of
+from tnetcli.errors import ImageError, TnetError, UsageError, error_class
 from tnetcli.models.checkpoint import Checkpoint, find_model_file, load_checkpoint
 from tnetcli.prediction.inference import (
     ImageResult,
@@ -33,7 +32,8 @@ from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.readers.wrappers import CroppedReader
-from tnetcli.text import first_line, spelled_out
+from tnetcli.system import Precision
+from tnetcli.text import escape_surrogates, first_line
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, ScoredRegion, build_policy
 
@@ -60,7 +60,7 @@ class PredictConfig:
 
     def traversal(self, checkpoint: Checkpoint) -> TraversalConfig:
         """Return the traversal of a model with these settings."""
-        config = checkpoint.description.config(levels=self.levels, keep=self.keep)
+        config = checkpoint.description.traversal_config(levels=self.levels, keep=self.keep)
         given = {name: getattr(self, name) for name in ("policy", "budget", "confidence")}
         try:
             return config.changed(**{k: each for k, each in given.items() if each is not None})
@@ -104,7 +104,7 @@ class Predictor:
         self.checkpoint, self.config = checkpoint, config or PredictConfig()
         description = checkpoint.description
         self.traversal = self.config.traversal(checkpoint)
-        self.classes = tuple(map(spelled_out, description.classes))
+        self.classes = tuple(map(escape_surrogates, description.classes))
         self._regions = None
         if self.config.regions is not None:
             self._regions = RegionFile(self.config.regions)
@@ -348,7 +348,7 @@ def load_model(
 def checked(record: Prediction) -> Prediction:
     """Return a record; raise the error of a failed one."""
     if record.error is not None:
-        raise kind_of(record.error.type)(record.error.message, hint=record.error.hint)
+        raise error_class(record.error.type)(record.error.message, hint=record.error.hint)
     return record
 
 

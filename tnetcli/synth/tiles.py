@@ -23,10 +23,10 @@ from PIL import Image, UnidentifiedImageError
 from tnetcli.config import SPLIT_NAMES, SPLITS, Split
 from tnetcli.errors import ManifestError
 from tnetcli.files import METHODS, Archive, open_regular
-from tnetcli.readers.codestreams import decode_photo
+from tnetcli.readers.codestreams import decode_jpeg_file
 from tnetcli.readers.handles import content_stamp
-from tnetcli.readers.image import PHOTO_FAILURES, WITH_ALPHA
-from tnetcli.text import first_line, in_bytes, shorten, some_of
+from tnetcli.readers.image import PILLOW_FAILURES, WITH_ALPHA
+from tnetcli.text import first_line, format_bytes, join_some, shorten
 
 # The reader of photos turns off Pillow's own limit of pixels; ours is below.
 
@@ -46,7 +46,7 @@ OPAQUE_MODES = {"LA": "L", "RGBA": "RGB"}
 MOST_SIDE = 1024
 AT_ONCE = 64  # tiles
 DAMAGED = (
-    *PHOTO_FAILURES,
+    *PILLOW_FAILURES,
     *(EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error),
     *(zipfile.BadZipFile, RuntimeError),  # encrypted, or packed in a way Python does not know
 )
@@ -181,7 +181,7 @@ def _decode(data: bytes) -> NDArray[np.uint8]:
             raise _UnfitError(f"{width} x {height} pixels")
         if image.format == "JPEG" and image.mode in ("L", "RGB"):
             # Twice as fast as Pillow, and what is damaged is an error instead of grey.
-            pixels = decode_photo(data, "GRAY" if image.mode == "L" else "RGB", (width, height))
+            pixels = decode_jpeg_file(data, "GRAY" if image.mode == "L" else "RGB", (width, height))
         else:
             pixels = np.asarray(_in_8_bits(image))
     return pixels.reshape(height, width, -1)
@@ -307,7 +307,7 @@ def refuse(path: Path, problems: Mapping[str, str], total: int) -> None:
     told = [f"`{shorten(name)}` {problems[name]}" for name in sorted(problems)]
     raise ManifestError(
         f"{len(problems)} of {total} tiles of `{path}` cannot be used: "
-        + some_of(told, MOST_NAMED, "; "),
+        + join_some(told, MOST_NAMED, "; "),
         hint="mend or remove them; tiles are 8-bit images of one size, as many pixels a side as a "
         "power of two",
     )
@@ -327,7 +327,7 @@ def find_tiles(path: Path, files: Files) -> dict[str, str]:
         if not name.count("/") or _around(name) != usual:
             problems[name] = f"is not in `{usual}CLASS/` as most are"
         elif files.bytes_of[name] > MOST_BYTES:
-            problems[name] = f"has {in_bytes(files.bytes_of[name])}, too much for a tile"
+            problems[name] = f"has {format_bytes(files.bytes_of[name])}, too much for a tile"
     refuse(path, problems, len(images))
     return {name: name.split("/")[-2] for name in images}
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from tnetcli.geometry import Grid
 from tnetcli.models.base import Episodes
 from tnetcli.tasks import at_least_single
-from tnetcli.training.config import Loss
+from tnetcli.training.config import LossConfig
 from tnetcli.traversal.rollout import Rollout, Round, by_image
 from tnetcli.traversal.runner import TorchRunner
 from tnetcli.traversal.tree import SAME
@@ -22,7 +22,7 @@ def build_episodes(
     found: Rollout,
     runner: TorchRunner,
     targets: Sequence[int],
-    loss: Loss,
+    loss: LossConfig,
     *,
     min_valid: float,
     blocked: Tensor | None = None,
@@ -78,7 +78,7 @@ def build_episodes(
     return episodes, distinct
 
 
-def uniform_fraction(grid: Grid, loss: Loss) -> float:
+def uniform_fraction(grid: Grid, loss: LossConfig) -> float:
     """Return the fraction of draws that ignore attention; 0 where the model proposes the cells."""
     return 0.0 if grid.proposed_only else loss.uniform
 
@@ -97,7 +97,7 @@ class _Choices:
         found: Rollout,
         kept: dict[int, int],
         grid: Grid,
-        loss: Loss,
+        loss: LossConfig,
         min_valid: float,
         blocked: Tensor | None,
     ) -> None:
@@ -160,7 +160,7 @@ def blocked_cells(grid: Grid, max_overlap: float) -> Tensor | None:
     """Return which cells (cells, cells) are passed over after another was chosen."""
     if max_overlap == 1:
         return None
-    shared = np.stack([grid.shared(row, column).ravel() for row, column in grid.cells()])
+    shared = np.stack([grid.overlap(row, column).ravel() for row, column in grid.cells()])
     return torch.from_numpy(shared > max_overlap * (1 + SAME))
 
 
@@ -178,7 +178,12 @@ def mix(attention: Tensor, uniform: float, allowed: Tensor) -> Tensor:
 
 
 def chosen_log_probability(
-    attention: Tensor, chosen: Tensor, allowed: Tensor, loss: Loss, *, blocked: Tensor | None = None
+    attention: Tensor,
+    chosen: Tensor,
+    allowed: Tensor,
+    loss: LossConfig,
+    *,
+    blocked: Tensor | None = None,
 ) -> Tensor:
     """Return the log-probability (grids, most) of what was chosen, by the way it was chosen.
 

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.geometry import Grid, Region, Window, covered, filled
+from tnetcli.geometry import Grid, Region, Window, box_coverage, window_coverage
 from tnetcli.registry import Registry
 from tnetcli.traversal.config import TraversalConfig
 
@@ -192,7 +192,9 @@ class Oracle(_Wrapper):
         if not self.boxes:
             return attention
         cells = [region.window.cell(self.grid, *cell) for cell in self.grid.cells()]
-        overlap = [covered(cell, self.boxes) + filled(cell, self.boxes) for cell in cells]
+        overlap = [
+            box_coverage(cell, self.boxes) + window_coverage(cell, self.boxes) for cell in cells
+        ]
         known = np.where(self.grid.choices().ravel(), np.array(overlap) + TIE * attention, 0)
         total = known.sum()
         return known / total if total > 0 else attention

@@ -68,7 +68,7 @@ def effective(config: TraversalConfig, model: Model, *, scale: float = 1.0) -> T
     finer than the image.
     """
     return config.changed(
-        min_size=scale * model.smallest_view if config.min_size is None else config.min_size,
+        min_size=scale * model.min_view_size if config.min_size is None else config.min_size,
         levels=min(config.levels, model.max_levels or config.levels),
     )
 

@@ -283,7 +283,7 @@ class _Tree:
         columns = self._grid.columns
         place = divmod(cell, columns)
         return all(
-            self._grid.shared(*divmod(other, columns))[place] <= most * (1 + SAME)
+            self._grid.overlap(*divmod(other, columns))[place] <= most * (1 + SAME)
             for other in self._chosen[parent]
         )
 
