@@ -370,6 +370,7 @@ def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:
     data |= {"settings": _settings(made["config"]), "microns_per_pixel": data.pop("mpp")}
     stop = data.pop("stop_reason")
     data["stopped"] = STOPS.get(stop, stop)
+    data["reader"] = {"image": "photo"}.get(data["reader"], data["reader"])
     for window in data["windows"]:
         window["weight"] = window.pop("share")
     assert data.pop("task") == "classification"
