@@ -1,4 +1,4 @@
-"""`tnet predict --crop`: what is found is what is found in images cut out by hand."""
+"""`tnet predict --crop` predicts as on images that were cut out by hand."""
 
 import json
 
@@ -47,7 +47,7 @@ def found(folder):
     return records(folder / "crops.jsonl"), records(folder / "cut.jsonl")
 
 
-def test_crops_are_seen_as_images_cut_out_by_hand(found):
+def test_crops_are_predicted_as_images_cut_out_by_hand(found):
     for crop, cut in zip(*found, strict=True):
         assert (crop.id, crop.label, crop.stop_reason) == (cut.id, cut.label, cut.stop_reason)
         assert crop.probability == pytest.approx(cut.probability, abs=1e-5)
@@ -83,7 +83,7 @@ def test_overlays_lie_where_those_of_cut_images_do(found, folder):
         assert file.crs.to_epsg() == 32633
 
 
-def test_a_later_run_goes_on_and_a_changed_box_is_seen_anew(found, folder, tmp_path):
+def test_crops_are_resumed_and_a_changed_box_is_predicted_again(found, folder, tmp_path):
     kept = tmp_path / "kept.jsonl"
     kept.write_bytes((folder / "crops.jsonl").read_bytes())
     again = ["--manifest", folder / "boxes.csv", "--crop", "box", "-o", kept]
@@ -127,7 +127,7 @@ def test_a_row_without_a_good_box_is_refused(folder, box, says):
     assert done.stderr.count("error:") == done.stderr.count("hint:") == 1
 
 
-def test_a_box_outside_is_a_failed_record_and_the_rest_go_on(folder, tmp_path):
+def test_a_box_outside_is_a_failed_record(folder, tmp_path):
     (folder / "bad.csv").write_text("path,box\na.tif,250 0 261 20\nb.tif,0 0 99 99\n")
     given = ["--manifest", folder / "bad.csv", "--crop", "box", "-o", tmp_path / "o.jsonl"]
     assert predict(folder, *given).returncode == 8
@@ -145,7 +145,7 @@ def test_a_crop_wants_a_manifest(folder):
     assert "only a manifest has them" in done.stderr
 
 
-def test_an_evaluation_crops_as_the_model_was_trained_or_as_it_is_told(folder, tmp_path):
+def test_an_evaluation_crops_as_the_model_was_trained_or_as_given(folder, tmp_path):
     rows = [f"{name}.tif,river,{' '.join(map(str, box))}" for name, box in BOXES.items()]
     (folder / "labels.csv").write_text("\n".join(["path,label,box", *rows]) + "\n")
     (folder / "cut" / "labels.csv").write_text("\n".join(["path,label,box", *rows]) + "\n")
@@ -160,13 +160,13 @@ def test_an_evaluation_crops_as_the_model_was_trained_or_as_it_is_told(folder, t
     cut = loss_of(folder / "m.safetensors", folder / "cut" / "labels.csv")
     whole = loss_of(folder / "m.safetensors", folder / "labels.csv")
     assert cut != pytest.approx(whole, abs=1e-4)
-    told = loss_of(folder / "m.safetensors", folder / "labels.csv", "--crop", "box")
-    assert told == pytest.approx(cut, abs=1e-5)
+    boxes = loss_of(folder / "m.safetensors", folder / "labels.csv", "--crop", "box")
+    assert boxes == pytest.approx(cut, abs=1e-5)
     assert loss_of(trained, folder / "labels.csv") == pytest.approx(cut, abs=1e-5)
     assert loss_of(trained, folder / "labels.csv", "--crop", "none") == pytest.approx(whole)
 
 
-def test_a_model_that_was_trained_on_boxes_says_so(folder, tmp_path):
+def test_a_model_trained_on_boxes_warns_about_whole_images(folder, tmp_path):
     trained = write_model(tmp_path / "t.safetensors", recipe={"data": {"crop": "box"}})
     given = ["predict", "--model", trained, "--manifest", folder / "boxes.csv"]
     whole = tnet(*given)
@@ -179,8 +179,8 @@ def test_a_model_that_was_trained_on_boxes_says_so(folder, tmp_path):
 
 def test_windows_of_whole_images_and_crops_do_not_go_together(folder, tmp_path):
     (tmp_path / "w.csv").write_text("id,left,top,right,bottom\na,0,0,64,64\n")
-    told = ["--manifest", folder / "boxes.csv", "--regions", tmp_path / "w.csv"]
-    done = predict(folder, *told, "--crop", "box", "-o", tmp_path / "out.jsonl")
+    options = ["--manifest", folder / "boxes.csv", "--regions", tmp_path / "w.csv"]
+    done = predict(folder, *options, "--crop", "box", "-o", tmp_path / "out.jsonl")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "error: --regions and --crop are both given",

@@ -30,7 +30,7 @@ def test_a_success_counts_more_than_a_failure_before_it(tmp_path):
     assert (merged.records, merged.failed) == (2, 1)
 
 
-def test_the_list_orders_and_tells_what_is_missing(tmp_path, caplog):
+def test_the_list_sets_the_order_and_what_is_missing(tmp_path, caplog):
     one = write(tmp_path / "1.jsonl", record("a"), record("x"))
     two = write(tmp_path / "2.jsonl", record("b"))
     merged = merge([one, two], tmp_path / "all.jsonl", wanted=wanted("b", "c", "a", "d"))
@@ -109,7 +109,7 @@ def test_empty_lines_at_the_end_are_passed_over(tmp_path):
     assert ids(tmp_path / "all.jsonl") == ["a", "b"]
 
 
-def test_one_is_told_as_one(tmp_path, caplog):
+def test_counts_of_one_are_singular(tmp_path, caplog):
     one = write(tmp_path / "1.jsonl", record("a"))
     two = write(tmp_path / "2.jsonl", record("a", label="sea"))
     merged = merge([one, two], tmp_path / "all.jsonl", wanted=wanted("z"))

@@ -6,9 +6,8 @@ import pytest
 from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
 from tnetcli.data.normalize import Normalisation
-from tnetcli.errors import ImageError
-from tnetcli.prediction.inference import Inference, _windows, record_failure, record_result
-from tnetcli.prediction.record import Prediction, Problem, Provenance
+from tnetcli.prediction.inference import Inference, _windows, record_result
+from tnetcli.prediction.record import Prediction, Provenance
 from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
@@ -19,7 +18,7 @@ MADE = Provenance(model="small", sha256=SHA256, version="1", config={"levels": 9
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
+def found(tmp_path_factory):
     path = tmp_path_factory.mktemp("scene") / "scene.tif"
     write_geotiff(path, noise((600, 500)), overviews=[2, 4])
     normalisation = Normalisation.to_unit_range("uint8", 3)
@@ -41,8 +40,8 @@ def seen(tmp_path_factory):
     return result, record
 
 
-def test_probabilities_are_the_softmax_of_the_scores(seen):
-    result, record = seen
+def test_probabilities_are_the_softmax_of_the_scores(found):
+    result, record = found
     expected = np.exp(result.logits) / np.exp(result.logits).sum()
     assert list(record.probabilities) == list(CLASSES)
     assert list(record.probabilities.values()) == pytest.approx(expected.tolist(), rel=1e-5)
@@ -51,8 +50,8 @@ def test_probabilities_are_the_softmax_of_the_scores(seen):
     assert record.probability == record.probabilities[record.label]
 
 
-def test_every_window_looked_at_is_recorded(seen):
-    result, record = seen
+def test_every_region_is_recorded(found):
+    result, record = found
     assert [window.path for window in record.windows][:2] == ["root", record.windows[1].path]
     assert record.windows[0].box == (0.0, 0.0, 600.0, 500.0)
     assert record.windows[0].attention == 1.0
@@ -61,8 +60,8 @@ def test_every_window_looked_at_is_recorded(seen):
     assert sum(level.windows for level in record.levels) == len(record.windows)
 
 
-def test_what_every_window_would_say_alone_is_recorded_for_all_classes(seen):
-    result, record = seen
+def test_what_every_window_would_say_alone_is_recorded_for_all_classes(found):
+    result, record = found
     powers = np.exp(result.region_logits)
     for window, expected in zip(record.windows, powers / powers.sum(1, keepdims=True), strict=True):
         assert window.probabilities == pytest.approx(expected.tolist(), abs=1e-6)
@@ -70,26 +69,26 @@ def test_what_every_window_would_say_alone_is_recorded_for_all_classes(seen):
         assert window.label == CLASSES[int(np.argmax(window.probabilities))]
 
 
-def test_the_classes_of_windows_are_left_out_where_they_are_many(seen, monkeypatch):
-    monkeypatch.setattr("tnetcli.prediction.inference.MOST_CLASSES", 2)
-    result, _ = seen
+def test_the_classes_of_windows_are_left_out_where_they_are_many(found, monkeypatch):
+    monkeypatch.setattr("tnetcli.prediction.inference.MAX_CLASSES", 2)
+    result, _ = found
     assert {each.probabilities for each in _windows(result, CLASSES)} == {()}
 
 
-def test_the_last_level_agrees_with_the_conclusion(seen):
-    _, record = seen
+def test_the_last_level_agrees_with_the_prediction(found):
+    _, record = found
     assert record.levels[-1].label == record.label
     assert record.levels[-1].probability == pytest.approx(record.probability)
 
 
-def test_the_record_says_why_the_looking_ended(seen):
-    _, record = seen
+def test_the_record_has_the_stop_reason(found):
+    _, record = found
     assert record.stop_reason == "native_resolution"
     assert record.levels[-1].level < 9
 
 
-def test_place_model_and_cost_are_recorded(seen):
-    _, record = seen
+def test_place_model_and_cost_are_recorded(found):
+    _, record = found
     assert (record.width, record.height, record.bands) == (600, 500, 3)
     assert (record.georeference.crs, record.georeference.source) == ("EPSG:32633", "transform")
     assert (record.provenance.model, record.provenance.sha256) == ("small", SHA256)
@@ -101,25 +100,13 @@ def test_place_model_and_cost_are_recorded(seen):
     assert record.cost.seconds == record.cost.read_seconds + record.cost.model_seconds
 
 
-def test_the_record_survives_its_line(seen):
-    _, record = seen
+def test_the_record_survives_its_line(found):
+    _, record = found
     assert Prediction.model_validate_json(record.model_dump_json()) == record
 
 
-def test_a_failure_keeps_what_the_user_would_read():
-    record = record_failure(
-        Problem.of(ImageError("torn", hint="again")),
-        image="b.tif",
-        id="b",
-        provenance=MADE,
-    )
-    assert Prediction.model_validate_json(record.model_dump_json()) == record
-    assert (record.provenance.sha256, record.provenance.config) == (SHA256, {"levels": 9})
-    assert (record.status, record.error.message, record.error.hint) == ("failed", "torn", "again")
-
-
-def test_glimpses_are_recorded_in_pixels_of_the_image(seen):
-    result, _ = seen
+def test_glimpses_are_recorded_in_pixels_of_the_image(found):
+    result, _ = found
     assert result.glimpses.shape == (len(result.nodes), 0, 4)
     boxes = np.tile(np.float32([[0.25, 0.5, 0.5, 1.0], [0, 0, 1, 1]]), (len(result.nodes), 1, 1))
     scores = np.zeros((len(result.nodes), 2, len(CLASSES)), np.float32)

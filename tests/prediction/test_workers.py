@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def worker(folder):
-    """What a process is told; this one forgets it afterwards."""
+    """Return the configuration of a worker; this process forgets its model afterwards."""
     model = str(folder / "m.safetensors")
     threads = torch.get_num_threads()
     for kept in (batch._predictor, batch._log_queue):

@@ -11,6 +11,10 @@ from typing import Annotated
 import typer
 
 from tnetcli.cli.options import (
+    EXECUTION,
+    INPUT,
+    OUTPUT,
+    TRAVERSAL,
     Bands,
     CropName,
     Device,
@@ -170,6 +174,7 @@ def predict(
             metavar="NAME|FILE",
             help="Bundled model or .safetensors file.",
             show_default="the bundled one",
+            rich_help_panel=INPUT,
         ),
     ] = None,
     levels: Levels = None,
@@ -180,7 +185,7 @@ def predict(
             metavar="NAME",
             help="How cells are chosen: top_k, sample, best_first or a plug-in.",
             show_default="as trained",
-            rich_help_panel="Traversal",
+            rich_help_panel=TRAVERSAL,
         ),
     ] = None,
     budget: Annotated[
@@ -188,7 +193,7 @@ def predict(
         typer.Option(
             min=1,
             help="Maximum number of regions read per image, the whole image included.",
-            rich_help_panel="Traversal",
+            rich_help_panel=TRAVERSAL,
         ),
     ] = None,
     confidence: Annotated[
@@ -197,7 +202,7 @@ def predict(
             min=0,
             max=1,
             help="Stop as soon as a class is at least this probable.",
-            rich_help_panel="Traversal",
+            rich_help_panel=TRAVERSAL,
         ),
     ] = None,
     regions: Annotated[
@@ -207,7 +212,7 @@ def predict(
             help="Regions of level 2: predictions of another model, or a CSV with path, left, top, "
             "right, bottom.",
             show_default="the model's choice",
-            rich_help_panel="Traversal",
+            rich_help_panel=TRAVERSAL,
         ),
     ] = None,
     seed: Seed = 0,
@@ -218,7 +223,7 @@ def predict(
         CropName,
         typer.Option(
             help="Read only the boxes of the manifest, exactly or with context around them.",
-            rich_help_panel="Input",
+            rich_help_panel=INPUT,
         ),
     ] = CropName.none,
     read_timeout: ReadTimeout = READ_TIMEOUT,
@@ -230,7 +235,7 @@ def predict(
             metavar="FILE.jsonl|-",
             help="Write JSON Lines to a file, which a later run resumes, or to standard output.",
             show_default="a readable summary",
-            rich_help_panel="Output",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     overwrite: Overwrite = False,
@@ -241,7 +246,7 @@ def predict(
         typer.Option(
             min=0,
             help="Stop once more images than this have failed; 0 stops at the first failure.",
-            rich_help_panel="Execution",
+            rich_help_panel=EXECUTION,
         ),
     ] = None,
     shard: Shard = None,
@@ -251,7 +256,7 @@ def predict(
             min=1,
             max=10_000,
             help="Number of images traversed together.",
-            rich_help_panel="Execution",
+            rich_help_panel=EXECUTION,
         ),
     ] = 8,
     workers: Annotated[
@@ -260,7 +265,7 @@ def predict(
             min=1,
             max=256,
             help="Number of processes, which share the cores of the job.",
-            rich_help_panel="Execution",
+            rich_help_panel=EXECUTION,
         ),
     ] = 1,
     scheduler: Annotated[
@@ -269,13 +274,13 @@ def predict(
             envvar="TNET_SCHEDULER",
             metavar="ADDRESS|FILE",
             help="Dask cluster to predict on: tcp://HOST:8786 or a scheduler file (extra `dask`).",
-            rich_help_panel="Execution",
+            rich_help_panel=EXECUTION,
         ),
     ] = None,
     device: Device = "auto",
     precision: Annotated[
         PrecisionName,
-        typer.Option(help="Precision of the computation.", rich_help_panel="Execution"),
+        typer.Option(help="Precision of the computation.", rich_help_panel=EXECUTION),
     ] = PrecisionName.fp32,
 ) -> None:
     """Classify IMAGES with recursive hard attention.

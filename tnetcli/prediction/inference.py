@@ -1,4 +1,4 @@
-"""Run a model over images and make a record of each rollout."""
+"""Inference: run a model on images, and turn each result into a prediction record."""
 
 import logging
 import time
@@ -22,7 +22,6 @@ from tnetcli.prediction.record import (
     LevelRecord,
     Prediction,
     PredictionCost,
-    Problem,
     Provenance,
     RegionRecord,
 )
@@ -70,10 +69,10 @@ class ImageResult:
 
 
 class Inference:
-    """Runs one model on images; results do not depend on the rest of the batch.
+    """Run one model on images; the result of an image does not depend on the batch.
 
-    Several threads may call `run` at once: one encodes while another reads. `bands` are the names
-    that the model knows its bands by. A read without progress for `read_timeout` seconds fails.
+    Several threads may call `run` at once: one encodes while another reads. `bands` are the band
+    names of the model. A read without progress for `read_timeout` seconds fails.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Inference:
         )
         self.opening = ReadingThreads(OPENING, read_timeout)
         if precision == "bf16" and self.device.type == "cpu":
-            log.warning("bf16 is slower than fp32 on a processor without hardware for it")
+            log.warning("bf16 is slower than fp32 on CPUs without hardware support")
 
     @classmethod
     def of(
@@ -140,17 +139,16 @@ class Inference:
         self.close()
 
     def close(self) -> None:
-        """Stop the reading threads; the images stay open."""
+        """End the reading threads; the images stay open."""
         self._views.close()
         self.opening.close()
 
     def run(
         self, readers: Sequence[Reader], config: TraversalConfig, policies: Sequence[Policy]
     ) -> list[ImageResult | TnetError]:
-        """Traverse all images together; a failed image yields its error.
+        """Traverse images together and return a result or an error for each.
 
-        Levels end where a view would be finer than the image's own pixels, unless the configuration
-        has a `min_size`.
+        By default levels end at native resolution; `config.min_size` changes that.
         """
         before = [reader.cost for reader in readers]
         errors: dict[int, TnetError] = {}
@@ -237,24 +235,8 @@ def _rows(found: Rollout, name: str, own: torch.Tensor) -> torch.Tensor | None:
 
 
 NO_PROVENANCE = Provenance()
-MOST_CLASSES = 100  # above this, records leave out the probabilities of each window
+MAX_CLASSES = 100  # above this, records leave out the probabilities of each window
 DECIMALS = 6
-
-
-def record_failure(
-    problem: Problem, *, image: str, id: str, provenance: Provenance, fingerprint: str = ""
-) -> Prediction:
-    """Return the record of an image that failed."""
-    return Prediction(
-        schema=SCHEMA,
-        id=id,
-        image=image,
-        status="failed",
-        provenance=provenance,
-        fingerprint=fingerprint,
-        stop_reason="failed",
-        error=problem,
-    )
 
 
 def record_result(
@@ -319,7 +301,7 @@ def _windows(result: ImageResult, classes: Sequence[str]) -> list[RegionRecord]:
             label=label,
             probability=probability,
             valid=float(valid),
-            probabilities=_class_probabilities(each),
+            probabilities=_rounded(each) if len(classes) <= MAX_CLASSES else (),
             steps=_rounded(steps) if steps.any() else (),
             glimpses=tuple(_glimpses(node.region.window, boxes, scores, classes)),
         )
@@ -340,18 +322,12 @@ def _windows(result: ImageResult, classes: Sequence[str]) -> list[RegionRecord]:
 def _glimpses(
     window: Window, boxes: NDArray[np.float32], scores: NDArray[np.float32], classes: Sequence[str]
 ) -> Iterator[GlimpseRecord]:
-    """Yield what was seen inside of a window: edges (glimpses, 4), scores (glimpses, classes)."""
+    """Yield the glimpses of a window from edges (glimpses, 4) and scores (glimpses, classes)."""
     across = (window.left + boxes[:, ::2].astype(float) * window.width).tolist()
     down = (window.top + boxes[:, 1::2].astype(float) * window.height).tolist()
     for (left, right), (top, bottom), each in zip(across, down, scores, strict=True):
         label, probability = _best(softmax(each), classes)
         yield GlimpseRecord((left, top, right, bottom), label, round(probability, DECIMALS))
-
-
-def _class_probabilities(probabilities: NDArray[np.float64]) -> tuple[float, ...]:
-    if len(probabilities) > MOST_CLASSES:
-        return ()
-    return _rounded(probabilities)
 
 
 def _rounded(values: NDArray[np.floating]) -> tuple[float, ...]:
@@ -378,7 +354,7 @@ def _best(probabilities: NDArray[np.float64], classes: Sequence[str]) -> tuple[s
 
 
 def on_whole_image(record: Prediction, reader: CroppedReader) -> Prediction:
-    """Return the record of a crop with all figures in pixels of the image it was cut from."""
+    """Return the record of a crop in pixels of the whole image."""
     whole, x, y = reader.whole, reader.crop.left, reader.crop.top
     cost, pixels = record.cost, whole.size.pixels
 

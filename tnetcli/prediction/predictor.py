@@ -22,10 +22,9 @@ from tnetcli.prediction.inference import (
     ImageResult,
     Inference,
     on_whole_image,
-    record_failure,
     record_result,
 )
-from tnetcli.prediction.record import Prediction, Problem, Provenance
+from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance
 from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
@@ -195,12 +194,15 @@ class Predictor:
         else:
             hint = "unexpected error: please report it with the output of `tnet predict -v`"
             problem = Problem(type(error).__name__, first_line(error), hint)
-        return record_failure(
-            problem,
-            image=image.path,
+        return Prediction(
+            schema=SCHEMA,
             id=image.id,
+            image=image.path,
+            status="failed",
             provenance=self.provenance,
             fingerprint=fingerprint,
+            stop_reason="failed",
+            error=problem,
         )
 
     def _predict_together(self, images: Sequence[Image]) -> list[Prediction]:

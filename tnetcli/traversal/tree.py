@@ -203,7 +203,6 @@ class _Tree:
             if own is None:
                 self.stop = "failed"
                 return
-            _check(own, self._grid, node)
             self._open(node, own)
         if self._policy.persistent:
             self._choose_from_pool()
@@ -338,16 +337,3 @@ class _Tree:
             if node in self._numbers and self._policy.fixed(parent.region) is None:
                 edge = Edge(cell, node, self._chosen[parent].index(cell))
                 parent.edges = tuple(sorted((*parent.edges, edge), key=lambda each: each.cell))
-
-
-def _check(scores: CellScores, grid: Grid, node: Node) -> None:
-    where = f"image {node.image}, `{node.region.path}`"
-    places = grid.rows * grid.columns
-    if scores.logits.ndim != 2 or len(scores.logits) != places:
-        raise ValueError(f"logits of {where} have shape {scores.logits.shape}, not ({places}, ...)")
-    if scores.valid.shape != (places,):
-        raise ValueError(f"valid of {where} has shape {scores.valid.shape}, not ({places},)")
-    if not (scores.logits < math.inf).all():  # NaN is not
-        raise ValueError(f"logits of {where} hold NaN or infinity")
-    if not (np.isfinite(scores.valid) & (scores.valid >= 0)).all():
-        raise ValueError(f"valid of {where} holds a negative number, NaN or infinity")
