@@ -181,15 +181,6 @@ def test_a_worker_that_does_not_answer_is_not_waited_for(monkeypatch, caplog):
     assert "does not answer" in caplog.text
 
 
-@pytest.mark.slow
-def test_a_cluster_that_adapts_grows():
-    with start(0) as cluster:
-        cluster.adapt(minimum=0, maximum=2, interval="100ms")
-        found = list(run(cluster, process_of, range(200)))
-    assert sorted(item for item, _ in found) == list(range(200))
-    assert len({process for _, process in found}) == 2
-
-
 def test_a_result_that_takes_long_to_come_is_awaited(local, monkeypatch):
     """As after the death of the worker that had it: it is made again."""
     slow = iter([True, True, False])

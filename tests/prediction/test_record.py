@@ -136,27 +136,16 @@ WRONG = {
     "an error": ({"error": {"type": "E", "message": "m"}}, "`error` is for"),
     "no error": ({"status": "failed", "label": None}, "`error` is for"),
     "no width": ({"width": 0}, "0 x 3000 pixels"),
-    "a huge height": ({"height": 10**12}, "height"),
     "a width as text": ({"width": "9"}, "width"),
-    "a width as truth": ({"width": True}, "width"),
-    "three offsets": ({"offset": [0, 0, 0]}, "offset"),
     "half an offset": ({"offset": [0.5, 0]}, "offset"),
     "no map": ({"georeference": {"crs": None, "transform": [0.0] * 6}}, "degenerate"),
-    "a flat map": ({"georeference": {"crs": None, "transform": [1, 2, 0, 2, 4, 0]}}, "degenerate"),
     "a map too far": ({"georeference": {"crs": None, "transform": [1, 0, 1e13, 0, 1, 0]}}, "degen"),
-    "a short transform": ({"georeference": {"crs": None, "transform": [1.0, 0.0]}}, "transform"),
-    "a CRS as number": ({"georeference": {"crs": 5, "transform": [1, 0, 0, 0, 1, 0]}}, "crs"),
     "no microns": ({"mpp": [0.0, 0.5]}, "mpp"),
-    "negative microns": ({"mpp": [-1.0, 0.5]}, "mpp"),
-    "microns of one axis": ({"mpp": [0.25]}, "mpp"),
     "a digest": ({"provenance": {"sha256": "F" * 64}}, "sha256"),
     "a runtime": ({"provenance": {"runtime": "abacus"}}, "runtime"),
     "a view size as text": ({"provenance": {"config": {"view_size": "224"}}}, "view_size"),
-    "a view size of 0": ({"provenance": {"config": {"view_size": 0}}}, "view_size"),
     "a probability": ({"probability": 1.5}, "probability"),
-    "probabilities as list": ({"probabilities": [1, 2]}, "probabilities"),
     "a class above 1": ({"probabilities": {"forest": 2.0, "river": 0.0}}, "forest"),
-    "a class without number": ({"probabilities": {"forest": None, "river": 0.0}}, "forest"),
     "a sum": ({"probabilities": {"forest": 0.5, "river": 0.6}}, "add up to 1.1, not 1"),
     "another class": ({"label": "sea"}, "`sea` is not among the classes"),
     "a level": (
@@ -170,7 +159,6 @@ WRONG = {
     ),
     "a cost": ({"cost": {"bytes_read": 10**30}}, "bytes_read"),
     "a warning": ({"warnings": [5]}, "warnings"),
-    "windows as text": ({"windows": "x"}, "windows"),
     "a window that is a number": ({"windows": [1]}, "windows"),
 }  # fmt: skip
 
@@ -192,35 +180,25 @@ def test_a_wrong_record_is_refused(name):
     ("change", "says"),
     [
         ({"box": [9.0, 9.0, 1.0, 1.0]}, "`box` is thinner than 0.02 pixels"),
-        ({"box": [5.0, 5.0, 5.0, 9.0]}, "thinner"),
         ({"box": [0.0, 0.0, 0.01, 9.0]}, "thinner"),
         ({"box": [0.0, 0.0, 1e10, 9.0]}, "less than or equal"),
-        ({"box": [0, 0, 10**400, 9]}, "box"),
         ({"box": [0.0, 0.0, 9.0]}, "box"),
         ({"box": ["a", "b", "c", "d"]}, "valid number"),
         ({"attention": 2}, "less than or equal"),
         ({"attention": -0.1}, "greater than or equal"),
         ({"attention": "0.5"}, "valid number"),
-        ({"attention": True}, "valid number"),
-        ({"attention": None}, "valid number"),
-        ({"probability": 1.5}, "probability"),
-        ({"probabilities": [0.5, 1.5]}, "probabilities"),
         ({"probabilities": [0.5]}, "1 probabilities of 2 classes"),
         ({"probabilities": [0.5, 0.75]}, "add up to 1.25"),
         ({"path": "lost/0-0"}, "path"),
         ({"path": "root/0-0\n"}, "path"),
-        ({"path": 5}, "path"),
         ({"path": "root/g1"}, "does not fit the path"),
         ({"level": 3}, "`level` 3 does not fit the path"),
         ({"path": "root", "level": 1}, "`root` is there twice"),
         ({"rank": 0}, "rank"),
         ({"rank": 10**400}, "rank"),
-        ({"rank": 1.5}, "rank"),
-        ({"label": None}, "label"),
         ({"label": "sea"}, "`sea` is not a class"),
         ({"steps": ["a"]}, "steps"),
         ({"colour": "red"}, "colour"),
-        ({"glimpses": None}, "glimpses"),
         ({"glimpses": [{"box": [9, 9, 1, 1], "label": "river", "probability": 1}]}, "glimpse 1: "),
         ({"glimpses": [{"box": [0, 0, 1, 1], "label": "sea", "probability": 1}]}, "`sea` is not"),
         ({"glimpses": [{"box": [0, 0, 1, 1], "label": "river", "probability": 2}]}, "probability"),
@@ -235,7 +213,7 @@ def test_a_wrong_window_is_refused(change, says):
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400"])
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
 @pytest.mark.parametrize(
     "key", ["probability", "config", "outcome", "box", "attention", "mpp", "transform"]
 )
@@ -266,7 +244,7 @@ def test_a_number_that_is_not_finite_cannot_be_recorded(value):
 
 
 @pytest.mark.parametrize("key", ["outcome", "reading", "provenance"])
-@pytest.mark.parametrize("depth", [70, 150, 100_000])
+@pytest.mark.parametrize("depth", [70, 100_000])
 def test_nesting_is_bounded(key, depth):
     data = json.loads(WHOLE.model_dump_json())
     data[key] = {"config": {"a": "HERE"}} if key == "provenance" else {"a": "HERE"}

@@ -21,10 +21,6 @@ def Views(size, *given, **options):
     return ViewsBySize(lambda region: size, *given, **options)
 
 
-def test_stretching_reads_the_image_itself():
-    assert root_window(Size(300, 100), "stretch") == Window(0, 0, 300, 100)
-
-
 @pytest.mark.parametrize(
     ("size", "expected"),
     [
@@ -123,11 +119,6 @@ def test_a_pixel_is_background_only_with_all_its_bands(tmp_path):
         ((_, view),) = next(views.read([Node(0, Region(Window(0, 0, 64, 64)))], [opened], 1))
     assert view.valid == 1.0
     assert view.cell_valid == pytest.approx([0, 1, 0, 1])
-
-
-def test_a_view_needs_a_thread():
-    with pytest.raises(ValueError, match="threads"):
-        Views(8, GRID, UNIT, threads=0)
 
 
 def test_a_cell_does_not_count_what_only_its_edge_pixels_hold(tmp_path):
