@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import rasterio
 from rasterio.transform import Affine
 
 from tests.commands import tnet
@@ -67,20 +66,6 @@ def test_windows_are_in_pixels_of_the_whole_image(found, folder):
             assert ours.box == pytest.approx(tuple(moved))
         assert crop.cost.pixels_total == 260 * 280
         assert crop.cost.fraction_decoded == crop.cost.pixels_decoded / (260 * 280)
-
-
-def test_overlays_lie_where_those_of_cut_images_do(found, folder):
-    outlines = []
-    for name in ("crops", "cut"):
-        out = folder / f"{name}.geojson"
-        given = ["export", folder / f"{name}.jsonl", "--format", "geojson", "-o", out]
-        assert tnet(*given, "--overwrite").returncode == 0
-        features = json.loads(out.read_text())["features"]
-        outlines.append([feature["geometry"]["coordinates"] for feature in features])
-    for ours, theirs in zip(*outlines, strict=True):
-        assert np.allclose(ours, theirs, atol=2e-7)
-    with rasterio.open(folder / "a.tif") as file:
-        assert file.crs.to_epsg() == 32633
 
 
 def test_crops_are_resumed_and_a_changed_box_is_predicted_again(found, folder, tmp_path):

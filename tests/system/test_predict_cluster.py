@@ -201,17 +201,3 @@ def test_an_image_that_kills_takes_no_other_along(folder, tmp_path):
     again = subprocess.run([*words, "-q"], cwd=folder, env=environment(), check=False)
     assert again.returncode == 0  # here, in one process, it is an image like others
     assert len(records(folder / "killed.jsonl")) == len(listed)
-
-
-def test_processes_of_this_machine_say_the_same(folder):
-    """A few images are enough: what differs would differ in each."""
-    listed = [f"images/{number:03}.tif" for number in range(6)] + ["images/bad.tif"]
-    found = []
-    for name, more in (("one.jsonl", []), ("two.jsonl", ["--workers", "2"])):
-        words = [*TNET, "predict", *listed, "--model", "m.safetensors", "-q", "-o", name, *more]
-        done = subprocess.run(
-            words, cwd=folder, env=environment(), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 8, done.stderr
-        found.append(records(folder / name))
-    check_same(*found)

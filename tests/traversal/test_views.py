@@ -163,13 +163,6 @@ def test_one_view_can_be_asked_for_and_fetched_later(reader):
         assert view.valid == expected.valid
 
 
-def test_a_view_that_cannot_be_read_is_fetched_as_its_error():
-    with Views(8, GRID, UNIT, threads=1) as views:
-        good, bad = (views.submit(Slow(), Region(Window(left, 0, 5, 5))) for left in (1, -1))
-        assert isinstance(good.result(), View)
-        assert isinstance(bad.result(), ImageError)
-
-
 def test_a_view_is_being_read_before_it_is_fetched():
     begun = threading.Event()
 

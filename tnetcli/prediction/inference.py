@@ -288,35 +288,28 @@ def _levels(result: ImageResult, classes: Sequence[str]) -> list[LevelRecord]:
     ]
 
 
-def _windows(result: ImageResult, classes: Sequence[str]) -> list[RegionRecord]:
-    probabilities = softmax(result.region_logits)
-    return [
-        RegionRecord(
+def _windows(result: ImageResult, classes: Sequence[str]) -> Iterator[RegionRecord]:
+    probabilities = softmax(result.region_logits)  # (regions, classes)
+    for number, node in enumerate(result.nodes):
+        label, probability = _best(probabilities[number], classes)
+        window, steps = node.region.window, result.steps[number]
+        glimpses = _glimpses(
+            window, result.glimpses[number], result.glimpse_logits[number], classes
+        )
+        yield RegionRecord(
             path=node.region.path,
             level=node.region.level,
-            box=node.region.window.box,
+            box=window.box,
             attention=node.attention,
             rank=node.rank,
-            share=float(weight),
+            share=float(result.weights[number]),
             label=label,
             probability=probability,
-            valid=float(valid),
-            probabilities=_rounded(each) if len(classes) <= MAX_CLASSES else (),
+            valid=float(result.valid[number]),
+            probabilities=_rounded(probabilities[number]) if len(classes) <= MAX_CLASSES else (),
             steps=_rounded(steps) if steps.any() else (),
-            glimpses=tuple(_glimpses(node.region.window, boxes, scores, classes)),
+            glimpses=tuple(_glimpses(window, boxes, scores, classes)),
         )
-        for node, weight, valid, steps, boxes, scores, each, (label, probability) in zip(
-            result.nodes,
-            result.weights,
-            result.valid,
-            result.steps,
-            result.glimpses,
-            result.glimpse_logits,
-            probabilities,
-            (_best(each, classes) for each in probabilities),
-            strict=True,
-        )
-    ]
 
 
 def _glimpses(
