@@ -293,9 +293,7 @@ def _windows(result: ImageResult, classes: Sequence[str]) -> Iterator[RegionReco
     for number, node in enumerate(result.nodes):
         label, probability = _best(probabilities[number], classes)
         window, steps = node.region.window, result.steps[number]
-        glimpses = _glimpses(
-            window, result.glimpses[number], result.glimpse_logits[number], classes
-        )
+        boxes, scores = result.glimpses[number], result.glimpse_logits[number]
         yield RegionRecord(
             path=node.region.path,
             level=node.region.level,
