@@ -439,8 +439,8 @@ def test_properties_of_a_region_in_pixels():
 def test_ids_are_stable_and_differ_by_image_model_and_region():
     base = {"image": "a.svs", "sha256": "0" * 64}
 
-    def found(seen, **told):
-        return features(record(seen, **(base | told)))[0]["id"]
+    def found(seen, **facts):
+        return features(record(seen, **(base | facts)))[0]["id"]
 
     first = found(window())
     assert first == found(window(attention=0.9, label="forest"))

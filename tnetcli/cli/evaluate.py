@@ -95,7 +95,7 @@ def evaluate(
     for path in (output, confusion):
         if path is not None:
             check_output(path, overwrite=overwrite)
-    source: "Path | DataConfig" = data
+    source: Path | DataConfig = data
     if data.suffix.lower() in (".yaml", ".yml"):
         from tnetcli.training.recipe import read_recipe
 

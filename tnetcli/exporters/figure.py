@@ -16,7 +16,8 @@ from pydantic import Field
 from tnetcli.errors import ImageError
 from tnetcli.exporters.base import ImageOptions, clean_text, regions_of, whole_box
 from tnetcli.exporters.imagery import Imagery, open_imagery
-from tnetcli.geometry import Georeference, Size
+from tnetcli.geo import pixel_metres
+from tnetcli.geometry import Size
 from tnetcli.prediction.record import BoxEdges, Prediction, RegionRecord
 from tnetcli.text import counted, printable
 
@@ -36,7 +37,6 @@ INK, QUIET, RULE, GROUND = "#1e2228", "#646c76", "#dee2e6", (226, 229, 233)
 # The colour-blind safe palette of Okabe and Ito; level 1 is grey.
 LEVELS = ("#8c949e", "#e69f00", "#56b4e9", "#f0e442", "#cc79a7", "#009e73", "#d55e00")
 UNITS = ((1e3, "km"), (1.0, "m"), (1e-2, "cm"), (1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm"))
-FARTHEST = 1e9  # metres or degrees
 log = logging.getLogger(__name__)
 
 
@@ -205,7 +205,8 @@ def _draw_regions(
 
 def _draw_scale_bar(page: "Page", prediction: Prediction, place: _Place, y: int, width: int) -> int:
     """Draw the scale bar, if the size of a pixel is known."""
-    known = pixel_metres(prediction)
+    size = Size(prediction.width, prediction.height)
+    known = pixel_metres(prediction.georeference, prediction.mpp, size)
     if known is None:
         return y
     across, down = known[0] / place.across, known[1] / place.down  # metres per pixel of the figure
@@ -295,7 +296,7 @@ def _draw_views(
                 _colour(region.level), border, halo=0.5,
             )  # fmt: skip
             _draw_caption(page, region, x, y + high + page.px(6), side)
-        y += high + page.px(6) + 3 * page.step(CAPTION) + space
+        y += high + page.px(6) + 3 * round(1.32 * page.px(CAPTION)) + space
     if failed:
         log.warning("%d views cannot be shown: %s", len(failed), failed[0])
     if rest := len(regions) - len(listed):
@@ -371,46 +372,9 @@ def _fitted(width: float, height: float, most: int) -> tuple[int, int]:
 
 
 def _percent(probability: float) -> str:
-    """Return a probability in per cent, never 0 % or 100 % by rounding."""
     if 0 < probability < 0.005:
         return "< 1 %"
     return "> 99 %" if probability >= 0.995 else f"{100 * probability:.0f} %"
-
-
-def pixel_metres(prediction: Prediction) -> tuple[float, float, bool] | None:
-    """Return width and height of the central pixel in metres, and whether others are alike.
-
-    None if the size is unknown, larger than the Earth or smaller than an atom.
-    """
-    try:
-        found = _ground_pixel(prediction)
-        if found is None and prediction.mpp is not None:
-            across, down = prediction.mpp
-            found = 1e-6 * across, 1e-6 * down, True
-    except ValueError:  # an unknown CRS
-        return None
-    return found if found and all(1e-12 < each < 1e8 for each in found[:2]) else None
-
-
-def _ground_pixel(prediction: Prediction) -> tuple[float, float, bool] | None:
-    place = prediction.georeference
-    if place is None or place.crs is None:
-        return None
-    size = Size(prediction.width, prediction.height)
-    a, b, c, d, e, f = place.transform
-    sizes = []
-    # The centre, and four points near the corners.
-    for x, y in ((0.0, 0.0), (-0.45, -0.45), (0.45, -0.45), (-0.45, 0.45), (0.45, 0.45)):
-        x, y = x * size.width, y * size.height
-        moved = Georeference(place.crs, (a, b, c + a * x + b * y, d, e, f + d * x + e * y))
-        if not (np.abs(moved.to_map([0, size.width], [0, size.height])) < FARTHEST).all():
-            return None
-        sizes.append(moved.ground_size(size))
-    centre, *others = sizes
-    if centre is None:
-        return None
-    even = all(other is not None and np.allclose(other, centre, rtol=0.05) for other in others)
-    return *centre, even
 
 
 def round_length(most: float) -> float:
@@ -469,10 +433,6 @@ class Page:
         """Return a length, given for 1600 pixels of width, in pixels of this figure."""
         return max(round(self.scale * length), 1)
 
-    def step(self, letters: int) -> int:
-        """Return the distance between lines of text."""
-        return round(1.32 * self.px(letters))
-
     def measure(self, text: str, letters: int, *, bold: bool = False) -> int:
         """Return the width of a text in pixels."""
         from matplotlib.textpath import text_to_path
@@ -496,7 +456,7 @@ class Page:
             x, y + 1.05 * self.px(letters), kept + end, color=colour, ha=ha, va="baseline",
             fontproperties=_font(self.px(letters), bold), parse_math=False, usetex=False,
         )  # fmt: skip
-        return round(y) + self.step(letters)
+        return round(y) + round(1.32 * self.px(letters))
 
     def paragraph(
         self, x: int, y: int, text: str, width: int, letters: int, colour: str = QUIET
