@@ -28,7 +28,6 @@ from tnetcli.evaluation.metrics import (
     macro_f1,
     summarise,
 )
-from tnetcli.geometry import Window
 from tnetcli.models.checkpoint import load_model
 from tnetcli.models.cost import Counter, Step, steps_of_config
 from tnetcli.prediction.inference import ImageResult, Inference
@@ -145,67 +144,52 @@ class Evaluator:
         readers: dict[int, Reader] = {}
         fixed: dict[int, tuple[ScoredRegion, ...]] = {}
         results: dict[tuple[Choice, int], ImageResult] = {}
+
+        def policy(choice: Choice, n: int) -> Policy:
+            own, grid = build_policy(self._config, seeds[n]), self._inference.model.grid
+            if choice == "random":
+                return Random(own, grid, seeds[n])
+            if choice == "oracle":
+                return Oracle(own, grid, images[n].boxes)
+            return Fixed(own, fixed[n]) if n in fixed else own
+
         with ExitStack() as stack:
-            for number, image in enumerate(images):
+            for n, image in enumerate(images):
                 try:
                     reader = stack.enter_context(image.open())
                     if self._regions is not None:
-                        fixed[number] = self._regions.of(image.id, image.path, reader.size)
-                    readers[number] = reader
+                        fixed[n] = self._regions.of(image.id, image.path, reader.size)
+                    readers[n] = reader
                 except TnetError as error:
                     self._fail(image, error)
             for choice in self._found:
-                for number, found in self._run(choice, images, readers, seeds, fixed):
+                numbers = [n for n in readers if choice != "oracle" or images[n].boxes]
+                policies = [policy(choice, n) for n in numbers]
+                run = self._inference.run([readers[n] for n in numbers], self._config, policies)
+                for n, found in zip(numbers, run, strict=True):
                     if isinstance(found, ImageResult):
-                        results[choice, number] = found
+                        results[choice, n] = found
                     else:
-                        self._fail(images[number], found)
-                        del readers[number]
+                        self._fail(images[n], found)
+                        del readers[n]
             if self._checks is not None:
                 checks = check_attention(
                     self._inference,
                     list(readers.values()),
-                    [results["attention", number] for number in readers],
+                    [results["attention", n] for n in readers],
                     self._config,
-                    [self._policy("attention", (), seeds[n], fixed.get(n)) for n in readers],
-                    seeds=[seeds[number] for number in readers],
+                    [policy("attention", n) for n in readers],
+                    seeds=[seeds[n] for n in readers],
                 )
                 self._checks += [check for check in checks if check is not None]
-            for number, reader in readers.items():
+            for n, reader in readers.items():
                 self.images += 1
-                self.images_with_boxes += bool(images[number].boxes)
-                own = results["attention", number]
-                self._costs.append(self._cost(own, reader))
+                self.images_with_boxes += bool(images[n].boxes)
+                self._costs.append(self._cost(results["attention", n], reader))
                 for choice, kept in self._found.items():
-                    kept.append(self._keep(images[number], results.get((choice, number), own)))
-
-    def _policy(
-        self,
-        choice: Choice,
-        boxes: Sequence[Window],
-        seed: int,
-        fixed: Sequence[ScoredRegion] | None,
-    ) -> Policy:
-        policy, grid = build_policy(self._config, seed), self._inference.model.grid
-        if choice == "random":
-            return Random(policy, grid, seed)
-        if choice == "oracle":
-            return Oracle(policy, grid, boxes)
-        return policy if fixed is None else Fixed(policy, fixed)
-
-    def _run(
-        self,
-        choice: Choice,
-        images: Sequence[LabelledImage],
-        readers: dict[int, Reader],
-        seeds: Sequence[int],
-        fixed: dict[int, tuple[ScoredRegion, ...]],
-    ) -> list[tuple[int, ImageResult | TnetError]]:
-        """Traverse the images with one policy; the oracle takes only images with boxes."""
-        numbers = [number for number in readers if choice != "oracle" or images[number].boxes]
-        policies = [self._policy(choice, images[n].boxes, seeds[n], fixed.get(n)) for n in numbers]
-        found = self._inference.run([readers[n] for n in numbers], self._config, policies)
-        return list(zip(numbers, found, strict=True))
+                    # Images without boxes count in the oracle as chosen by the model.
+                    result = results.get((choice, n), results["attention", n])
+                    kept.append(self._keep(images[n], result))
 
     def _fail(self, image: LabelledImage, error: TnetError) -> None:
         log.warning("image `%s` is left out: %s", image.id, error)
