@@ -41,6 +41,8 @@ def tnet(
         with _streams(given, out, err):
             try:
                 code = app.run()
+            except SystemExit as end:  # shell completion ends so
+                code = end.code or 0
             except Exception:
                 traceback.print_exc()
                 code = 1
@@ -59,9 +61,9 @@ def _streams(*files):
     try:
         for number, file in enumerate(files):
             os.dup2(file.fileno(), number)
-        sys.stdin = open(0, encoding="utf-8", closefd=False)
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):

@@ -180,7 +180,7 @@ def test_flat_striped_and_large_blocks_are_warned_of(tmp_path):
 
 def test_a_flat_image_can_be_refused(tmp_path):
     write_geotiff(tmp_path / "flat.tif", grain(4224))
-    done = tnet("info", "--flat", "refuse", tmp_path / "flat.tif")
+    done = tnet("info", "-O", "overviews=require", tmp_path / "flat.tif")
     assert done.returncode == 3
     assert "tnet pyramid" in done.stderr
 
@@ -194,14 +194,14 @@ def test_variables_that_hide_sidecars_are_warned_of(tmp_path):
 
 
 def test_bands_nodata_and_mpp_can_be_given(scene):
-    (record,) = facts(scene, "--bands", "3,red", "--nodata", "7", "--mpp", "0.5")
+    (record,) = facts(scene, "--bands", "3,red", "-O", "nodata=7", "-O", "mpp=0.5")
     assert record["bands"] == ["blue", "red"]
     assert record["nodata"] == 7
-    assert (record["microns_per_pixel"], record["microns_source"]) == ([0.5, 0.5], "--mpp")
+    assert (record["microns_per_pixel"], record["microns_source"]) == ([0.5, 0.5], "mpp")
 
 
 def test_an_absurd_resolution_is_refused(scene):
-    done = tnet("info", "--mpp", "5000", scene)
+    done = tnet("info", "-O", "mpp=5000", scene)
     assert done.returncode == 2
 
 
@@ -286,12 +286,12 @@ def test_a_closed_standard_input_is_wrong_usage():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("flag", ["--z", "--t"])
-def test_a_plane_of_an_image_without_planes_is_refused(scene, flag):
-    assert tnet("info", flag, "0", scene).returncode == 0
-    done = tnet("info", flag, "3", scene)
+@pytest.mark.parametrize("key", ["z", "t"])
+def test_a_plane_of_an_image_without_planes_is_refused(scene, key):
+    assert tnet("info", "-O", f"{key}=0", scene).returncode == 0
+    done = tnet("info", "-O", f"{key}=3", scene)
     assert done.returncode == 3
-    assert f"{flag[2:]} = 0..0" in done.stderr
+    assert f"{key} = 0..0" in done.stderr
 
 
 def test_a_name_does_not_steer_the_terminal(tmp_path):

@@ -20,7 +20,7 @@ GRID = Grid(3, 3, 0.5)
 def recipe(tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(
-        f"model: {{classes: 4, backbone: {BACKBONE}, view_size: {VIEW_SIZE}, weighting: true}}\n"
+        f"model: {{classes: 4, backbone: {BACKBONE}, view_size: {VIEW_SIZE}, aggregator: gated}}\n"
         "traversal: {levels: 3, keep: [2, 1]}\n"
     )
     return path
@@ -121,11 +121,11 @@ def test_a_level_has_at_most_2000_windows(recipe):
 def test_parts_add_up_to_the_whole(recipe):
     found = profile_recipe(recipe)
     assert list(found.parts) == [
-        "backbone", "location", "position", "weighting", "classifier", "baseline",
+        "backbone", "location", "position", "aggregator", "head", "baseline",
     ]  # fmt: skip
     assert sum(part.trainable for part in found.parts.values()) == found.parameters.trainable
     assert sum(part.total for part in found.parts.values()) == found.parameters.total
-    assert found.parts["classifier"].trainable == (found.model.feature_size + 1) * 4
+    assert found.parts["head"].trainable == (found.model.feature_size + 1) * 4
 
 
 def test_rows_are_the_windows_asked_for_and_the_default(recipe):
@@ -208,7 +208,7 @@ def test_text_is_readable_at_100_columns(recipe, timing):
     assert max(map(len, text.splitlines()[1:])) <= 100  # the first line is a path
     assert text.isascii()
     assert "4 (default)" in text
-    assert "weighting" in text
+    assert "aggregator" in text
     assert ("median of 1 run after" in text) == (timing is not None)
 
 

@@ -19,7 +19,7 @@ from tests.runs import MODEL, recipe_of, write_images
 from tnetcli.cli import progress as training_progress
 from tnetcli.cli.app import main
 from tnetcli.cli.progress import TrainingProgress
-from tnetcli.training.config import Stage
+from tnetcli.training.config import StageConfig
 from tnetcli.training.recipe import read_recipe
 
 RECIPE = {
@@ -140,9 +140,9 @@ def assert_two_lines(err, problem, hint):
 @pytest.mark.parametrize(
     ("change", "problem", "hint"),
     [
-        ("loss.selction=topk", "unknown key `loss.selction`", "did you mean `selection`?"),
+        ("loss.selction=top_k", "unknown key `loss.selction`", "did you mean `selection`?"),
         ("stages.0.stpes=3", "unknown key `stages.0.stpes`", "did you mean `steps`?"),
-        ("stages.0.loss.selction=topk", "`stages.0.loss.selction`", "did you mean `selection`?"),
+        ("stages.0.loss.selction=top_k", "`stages.0.loss.selction`", "did you mean `selection`?"),
         ("stages=[]", "`stages` is empty", ""),
         ("stages=[{steps: 1}, {steps: 2}]", "two stages share a name", ""),
         ("stages.0.learn=tiles", "needs `data.kind: mosaic`", ""),
@@ -171,11 +171,11 @@ def test_a_folder_that_cannot_be_made_is_one_error_and_one_hint(folder):
 
 def test_a_loss_that_is_no_number_is_one_error_and_one_hint(folder, tmp_path):
     code, out, err = here(
-        folder / "small.yaml", "-o", tmp_path / "run", "-q", "--set", "optimizer.rate=1e30",
+        folder / "small.yaml", "-o", tmp_path / "run", "-q", "--set", "optimizer.lr=1e30",
         "--set", "training.validate_every=10",
     )  # fmt: skip
     assert (code, out) == (5, "")
-    assert_two_lines(err, "not a number", "optimizer.rate")
+    assert_two_lines(err, "not a number", "optimizer.lr")
 
 
 def test_a_device_that_is_not_there_is_a_usage_error(folder, tmp_path):
@@ -249,7 +249,7 @@ ROW = {
     "distinct": 0.5,
     "windows_per_second": 321.0,
 }
-JUDGED = {"loss": 0.25, "accuracy": [0.25, 0.5], "hit": [0.125], "by_chance": 0.375}
+JUDGED = {"loss": 0.25, "accuracy": [0.25, 0.5], "hit": [0.125], "random_accuracy": 0.375}
 
 
 class Terminal(io.StringIO):
@@ -263,7 +263,7 @@ def test_on_a_terminal_a_live_table_shows_how_it_goes(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     with TrainingProgress([]) as progress:
-        progress.stage(Stage(name="look", steps=8), 8)
+        progress.stage(StageConfig(name="look", steps=8), 8)
         progress.step(ROW, 2, 8)
         progress.validation(JUDGED, True)
         progress.step(ROW, 4, 8)
@@ -293,7 +293,7 @@ def test_off_a_terminal_lines_come_now_and_then(capsys, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(training_progress.time, "monotonic", lambda: now[0])
     with TrainingProgress([]) as progress:
-        progress.stage(Stage(name="look", steps=100), 100)
+        progress.stage(StageConfig(name="look", steps=100), 100)
         for done in range(1, 101):
             now[0] += 1
             progress.step(ROW, done, 100)
@@ -308,7 +308,7 @@ def test_off_a_terminal_lines_come_now_and_then(capsys, monkeypatch):
 def test_the_same_warning_is_told_once_a_stage(capsys):
     with TrainingProgress([], quiet=True) as progress:
         for stage in ("one", "two"):
-            progress.stage(Stage(name=stage, steps=1), 1)
+            progress.stage(StageConfig(name=stage, steps=1), 1)
             for share in (0.1, 0.2):
                 progress.warn(f"attention is stuck (entropy {share})")
             progress.step(ROW, 1, 1)

@@ -19,7 +19,7 @@ from tnetcli.evaluation.metrics import (
     summarise,
     wilson,
 )
-from tnetcli.geometry import Window, covered, filled
+from tnetcli.geometry import Window, box_coverage, window_coverage
 
 
 def logits(*probabilities):
@@ -230,7 +230,7 @@ class TestHits:
 
     def test_what_boxes_share_counts_once(self):
         same = [Window(0, 100, 120, 100)] * 2
-        assert filled(self.WINDOW, same) == pytest.approx(0.2)
+        assert window_coverage(self.WINDOW, same) == pytest.approx(0.2)
         assert not hits(self.WINDOW, same)
 
     def test_without_boxes_nothing_is_hit(self):
@@ -256,9 +256,9 @@ def test_filled_and_covered_are_what_counting_pixels_gives(seed):
     for layer, box in zip(page, [window, *boxes], strict=True):
         layer[box.top : box.bottom, box.left : box.right] = True
     inside = page[1:] & page[0]
-    assert filled(window, boxes) == pytest.approx(inside.any(axis=0).sum() / page[0].sum())
+    assert window_coverage(window, boxes) == pytest.approx(inside.any(axis=0).sum() / page[0].sum())
     shares = [a.sum() / b.sum() for a, b in zip(inside, page[1:], strict=True)]
-    assert covered(window, boxes) == pytest.approx(max(shares, default=0))
+    assert box_coverage(window, boxes) == pytest.approx(max(shares, default=0))
 
 
 class TestHitRate:

@@ -366,8 +366,8 @@ TIFF = (
         "float-overflow", "S17", _overflowing,
         (
             step("info", "{images}/a.tif", codes=(0, 3)),
-            step("predict", "{images}/a.tif", "--rescale", "0,1e-38", codes=(0, 3)),
-            step("predict", "{images}/a.tif", "--rescale=-3e38,3e38", codes=(0, 3)),
+            step("predict", "{images}/a.tif", "-O", "rescale=0,1e-38", codes=(0, 3)),
+            step("predict", "{images}/a.tif", "-O", "rescale=-3e38,3e38", codes=(0, 3)),
         ),
     ),
     image("bands-65535", "S10", "a.tif", _many_bands),

@@ -203,12 +203,6 @@ def test_any_view_of_a_striped_stack_is_the_area_mean(path):
             assert error.max() <= 0.51 + 1e-2
 
 
-def test_strips_are_told_from_tiles(path):
-    tifffile.imwrite(path, scene()[0], rowsperstrip=16, compression="lzw", metadata=None)
-    found = info(path)
-    assert (found.tiled, found.compression, found.levels[0].block) == (False, "lzw", Size(SIDE, 16))
-
-
 def test_the_bytes_read_are_those_of_the_tiles(path):
     tifffile.imwrite(path, scene()[0], tile=(64, 64), compression="lzw", metadata=None)
     with tifffile.TiffFile(path) as file:
@@ -256,18 +250,6 @@ def test_one_sample_of_several_is_read_alone(path, planar):
     assert np.array_equal(read(path, bands=("4", "2")).values, image[[3, 1]])
 
 
-def test_an_unknown_channel_is_refused_with_a_list(path):
-    write_ome_tiff(path, scene(), channels=("DAPI", "FITC", "Cy5"))
-    with pytest.raises(ImageError, match="no band `Cy7`") as caught:
-        info(path, bands=("Cy7",))
-    assert "2 FITC" in caught.value.hint
-
-
-def test_unnamed_colours_are_red_green_and_blue(path):
-    write_ome_rgb(path, [scene()])
-    assert info(path).bands == ("red", "green", "blue")
-
-
 def test_a_qptiff_names_its_channels():
     assert info(real("wsi/small_vectra.qptiff")).bands == ("DAPI", "FITC", "Cy3")
 
@@ -308,19 +290,6 @@ def test_a_stack_is_not_read_without_a_choice(stack, options):
         read(stack, Window(0, 0, 100, 80), Size(100, 80), **options)
 
 
-def test_the_hint_names_every_option_and_its_range(stack):
-    with pytest.raises(ImageError) as caught:
-        read(stack, Window(0, 0, 100, 80), Size(100, 80))
-    assert "--z 0..2" in caught.value.hint
-    assert "--t 0..1" in caught.value.hint
-
-
-def test_a_stack_opens_without_a_choice_and_warns(stack):
-    found = info(stack)
-    assert found.details["planes"] == {"z": 3, "t": 2}
-    assert any("--z" in warning for warning in found.warnings)
-
-
 @pytest.mark.parametrize(("z", "t"), [(0, 0), (2, 0), (1, 1), (2, 1)])
 def test_the_plane_is_the_one_that_was_chosen(stack, z, t):
     pixels = read(stack, Window(0, 0, 100, 80), Size(100, 80), z=z, t=t)
@@ -338,7 +307,6 @@ def test_the_plane_of_an_overview_is_the_one_that_was_chosen(stack, z, t):
     [
         ({"z": 3}, "z = 3", "z = 0..2"),
         ({"t": 2}, "t = 2", "t = 0..1"),
-        ({"z": -1}, "z = -1", "0..2"),
     ],
 )
 def test_a_plane_that_is_not_there_is_refused_with_the_range(stack, chosen, problem, hint):
@@ -406,12 +374,6 @@ def test_each_axis_of_ome_has_a_unit_of_its_own(path):
     assert (found.x, found.y) == pytest.approx((0.5, 0.5))
 
 
-@pytest.mark.parametrize("unit", ["pixel", "reference frame"])
-def test_a_unit_that_is_no_length_gives_no_resolution(path, unit):
-    write_ome_tiff(path, scene(), microns=(1, 1), unit=unit)
-    assert info(path).microns_per_pixel is None
-
-
 @pytest.mark.parametrize(("unit", "density"), [("CENTIMETER", 20_000), ("INCH", 50_800)])
 def test_resolution_tags_are_turned_into_microns(path, unit, density):
     tifffile.imwrite(
@@ -422,23 +384,6 @@ def test_resolution_tags_are_turned_into_microns(path, unit, density):
     assert found.source == "TIFF resolution tags"
 
 
-@pytest.mark.parametrize(("unit", "density"), [("INCH", 72), ("INCH", 300), ("CENTIMETER", 1e6)])
-def test_resolution_tags_out_of_range_are_ignored_with_a_warning(path, unit, density):
-    tifffile.imwrite(
-        path, scene()[0], resolution=(density, density), resolutionunit=unit, metadata=None
-    )
-    found = info(path)
-    assert found.microns_per_pixel is None
-    assert "ignored" in found.warnings[0]
-
-
-@pytest.mark.parametrize("unit", ["NONE", "CENTIMETER"])
-def test_resolution_tags_without_a_meaning_are_no_resolution(path, unit):
-    density = (20_000, 20_000) if unit == "NONE" else (0, 0)
-    tifffile.imwrite(path, scene()[0], resolution=density, resolutionunit=unit, metadata=None)
-    assert info(path).microns_per_pixel is None
-
-
 def test_ome_is_believed_before_the_tags(path):
     metadata = {"axes": "CYX", "PhysicalSizeX": 0.25, "PhysicalSizeY": 0.25}
     tifffile.imwrite(
@@ -446,11 +391,6 @@ def test_ome_is_believed_before_the_tags(path):
         resolutionunit="CENTIMETER",
     )  # fmt: skip
     assert info(path).microns_per_pixel.x == 0.25
-
-
-def test_the_users_resolution_wins(path):
-    write_ome_tiff(path, scene())
-    assert info(path, mpp=0.3).microns_per_pixel.source == "--mpp"
 
 
 # Validity
@@ -469,13 +409,6 @@ def test_a_transparent_pixel_is_invalid_and_alpha_is_no_band(path, planar):
     assert info(path).bands == ("red", "green", "blue")
     assert np.array_equal(pixels.valid, image[3] > 0)
     assert np.array_equal(pixels.values, np.where(image[3] > 0, image[:3], 0))
-
-
-def test_the_users_nodata_is_invalid(path):
-    image = scene(2, "uint16")
-    image[1, 10, 10] = 65535
-    write_ome_tiff(path, image)
-    assert np.argwhere(~read(path, nodata=65535).valid).tolist() == [[10, 10]]
 
 
 def test_a_pixel_that_is_not_a_number_is_invalid(path):

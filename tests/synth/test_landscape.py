@@ -12,7 +12,7 @@ from PIL.Image import Transpose
 from tests.images import area_average
 from tests.synth.test_tiles import EUROSAT, encode, needs_eurosat, write_zip
 from tnetcli.config import SPLITS
-from tnetcli.data.config import Landscape
+from tnetcli.data.config import LandscapeConfig, TilesConfig
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box, Cost
@@ -20,12 +20,11 @@ from tnetcli.synth import landscape
 from tnetcli.synth.landscape import LandscapeMaker, cubic_weights
 from tnetcli.synth.tiles import read_tiles
 from tnetcli.testing.reader import SMALL_BOXES, ReaderContract, area_mean, random_windows
-from tnetcli.training.config import Tiles
 
 SIDE = 8
 BACKGROUND = ("crop", "forest", "pasture", "sea")
 SITES = ("harbour", "town")
-RULES = Landscape(size=128, background=BACKGROUND, sites=SITES, neighbours=5)
+RULES = LandscapeConfig(size=128, background=BACKGROUND, sites=SITES, neighbours=5)
 
 
 def tile_pixels(seed, kind, side=SIDE, bands=3):
@@ -458,7 +457,7 @@ def test_where_no_class_is_empty_a_window_without_a_site_shows_nothing(tiles):
 
 
 def test_a_crowded_scene_has_several_sites_and_no_label(tiles):
-    maker, crowd = maker_of(tiles, size=512), Tiles(crowded=1.0, sites=(2, 3))
+    maker, crowd = maker_of(tiles, size=512), TilesConfig(crowded=1.0, sites=(2, 3))
     counts = Counter()
     for seed in range(40):
         scene = maker.scene(seed, training=True, crowd=crowd)
@@ -472,7 +471,7 @@ def test_a_crowded_scene_has_several_sites_and_no_label(tiles):
 
 
 def test_a_window_with_enough_of_two_kinds_of_sites_is_ambiguous(tiles):
-    maker, crowd = maker_of(tiles, size=512), Tiles(crowded=1.0, sites=(2, 2))
+    maker, crowd = maker_of(tiles, size=512), TilesConfig(crowded=1.0, sites=(2, 2))
     seen = Counter()
     for seed in range(40):
         scene = maker.scene(seed, training=False, crowd=crowd)
@@ -484,7 +483,7 @@ def test_a_window_with_enough_of_two_kinds_of_sites_is_ambiguous(tiles):
 
 
 def test_a_crowded_scene_is_pickled_as_such(tiles):
-    scene = maker_of(tiles).scene(1, training=True, crowd=Tiles(crowded=1.0))
+    scene = maker_of(tiles).scene(1, training=True, crowd=TilesConfig(crowded=1.0))
     other = pickle.loads(pickle.dumps(scene))
     assert other.boxes == scene.boxes
     assert np.array_equal(other.draw(0, whole(other)), scene.draw(0, whole(scene)))
@@ -552,7 +551,7 @@ def test_a_landscape_of_eurosat_is_its_tiles(tmp_path):
     with zipfile.ZipFile(EUROSAT) as archive:
         names = [name for name in archive.namelist() if name.endswith(".jpg")][::70]
         path = write_zip(tmp_path / "some.zip", {name: archive.read(name) for name in names})
-    rules = Landscape(
+    rules = LandscapeConfig(
         background=("Forest", "Pasture", "SeaLake"), sites=("Industrial", "River"), size=1024
     )
     scene = scene_with(LandscapeMaker(read_tiles(path), "train", rules), (1, 1), training=True)

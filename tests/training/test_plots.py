@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tnetcli.errors import OutputError
-from tnetcli.files import check_free, write_whole
+from tnetcli.files import check_output, write_file
 from tnetcli.geometry import Size, Window
 from tnetcli.training.plots import COLOURS, Sample, draw_confusion, draw_curves, draw_samples
 
@@ -93,7 +93,7 @@ class TestCurves:
             [line(0), line(10, loss=float("nan")), line(20, loss=float("inf")), line(30)],
             [line(0, accuracy=None, validation=None), line(1, accuracy=[0.1, None], entropy="x")],
             [line(0, accuracy=[0.1]), line(1, accuracy=[0.1, 0.2]), line(2, accuracy=0.5)],
-            [line(0, validation={"accuracy": [0.1, 0.2], "hit": [0.5], "by_chance": 0.1})],
+            [line(0, validation={"accuracy": [0.1, 0.2], "hit": [0.5], "random_accuracy": 0.1})],
             [{"stage": name, "step": 0, "loss": 1.0} for name in STRANGE],
         ],
         ids=range(8),
@@ -223,25 +223,25 @@ class TestFiles:
     def test_what_was_there_is_replaced_and_nothing_else_is_left(self, tmp_path):
         path = tmp_path / "a.json"
         for content in (b"one", b"two"):
-            write_whole(path, content)
+            write_file(path, content)
             assert path.read_bytes() == content
         assert list(tmp_path.iterdir()) == [path]
 
     def test_a_link_stays_a_link(self, tmp_path):
         (tmp_path / "link").symlink_to(tmp_path / "a.json")
-        write_whole(tmp_path / "link", b"one")
+        write_file(tmp_path / "link", b"one")
         assert (tmp_path / "link").is_symlink()
         assert (tmp_path / "a.json").read_bytes() == b"one"
 
     def test_a_place_that_cannot_be_written_to_is_told(self, tmp_path):
         with pytest.raises(OutputError, match="cannot write"):
-            write_whole(tmp_path / "none" / "a.json", b"")
+            write_file(tmp_path / "none" / "a.json", b"")
 
     @pytest.mark.parametrize(
         ("name", "problem"),
         [
             ("there", "exists"),
-            ("folder", "a folder is in the way"),
+            ("folder", "is a folder"),
             ("none/a", "there is no folder"),
             ("x" * 300, "not a name"),
         ],
@@ -250,9 +250,9 @@ class TestFiles:
         (tmp_path / "there").write_text("")
         (tmp_path / "folder").mkdir()
         with pytest.raises(OutputError, match=problem):
-            check_free(tmp_path / name)
+            check_output(tmp_path / name)
 
     def test_what_is_there_may_be_replaced_if_asked(self, tmp_path):
         (tmp_path / "there").write_text("")
-        check_free(tmp_path / "there", overwrite=True)
-        check_free(tmp_path / "new")
+        check_output(tmp_path / "there", overwrite=True)
+        check_output(tmp_path / "new")

@@ -70,7 +70,7 @@ def test_what_a_killed_training_left_keeps_nobody_out(folder):
 
 def test_a_claim_that_was_just_taken_away_is_none(folder, monkeypatch):
     monkeypatch.setattr(
-        "tnetcli.training.run_dir.claim", lambda file: folder.claim.unlink() or True
+        "tnetcli.training.run_dir.try_lock", lambda file: folder.claim.unlink() or True
     )
     assert "another tnet is training" in refused(enter, folder)
 
@@ -251,7 +251,7 @@ def test_a_pipe_in_a_run_folder_is_refused_and_not_waited_for(folder, recipe, na
         folder.forget_after(0)
         enter(folder)
 
-    assert "regular file" in (said := refused(resume)) or "no ordinary file" in said
+    assert "regular file" in refused(resume)
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "a: &a [*a]", "1" * 5000, "\udc00"])

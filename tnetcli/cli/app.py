@@ -1,4 +1,4 @@
-"""The `tnet` command: subcommands, errors and exit codes."""
+"""The `tnet` command: subcommands, error messages and exit codes."""
 
 import errno
 import logging
@@ -6,79 +6,152 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.exceptions import TyperException
+from typer.main import get_command
 
 from tnetcli import __version__
-from tnetcli.cli.doctor import doctor
-from tnetcli.cli.evaluate import evaluate
-from tnetcli.cli.export import export
-from tnetcli.cli.info import info
-from tnetcli.cli.merge import merge
-from tnetcli.cli.models import models
-from tnetcli.cli.options import show_help_without_command
-from tnetcli.cli.predict import predict
-from tnetcli.cli.profile import profile
+from tnetcli.cli.options import LogFormat, show_help_without_command
 from tnetcli.cli.progress import show_error, show_log, show_problem
-from tnetcli.cli.pyramid import pyramid
-from tnetcli.cli.recipes import recipes
-from tnetcli.cli.signals import AGAIN, INTERRUPTED, Stopped, end_process, stop_when_told
-from tnetcli.cli.synth import synth
-from tnetcli.cli.train import train
+from tnetcli.cli.signals import INTERRUPTED, RUN_AGAIN, Stopped, end_process, install_handlers
 from tnetcli.errors import ImageError, ModelError, OutputError, TnetError
 from tnetcli.system import confine_gdal
 from tnetcli.text import first_line
-from tnetcli.training.distributed import is_speaker
 
 BROKEN_PIPE = 141
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+GDAL_CACHE_MB = "128"
+# Each command with its summary and an example; its module `tnetcli.cli.NAME` is imported on use.
 COMMANDS = {
-    each.__name__: each
-    for each in (
-        *(doctor, evaluate, export, info, merge, models, predict, profile, pyramid, synth, train),
-    )
+    "doctor": ("Show versions, devices and paths for a bug report.", "tnet doctor"),
+    "evaluate": (
+        "Evaluate a model on labelled images.",
+        "tnet evaluate --model model.safetensors --data manifest.csv",
+    ),
+    "export": (
+        "Export predictions as GeoJSON, heat map, figure, HTML or table.",
+        "tnet export predictions.jsonl -o regions.geojson",
+    ),
+    "info": ("Show what a reader finds in images.", "tnet info scene.tif --json"),
+    "merge": (
+        "Merge prediction files and list missing images.",
+        "tnet merge part-*.jsonl -o predictions.jsonl",
+    ),
+    "models": ("List models and backbones, or describe one model.", "tnet models default"),
+    "predict": (
+        "Classify images with recursive hard attention.",
+        "tnet predict scene.tif --levels 3 -o predictions.jsonl",
+    ),
+    "profile": (
+        "Count parameters and multiplications; measure time per image.",
+        "tnet profile --model default --windows 0,1,4",
+    ),
+    "pyramid": ("Build overviews with GDAL.", "tnet pyramid scene.tif -o scene-cog.tif"),
+    "recipes": (
+        "List, show and copy the recipes that come with tnet.",
+        "tnet recipes copy own-images",
+    ),
+    "synth": (
+        "Create labelled synthetic images.",
+        "tnet synth out --kind digits --images 100 --size 2048",
+    ),
+    "train": (
+        "Train a model from a recipe.",
+        "tnet train own-images.yaml -o run --set stages.0.steps=500",
+    ),
 }
-# What is kept of a command that is stopped, where that is more than nothing.
-HINTS = {
-    "export": "files that are there are whole: run it again, a folder goes on with --resume",
-    "predict": "records in a FILE.jsonl are kept: run the same command again to go on",
-    "train": "what was saved is kept: run it again with --resume to go on",
+STOP_HINTS = {
+    "export": "finished files are complete; run it again, for a folder with --resume",
+    "predict": "records in a FILE.jsonl are saved; run the same command again to resume",
+    "train": "progress is saved; run it again with --resume",
 }
-
-
-# What a command was most likely working on when it ran out of memory; else an image.
-EXHAUSTED: dict[str, type[TnetError]] = {
+# What a command was most likely working on when it ran out of memory; an image by default.
+OUT_OF_MEMORY: dict[str, type[TnetError]] = {
     **dict.fromkeys(("models", "profile", "train"), ModelError),
     **dict.fromkeys(("export", "merge", "synth"), OutputError),
 }
 log = logging.getLogger(__name__)
 
 
-class _ByName(TyperGroup):
-    """Lists commands by name; Typer would put those with commands of their own last."""
+class _Command(TyperCommand):
+    """A command whose plain help groups options by panel and ends with an example."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(self.commands)
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                panel = getattr(parameter, "rich_help_panel", None)
+                panels.setdefault(panel or kind, []).append(record)
+        panels["Options"] = panels.pop("Options")  # last: --help is one of them
+        for name, records in panels.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(f"\n{self.epilog}\n")
+
+
+class _LazyGroup(TyperGroup):
+    """A group that lists commands by their summaries and imports only the one that runs."""
+
+    _is_listing = False
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if self._is_listing or cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        return load_command(cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with self._listing():
+            super().format_commands(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        with self._listing():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _listing(self) -> Iterator[None]:
+        self._is_listing = True
+        try:
+            yield
+        finally:
+            self._is_listing = False
+
+
+def load_command(name: str) -> Any:
+    """Import a command's module and return its Click command."""
+    found = getattr(import_module(f"tnetcli.cli.{name}"), name)
+    if isinstance(found, typer.Typer):
+        return get_command(found)
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, cls=_Command, epilog=f"Example:\n\n    {COMMANDS[name][1]}")(found)
+    command = get_command(single)
+    for parameter in command.params:
+        if isinstance(parameter, TyperOption):
+            parameter.show_envvar = parameter.envvar is not None
+    return command
 
 
 app = typer.Typer(
     name="tnet",
-    cls=_ByName,
-    help="Classify gigapixel images by looking closer only where it matters.",
+    cls=_LazyGroup,
+    help="Classify gigapixel images with recursive hard attention.",
+    epilog="Every option can be set by an environment variable: TNET_PREDICT_LEVELS=3 sets "
+    "--levels of tnet predict.",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help takes half the time, most of all on a network disk
+    rich_markup_mode=None,  # importing rich would double the time of --help
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TNET"},
 )
-
-
-for _command in COMMANDS.values():
-    app.command()(_command)
-app.add_typer(recipes, name="recipes")
+for _name, (_summary, _) in COMMANDS.items():
+    app.command(_name, help=_summary)(lambda: None)
 
 
 def _show_version(wanted: bool) -> None:
@@ -100,114 +173,114 @@ def _tnet(
             help="Show the version.",
         ),
     ] = False,
+    log_format: LogFormat = "text",
 ) -> None:
     show_help_without_command(context)
-    show_log()
+    show_log(as_json=log_format == "json")
 
 
 def main() -> None:
-    """Run the command line; docs/errors.md lists the exit codes."""
+    """Run the command line in this process; docs/errors.md lists the exit codes.
+
+    Everything that changes the process as a whole is set here, never by the library.
+    """
     confine_gdal()
-    stop_when_told(_tell)
+    os.environ.setdefault("GDAL_CACHEMAX", GDAL_CACHE_MB)
+    install_handlers(_report_stop)
     log_libraries()
     end_process(run())
 
 
-class _Libraries(logging.Handler):
-    """Passes what libraries warn of to our own log, a line each, where `-v` shows it."""
+class _LibraryHandler(logging.Handler):
+    """Forward log lines of libraries to our own log, which shows them with `-v`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log.debug("%s: %s", record.name, " ".join(record.getMessage().split()))
 
 
 def log_libraries() -> None:
-    """Keep warnings and log lines of libraries from standard error, for this whole process."""
+    """Keep warnings and log lines of libraries off standard error, for the whole process."""
     logging.captureWarnings(True)
-    logging.getLogger().addHandler(_Libraries())
+    logging.getLogger().addHandler(_LibraryHandler())
 
 
 def run() -> int:
-    """Turn what a user can fix into two lines and an exit code; bugs keep their traceback."""
-    if sys.stdout is None:  # the next file to be opened would take its place
+    """Run the command in `sys.argv` and return its exit code; bugs keep their traceback."""
+    if sys.stdout is None:  # the next file to be opened would take its descriptor
         show_problem("cannot write the output: standard output is closed", "add `> /dev/null`")
         return OutputError.exit_code
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # for letters that it does not have
+            stream.reconfigure(errors="backslashreplace")  # its encoding may lack characters
     try:
-        with _noticing_broken_pipes():
+        with _raising_broken_pipes():
             code = _run_command()
             sys.stdout.flush()
-    except BrokenPipeError:  # `tnet info … | head` has what it wanted
-        _drop_output()
+    except BrokenPipeError:
+        _discard_output()
         return BROKEN_PIPE
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL:
             raise
-        _drop_output()
-        show_problem(f"cannot write the output: {error.strerror}", "is there space left?")
+        _discard_output()
+        show_problem(f"cannot write the output: {error.strerror}", "free some disk space")
         return OutputError.exit_code
     return code
 
 
 def _run_command() -> int:
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="tnet", standalone_mode=False)
     except TnetError as error:
         show_error(error)
         return error.exit_code
     except TyperException as error:
-        show_problem(error.format_message(), f"see `{_command_of(error)} --help`")
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else f"tnet {_command_name()}".strip()
+        show_problem(error.format_message(), f"see `{command} --help`")
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
-        problem = _exhausted(error)
+        problem = _exceeded_limit(error)
         if not problem:
             raise
         log.debug("%s", problem, exc_info=True)
-        show_problem(problem, "leave out the file that it was working on, or give it more memory")
-        return EXHAUSTED.get(_command_name(), ImageError).exit_code
+        show_problem(problem, "leave out the file that was being processed, or add memory")
+        return OUT_OF_MEMORY.get(_command_name(), ImageError).exit_code
     except (Stopped, KeyboardInterrupt) as stop:
-        return _tell(stop if isinstance(stop, Stopped) else Stopped(INTERRUPTED))
-    if code == INTERRUPTED:  # what Typer makes of Ctrl-C
-        return _tell(Stopped(INTERRUPTED))
+        return _report_stop(stop if isinstance(stop, Stopped) else Stopped(INTERRUPTED))
+    if code == INTERRUPTED:  # Typer turns Ctrl-C into this code
+        return _report_stop(Stopped(INTERRUPTED))
     return code if isinstance(code, int) else 0
 
 
-def _exhausted(error: Exception) -> str:
-    """Return which limit of this process an input has exceeded; nothing for any other error."""
+def _exceeded_limit(error: Exception) -> str:
+    """Return which limit of the process was exceeded; "" for any other error."""
     if isinstance(error, RecursionError):
         return "an input is nested too deeply"
     is_full = isinstance(error, MemoryError)
     if "torch" in sys.modules:
-        from tnetcli.devices import is_out_of_memory
+        from tnetcli.system import is_out_of_memory
 
         is_full = is_full or is_out_of_memory(error)
     why = f": {first_line(error)}" if str(error).strip() else ""
     return f"out of memory{why}" if is_full else ""
 
 
-def _tell(stopped: Stopped) -> int:
-    if _command_name() == "train" and not is_speaker():  # torchrun stops all of them
-        return stopped.exit_code
-    show_problem(stopped.problem, stopped.hint or HINTS.get(_command_name(), AGAIN))
+def _report_stop(stopped: Stopped) -> int:
+    name = _command_name()
+    if name == "train" and os.environ.get("LOCAL_RANK", "0") != "0":
+        return stopped.exit_code  # torchrun stops all processes; one message is enough
+    show_problem(stopped.problem, stopped.hint or STOP_HINTS.get(name, RUN_AGAIN))
     return stopped.exit_code
 
 
-def _command_of(error: TyperException) -> str:
-    """Return the command that was used wrongly; Typer does not always tell."""
-    context = getattr(error, "ctx", None)
-    if context is not None:
-        return str(context.command_path)
-    return f"tnet {_command_name()}".strip()
-
-
 def _command_name() -> str:
-    return next((name for name in sys.argv[1:2] if name in COMMANDS), "")
+    return next((name for name in sys.argv[1:] if name in COMMANDS), "")
 
 
 @contextmanager
-def _noticing_broken_pipes() -> Iterator[None]:
-    """Undo what Typer makes of them: exit code 1 and streams that hide further ones."""
+def _raising_broken_pipes() -> Iterator[None]:
+    """Raise BrokenPipeError where Typer exits with 1 and replaces the streams."""
     streams = sys.stdout, sys.stderr
     try:
         yield
@@ -218,6 +291,6 @@ def _noticing_broken_pipes() -> Iterator[None]:
         raise
 
 
-def _drop_output() -> None:
-    """Let Python not try again, and complain again, when it exits."""
+def _discard_output() -> None:
+    """Redirect standard output to null, so that Python does not flush it again on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,5 @@
-"""`tnet doctor`: one screen about the installation, for a bug report."""
+"""The `tnet doctor` command."""
 
-import json as json_module
 import os
 import platform
 import re
@@ -9,15 +8,16 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
-import typer
-
 from tnetcli import __version__
-from tnetcli.cli.options import Json
+from tnetcli.cli.options import Json, print_report
+from tnetcli.cli.recipes import recipe_files
 from tnetcli.errors import OutputError
-from tnetcli.text import first_line, in_bytes
+from tnetcli.readers.overviews import cache_folder
+from tnetcli.system import available_cores, memory
+from tnetcli.text import aligned, first_line, format_bytes
 
 SCHEMA = "tnet.doctor/2"
-UNWANTED = ("all", "test")  # extras that are made of others, or for developers
+HIDDEN_EXTRAS = ("all", "test")  # a union of others, and one for developers
 
 
 def doctor(json: Json = False) -> None:
@@ -25,17 +25,8 @@ def doctor(json: Json = False) -> None:
 
     Include the output in bug reports.
     """
-    found = examine()
-    typer.echo(json_module.dumps(found) if json else as_text(found))
-
-
-def examine() -> dict[str, Any]:
-    """Return the facts as plain values; a library that cannot be imported is one of them."""
-    from tnetcli.cli.recipes import recipe_files
-    from tnetcli.system import available_cores, memory
-
     core, extras = _requirements()
-    return {
+    facts = {
         "schema": SCHEMA,
         "tnet": __version__,
         "python": f"{platform.python_version()}, {sys.executable}",
@@ -47,14 +38,13 @@ def examine() -> dict[str, Any]:
         "cache": _cache(),
         "recipes": len(recipe_files()),
         "libraries": {name: _version(name) for name in core},
-        "extras": {
-            extra: {name: _version(name) for name in names} for extra, names in extras.items()
-        },
+        "extras": {name: {each: _version(each) for each in extras[name]} for name in extras},
     }
+    print_report(facts, _text, as_json=json)
 
 
 def _requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """Return the names of required libraries, and those of each extra."""
+    """Return the names of the required libraries and of those of each extra."""
     core: list[str] = []
     extras: dict[str, list[str]] = {}
     try:
@@ -66,7 +56,7 @@ def _requirements() -> tuple[list[str], dict[str, list[str]]]:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
         if extra is None:
             core.append(name)
-        elif extra[1] not in UNWANTED:
+        elif extra[1] not in HIDDEN_EXTRAS:
             extras.setdefault(extra[1], []).append(name)
     return core, extras
 
@@ -79,57 +69,40 @@ def _version(name: str) -> str | None:
 
 
 def _gdal() -> str:
-    """Return the version of GDAL, or why rasterio cannot be imported."""
     try:
         import rasterio
 
         return str(rasterio.__gdal_version__)
-    except Exception as error:  # whatever a broken installation raises
-        return f"rasterio cannot be used: {type(error).__name__}: {first_line(error)}"
+    except Exception as error:  # a broken installation may raise anything
+        return f"cannot import rasterio: {type(error).__name__}: {first_line(error)}"
 
 
 def _devices() -> list[str]:
-    """Return the devices of torch, or why it cannot be imported."""
     try:
         import torch
 
-        names = ["cpu"]
-        names += [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
-    except Exception as error:  # whatever a broken installation raises
-        return [f"torch cannot be used: {type(error).__name__}: {first_line(error)}"]
-    return names + ["mps"] * torch.backends.mps.is_available()
+        cuda = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
+        return ["cpu", *cuda, *["mps"] * torch.backends.mps.is_available()]
+    except Exception as error:  # a broken installation may raise anything
+        return [f"cannot import torch: {type(error).__name__}: {first_line(error)}"]
 
 
 def _cache() -> str:
-    from tnetcli.readers.overviews import cache_folder
-
     try:
         return str(cache_folder())
     except OutputError as error:
         return str(error)
 
 
-def as_text(found: dict[str, Any]) -> str:
-    """Return one line for each fact."""
-    from tnetcli.text import aligned
-
-    cores = found["cores"]
-    memory = [f"{in_bytes(count)} {name}" for name, count in found["memory"].items() if count]
-    lines = {
-        **{name: found[name] for name in ("tnet", "python", "platform", "gdal")},
-        "cores": f"{cores['available']} of {cores['machine']}",
-        "memory": ", ".join(memory) or "unknown",
-        "devices": ", ".join(found["devices"]),
-        "cache": found["cache"],
-        "recipes": str(found["recipes"]),
-        **{name: _shown(each) for name, each in found["libraries"].items()},
-        **{
-            f"[{extra}]": ", ".join(f"{name} {_shown(each)}" for name, each in names.items())
-            for extra, names in found["extras"].items()
-        },
-    }
+def _text(facts: dict[str, Any]) -> str:
+    cores, sizes = facts["cores"], facts["memory"].items()
+    lines = {name: facts[name] for name in ("tnet", "python", "platform", "gdal")}
+    lines["cores"] = f"{cores['available']} of {cores['machine']}"
+    lines["memory"] = ", ".join(f"{format_bytes(each)} {name}" for name, each in sizes if each)
+    lines["devices"] = ", ".join(facts["devices"])
+    lines |= {"cache": facts["cache"], "recipes": str(facts["recipes"])}
+    lines |= {name: each or "not installed" for name, each in facts["libraries"].items()}
+    for extra, names in facts["extras"].items():
+        versions = [f"{name} {each or 'not installed'}" for name, each in names.items()]
+        lines[f"[{extra}]"] = ", ".join(versions)
     return "\n".join(aligned(lines.items(), indent=""))
-
-
-def _shown(version: str | None) -> str:
-    return version or "not installed"

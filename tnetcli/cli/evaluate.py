@@ -11,7 +11,6 @@ from tnetcli.cli.options import (
     CheckAttention,
     Crop,
     Device,
-    FlatChoice,
     Json,
     Keep,
     Levels,
@@ -97,7 +96,7 @@ def evaluate(
     from tnetcli.evaluation.evaluate import evaluate as run
 
     telling.check_outputs(output, confusion, overwrite=overwrite)
-    options = read_options(bands, None, None, None, None, None, FlatChoice.stream)
+    options = read_options(bands)
     with progress_bar("evaluating", quiet=quiet) as advance:
         found = run(
             model,

@@ -10,7 +10,7 @@ import typer
 from tnetcli.cli import export_options as options
 from tnetcli.cli.options import Overwrite, Quiet, parse_counts
 from tnetcli.errors import ImageError, SomeFailedError, UsageError
-from tnetcli.files import STANDARD, lasting
+from tnetcli.files import STANDARD, spooled
 from tnetcli.text import counted
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def export(
         title=title,
     )
     with ExitStack() as kept:
-        files = [kept.enter_context(lasting(name)) for name in predictions]
+        files = [kept.enter_context(spooled(name)) for name in predictions]
         asked = Export(files, wanted, form, how, survey(files, wanted))
         if not asked.found.good and form.name not in ("page", "csv", "parquet"):
             raise ImageError(

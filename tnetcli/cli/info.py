@@ -1,12 +1,11 @@
 """The `tnet info` command."""
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -14,316 +13,46 @@ from numpy.typing import NDArray
 
 from tnetcli.cli.options import (
     Bands,
-    DefaultMpp,
-    Flat,
-    FlatChoice,
     Images,
     Json,
     Manifest,
-    Mpp,
-    Nodata,
     NullSeparated,
-    PlaneT,
-    PlaneZ,
     ReaderOption,
+    ReaderOptions,
     ReadTimeout,
     Recursive,
+    check_null,
     is_typed,
     parse_keep,
+    print_report,
     read_options,
-    refuse_lone_null,
 )
 from tnetcli.cli.progress import show_error, show_problem
-from tnetcli.errors import ImageError, SomeFailedError, TnetError, UsageError, kind_of_all
+from tnetcli.data.images import find_images
+from tnetcli.errors import SomeFailedError, TnetError, UsageError, common_error_class
 from tnetcli.geometry import Grid, Size, Window
+from tnetcli.models.checkpoint import find_model_file, read_description
 from tnetcli.prediction.record import Problem
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.overviews import OverviewReader
 from tnetcli.readers.watch import READ_TIMEOUT, ReadingThreads, watching
-from tnetcli.text import aligned, counted, in_bytes, printable, redacted
+from tnetcli.text import aligned, counted, format_bytes, printable, redacted
 from tnetcli.traversal.config import TraversalConfig, warn_unused
 from tnetcli.traversal.policies import build_policy
 from tnetcli.traversal.tree import CellScores, Node, traverse
 
-# A larger block is decoded almost in vain for one 224 px window.
-LARGE_BLOCK = 2048 * 2048
-MOST_WINDOWS = 2000
-MEGA, GIGA = 1e6, 1e9
+LARGE_BLOCK = 2048 * 2048  # pixels; decoding one for a 224 px view is mostly wasted
+MAX_REGIONS = 2000
 LONGEST = 10_000  # characters of a line
 
 
-# What the papers use on large images.
-USUAL, USUAL_GRID, VIEW_SIZE = TraversalConfig(levels=3, keep=(2, 1)), Grid(3, 3, 0.5), 224
+class Assumptions(NamedTuple):
+    """The traversal whose cost is counted; the defaults are what the papers use."""
 
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """How a prediction would look."""
-
-    config: TraversalConfig = USUAL
-    view_size: int = VIEW_SIZE
-    grid: Grid = USUAL_GRID
-
-    @classmethod
-    def usual(
-        cls,
-        *,
-        levels: int | None = None,
-        keep: tuple[int, ...] | None = None,
-        view_size: int | None = None,
-    ) -> Self:
-        """Return how the papers look, or otherwise where that is told."""
-        config = USUAL.changed(levels=levels or USUAL.levels, keep=keep or USUAL.keep)
-        if keep is not None:
-            warn_unused(config.levels, keep)
-        return cls(config, view_size or VIEW_SIZE)
-
-    @classmethod
-    def of_model(
-        cls, model: str, *, levels: int | None = None, keep: tuple[int, ...] | None = None
-    ) -> Self:
-        """Return how a trained model looks, or deeper, or at other numbers of cells."""
-        from tnetcli.models.checkpoint import find_model_file, read_description
-
-        told = read_description(find_model_file(model))
-        return cls(told.config(levels=levels, keep=keep), told.view_size, told.grid)
-
-    def costliest(self) -> TraversalConfig:
-        """Return the same walk, to the most that it may cost."""
-        config, least = self.config, self.config.least_side
-        policy = "topk" if config.policy == "sample" else config.policy
-        side = self.view_size if least is None else least
-        # Windows that coincide count each time.
-        return config.changed(policy=policy, least_side=side, once=False, confidence=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """What was found out about one image, or why nothing was."""
-
-    image: str
-    facts: dict[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    error: TnetError | None = None
-
-
-def inspect_all(
-    images: Sequence[str],
-    *,
-    reader: str | None,
-    options: ReadOptions,
-    walk: Walk,
-    read_timeout: float,
-) -> Iterator[Inspection]:
-    """Describe images one after the other; one whose file system does not answer is a failure."""
-    with closing(ReadingThreads(1, read_timeout)) as threads:
-        for image in images:
-            work = partial(inspect, image, reader=reader, options=options, walk=walk)
-            try:
-                yield threads.run(image, work)
-            except ImageError as error:
-                yield Inspection(image, error=error)
-
-
-def inspect(image: str, *, reader: str | None, options: ReadOptions, walk: Walk) -> Inspection:
-    """Open `image` and describe it; a problem becomes part of the result."""
-    try:
-        opened = open_image(image, reader=reader, options=options)
-    except TnetError as error:
-        return Inspection(image, error=error)
-    try:
-        return Inspection(image, _facts(opened, walk), tuple(_warnings(opened)))
-    except ImageError as error:
-        return Inspection(image, error=error)
-    finally:
-        opened.close()
-
-
-def _facts(reader: Reader, walk: Walk) -> dict[str, Any]:
-    layout, first = reader.info, reader.info.levels[0]
-    georeference, microns = reader.georeference, reader.microns_per_pixel
-    ground = georeference.ground_size(reader.size) if georeference else None
-    return {
-        "reader": reader.name,
-        "width": reader.size.width,
-        "height": reader.size.height,
-        "gigapixels": reader.size.pixels / GIGA,
-        "file_bytes": layout.file_bytes,
-        "bands": list(reader.bands),
-        "dtype": reader.dtype.name,
-        "overviews": [
-            {"factor": level.scale_x, "width": level.size.width, "height": level.size.height}
-            for level in layout.levels[1:]
-        ],
-        "tiled": layout.tiled,
-        "block": [first.block.width, first.block.height],
-        "compression": layout.compression,
-        "mask": layout.mask,
-        "nodata": None if layout.nodata is None else _plain(layout.nodata),
-        "crs": georeference.crs if georeference else None,
-        "transform": list(georeference.transform) if georeference else None,
-        "georeference": georeference.source if georeference else None,
-        "metres_per_pixel": list(ground) if ground else None,
-        "microns_per_pixel": [microns.x, microns.y] if microns else None,
-        "microns_source": microns.source if microns else None,
-        "offset": list(layout.offset),
-        "details": layout.details,
-        "prediction": _prediction(reader, walk),
-    }
-
-
-def _plain(value: float) -> float | int | str:
-    """Return a number that JSON can hold, whole where it is whole."""
-    if not math.isfinite(value):
-        return str(value)
-    return int(value) if value == int(value) and abs(value) < 2**53 else value
-
-
-def _prediction(reader: Reader, walk: Walk) -> dict[str, Any]:
-    """Count what the costliest choice of cells would decode, level by level."""
-    grid, view = walk.grid, Size(walk.view_size, walk.view_size)
-    ones = np.ones(grid.rows * grid.columns)
-    read = 0
-
-    def encode(nodes: Sequence[Node]) -> list[CellScores]:
-        nonlocal read
-        read += len(nodes)
-        if read > MOST_WINDOWS:
-            raise UsageError(
-                f"more than {MOST_WINDOWS} regions would be read", hint="lower --keep or --levels"
-            )
-        return [CellScores(_costs(reader, node.region.window, grid, view), ones) for node in nodes]
-
-    config = walk.costliest()
-    found = traverse([Window.whole(reader.size)], encode, grid, config, [build_policy(config)])
-    regions = [node.region for node in found.nodes]
-    pixels = sum(reader.estimate(region.window, view) for region in regions)
-    return {
-        "levels": max(region.level for region in regions),
-        "view_size": walk.view_size,
-        "windows": len(regions),
-        "pixels_decoded": pixels,
-        "fraction_decoded": pixels / reader.size.pixels,
-    }
-
-
-def _costs(reader: Reader, window: Window, grid: Grid, view: Size) -> NDArray[np.float64]:
-    """Return logits (cells, 1) that prefer the cells that decode the most pixels."""
-    decoded = [reader.estimate(window.cell(grid, *cell), view) for cell in grid.cells()]
-    logits = np.where(grid.choices().ravel(), np.log(np.maximum(decoded, 1)), -np.inf)
-    return logits[:, None]
-
-
-def _warnings(reader: Reader) -> list[str]:
-    layout = reader.info
-    warnings = list(layout.warnings)
-    if isinstance(reader, OverviewReader):
-        state = "a small copy is in the cache" if reader.has_copy else "the first view decodes all"
-        warnings.append(f"no overviews: {state}; `tnet pyramid {reader.path}` adds them")
-    block = layout.levels[0].block
-    large = layout.levels[0].size.pixels > LARGE_BLOCK
-    if not layout.tiled and large:
-        warnings.append(f"stored in strips: every window decodes rows {layout.levels[0].size.width}"
-                        " pixels wide; `tnet pyramid -o OUT.tif` rewrites it in tiles")  # fmt: skip
-    if block.pixels > LARGE_BLOCK:
-        warnings.append(f"large blocks: {block} pixels are decoded for any window")
-    if reader.name in ("slide", "tiff", "ome_zarr") and reader.microns_per_pixel is None:
-        warnings.append("microns per pixel unknown: give --mpp or --default-mpp")
-    return warnings
-
-
-def as_json(result: Inspection) -> str:
-    """Return one line of JSON."""
-    record: dict[str, Any] = {"image": redacted(result.image)}
-    if result.error is None:
-        record |= {"status": "ok", **result.facts, "warnings": list(result.warnings)}
-    else:
-        record |= {"status": "failed", "error": asdict(Problem.of(result.error))}
-    return json.dumps(record, ensure_ascii=False, allow_nan=False)
-
-
-def as_text(result: Inspection) -> str:
-    """Return a few aligned lines to read."""
-    facts = result.facts
-    lines = [
-        ("reader", _reader_line(facts)),
-        ("size", f"{facts['width']} x {facts['height']} ({facts['gigapixels']:.3g} gigapixels)"),
-        ("file", f"{in_bytes(facts['file_bytes'])}, {facts['compression']}"),
-        ("bands", f"{len(facts['bands'])} of {facts['dtype']}: {', '.join(facts['bands'])}"),
-        ("blocks", f"{facts['block'][0]} x {facts['block'][1]} "
-                   f"{'tiles' if facts['tiled'] else 'strips'}"),
-        ("overviews", ", ".join(f"{each['factor']:g}" for each in facts["overviews"]) or "none"),
-        ("mask", facts["mask"] + _nodata_text(facts)),
-        ("place", _place_line(facts)),
-        ("resolution", _resolution_line(facts)),
-        *[(name.replace("_", " "), _detail(value)) for name, value in facts["details"].items()
-          if name not in ("driver", "vendor", "fast_levels")],
-        ("prediction", _prediction_line(facts["prediction"])),
-        *[("warning", warning) for warning in result.warnings],
-    ]  # fmt: skip
-    image = printable(redacted(result.image), LONGEST)
-    return "\n".join([image, *aligned(lines, longest=LONGEST)])
-
-
-def _reader_line(facts: dict[str, Any]) -> str:
-    details = facts["details"]
-    maker = details.get("driver") or details.get("vendor") or ""
-    fast = details.get("fast_levels")
-    levels = len(facts["overviews"]) + 1
-    parts = [maker, f"{fast} of {levels} levels read directly" if fast is not None else ""]
-    extra = ", ".join(part for part in parts if part)
-    return f"{facts['reader']} ({extra})" if extra else str(facts["reader"])
-
-
-def _nodata_text(facts: dict[str, Any]) -> str:
-    return "" if facts["nodata"] is None else f" {facts['nodata']}"
-
-
-def _place_line(facts: dict[str, Any]) -> str:
-    if facts["transform"] is None:
-        return ""
-    crs = facts["crs"] or "no CRS"
-    name = crs if len(crs) < 40 else crs.split('"')[1] + " (WKT)"
-    ground = facts["metres_per_pixel"]
-    size = f", {ground[0]:.4g} x {ground[1]:.4g} m per pixel" if ground else ""
-    how = "" if facts["georeference"] == "transform" else f", from {facts['georeference']}"
-    return f"{name}{size}{how}"
-
-
-def _resolution_line(facts: dict[str, Any]) -> str:
-    if facts["microns_per_pixel"] is None:
-        return ""
-    x, y = facts["microns_per_pixel"]
-    return f"{x:.4g} x {y:.4g} microns per pixel, from {facts['microns_source']}"
-
-
-def _detail(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {each}" for name, each in value.items())
-    return ", ".join(str(each) for each in value) if isinstance(value, list) else str(value)
-
-
-def _prediction_line(prediction: dict[str, Any]) -> str:
-    return (
-        f"{counted(prediction['levels'], 'level')}, {counted(prediction['windows'], 'window')} of "
-        f"{prediction['view_size']} px: at most {prediction['pixels_decoded'] / MEGA:.2f} million "
-        f"pixels decoded, {prediction['fraction_decoded']:.3%} of the image"
-    )
-
-
-def failure(failed: int, total: int) -> str:
-    """Return the closing line of a batch with failures."""
-    return f"{failed:,} of {counted(total, 'image')} cannot be read"
-
-
-def outcome(failures: Sequence[TnetError], total: int) -> int:
-    """Return the exit code of a batch."""
-    if not failures:
-        return 0
-    if len(failures) < total:
-        return SomeFailedError.exit_code
-    return kind_of_all(map(type, failures)).exit_code
+    config: TraversalConfig = TraversalConfig(levels=3, keep=(2, 1))
+    view_size: int = 224
+    grid: Grid = Grid(3, 3, 0.5)
 
 
 def info(
@@ -338,22 +67,19 @@ def info(
         typer.Option(
             envvar="TNET_MODEL",
             metavar="NAME|FILE",
-            help="Count what this model would decode: with its levels, cells and views.",
+            help="Count the pixels that this model would decode.",
         ),
     ] = None,
     levels: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            max=12,
-            help="Levels to count with.",
-            show_default="3, or the model's",
+            min=1, max=12, help="Number of levels to count with.", show_default="3, or the model's"
         ),
     ] = None,
     keep: Annotated[
         str | None,
         typer.Option(
-            help="Cells followed per window when leaving each level.",
+            help="Cells followed per region when leaving each level.",
             show_default="2,1, or the model's",
         ),
     ] = None,
@@ -362,61 +88,216 @@ def info(
         typer.Option(
             min=8,
             max=4096,
-            help="Pixels a side of a view.",
+            help="Side of a view in pixels.",
             show_default="224, or the model's",
         ),
     ] = None,
     reader: ReaderOption = None,
     bands: Bands = None,
-    nodata: Nodata = None,
-    mpp: Mpp = None,
-    default_mpp: DefaultMpp = None,
-    z: PlaneZ = None,
-    t: PlaneT = None,
-    flat: Flat = FlatChoice.stream,
+    option: ReaderOptions = None,
     read_timeout: ReadTimeout = READ_TIMEOUT,
 ) -> None:
-    """Show what a reader sees in IMAGES and what a prediction would decode; reads no pixels.
+    """Show what a reader finds in IMAGES and what a prediction would decode; reads no pixels.
 
     Exits with 0 when all images can be read, 8 when some cannot, 3 when none can.
     """
-    from tnetcli.data.images import find_images
-
-    options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
-    walk = _walk(context, model, levels, keep, view_size)
-    refuse_lone_null(context, images)
+    options = read_options(bands, option)
+    if model is not None and is_typed(context, "view_size"):
+        raise UsageError(
+            "--model and --view-size are both given", hint="a model has its own view size"
+        )
+    assumed = _assumptions(model, levels, None if keep is None else parse_keep(keep), view_size)
+    check_null(context, images)
     with watching("IMAGES"):
         found = find_images(images or [], manifest=manifest, recursive=recursive, null=null)
     failures = []
-    for result in inspect_all(
-        found, reader=reader, options=options, walk=walk, read_timeout=read_timeout
-    ):
-        if result.error is not None:
-            failures.append(result.error)
-            show_error(result.error)
-        if json:
-            typer.echo(as_json(result))
-        elif result.error is None:
-            typer.echo(as_text(result))
+    with closing(ReadingThreads(1, read_timeout)) as threads:
+        for image in found:
+            record: dict[str, Any] = {"image": redacted(image)}
+            try:
+                work = partial(inspect, image, reader, options, assumed)
+                record |= {"status": "ok", **threads.run(image, work)}
+            except TnetError as error:
+                failures.append(error)
+                show_error(error)
+                record |= {"status": "failed", "error": asdict(Problem.of(error))}
+            if json or record["status"] == "ok":
+                print_report(record, _text, as_json=json)
     if len(found) > 1 and failures:
-        show_problem(failure(len(failures), len(found)), "the lines above say why")
-    raise typer.Exit(outcome(failures, len(found)))
+        problem = f"{len(failures):,} of {counted(len(found), 'image')} cannot be read"
+        show_problem(problem, "see the errors above")
+    raise typer.Exit(_exit_code(failures, len(found)))
 
 
-def _walk(
-    context: typer.Context,
-    model: str | None,
-    levels: int | None,
-    keep: str | None,
-    view_size: int | None,
-) -> "Walk":
-
-    counts = None if keep is None else parse_keep(keep)
+def _assumptions(
+    model: str | None, levels: int | None, keep: tuple[int, ...] | None, view_size: int | None
+) -> Assumptions:
     if model is not None:
-        if is_typed(context, "view_size"):
+        described = read_description(find_model_file(model))
+        config = described.traversal_config(levels=levels, keep=keep)
+        return Assumptions(config, described.view_size, described.grid)
+    default = Assumptions()
+    config = default.config
+    config = config.changed(levels=levels or config.levels, keep=keep or config.keep)
+    if keep is not None:
+        warn_unused(config.levels, keep)
+    return Assumptions(config, view_size or default.view_size)
+
+
+def _exit_code(failures: Sequence[TnetError], images: int) -> int:
+    if not failures:
+        return 0
+    if len(failures) < images:
+        return SomeFailedError.exit_code
+    return common_error_class(map(type, failures)).exit_code
+
+
+def inspect(
+    image: str, reader_name: str | None, options: ReadOptions, assumed: Assumptions
+) -> dict[str, Any]:
+    """Return facts about an image and warnings, as plain values; raise TnetError if it fails."""
+    with closing(open_image(image, reader=reader_name, options=options)) as reader:
+        layout, first = reader.info, reader.info.levels[0]
+        georeference, microns = reader.georeference, reader.microns_per_pixel
+        ground = georeference.ground_size(reader.size) if georeference else None
+        return {
+            "reader": reader.name,
+            "width": reader.size.width,
+            "height": reader.size.height,
+            "gigapixels": reader.size.pixels / 1e9,
+            "file_bytes": layout.file_bytes,
+            "bands": list(reader.bands),
+            "dtype": reader.dtype.name,
+            "overviews": [
+                {"factor": level.scale_x, "width": level.size.width, "height": level.size.height}
+                for level in layout.levels[1:]
+            ],
+            "tiled": layout.tiled,
+            "block": [first.block.width, first.block.height],
+            "compression": layout.compression,
+            "mask": layout.mask,
+            "nodata": None if layout.nodata is None else _json_number(layout.nodata),
+            "crs": georeference.crs if georeference else None,
+            "transform": list(georeference.transform) if georeference else None,
+            "georeference": georeference.source if georeference else None,
+            "metres_per_pixel": list(ground) if ground else None,
+            "microns_per_pixel": [microns.x, microns.y] if microns else None,
+            "microns_source": microns.source if microns else None,
+            "offset": list(layout.offset),
+            "details": layout.details,
+            "prediction": _prediction_cost(reader, assumed),
+            "warnings": _warnings(reader),
+        }
+
+
+def _json_number(value: float) -> float | int | str:
+    if not math.isfinite(value):
+        return str(value)
+    return int(value) if value == int(value) and abs(value) < 2**53 else value
+
+
+def _prediction_cost(reader: Reader, assumed: Assumptions) -> dict[str, Any]:
+    """Count what the costliest choice of cells would decode."""
+    grid, view = assumed.grid, Size(assumed.view_size, assumed.view_size)
+    ones = np.ones(grid.rows * grid.columns)
+    read = 0
+
+    def encode(nodes: Sequence[Node]) -> list[CellScores]:
+        nonlocal read
+        read += len(nodes)
+        if read > MAX_REGIONS:
             raise UsageError(
-                "--view-size is for counting without --model",
-                hint="a model has a view size of its own: leave one of them out",
+                f"more than {MAX_REGIONS} regions would be read", hint="lower --keep or --levels"
             )
-        return Walk.of_model(model, levels=levels, keep=counts)
-    return Walk.usual(levels=levels, keep=counts, view_size=view_size)
+        return [CellScores(_costs(reader, node.region.window, grid, view), ones) for node in nodes]
+
+    config = assumed.config
+    config = config.changed(
+        policy="top_k" if config.policy == "sample" else config.policy,
+        min_size=assumed.view_size if config.min_size is None else config.min_size,
+        once=False,  # regions that coincide count each time
+        confidence=None,
+    )
+    found = traverse([Window.whole(reader.size)], encode, grid, config, [build_policy(config)])
+    regions = [node.region for node in found.nodes]
+    pixels = sum(reader.estimate(region.window, view) for region in regions)
+    return {
+        "levels": max(region.level for region in regions),
+        "view_size": assumed.view_size,
+        "windows": len(regions),
+        "pixels_decoded": pixels,
+        "fraction_decoded": pixels / reader.size.pixels,
+    }
+
+
+def _costs(reader: Reader, window: Window, grid: Grid, view: Size) -> NDArray[np.float64]:
+    """Return logits (cells, 1) that prefer the cells that decode the most pixels."""
+    decoded = [reader.estimate(window.cell(grid, *cell), view) for cell in grid.cells()]
+    logits = np.where(grid.choices().ravel(), np.log(np.maximum(decoded, 1)), -np.inf)
+    return logits[:, None]
+
+
+def _warnings(reader: Reader) -> list[str]:
+    layout, first = reader.info, reader.info.levels[0]
+    warnings = list(layout.warnings)
+    if isinstance(reader, OverviewReader):
+        state = "a small copy is cached" if reader.has_copy else "the first view decodes all pixels"
+        warnings.append(f"no overviews: {state}; `tnet pyramid {reader.path}` adds them")
+    if not layout.tiled and first.size.pixels > LARGE_BLOCK:
+        warnings.append(
+            f"stored in strips: every view decodes rows of {first.size.width} pixels; "
+            "`tnet pyramid -o OUT.tif` rewrites it in tiles"
+        )
+    if first.block.pixels > LARGE_BLOCK:
+        warnings.append(f"large blocks: every view decodes at least {first.block} pixels")
+    if reader.name in ("slide", "tiff", "ome_zarr") and reader.microns_per_pixel is None:
+        warnings.append("microns per pixel unknown: give `-O mpp=MICRONS`")
+    return warnings
+
+
+def _text(facts: dict[str, Any]) -> str:
+    details, block = facts["details"], facts["block"]
+    maker = details.get("driver") or details.get("vendor") or ""
+    direct = details.get("fast_levels")
+    levels = f"{direct} of {len(facts['overviews']) + 1} levels read directly"
+    extra = ", ".join(part for part in (maker, "" if direct is None else levels) if part)
+    nodata = "" if facts["nodata"] is None else f" {facts['nodata']}"
+    microns, cost = facts["microns_per_pixel"], facts["prediction"]
+    resolution = microns and (f"{microns[0]:.4g} x {microns[1]:.4g} microns per pixel, "
+                              f"from {facts['microns_source']}")  # fmt: skip
+    lines = [
+        ("reader", f"{facts['reader']} ({extra})" if extra else facts["reader"]),
+        ("size", f"{facts['width']} x {facts['height']} ({facts['gigapixels']:.3g} gigapixels)"),
+        ("file", f"{format_bytes(facts['file_bytes'])}, {facts['compression']}"),
+        ("bands", f"{len(facts['bands'])} of {facts['dtype']}: {', '.join(facts['bands'])}"),
+        ("blocks", f"{block[0]} x {block[1]} {'tiles' if facts['tiled'] else 'strips'}"),
+        ("overviews", ", ".join(f"{each['factor']:g}" for each in facts["overviews"]) or "none"),
+        ("mask", f"{facts['mask']}{nodata}"),
+        ("place", _place(facts)),
+        ("resolution", resolution or ""),
+        *[(name.replace("_", " "), _detail(value)) for name, value in details.items()
+          if name not in ("driver", "vendor", "fast_levels")],
+        ("prediction", f"{counted(cost['levels'], 'level')}, {counted(cost['windows'], 'region')} "
+                       f"of {cost['view_size']} px: decodes at most "
+                       f"{cost['pixels_decoded'] / 1e6:.2f} million pixels, "
+                       f"{cost['fraction_decoded']:.3%} of the image"),
+        *[("warning", warning) for warning in facts["warnings"]],
+    ]  # fmt: skip
+    return "\n".join([printable(facts["image"], LONGEST), *aligned(lines, longest=LONGEST)])
+
+
+def _place(facts: dict[str, Any]) -> str:
+    if facts["transform"] is None:
+        return ""
+    crs = facts["crs"] or "no CRS"
+    name = crs if len(crs) < 40 else crs.split('"')[1] + " (WKT)"
+    ground = facts["metres_per_pixel"]
+    size = f", {ground[0]:.4g} x {ground[1]:.4g} m per pixel" if ground else ""
+    source = "" if facts["georeference"] == "transform" else f", from {facts['georeference']}"
+    return f"{name}{size}{source}"
+
+
+def _detail(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return ", ".join(str(each) for each in value) if isinstance(value, list) else str(value)

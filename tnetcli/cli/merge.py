@@ -8,7 +8,7 @@ import typer
 
 from tnetcli.cli.options import Manifest, Overwrite, Recursive, is_typed
 from tnetcli.errors import SomeFailedError, UsageError
-from tnetcli.files import lasting
+from tnetcli.files import spooled
 
 
 def merge(
@@ -60,7 +60,7 @@ def merge(
         )
     absent = missing_files(files)
     with ExitStack() as kept:
-        lent = [kept.enter_context(lasting(file)) for file in files]
+        lent = [kept.enter_context(spooled(file)) for file in files]
         merged = run(lent, output, wanted=wanted, overwrite=overwrite)
     typer.echo(as_text(merged), err=True)
     typer.echo(output)

@@ -1,37 +1,23 @@
-"""Options that several commands share, so that a word means the same everywhere."""
+"""Options that several commands share, how they are parsed, and how reports are printed."""
 
+import json
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tnetcli.errors import UsageError
 from tnetcli.files import STANDARD
+from tnetcli.text import did_you_mean
 
 if TYPE_CHECKING:
     from tnetcli.readers.base import ReadOptions
 
 
-class ReaderName(StrEnum):
-    """The readers a user may insist on."""
-
-    raster = "raster"
-    slide = "slide"
-    tiff = "tiff"
-    ome_zarr = "ome_zarr"
-    image = "image"
-
-
-class FlatChoice(StrEnum):
-    """What to do with an image that has no overviews."""
-
-    stream = "stream"
-    refuse = "refuse"
-
-
 class CropName(StrEnum):
-    """What of the images is seen."""
+    """Choices of `--crop`."""
 
     none = "none"
     box = "box"
@@ -39,24 +25,30 @@ class CropName(StrEnum):
 
 
 class PrecisionName(StrEnum):
-    """Of the computation."""
+    """Choices of `--precision`."""
 
     fp32 = "fp32"
     bf16 = "bf16"
     fp16 = "fp16"
 
 
-class LogFormatName(StrEnum):
-    """How lines on standard error look."""
+def _check_reader(name: str | None) -> str | None:
+    if name is not None and name not in (known := _reader_names()):
+        hint = did_you_mean(name, known, f"choose one of: {', '.join(known)}")
+        raise UsageError(f"unknown reader: `{name}`", hint=hint)
+    return name
 
-    text = "text"
-    json = "json"
+
+def _reader_names() -> list[str]:
+    from tnetcli.readers.detect import READERS  # imports numpy
+
+    return list(READERS)
 
 
 Images = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Images, globs or folders; `-` reads a list from standard input.",
+        help="Image files, globs or folders; `-` reads a list from standard input.",
         show_default=False,
         metavar="IMAGES",
     ),
@@ -64,17 +56,24 @@ Images = Annotated[
 Manifest = Annotated[
     Path | None,
     typer.Option(
-        help="CSV with a column `path`; relative to the CSV's own folder, of a pipe to this one.",
+        help="CSV with a column `path`; paths are relative to the CSV's folder, for a pipe to the "
+        "current one.",
     ),
 ]
-Recursive = Annotated[bool, typer.Option("--recursive", help="Look into subfolders too.")]
+Recursive = Annotated[bool, typer.Option("--recursive", help="Search subfolders too.")]
 NullSeparated = Annotated[
     bool,
-    typer.Option("-0", help="The list on stdin is separated by NUL, not newline."),
+    typer.Option("-0", help="The list on stdin is separated by NUL characters, not newlines."),
 ]
 ReaderOption = Annotated[
-    ReaderName | None,
-    typer.Option(help="Insist on a reader; the content decides otherwise."),
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Reader: raster, slide, tiff, ome_zarr, photo or a plug-in.",
+        show_default="by content",
+        callback=_check_reader,
+        autocompletion=_reader_names,
+    ),
 ]
 Bands = Annotated[
     str | None,
@@ -83,28 +82,19 @@ Bands = Annotated[
 Crop = Annotated[
     CropName | None,
     typer.Option(
-        help="See only the boxes of the manifest, or these with some of what is around them.",
+        help="Part of the image to read: the boxes of the manifest, or boxes with context.",
         show_default="as trained",
     ),
 ]
-Nodata = Annotated[
-    float | None,
-    typer.Option(help="This value means no data, whatever the file says."),
-]
-Mpp = Annotated[
-    float | None,
-    typer.Option(help="Microns per pixel, whatever the file says."),
-]
-DefaultMpp = Annotated[
-    float | None,
-    typer.Option(help="Microns per pixel where the file has none."),
-]
-PlaneZ = Annotated[int | None, typer.Option("--z", min=0, help="Depth plane of a stack, from 0.")]
-PlaneT = Annotated[int | None, typer.Option("--t", min=0, help="Time point of a stack, from 0.")]
-Flat = Annotated[
-    FlatChoice,
+ReaderOptions = Annotated[
+    list[str] | None,
     typer.Option(
-        help="An image without overviews: decode it once and keep a small copy, or refuse it.",
+        "-O",
+        metavar="KEY=VALUE",
+        help="Set a reader option; may be repeated. nodata, mpp, default_mpp, z, t, overviews "
+        "(build or require), rescale (LOW,HIGH).",
+        rich_help_panel="Input",
+        show_default=False,
     ),
 ]
 ReadTimeout = Annotated[
@@ -112,75 +102,84 @@ ReadTimeout = Annotated[
     typer.Option(
         min=1,
         metavar="SECONDS",
-        help="An image fails when reading it makes no progress for this long; `inf` never gives "
-        "up.",
+        help="Fail an image when reading makes no progress for this long; `inf` waits forever.",
     ),
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="One JSON object a line instead of text."),
+    typer.Option("--json", help="Print JSON Lines instead of text."),
 ]
-PredictConfig = Annotated[
+RecipeChanges = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY.PATH=VALUE",
-        help="Change the recipe; may be repeated.",
+        help="Override a recipe key; may be repeated.",
     ),
 ]
 Levels = Annotated[
     int | None,
-    typer.Option(min=1, max=12, help="How deep to look.", show_default="as trained"),
+    typer.Option(min=1, max=12, help="Number of levels.", show_default="as trained"),
 ]
 Keep = Annotated[
     str | None,
     typer.Option(
-        help="Cells followed per window when leaving each level: `4,1`.",
+        help="Cells followed per region when leaving each level: `4,1`.",
         show_default="as trained",
     ),
 ]
-Device = Annotated[str, typer.Option(envvar="TNET_DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of all that is left to chance.")]
+Device = Annotated[
+    str, typer.Option(envvar="TNET_DEVICE", help="Device: auto, cpu, cuda, cuda:1 or mps.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 Shard = Annotated[
     str | None,
     typer.Option(
         metavar="I/N",
-        help="Work on part I of N, with an output file of its own.",
-        show_default="as a SLURM job array says",
+        help="Process shard I of N and write its own output file.",
+        show_default="from a SLURM job array",
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what goes on inside.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show debug messages.")]
 LogFormat = Annotated[
-    LogFormatName,
-    typer.Option(envvar="TNET_LOG_FORMAT", help="Of what goes to standard error."),
+    Literal["text", "json"],
+    typer.Option(envvar="TNET_LOG_FORMAT", help="Format of log lines on standard error."),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show problems only.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]
 CheckAttention = Annotated[
     bool,
     typer.Option(
         "--check-attention",
-        help="Also look with the closest windows hidden, and at random ones: did it matter "
-        "where? That is four more looks at each image.",
+        help="Also predict with the finest regions hidden and with random regions, to test whether "
+        "the choice of regions matters. Takes five times as long.",
     ),
 ]
 
 
 def show_help_without_command(context: typer.Context) -> None:
-    """Show the help of a group on standard error and end with 2, if no command is given."""
+    """Print the help of a group to standard error and exit with 2 if no command is given."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
 
 
+def print_report(
+    record: Mapping[str, Any], text: Callable[[dict[str, Any]], str], *, as_json: bool
+) -> None:
+    """Print a record of plain values as one line of JSON, or as `text` formats it."""
+    plain = dict(record)
+    typer.echo(json.dumps(plain, ensure_ascii=False, allow_nan=False) if as_json else text(plain))
+
+
 def is_typed(context: typer.Context, name: str) -> bool:
-    """Say whether an option stands on the command line, and not only in the environment."""
+    """Return True if an option is on the command line, not only in the environment."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def refuse_lone_null(context: typer.Context, images: list[str] | None) -> None:
-    """Refuse -0 without a list on stdin: it could do nothing."""
+def check_null(context: typer.Context, images: list[str] | None) -> None:
+    """Raise UsageError if -0 is given without a list on stdin."""
     if is_typed(context, "null") and STANDARD not in (images or []):
         raise UsageError(
             "-0 is for a list on stdin", hint="give `-` too: find … -print0 | tnet … -0 -"
@@ -188,42 +187,37 @@ def refuse_lone_null(context: typer.Context, images: list[str] | None) -> None:
 
 
 def parse_counts(text: str, flag: str, *, example: str, least: int = 1) -> tuple[int, ...]:
-    """Turn `4,2` into whole numbers, none of them below `least`."""
+    """Parse `4,2` into integers of at least `least`."""
     try:
         counts = tuple(int(part) for part in text.split(","))
     except ValueError:
         counts = ()
     if not counts or min(counts) < least:
         raise UsageError(
-            f"{flag} is not a list of numbers from {least} on: `{text}`",
+            f"{flag} is not a list of integers >= {least}: `{text}`",
             hint=f"for example {flag} {example}",
         )
     return counts
 
 
 def parse_keep(text: str) -> tuple[int, ...]:
-    """Turn `4,1` into how many cells are followed when leaving each level."""
+    """Parse --keep: cells followed when leaving each level."""
     return parse_counts(text, "--keep", example="4,1")
 
 
 def parse_windows(text: str) -> tuple[int, ...]:
-    """Turn `0,1,2` into numbers of windows beside the whole image."""
+    """Parse --windows: numbers of regions besides the whole image."""
     return parse_counts(text, "--windows", example="0,1,2,5", least=0)
 
 
-def read_options(
-    bands: str | None,
-    nodata: float | None,
-    mpp: float | None,
-    default_mpp: float | None,
-    z: int | None,
-    t: int | None,
-    flat: FlatChoice,
-) -> "ReadOptions":
-    """Gather the reading flags of a command."""
+def read_options(bands: str | None, pairs: list[str] | None = None) -> "ReadOptions":
+    """Return the reader options of `--bands` and `-O key=value`."""
+    from tnetcli.config import parse_options, validate
     from tnetcli.readers.base import ReadOptions  # numpy loads here, not for --help
 
-    names = None if bands is None else tuple(part.strip() for part in bands.split(","))
-    if names is not None and not all(names):
-        raise UsageError(f"--bands has a gap: `{bands}`", hint="for example --bands 4,3,2")
-    return ReadOptions(names, nodata, mpp, default_mpp, z, t, flat.value)
+    options = parse_options(ReadOptions, pairs or [], "-O")
+    if bands is None:
+        return options
+    if options.bands is not None:
+        raise UsageError("--bands and `-O bands` are both given", hint="give one of them")
+    return validate(ReadOptions, {**dict(options), "bands": bands}, "--bands", UsageError)

@@ -1,13 +1,11 @@
 """The `tnet predict` command."""
 
 import logging
-import math
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,43 +13,32 @@ from tnetcli.cli.options import (
     Bands,
     CheckAttention,
     CropName,
-    DefaultMpp,
     Device,
-    Flat,
-    FlatChoice,
     Images,
     Keep,
     Levels,
-    LogFormat,
-    LogFormatName,
     Manifest,
-    Mpp,
-    Nodata,
     NullSeparated,
     Overwrite,
-    PlaneT,
-    PlaneZ,
     PrecisionName,
     Quiet,
     ReaderOption,
+    ReaderOptions,
     ReadTimeout,
     Recursive,
     Seed,
     Shard,
     Verbose,
+    check_null,
     parse_keep,
     read_options,
-    refuse_lone_null,
 )
 from tnetcli.cli.progress import show_log
-from tnetcli.cli.signals import Stopped, exit_code, stopping_gently
-from tnetcli.errors import SomeFailedError, UsageError, kind_of, kind_of_all
+from tnetcli.cli.signals import Stopped, exit_code, graceful_stop
+from tnetcli.errors import SomeFailedError, UsageError, common_error_class, error_class
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.watch import READ_TIMEOUT, watching
 from tnetcli.text import counted, printable
-
-if TYPE_CHECKING:
-    from tnetcli.traversal.config import PolicyName as Policy
 
 LONGEST = 300  # characters of a line
 MOST_REASONS = 5
@@ -165,21 +152,6 @@ KEPT = "what is done is kept: run the same command again to go on"
 LOST = "what is done was shown; with -o FILE.jsonl it is kept, and a later run goes on"
 
 
-class PolicyName(StrEnum):
-    """How cells are chosen."""
-
-    topk = "topk"
-    sample = "sample"
-    best_first = "best-first"
-
-
-POLICIES: dict[PolicyName, "Policy"] = {
-    PolicyName.topk: "topk",
-    PolicyName.sample: "sample",
-    PolicyName.best_first: "best_first",
-}
-
-
 def predict(
     context: typer.Context,
     images: Images = None,
@@ -221,9 +193,10 @@ def predict(
         typer.Option(min=1, help="Windows per image, the whole image included."),
     ] = None,
     policy: Annotated[
-        PolicyName | None,
+        str | None,
         typer.Option(
-            help="Follow the best cells, draw them, or take the best of all levels.",
+            metavar="top_k|sample|best_first",
+            help="How cells are chosen.",
             show_default="as trained",
         ),
     ] = None,
@@ -285,24 +258,11 @@ def predict(
     ] = PrecisionName.fp32,
     reader: ReaderOption = None,
     bands: Bands = None,
-    rescale: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LOW,HIGH",
-            help="Map these values onto the range that the model was trained on: `0,3000`.",
-        ),
-    ] = None,
-    nodata: Nodata = None,
-    mpp: Mpp = None,
-    default_mpp: DefaultMpp = None,
-    z: PlaneZ = None,
-    t: PlaneT = None,
-    flat: Flat = FlatChoice.stream,
+    option: ReaderOptions = None,
     read_timeout: ReadTimeout = READ_TIMEOUT,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    log_format: LogFormat = LogFormatName.text,
 ) -> None:
     """Classify IMAGES by looking closer only where it matters.
 
@@ -313,17 +273,15 @@ def predict(
     Exits with 0 when all images are done, 8 when some failed, 3 when none could be read.
     """
     level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
-    as_json = log_format is LogFormatName.json
-    show_log(level, as_json=as_json)
+    show_log(level)
 
     from tnetcli.cli.progress import BatchProgress
     from tnetcli.data.images import name_images
     from tnetcli.prediction.batch import parse_shard, shard_of_job
 
-    options = read_options(bands, nodata, mpp, default_mpp, z, t, flat)
-    values = None if rescale is None else _parse_rescale(rescale)
+    options = read_options(bands, option)
     counts = None if keep is None else parse_keep(keep)
-    refuse_lone_null(context, images)
+    check_null(context, images)
     with watching("IMAGES"):
         named = name_images(
             images or [],
@@ -343,7 +301,6 @@ def predict(
     batch = Batch(len(named))
     most = 0 if fail_fast else max_failures
 
-    from tnetcli.devices import limit_threads
     from tnetcli.exporters.export import Overlays
     from tnetcli.prediction.batch import (
         DEFAULT_MODEL,
@@ -352,7 +309,7 @@ def predict(
         predict_images,
     )
     from tnetcli.prediction.predictor import PredictConfig
-    from tnetcli.system import available_cores
+    from tnetcli.system import available_cores, limit_threads
 
     overlays = None if overlay is None else Overlays(overlay, overwrite=overwrite)
     if overlays is not None:
@@ -363,21 +320,20 @@ def predict(
     settings = PredictConfig(
         levels=levels,
         keep=counts,
-        policy=POLICIES[policy] if policy else None,
+        policy=policy,
         budget=budget,
         confidence=confidence,
         seed=seed,
         precision=precision.value,
-        reader=None if reader is None else reader.value,
-        rescale=values,
+        reader=reader,
         check_attention=check_attention,
         windows=windows,
         options=options,
     )
     # From here on what was begun is finished; before, whoever is told to stop just stops.
     with (
-        stopping_gently() as asked,
-        BatchProgress(batch, quiet=quiet, as_json=as_json) as progress,
+        graceful_stop() as asked,
+        BatchProgress(batch, quiet=quiet) as progress,
     ):
 
         def should_stop() -> bool:
@@ -433,16 +389,4 @@ def _judge(batch: "Batch") -> None:
     hint = next(iter(batch.hints)) if len(batch.hints) == 1 else "the lines above say why"
     if batch.done + batch.resumed:
         raise SomeFailedError(problem, hint=hint)
-    raise kind_of_all(map(kind_of, batch.types))(problem, hint=hint)
-
-
-def _parse_rescale(text: str) -> tuple[float, float]:
-    try:
-        low, high = (float(part) for part in text.split(","))
-        if math.isfinite(low) and math.isfinite(high) and low < high:
-            return low, high
-    except ValueError:
-        pass
-    raise UsageError(
-        f"--rescale is not two values, low and high: `{text}`", hint="for example --rescale 0,3000"
-    )
+    raise common_error_class(map(error_class, batch.types))(problem, hint=hint)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from tnetcli.cli.options import Json, PrecisionName, PredictConfig, is_typed, parse_windows
+from tnetcli.cli.options import Json, PrecisionName, RecipeChanges, is_typed, parse_windows
 from tnetcli.errors import UsageError
 from tnetcli.models.cost import (
     MAX_VIEWS,
@@ -28,8 +28,8 @@ from tnetcli.training.recipe import read_recipe
 from tnetcli.traversal.config import TraversalConfig
 
 if TYPE_CHECKING:
-    from tnetcli.devices import Precision
     from tnetcli.models.base import Model
+    from tnetcli.system import Precision
 
 SCHEMA = "tnet.profile/2"
 DEFAULT_WINDOWS = range(6)
@@ -98,8 +98,8 @@ def profile_checkpoint(
 
     loaded = load_model(name)
     model = loaded.model
-    counter = Counter(model.family, model.arguments, classes=model.classes, bands=model.bands)
-    return _profile(name, counter, loaded.description.config(), windows, model, timing)
+    counter = Counter(model.family, model.config, classes=model.classes, bands=model.bands)
+    return _profile(name, counter, loaded.description.traversal_config(), windows, model, timing)
 
 
 def _profile(
@@ -132,7 +132,7 @@ def _profile(
 def _max_followed(model: "Model") -> int:
     """Return how many cells of one region can be followed."""
     cells = model.grid.rows * model.grid.columns
-    return min(cells, getattr(model, "most_named", cells))
+    return min(cells, getattr(model, "max_patches", cells))
 
 
 def _counts(windows: Sequence[int] | None, model: "Model") -> list[int]:
@@ -161,7 +161,7 @@ def _measure(
     """Return the milliseconds of each traversal, and how they were measured."""
     import torch
 
-    from tnetcli.devices import choose_device
+    from tnetcli.system import choose_device
     from tnetcli.traversal.runner import TorchRunner
 
     device = choose_device(timing.device)
@@ -211,7 +211,7 @@ def as_json(profile: Profile) -> str:
         "schema": SCHEMA,
         "source": profile.source,
         "family": model.family,
-        "backbone": model.arguments.backbone,
+        "backbone": model.config.backbone,
         "view_size": model.view_size,
         "grid": grid and [grid.rows, grid.columns, grid.cell_fraction],
         "classes": model.classes,
@@ -236,7 +236,7 @@ def as_json(profile: Profile) -> str:
 def as_text(profile: Profile) -> str:
     """Return a line on the model, a table of its parts and a table of its costs."""
     model, how = profile.model, profile.measured
-    cells = "no cells" if model.max_levels == 1 else model.grid.described()
+    cells = "no cells" if model.max_levels == 1 else model.grid.describe()
     parts = {**profile.parts, "all": profile.parameters}
     costs = [
         (
@@ -249,7 +249,7 @@ def as_text(profile: Profile) -> str:
     ]
     text = [
         f"{profile.source}\n"
-        f"  {model.family} on {model.arguments.backbone}, views of {model.view_size} px, {cells}, "
+        f"  {model.family} on {model.config.backbone}, views of {model.view_size} px, {cells}, "
         f"{counted(model.bands, 'band')}, {counted(model.classes, 'class', 'classes')}",
         table(
             "Parameters",
@@ -285,7 +285,7 @@ def profile(
         ),
     ] = None,
     json: Json = False,
-    set: PredictConfig = None,
+    set: RecipeChanges = None,
     windows: Annotated[
         str | None,
         typer.Option(
@@ -318,7 +318,7 @@ def profile(
 
     timing = None
     if not no_timing:
-        from tnetcli.devices import choose_device  # torch loads here
+        from tnetcli.system import choose_device  # torch loads here
 
         timing = Timing(str(choose_device(device)), precision.value, repeats)
     if source == "recipe":

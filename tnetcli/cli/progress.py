@@ -1,4 +1,4 @@
-"""Progress bars and log lines."""
+"""Error lines, log lines and progress on standard error."""
 
 import json
 import logging
@@ -13,38 +13,28 @@ from tnetcli.text import counted, printable, redacted
 
 if TYPE_CHECKING:
     from tnetcli.cli.predict import Batch
-    from tnetcli.training.config import Stage
+    from tnetcli.training.config import StageConfig
 
 LONGEST = 2000  # characters of a message
+SECONDS_BETWEEN_LINES = 30.0  # where standard error is not a terminal
+Advance = Callable[[float], None]
+TRAINING_FIGURES = (
+    ("window_accuracy", "view accuracy", "{:.1%}"),
+    ("by_chance", "random regions", "{:.1%}"),
+    ("entropy", "entropy", "{:.2f}"),
+    ("windows_per_second", "regions/s", "{:.0f}"),
+)
 
 
-def show_error(error: TnetError) -> None:
-    """Print one line of error and one line of hint."""
-    show_problem(str(error), error.hint)
-
-
-def show_problem(problem: str, hint: str) -> None:
-    """Print one line each, whatever a file name or a library put into the message."""
-    if sys.stderr is None:  # closed: print would turn to standard output
-        return
-    problem, hint = redacted(problem), redacted(hint)
-    if any(isinstance(each.formatter, _Json) for each in logging.getLogger("tnetcli").handlers):
-        logging.getLogger("tnetcli").error(problem, extra={"hint": hint})
-        return
-    print(f"error: {printable(' '.join(problem.split()), LONGEST)}", file=sys.stderr)
-    if hint:
-        print(f"hint: {printable(' '.join(hint.split()), LONGEST)}", file=sys.stderr)
-
-
-class _Plain(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = redacted(record.getMessage())
-        if record.levelno <= logging.INFO:  # may be a table; in a warning, names have line ends
+        if record.levelno <= logging.INFO:  # may be a table; names in warnings may have newlines
             return "\n".join(printable(line, LONGEST) for line in message.splitlines())
         return printable(f"{record.levelname.lower()}: {message}", LONGEST)
 
 
-class _Json(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": record.created, "level": record.levelname.lower()}
         line["message"] = redacted(record.getMessage())
@@ -55,77 +45,116 @@ class _Json(logging.Formatter):
         return json.dumps(line)
 
 
-def show_log(level: int = logging.INFO, *, as_json: bool = False) -> None:
-    """Send our own log lines from `level` on to standard error, as text or as JSON lines."""
+def show_log(level: int = logging.INFO, *, as_json: bool | None = None) -> None:
+    """Write our log lines from `level` on to standard error; None keeps the present format."""
     logger = logging.getLogger("tnetcli")
+    as_json = logs_json() if as_json is None else as_json
     handler = logging.StreamHandler()
-    handler.setFormatter(_Json() if as_json else _Plain())
+    handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     logger.handlers = [handler]
     logger.setLevel(level)
     logger.propagate = False
 
 
-SECONDS_BETWEEN_LINES = 30.0  # where nobody looks at a terminal
-Advance = Callable[[float], None]
+def logs_json() -> bool:
+    """Return True if log lines are JSON (`--log-format json`)."""
+    handlers = logging.getLogger("tnetcli").handlers
+    return any(isinstance(each.formatter, _JsonFormatter) for each in handlers)
 
 
-@contextmanager
-def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Advance]:
-    """Lend a function that takes the fraction done."""
-    if quiet:
-        yield lambda fraction: None
-    elif is_terminal():
-        yield from _bar(title)
+def show_error(error: TnetError) -> None:
+    """Print an `error:` line and a `hint:` line."""
+    show_problem(str(error), error.hint)
+
+
+def show_problem(problem: str, hint: str) -> None:
+    """Print one line each, whatever characters a file name or a library put into them."""
+    if sys.stderr is None:  # closed: print would write to standard output
+        return
+    problem, hint = redacted(problem), redacted(hint)
+    if logs_json():
+        logging.getLogger("tnetcli").error(problem, extra={"hint": hint})
+        return
+    for name, text in (("error", problem), ("hint", hint)):
+        if text:
+            print(f"{name}: {printable(' '.join(text.split()), LONGEST)}", file=sys.stderr)
+
+
+def show_line(text: str, console: Any = None) -> None:
+    """Print one line to standard error, above a live display if its console is given."""
+    if sys.stderr is None:
+        return
+    text = redacted(text)
+    if logs_json():
+        text = json.dumps({"time": time.time(), "level": "info", "message": text})
     else:
-        yield _lines(title)
+        text = printable(text, LONGEST)
+    if console is not None:
+        console.print(text, markup=False, highlight=False)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+def is_terminal() -> bool:
+    """Return True if a live display can be drawn on standard error."""
+    return sys.stderr is not None and sys.stderr.isatty() and not logs_json()
 
 
 def duration(seconds: float) -> str:
-    """Return minutes and seconds, and hours where there are any."""
+    """Return `M:SS`, or `H:MM:SS` from an hour on."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def is_terminal() -> bool:
-    """Say whether somebody looks at standard error; it may be closed."""
-    return sys.stderr is not None and sys.stderr.isatty()
+class _Interval:
+    """Return True from `is_over` at most once in SECONDS_BETWEEN_LINES."""
+
+    def __init__(self, start: float) -> None:
+        self._start = start
+
+    def is_over(self) -> bool:
+        if time.monotonic() - self._start < SECONDS_BETWEEN_LINES:
+            return False
+        self._start = time.monotonic()
+        return True
 
 
-def _bar(title: str) -> Iterator[Advance]:
-    from rich.console import Console
-    from rich.progress import Progress
+@contextmanager
+def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Advance]:
+    """Yield a function that takes the fraction done and shows it."""
+    if quiet:
+        yield lambda fraction: None
+    elif is_terminal():
+        from rich.console import Console
+        from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=1.0)
-        yield lambda fraction: progress.update(task, completed=fraction)
+        with Progress(console=Console(stderr=True)) as progress:
+            task = progress.add_task(title, total=1.0)
+            yield lambda fraction: progress.update(task, completed=fraction)
+    else:
+        interval = _Interval(time.monotonic())
 
+        def advance(fraction: float) -> None:
+            if interval.is_over():
+                show_line(f"{title}: {fraction:.0%}")
 
-def _lines(title: str) -> Advance:
-    spoke = time.monotonic()
-
-    def advance(fraction: float) -> None:
-        nonlocal spoke
-        if time.monotonic() - spoke >= SECONDS_BETWEEN_LINES:
-            spoke = time.monotonic()
-            print(f"{title}: {fraction:.0%}", file=sys.stderr)
-
-    return advance
+        yield advance
 
 
 class BatchProgress:
-    """Shows how far a batch has come: images, windows a second, time left, failures."""
+    """Progress of a prediction: images, regions per second, time left, failures."""
 
-    def __init__(self, batch: "Batch", *, quiet: bool = False, as_json: bool = False) -> None:
-        self._batch, self._quiet, self._json = batch, quiet, as_json
-        self._start = self._spoke = time.monotonic()
+    def __init__(self, batch: "Batch", *, quiet: bool = False) -> None:
+        self._batch, self._quiet = batch, quiet
+        self._start = time.monotonic()
+        self._interval = _Interval(self._start)
         self._bar: Any = None
         self._task: Any = None
         self._said: set[str] = set()
 
     def __enter__(self) -> Self:
-        plain = self._quiet or self._json or self._batch.images < 2
-        if not plain and is_terminal():
+        if not self._quiet and self._batch.images > 1 and is_terminal():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
             from rich.progress import TimeRemainingColumn as TimeLeft
@@ -144,65 +173,45 @@ class BatchProgress:
 
     @property
     def seconds(self) -> float:
-        """Return how long it has been."""
+        """Return the seconds since the start."""
         return time.monotonic() - self._start
 
     def advance(self) -> None:
-        """Show where the batch is now."""
-        batch = self._batch
-        finished = batch.done + batch.failed + batch.resumed
-        if self._bar is not None:
-            self._bar.update(self._task, completed=finished, description=self._figures())
-        elif (
-            finished < batch.images
-            and not self._quiet
-            and time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES
-        ):
-            self._spoke = time.monotonic()
-            images = f"{finished:,} of {counted(batch.images, 'image')}"
-            self.say(f"{images}, {self._figures()}, {duration(self._time_left())} left")
-
-    def _figures(self) -> str:
-        batch = self._batch
-        failed = f", {batch.failed} failed" if batch.failed else ""
-        return f"{batch.windows / max(self.seconds, 1e-9):.1f} windows/s{failed}"
-
-    def _time_left(self) -> float:
-        batch = self._batch
+        """Show the counts of the batch."""
+        batch, seconds = self._batch, max(self.seconds, 1e-9)
         now = batch.done + batch.failed
-        return (batch.images - batch.resumed - now) * self.seconds / max(now, 1)
+        failed = f", {batch.failed} failed" if batch.failed else ""
+        figures = f"{batch.windows / seconds:.1f} regions/s{failed}"
+        finished = now + batch.resumed
+        if self._bar is not None:
+            self._bar.update(self._task, completed=finished, description=figures)
+        elif finished < batch.images and not self._quiet and self._interval.is_over():
+            left = duration((batch.images - finished) * seconds / max(now, 1))
+            images = f"{finished:,} of {counted(batch.images, 'image')}"
+            self.say(f"{images}, {figures}, {left} left")
 
     def say_once(self, text: str) -> None:
-        """Show a line that need not be repeated."""
+        """Print a line unless it was printed before."""
         if text not in self._said:
             self._said.add(text)
             self.say(text)
 
     def say(self, text: str) -> None:
-        """Show a line, whatever names are in it."""
-        if sys.stderr is None:
-            return
-        text = redacted(text)
-        if self._json:
-            text = json.dumps({"time": time.time(), "level": "info", "message": text})
-        else:
-            text = printable(text, LONGEST)
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        """Print a line."""
+        show_line(text, None if self._bar is None else self._bar.console)
 
 
 class TrainingProgress:
-    """Listens to a training and shows it."""
+    """Progress of a training run: metrics per step, validation, warnings."""
 
     def __init__(self, asked: list[int], *, quiet: bool = False) -> None:
         self._asked, self._quiet = asked, quiet
         self._live: Any = None
-        self._stage, self._start, self._spoke = "", time.monotonic(), 0.0
+        self._stage, self._start = "", time.monotonic()
+        self._interval = _Interval(0.0)
         self._first: int | None = None
         self._validation: Mapping[str, Any] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def __enter__(self) -> Self:
         if is_terminal() and not self._quiet:
@@ -218,111 +227,82 @@ class TrainingProgress:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """Show a line."""
-        if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        """Print a line."""
+        show_line(text, None if self._live is None else self._live.console)
 
     def warn(self, text: str) -> None:
-        """Show what goes wrong; the same only once in a stage."""
+        """Print a warning, each kind once per stage."""
         kind = text.split("(")[0]
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._warned:
+            self._warned.add(kind)
             self.say(f"warning: {text}")
 
     def reading(self, fraction: float) -> None:
-        """Show how much of the tiles is read."""
-        if self._quiet or time.monotonic() - self._spoke < SECONDS_BETWEEN_LINES:
-            return
-        self._spoke = time.monotonic()
-        self.say(f"reading tiles: {fraction:.0%}")
+        """Show which fraction of the tiles is read."""
+        if not self._quiet and self._interval.is_over():
+            self.say(f"reading tiles: {fraction:.0%}")
 
-    def stage(self, stage: "Stage", steps: int) -> None:
-        """Begin a stage."""
+    def stage(self, stage: "StageConfig", steps: int) -> None:
+        """Start a stage."""
         self._stage, self._start, self._first = stage.name, time.monotonic(), None
-        self._told.clear()
+        self._warned.clear()
         if not self._quiet:
-            count = counted(steps, "step")
-            self.say(f"stage {stage.name}: {count}, learning from {stage.learn}")
+            self.say(f"stage {stage.name}: {counted(steps, 'step')}, learning from {stage.learn}")
 
     def step(self, row: Mapping[str, Any], done: int, steps: int) -> None:
-        """Show the figures of some steps, on a terminal all of them."""
-        left = self._time_left(done, steps)
-        if self._live is not None:
-            self._live.update(_table(self._stage, row, done, steps, left, self._validation))
-        elif not self._quiet and (
-            time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES or done == steps
-        ):
-            self._spoke = time.monotonic()
-            time_left = "" if left is None else f", {duration(left)} left"
-            self.say(f"{self._stage} {done}/{steps}: {_figures(row)}{time_left}")
-
-    def _time_left(self, done: int, steps: int) -> float | None:
-        """Guess from the steps since the first that was told of, which may not be the first."""
-        if self._first is None:
+        """Show the metrics of a step: all on a terminal, else one line now and then."""
+        left = None
+        if self._first is None:  # after resuming, the first step shown is not step 1
             self._first, self._start = done, time.monotonic()
-            return None
-        return (steps - done) * (time.monotonic() - self._start) / (done - self._first)
+        else:
+            left = (steps - done) * (time.monotonic() - self._start) / (done - self._first)
+        time_left = "" if left is None else duration(left)
+        if self._live is not None:
+            title = f"stage {self._stage}, step {done} of {steps}"
+            self._live.update(_table(title, row, done / steps, time_left, self._validation))
+        elif not self._quiet and (self._interval.is_over() or done == steps):
+            ending = f", {time_left} left" if time_left else ""
+            self.say(f"{self._stage} {done}/{steps}: {_figures(row)}{ending}")
 
     def validation(self, row: Mapping[str, Any], is_best: bool) -> None:
-        """Show the figures of a validation."""
+        """Show the metrics of a validation."""
         self._validation = row
         if not self._quiet:
-            self.say(f"validation: {_figures(row)}{', the best so far' if is_best else ''}")
+            self.say(f"validation: {_figures(row)}{', best so far' if is_best else ''}")
 
     def should_stop(self) -> bool:
-        """Say whether a signal asked to stop."""
+        """Return True if a stop signal was received."""
         return bool(self._asked)
 
 
 def _figures(row: Mapping[str, Any]) -> str:
     parts = [f"loss {row['loss']:.3f}"]
-    for key, text in (("accuracy", "accuracy by level"), ("hit", "hits by level")):
+    for key, name in (("accuracy", "accuracy by level"), ("hit", "hit rate by level")):
         if key in row:
-            parts.append(f"{text} {' '.join(f'{value:.1%}' for value in row[key])}")
-    for key, text in (
-        ("window_accuracy", "views right {:.1%}"),
-        ("by_chance", "by chance {:.1%}"),
-        ("entropy", "entropy {:.2f}"),
-        ("windows_per_second", "{:.0f} windows/s"),
-    ):
-        if key in row:
-            parts.append(text.format(row[key]))
+            parts.append(f"{name} {' '.join(f'{value:.1%}' for value in row[key])}")
+    parts += [f"{name} {text.format(row[key])}" for key, name, text in TRAINING_FIGURES
+              if key in row]  # fmt: skip
     return ", ".join(parts)
 
 
 def _table(
-    stage: str,
-    row: Mapping[str, Any],
-    done: int,
-    steps: int,
-    left: float | None,
-    validation: Mapping[str, Any],
+    title: str, row: Mapping[str, Any], fraction: float, left: str, validation: Mapping[str, Any]
 ) -> Any:
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
-    table = Table("", "training", "validation", title=f"stage {stage}, step {done} of {steps}")
-    table.add_row("loss", f"{row['loss']:.4f}", _number(validation.get("loss"), "{:.4f}"))
+    table = Table("", "training", "validation", title=title)
+    loss = validation.get("loss")
+    table.add_row("loss", f"{row['loss']:.4f}", "" if loss is None else f"{loss:.4f}")
+    validated = dict(enumerate(validation.get("accuracy", []), start=1))
     for level, value in enumerate(row.get("accuracy", []), start=1):
-        seen = validation.get("accuracy", [])
-        other = seen[level - 1] if level <= len(seen) else None
-        table.add_row(f"accuracy, level {level}", f"{value:.1%}", _number(other, "{:.1%}"))
-    for key, text in (
-        ("window_accuracy", "{:.1%}"),
-        ("entropy", "{:.3f}"),
-        ("distinct", "{:.2f}"),
-        ("windows_per_second", "{:.0f}"),
-    ):
+        other = f"{validated[level]:.1%}" if level in validated else ""
+        table.add_row(f"accuracy, level {level}", f"{value:.1%}", other)
+    for key, name, text in (*TRAINING_FIGURES, ("distinct", "distinct cells", "{:.2f}")):
         if key in row:
-            table.add_row(key.replace("_", " "), text.format(row[key]), "")
+            table.add_row(name, text.format(row[key]), "")
     for level, value in enumerate(validation.get("hit", []), start=2):
-        table.add_row(f"hits, level {level}", "", f"{value:.1%}")
-    table.add_row("time left", "" if left is None else duration(left), "")
-    return Group(table, ProgressBar(total=steps, completed=done, width=60))
-
-
-def _number(value: float | None, text: str) -> str:
-    return "" if value is None else text.format(value)
+        table.add_row(f"hit rate, level {level}", "", f"{value:.1%}")
+    table.add_row("time left", left, "")
+    return Group(table, ProgressBar(total=1.0, completed=fraction, width=60))

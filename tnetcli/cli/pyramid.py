@@ -16,13 +16,13 @@ from rasterio.enums import ColorInterp, MaskFlags, Resampling
 
 from tnetcli.cli.options import Overwrite, Quiet
 from tnetcli.errors import ImageError, OutputError, UsageError
-from tnetcli.files import folder_beside, is_remote
+from tnetcli.files import is_remote, temporary_folder
 from tnetcli.readers.detect import detect
 from tnetcli.readers.gdal import GDAL_FAILURES, confined, open_checked, open_dataset
 from tnetcli.readers.handles import check_unchanged, file_stamp
 from tnetcli.readers.tiff_pages import has_unwritten_blocks
 from tnetcli.readers.watch import watching
-from tnetcli.text import in_bytes, one_line, reason
+from tnetcli.text import format_bytes, one_line, reason
 
 SMALLEST = 256
 POLL_SECONDS = 0.2
@@ -56,7 +56,7 @@ def build_pyramid(
         _check(image, target, kind, overwrite)
     before = file_stamp(image)
     try:
-        with folder_beside(target, hint="choose another place with -o") as folder:
+        with temporary_folder(target, hint="choose another place with -o") as folder:
             made = folder / os.path.basename(target if kind == "cog" else image)
             _prepare(image, made, kind)
             _run(image, str(made), kind, resampling, advance)
@@ -115,7 +115,8 @@ def _prepare(image: str, made: Path, kind: str) -> None:
         needed, free = os.path.getsize(source), shutil.disk_usage(made.parent).free
         if needed > free:
             raise OutputError(
-                f"--in-place needs {in_bytes(needed)} beside the image, {in_bytes(free)} are free",
+                f"--in-place needs {format_bytes(needed)} beside the image, "
+                f"{format_bytes(free)} are free",
                 hint="free some space, or leave --in-place away",
             )
         shutil.copy2(source, made)

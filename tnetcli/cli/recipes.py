@@ -1,182 +1,82 @@
 """The `tnet recipes` command."""
 
-import json
 import logging
 import os
 import re
-from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from tnetcli.cli.options import Json, Overwrite, show_help_without_command
+from tnetcli.cli.options import Json, Overwrite, print_report, show_help_without_command
 from tnetcli.errors import RecipeError, UsageError
-from tnetcli.files import check_free, open_regular, write_whole
+from tnetcli.files import check_output, open_regular, write_file
 from tnetcli.text import did_you_mean, printable, reason
 
 log = logging.getLogger(__name__)
 SUFFIX = ".yaml"
-LONGEST = 100  # characters of a purpose: one line beside name and family
-BROKEN = "install tnet again; in a checkout they are in its folder `recipes`"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What a list tells of a recipe."""
-
-    name: str
-    family: str
-    classes: int
-    purpose: str
-
-
-def recipe_files() -> dict[str, Path]:
-    """Return the recipes by name: those inside of an installed package, or of the checkout."""
-    package = Path(str(files("tnetcli")))
-    checkout = package.parent
-    folder = package / "recipes"
-    if not folder.is_dir() and (checkout / "pyproject.toml").is_file():
-        folder = checkout / "recipes"
-    return {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
-
-
-def survey() -> list[Entry]:
-    """Return what there is; a recipe that cannot be read is warned of and left out."""
-    entries = []
-    for name, path in _present().items():
-        try:
-            entries.append(_entry(name, path))
-        except RecipeError as error:
-            log.warning("%s", error)
-    return entries
-
-
-def read_text(name: str) -> str:
-    """Return a recipe with its comments, as it is shipped."""
-    return _read(find_recipe(name)).decode("utf-8", errors="replace")
-
-
-def write_recipe(name: str, destination: str | None = None, *, overwrite: bool = False) -> Path:
-    """Write a recipe to a file, or into a folder under its own name; return where it is."""
-    source = find_recipe(name)
-    if destination in ("", "-"):
-        raise UsageError(
-            f"not a name for a file: `{destination}`",
-            hint=f"`tnet recipes show {source.stem}` prints it",
-        )
-    target = Path(source.name if destination is None else destination)
-    if os.path.isdir(target) or str(destination).endswith(("/", os.sep)):
-        target /= source.name  # a Path forgets the slash that says: into this folder
-    check_free(target, overwrite=overwrite)
-    write_whole(target, _read(source), "the recipe")
-    return target
-
-
-def find_recipe(name: str) -> Path:
-    """Return the file of a shipped recipe, by its name with or without .yaml."""
-    known = _present()
-    short = name.removesuffix(SUFFIX)
-    if short in known:
-        return known[short]
-    hint = did_you_mean(short, known, "`tnet recipes list` names all")
-    raise RecipeError(f"no recipe of this name comes with tnet: `{name}`", hint=hint)
-
-
-def as_json(entry: Entry) -> str:
-    """Return one line of JSON."""
-    return json.dumps(asdict(entry), ensure_ascii=False)
-
-
-def as_text(entries: list[Entry]) -> str:
-    """Return a line for each recipe: name, family, number of classes, purpose."""
-    width = max((len(each.name) for each in entries), default=0)
-    kind = max((len(each.family) for each in entries), default=0)
-    return "\n".join(
-        f"{each.name:<{width}}  {each.family:<{kind}}  {each.classes:>4} classes  "
-        f"{printable(each.purpose, LONGEST)}"
-        for each in entries
-    )
-
-
-def purpose_of(text: str) -> str:
-    """Return the first sentence of the comment at the head; of a long one, what leads its colon."""
-    head: list[str] = []
-    for line in text.splitlines():
-        comment = line.removeprefix("#").strip()
-        if not line.startswith("#") or not comment:
-            break
-        head.append(comment)
-    words = " ".join(head)
-    sentence = re.match(r"(.+?)\.(?= |$)", words)
-    if sentence and len(sentence[1]) <= LONGEST:
-        return sentence[1]
-    return words.split(":")[0]
-
-
-def _present() -> dict[str, Path]:
-    found = recipe_files()
-    if not found:
-        raise RecipeError("this installation has no recipes", hint=BROKEN)
-    return found
-
-
-def _entry(name: str, path: Path) -> Entry:
-    from tnetcli.training.recipe import read_recipe
-
-    model = read_recipe(path).model
-    return Entry(name, model.family, model.class_count, purpose_of(read_text(name)))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with open_regular(path) as file:
-            return file.read()
-    except OSError as error:
-        raise RecipeError(
-            f"cannot read the recipe, {reason(error)}: `{path}`", hint=BROKEN
-        ) from error
-
+LONGEST = 100  # characters of a purpose
+REINSTALL = "reinstall tnet; in a checkout, recipes are in the folder `recipes`"
 
 recipes = typer.Typer(
     help="List, show and copy the recipes that come with tnet.",
+    epilog="Example: tnet recipes copy own-images",
     callback=show_help_without_command,
     invoke_without_command=True,
+    rich_markup_mode=None,
 )
 
 
-def _names() -> list[str]:
-
-    return list(recipe_files())
+def recipe_files() -> dict[str, Path]:
+    """Return the recipes of the installed package, or of the checkout, by name."""
+    package = Path(str(files("tnetcli")))
+    folder = package / "recipes"
+    if not folder.is_dir() and (package.parent / "pyproject.toml").is_file():
+        folder = package.parent / "recipes"
+    return {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
 
 
 Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="As `tnet recipes list` names it.",
+        help="Name of a recipe; see `tnet recipes list`.",
         show_default=False,
-        autocompletion=_names,
+        autocompletion=lambda: list(recipe_files()),
     ),
 ]
 
 
 @recipes.command("list")
 def list_recipes(json: Json = False) -> None:
-    """List the recipes: name, family, number of classes, and what each is for."""
-    found = survey()
-    if not json:
-        typer.echo(as_text(found))
-        return
+    """List the recipes with family, number of classes and purpose."""
+    from tnetcli.training.recipe import read_recipe  # completion of names does without
+
+    found: list[dict[str, Any]] = []
+    for name, path in _present().items():
+        try:
+            model = read_recipe(path).model
+            purpose = purpose_of(_read(path).decode(errors="replace"))
+        except RecipeError as error:
+            log.warning("%s", error)
+            continue
+        found.append({"name": name, "family": model.family, "classes": model.class_count,
+                      "purpose": purpose})  # fmt: skip
+    widths = [max((len(each[key]) for each in found), default=0) for key in ("name", "family")]
+
+    def line(entry: dict[str, Any]) -> str:
+        start = f"{entry['name']:<{widths[0]}}  {entry['family']:<{widths[1]}}"
+        return f"{start}  {entry['classes']:>4} classes  {printable(entry['purpose'], LONGEST)}"
+
     for entry in found:
-        typer.echo(as_json(entry))
+        print_report(entry, line, as_json=json)
 
 
 @recipes.command("show")
 def show_recipe(name: Name) -> None:
     """Print a recipe, with the comments that explain its keys."""
-    typer.echo(read_text(name), nl=False)
+    typer.echo(_read(find_recipe(name)).decode(errors="replace"), nl=False)
 
 
 @recipes.command("copy")
@@ -184,12 +84,62 @@ def copy_recipe(
     name: Name,
     destination: Annotated[
         str | None,
-        typer.Argument(help="A file or a folder.", show_default="NAME.yaml", metavar="DEST"),
+        typer.Argument(help="File or folder.", show_default="NAME.yaml", metavar="DEST"),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Copy a recipe, to change it and to train with it; the file is named on standard output.
+    """Copy a recipe, to edit it and train with it; prints the path of the copy.
 
-    Paths in a recipe start at its own folder: put the copy beside your images.
+    Paths in a recipe are relative to its folder: put the copy beside your images.
     """
-    typer.echo(write_recipe(name, destination, overwrite=overwrite))
+    source = find_recipe(name)
+    if destination in ("", "-"):
+        raise UsageError(
+            f"not a file name: `{destination}`",
+            hint=f"`tnet recipes show {source.stem}` prints the recipe",
+        )
+    target = Path(source.name if destination is None else destination)
+    if os.path.isdir(target) or str(destination).endswith(("/", os.sep)):
+        target /= source.name
+    check_output(target, overwrite=overwrite)
+    write_file(target, _read(source), "the recipe")
+    typer.echo(target)
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file of a recipe, by its name with or without .yaml."""
+    known, stem = _present(), name.removesuffix(SUFFIX)
+    if stem not in known:
+        hint = did_you_mean(stem, known, "`tnet recipes list` shows all names")
+        raise RecipeError(f"unknown recipe: `{name}`", hint=hint)
+    return known[stem]
+
+
+def purpose_of(text: str) -> str:
+    """Return the first sentence of the leading comment, up to a colon if it is long."""
+    comment: list[str] = []
+    for line in text.splitlines():
+        words = line.removeprefix("#").strip()
+        if not line.startswith("#") or not words:
+            break
+        comment.append(words)
+    joined = " ".join(comment)
+    sentence = re.match(r"(.+?)\.(?= |$)", joined)
+    if sentence and len(sentence[1]) <= LONGEST:
+        return sentence[1]
+    return joined.split(":")[0]
+
+
+def _present() -> dict[str, Path]:
+    found = recipe_files()
+    if not found:
+        raise RecipeError("this installation has no recipes", hint=REINSTALL)
+    return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except OSError as error:
+        raise RecipeError(f"cannot read `{path}`: {reason(error)}", hint=REINSTALL) from error

@@ -1,4 +1,4 @@
-"""Stop gracefully on signals."""
+"""Stop a command on signals: in order, and within 5 seconds even if a read is stuck."""
 
 import os
 import signal
@@ -11,18 +11,19 @@ from typing import NoReturn
 
 from tnetcli.readers.watch import has_left_behind, hurry, wait_until_stuck
 
-STOPPED = 75  # by SIGTERM or SIGUSR1: what is finished is saved, run again to go on
+STOPPED = 75  # by SIGTERM, SIGHUP or SIGUSR1
 INTERRUPTED = 130  # by Ctrl-C
-ENDING = ("SIGTERM", "SIGHUP", "SIGUSR1")
-SOON = 0.05  # seconds
-LAST = 4.5  # seconds after a signal, at which a process with a stuck read ends
-AGAIN = "nothing half-written is left behind: run it again"
+STOP_SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1")
+RETRY_SECONDS = 0.05
+STUCK_SECONDS = 4.5  # after a signal, until a process with a stuck read ends
+MESSAGE_SECONDS = 0.2  # to print the last message: standard error may be a full pipe
+RUN_AGAIN = "no incomplete files are left; run it again"
 
 
 class Stopped(SystemExit):
-    """A signal ended the command; the hint tells what is kept and how to go on.
+    """A signal ended the command; the hint says what is saved and how to resume.
 
-    No error of ours: nothing that goes on after a failure may go on after this.
+    Not a TnetError: code that continues after a failed image must not continue after this.
     """
 
     def __init__(self, exit_code: int, hint: str = "") -> None:
@@ -31,133 +32,121 @@ class Stopped(SystemExit):
 
     @property
     def problem(self) -> str:
-        """Return what happened, in words."""
+        """Return the error message."""
         return "interrupted" if self.exit_code == INTERRUPTED else "stopped by a signal"
 
 
-_leaving: list[int] = []  # the exit code, once the command is over
+_final_code: list[int] = []  # the exit code, once the command is over
 
 
-def stop_when_told(show: Callable[[Stopped], object] = lambda stopped: None) -> None:
-    """Let signals end this process in an orderly way, from now on: temporary files are removed.
+def install_handlers(show: Callable[[Stopped], object] = lambda stopped: None) -> None:
+    """Raise Stopped on signals from now on, so that temporary files are removed.
 
-    If a read is stuck, the process ends all the same, within 5 s, after `show`.
+    If a read is stuck, call `show` and end the process within 5 s of the signal.
     """
 
     def stop(number: int, frame: object) -> None:
         raise Stopped(STOPPED)
 
-    for number in _heard(ENDING):
+    for number in _handled(STOP_SIGNALS):
         signal.signal(number, stop)
-    _insist_on_stopping()
-    _end_when_stuck(show)
-
-
-def _end_when_stuck(show: Callable[[Stopped], object]) -> None:
-    """Watch signals from a thread: no handler of Python runs while the main thread is stuck."""
-    heard, written = socket.socketpair()
-    written.setblocking(False)
-    signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
-    if hasattr(os, "register_at_fork"):  # what a child is sent is no signal to this process
-        os.register_at_fork(after_in_child=_hear_nothing)
+    _raise_again_after_finalizers()
+    # No Python handler runs while the main thread is stuck: a thread watches for signals.
+    received, sent = socket.socketpair()
+    sent.setblocking(False)
+    signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
+    if hasattr(os, "register_at_fork"):  # a child must not report its signals to this process
+        os.register_at_fork(after_in_child=_stop_reporting)
+    # `sent` is an argument to keep it open.
     threading.Thread(
-        target=_watch_signals, args=(heard, written, show), name="signals", daemon=True
+        target=_watch, args=(received, sent, show), name="signals", daemon=True
     ).start()
 
 
-def _hear_nothing() -> None:
+def _stop_reporting() -> None:
     with suppress(ValueError):
         signal.set_wakeup_fd(-1)
 
 
-def _watch_signals(
-    heard: socket.socket, written: socket.socket, show: Callable[[Stopped], object]
-) -> None:
-    stopping = {getattr(signal, name, None) for name in (*ENDING, "SIGINT")}
-    while (number := heard.recv(1)[0]) not in stopping:
+def _watch(received: socket.socket, sent: socket.socket, show: Callable[[Stopped], object]) -> None:
+    stopping = {getattr(signal, name, None) for name in (*STOP_SIGNALS, "SIGINT")}
+    while (number := received.recv(1)[0]) not in stopping:
         pass
     hurry()
-    wait_until_stuck(LAST)
-    if _leaving:
-        os._exit(_leaving[0])
+    wait_until_stuck(STUCK_SECONDS)
+    if _final_code:
+        os._exit(_final_code[0])
     stopped = Stopped(exit_code([number]))
-    # Standard error may be a pipe that is full.
-    showing = threading.Thread(target=show, args=(stopped,), daemon=True)
-    showing.start()
-    showing.join(SOON * 4)
+    message = threading.Thread(target=show, args=(stopped,), daemon=True)
+    message.start()
+    message.join(MESSAGE_SECONDS)
     os._exit(stopped.exit_code)
 
 
-def _insist_on_stopping() -> None:
-    """Let a stop come again that came inside of a finalizer, where Python swallows it."""
+def _raise_again_after_finalizers() -> None:
+    """Raise a stop again that was raised inside a finalizer, where Python discards it."""
     if not hasattr(signal, "setitimer"):
         return
     show = sys.unraisablehook
-    swallowed: list[BaseException] = []
+    discarded: list[BaseException] = []
 
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
         if isinstance(unraisable.exc_value, (Stopped, KeyboardInterrupt)):
-            swallowed.append(unraisable.exc_value)
-            signal.setitimer(signal.ITIMER_REAL, SOON)  # once the finalizer is over
+            discarded.append(unraisable.exc_value)
+            signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
         else:
             show(unraisable)
 
     def again(number: int, frame: object) -> None:
-        if swallowed:
-            raise swallowed.pop()
+        if discarded:
+            raise discarded.pop()
 
     sys.unraisablehook = hook
     signal.signal(signal.SIGALRM, again)
 
 
 def end_process(code: int) -> NoReturn:
-    """Leave with this code: a signal that comes late changes it no more."""
-    _leaving.append(code)
-    # Handlers of Python are gone before the process is; who presses Ctrl-C still ends it.
-    for number in _heard((*ENDING, "SIGALRM")):
+    """Exit with this code; a later signal does not change it."""
+    _final_code.append(code)
+    # Python removes its handlers before the process ends; Ctrl-C still has to work until then.
+    for number in _handled((*STOP_SIGNALS, "SIGALRM")):
         signal.signal(number, signal.SIG_IGN)
-    for number in _heard(("SIGINT",)):
+    for number in _handled(("SIGINT",)):
         signal.signal(number, signal.SIG_DFL)
-    if code == INTERRUPTED or has_left_behind():
+    if code == INTERRUPTED or has_left_behind():  # do not wait for threads that are still reading
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, AttributeError, ValueError):  # closed, or nobody reads
+            with suppress(OSError, AttributeError, ValueError):  # closed, or a broken pipe
                 stream.flush()
-        os._exit(code)  # who interrupts twice does not wait for what was begun, or is stuck
+        os._exit(code)
     sys.exit(code)
 
 
 @contextmanager
-def stopping_gently(
-    names: tuple[str, ...] = (*ENDING, "SIGINT"),
-) -> Iterator[list[int]]:
-    """Lend a list that holds the signals that asked to stop; a second Ctrl-C stops at once."""
-    asked: list[int] = []
+def graceful_stop() -> Iterator[list[int]]:
+    """Yield a list that collects stop signals instead of raising; a second Ctrl-C raises."""
+    received: list[int] = []
 
-    def note(number: int, frame: object) -> None:
-        if number == signal.SIGINT and asked:
+    def collect(number: int, frame: object) -> None:
+        if number == signal.SIGINT and received:
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
 
-    with handling(note, names):
-        yield asked
-
-
-@contextmanager
-def handling(handler: Callable[[int, object], None], names: Iterable[str]) -> Iterator[None]:
-    """Let `handler` take signals for a while; those that nohup or a shell ignores stay ignored."""
-    before = {number: signal.signal(number, handler) for number in _heard(names)}
+    before = {
+        number: signal.signal(number, collect) for number in _handled((*STOP_SIGNALS, "SIGINT"))
+    }
     try:
-        yield
+        yield received
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _heard(names: Iterable[str]) -> list[signal.Signals]:
+def _handled(names: Iterable[str]) -> list[signal.Signals]:
+    """Return the signals that exist here, without those that nohup or a shell ignores."""
     known = [getattr(signal, name) for name in names if hasattr(signal, name)]
     return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def exit_code(asked: list[int]) -> int:
-    """Return what to exit with after these signals."""
-    return INTERRUPTED if asked[0] == signal.SIGINT else STOPPED
+def exit_code(received: list[int]) -> int:
+    """Return the exit code for these signals."""
+    return INTERRUPTED if received[0] == signal.SIGINT else STOPPED

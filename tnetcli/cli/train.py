@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tnetcli.cli.options import Overwrite, PredictConfig, Quiet
-from tnetcli.cli.signals import Stopped, exit_code, stopping_gently
+from tnetcli.cli.options import Overwrite, Quiet, RecipeChanges
+from tnetcli.cli.signals import Stopped, exit_code, graceful_stop
 from tnetcli.errors import TnetError, UsageError
 from tnetcli.training.distributed import OtherFailedError, is_speaker, wait_for_end
 
@@ -36,7 +36,7 @@ def train(
             show_default="runs/RECIPE",
         ),
     ] = None,
-    set: PredictConfig = None,
+    set: RecipeChanges = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Go on with the run in the folder, if any."),
@@ -83,7 +83,7 @@ def train(
     except TnetError as error:
         if is_speaker():
             raise
-        with stopping_gently() as asked:
+        with graceful_stop() as asked:
             if not wait_for_end(lambda: bool(asked)):
                 raise
         raise typer.Exit(error.exit_code) from error
@@ -101,7 +101,7 @@ def train(
     if quiet:
         logging.getLogger("tnetcli").setLevel(logging.WARNING)
     folder = output or Path("runs") / recipe.stem
-    with stopping_gently() as asked, TrainingProgress(asked, quiet=quiet) as progress:
+    with graceful_stop() as asked, TrainingProgress(asked, quiet=quiet) as progress:
         try:
             files = run_recipe(
                 found,

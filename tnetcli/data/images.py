@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tnetcli.data.listing import Problems, locate, read_crop, read_options, read_rows
 from tnetcli.errors import UsageError
-from tnetcli.files import STANDARD, is_remote, parts_of, standard_input
+from tnetcli.files import STANDARD, is_remote, read_chunks, standard_input
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import images_inside, is_image_folder
 from tnetcli.readers.wrappers import Crop, CropKind
@@ -133,7 +133,7 @@ def _inside(folder: str, recursive: bool) -> Iterator[str]:
 
 def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
     if argument == STANDARD:
-        content = b"".join(parts_of(standard_input())).removeprefix(codecs.BOM_UTF8)
+        content = b"".join(read_chunks(standard_input())).removeprefix(codecs.BOM_UTF8)
         _check_separator(content, null)  # names are bytes
         lines = content.split(b"\0") if null else content.replace(b"\r\n", b"\n").split(b"\n")
         yield from (os.fsdecode(line) for line in lines if line.strip())

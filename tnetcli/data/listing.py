@@ -4,22 +4,23 @@ import csv
 import difflib
 import io
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tnetcli.config import SPLIT_NAMES
-from tnetcli.data.config import Data
+from tnetcli.data.config import DataConfig
 from tnetcli.errors import ManifestError
-from tnetcli.files import is_pipe, open_to_read, parts_of
+from tnetcli.files import is_pipe, open_input, read_chunks
 from tnetcli.geometry import Window
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import images_inside, is_image_folder
 from tnetcli.readers.metadata import COARSEST, FINEST
 from tnetcli.readers.wrappers import LEAST_SIDE, Crop, CropKind
-from tnetcli.text import did_you_mean, reason, shorten, some_of
+from tnetcli.text import did_you_mean, join_some, reason, shorten
 
 MOST_TOLD = 8  # more problems than that are only counted
 MOST_HINTS = 3
@@ -55,7 +56,7 @@ class Problems:
         if not self._found:
             return
         found = sorted(self._found, key=lambda each: each[0])
-        told = some_of([problem for _, problem, _ in found], MOST_TOLD, "; ")
+        told = join_some([problem for _, problem, _ in found], MOST_TOLD, "; ")
         count = f"{len(found)} problems in " if len(found) > 1 else ""
         hints = list(dict.fromkeys(hint for *_, hint in found[:MOST_TOLD] if hint))
         raise ManifestError(f"{count}`{self.where}`: {told}", hint="; ".join(hints[:MOST_HINTS]))
@@ -117,9 +118,9 @@ def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) 
 def _read_text(path: Path) -> str:
     hint = "it must be a CSV file in UTF-8"
     try:
-        with open_to_read(path) as file:
+        with open_input(path) as file:
             content = bytearray()
-            for part in parts_of(file):
+            for part in read_chunks(file):
                 content += part
                 if len(content) > MOST_BYTES:
                     break
@@ -171,7 +172,7 @@ class Listed:
     crop: Crop | None = None
 
 
-def list_manifest(data: Data, problems: Problems) -> Iterator[Listed]:
+def list_manifest(data: DataConfig, problems: Problems) -> Iterator[Listed]:
     """Yield the rows of a CSV, and note what is wrong with each."""
     rows = read_rows(data.path, ("path", "label"))
     for name in rows[0].values:
@@ -266,13 +267,12 @@ def _crop(
     return None
 
 
-def _options(data: Data) -> ReadOptions:
+def _options(data: DataConfig) -> ReadOptions:
     return ReadOptions(bands=data.bands, nodata=data.nodata, mpp=data.mpp)
 
 
 def read_options(row: Row, options: ReadOptions, problems: Problems) -> ReadOptions:
     """Return how to read an image: as its row says, and as `options` where it does not."""
-    given = options.mpp
     if row["bands"]:
         bands = tuple(part.strip() for part in row["bands"].split(","))
         if not all(bands):
@@ -281,23 +281,25 @@ def read_options(row: Row, options: ReadOptions, problems: Problems) -> ReadOpti
                 line=row.line,
                 hint="numbers from 1 or names, with commas between them",
             )
-        options = replace(options, bands=bands)
+        else:
+            options = options.model_copy(update={"bands": bands})
     if row["mpp"]:
         try:
-            options = replace(options, mpp=float(row["mpp"]))
+            mpp = float(row["mpp"])
         except ValueError:
-            options = replace(options, mpp=float("nan"))
-        if not FINEST <= (options.mpp or 0.0) <= COARSEST:
+            mpp = math.nan
+        if FINEST <= mpp <= COARSEST:
+            options = options.model_copy(update={"mpp": mpp})
+        else:
             problems.add(
                 f"mpp is not within {FINEST:g} to {COARSEST:g}: `{shorten(row['mpp'])}`",
                 line=row.line,
                 hint="microns per pixel: a 20x scan has about 0.5",
             )
-            options = replace(options, mpp=given)
     return options
 
 
-def list_folder(data: Data, problems: Problems) -> Iterator[Listed]:
+def list_folder(data: DataConfig, problems: Problems) -> Iterator[Listed]:
     """Yield the images of a folder for each class, or of such folders for each split."""
     folders = _folders(data.path, problems)
     parts = [("", label, path) for label, path in folders.items()]

@@ -58,7 +58,7 @@ class Normalisation(Strict):
         if own != trained and not _fits_into(own, trained):
             raise ImageError(
                 f"the model was trained on {trained.name} pixels, `{reader.path}` has {own.name}",
-                hint="--rescale LOW,HIGH maps its values onto those of the model",
+                hint="`-O rescale=LOW,HIGH` maps its values onto those of the model",
             )
 
     def apply(self, pixels: Pixels) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.data.augment import Blur, Jitter, Pose, as_window, draw_jitter, draw_pose, overlap
-from tnetcli.data.config import Augmentation
+from tnetcli.data.config import AugmentConfig
 from tnetcli.data.statistics import finite, read_small
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box, Cost, Pixels, Reader
@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]
 
 def augment(
     reader: Reader,
-    augmentation: Augmentation,
+    augmentation: AugmentConfig,
     seed: int,
     *,
     value_range: tuple[float, float] | None = None,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.geometry import Window, covered, filled
+from tnetcli.geometry import Window, box_coverage, window_coverage
 
 Labels = NDArray[np.integer]  # (images,), numbers of classes
 NORMAL_95 = 1.959963984540054  # 95 % of a normal distribution lie within this many deviations
@@ -163,8 +163,8 @@ def bootstrap(
 def hits(window: Window, boxes: Sequence[Window]) -> bool:
     """Say whether a window shows half of a box, or is filled to a quarter by boxes."""
     return (
-        covered(window, boxes) >= LEAST_COVERED - ROUNDING
-        or filled(window, boxes) >= LEAST_FILLED - ROUNDING
+        box_coverage(window, boxes) >= LEAST_COVERED - ROUNDING
+        or window_coverage(window, boxes) >= LEAST_FILLED - ROUNDING
     )
 
 

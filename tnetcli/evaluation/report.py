@@ -9,7 +9,7 @@ from typing import Any
 from tnetcli.errors import UsageError
 from tnetcli.evaluation.evaluate import Choice, Evaluation, Row
 from tnetcli.evaluation.metrics import Interval
-from tnetcli.files import check_free, write_whole
+from tnetcli.files import check_output, write_file
 from tnetcli.text import printable, table
 
 log = logging.getLogger(__name__)
@@ -25,12 +25,12 @@ def check_outputs(output: Path | None, confusion: Path | None, *, overwrite: boo
         raise UsageError(f"--confusion is not a PNG file: `{confusion}`", hint="give FILE.png")
     for path in (output, confusion):
         if path is not None:
-            check_free(path, overwrite=overwrite)
+            check_output(path, overwrite=overwrite)
 
 
 def write_json(evaluation: Evaluation, path: Path) -> None:
     """Write everything, in place of what is there."""
-    write_whole(path, f"{as_json(evaluation)}\n".encode())
+    write_file(path, f"{as_json(evaluation)}\n".encode())
 
 
 def draw_picture(evaluation: Evaluation, path: Path) -> None:

@@ -25,7 +25,7 @@ from tnetcli.exporters.geojson import (
     write_geojson_sequence,
 )
 from tnetcli.exporters.imagery import Imagery, image_place
-from tnetcli.files import check_free, open_regular, refuse_inputs
+from tnetcli.files import check_not_input, check_output, open_regular
 from tnetcli.prediction.jsonl import read_records
 from tnetcli.prediction.record import Prediction
 from tnetcli.text import first_line, redacted
@@ -300,7 +300,7 @@ def write_one(
 ) -> Exported:
     """Write all that is wanted into one file, whole or not at all."""
     form, found = asked.form, asked.found
-    check_free(path, overwrite=overwrite)
+    check_output(path, overwrite=overwrite)
     if asked.how.sequence and not path.name.lower().endswith(SEQUENCES):
         raise UsageError(
             f"`{path}` is not the name of a text sequence",
@@ -312,9 +312,9 @@ def write_one(
             hint=f"name a folder with -o, for example -o {path.stem or form.name}/, or choose one "
             "with --id",
         )
-    refuse_inputs(path, asked.files)
+    check_not_input(path, asked.files)
     if path.exists():  # and may be overwritten
-        refuse_inputs(path, asked.images())
+        check_not_input(path, asked.images())
     done = Exported([path], images=found.good, failed=found.failed, total=found.good)
     looked = _counted(asked.looked(), found.images, advance)
     if not form.many:
@@ -353,7 +353,7 @@ def write_each(
         if resume and path.exists():
             done.kept += 1
             continue
-        refuse_inputs(path, [*asked.files, image_place(each.prediction.image, how.root)])
+        check_not_input(path, [*asked.files, image_place(each.prediction.image, how.root)])
         try:
             with _records_may_be_wrong():
                 asked.form.write(path, [each], how, _noting(done), overwrite)

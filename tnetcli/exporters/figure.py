@@ -15,7 +15,7 @@ from tnetcli.errors import ImageError, OutputError
 from tnetcli.exporters.base import Choice, Looked
 from tnetcli.exporters.canvas import HALO, INK, QUIET, TITLE, WIDTH, Page, plain
 from tnetcli.exporters.imagery import Imagery
-from tnetcli.files import check_free, whole_file
+from tnetcli.files import atomic_file, check_output
 from tnetcli.geometry import Georeference, Size
 from tnetcli.prediction.record import BoxEdges, Prediction, RegionRecord
 from tnetcli.text import counted
@@ -60,11 +60,11 @@ def write_figure(
         raise OutputError(
             f"a figure cannot be {size} pixels wide", hint=f"from {NARROWEST} to {WIDEST}"
         )
-    check_free(path, overwrite=overwrite)
+    check_output(path, overwrite=overwrite)
     content = _encoded(draw_figure(looked, imagery, size=size, sheet=sheet), kind)
-    with whole_file(path, "the figure") as file:
+    with atomic_file(path, "the figure") as file:
         file.write(content)
-        check_free(path, overwrite=overwrite)  # another process may have written it meanwhile
+        check_output(path, overwrite=overwrite)  # another process may have written it meanwhile
 
 
 def _encoded(figure: "Figure", kind: str) -> bytes:

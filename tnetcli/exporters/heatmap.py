@@ -17,11 +17,11 @@ from tnetcli.errors import OutputError, TnetError
 from tnetcli.exporters.base import HALF_CHARACTERS, Looked
 from tnetcli.files import (
     UNWRITABLE,
-    check_free,
-    folder_beside,
+    atomic_file,
+    check_not_special,
+    check_output,
     is_plain_crs,
-    refuse_special,
-    whole_file,
+    temporary_folder,
 )
 from tnetcli.geometry import ROOT, Size
 from tnetcli.prediction.record import Prediction
@@ -80,19 +80,19 @@ def write_heatmap(
             f"`{shorten(prediction.image)}` was not predicted: there is nothing to show",
             hint="predict it again",
         )
-    check_free(path, overwrite=overwrite)
-    refuse_special(path)
+    check_output(path, overwrite=overwrite)
+    check_not_special(path)
     place = _place(prediction)
     painting = _Painting.of(looked, value)
     tags = _facts(looked, value, painting) | _resolution(prediction, painting.grid, place)
     profile = place.profile(painting.grid.downsample) if place else {}
-    with folder_beside(os.path.realpath(path), "the heat map") as folder:
+    with temporary_folder(os.path.realpath(path), "the heat map") as folder:
         with _failures_told(path):
             _write_cog(folder, painting, tags, value, profile)
             _check_place(folder / "heat.tif", place, prediction)
-        with whole_file(path, "the heat map") as file, (folder / "heat.tif").open("rb") as made:
+        with atomic_file(path, "the heat map") as file, (folder / "heat.tif").open("rb") as made:
             shutil.copyfileobj(made, file)
-            check_free(path, overwrite=overwrite)  # another process may have written it meanwhile
+            check_output(path, overwrite=overwrite)  # another process may have written it meanwhile
 
 
 @contextmanager

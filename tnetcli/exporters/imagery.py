@@ -1,6 +1,5 @@
 """Pixels of a predicted image as a screen shows them."""
 
-import ast
 import logging
 import math
 import os
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from tnetcli.errors import ImageError
 from tnetcli.files import is_remote
@@ -19,7 +19,7 @@ from tnetcli.prediction.record import BoxEdges, Prediction
 from tnetcli.readers.base import Pixels, Reader, ReadOptions
 from tnetcli.readers.detect import READERS, open_image
 from tnetcli.readers.handles import fingerprint
-from tnetcli.text import HIDDEN, as_file_name
+from tnetcli.text import HIDDEN, unescape_surrogates
 
 
 class Imagery(Protocol):
@@ -36,7 +36,6 @@ class Imagery(Protocol):
 SMALL = 512  # pixels on the longer side of the view that the contrast is taken from
 PERCENTILES = (2, 98)  # what lies beyond is as dark or as bright as it gets
 GREY = 128  # of an image that holds a single value
-LONGEST = 10_000  # characters of an option: nobody names that many bands
 log = logging.getLogger(__name__)
 
 
@@ -82,7 +81,7 @@ def _find(prediction: Prediction, root: Path | None, remote: bool) -> str:
     if is_remote(path):
         _refuse_remote(path, remote)
         return path
-    for name in (path, as_file_name(path)):
+    for name in (path, unescape_surrogates(path)):
         with suppress(ValueError):  # a name with a NUL in it
             if os.path.exists(name):
                 return name
@@ -111,42 +110,13 @@ def _reader(prediction: Prediction) -> str | None:
 
 
 def _options(prediction: Prediction) -> ReadOptions:
-    """Return how the image was read; what a record has no sensible word for is as usual."""
-    told: Any = prediction.reading or prediction.provenance.config.get("reading")
-    told = told if isinstance(told, dict) else {}
-    flat = told.get("flat")
-    bands = _value(told.get("bands"))
-    return ReadOptions(
-        bands=tuple(map(str, bands)) if isinstance(bands, tuple | list) and bands else None,
-        nodata=_number(told.get("nodata")),
-        mpp=_number(told.get("mpp")),
-        default_mpp=_number(told.get("default_mpp")),
-        z=_whole(told.get("z")),
-        t=_whole(told.get("t")),
-        flat="refuse" if flat == "refuse" else "stream",
-    )
-
-
-def _value(told: Any) -> Any:
-    """Read an option back that was written as Python writes it."""
-    if not isinstance(told, str):
-        return told
+    """Return how the image was read; the defaults if a record has no valid options."""
+    found: Any = prediction.reading or prediction.provenance.config.get("reading")
+    known = found.items() if isinstance(found, dict) else ()
     try:
-        return ast.literal_eval(told) if len(told) <= LONGEST else None
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
-
-
-def _number(told: Any) -> float | None:
-    try:
-        return None if told is None else float(told)  # `nan` is no literal, but a number
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _whole(told: Any) -> int | None:
-    value = _value(told)
-    return value if isinstance(value, int) else None
+        return ReadOptions(**{key: each for key, each in known if key in ReadOptions.model_fields})
+    except ValidationError:
+        return ReadOptions()
 
 
 def _check(prediction: Prediction, reader: Reader, path: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from tnetcli.errors import MissingExtraError, OutputError
 from tnetcli.exporters.base import DIGITS, HALF_CHARACTERS, Looked, WithJoint, measured
 from tnetcli.exporters.geojson import globe_of
-from tnetcli.files import check_free, whole_file, write_text
+from tnetcli.files import atomic_file, check_output, write_text
 from tnetcli.geo import Globe
 from tnetcli.prediction.record import BoxEdges, Prediction
 from tnetcli.text import printable, shorten
@@ -329,7 +329,7 @@ def write_parquet(
         from pyarrow import parquet
     except ModuleNotFoundError as error:
         raise MissingExtraError.of("tables", "a table in Parquet") from error
-    check_free(path, overwrite=overwrite)
+    check_output(path, overwrite=overwrite)
     table, places = Table(looked, per_image=per_image), _Places()
     schema = _schema(table.columns, pyarrow)
     rows = [
@@ -340,14 +340,14 @@ def write_parquet(
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     arrays = [pyarrow.array(c, field.type) for c, field in zip(columns, schema, strict=True)]
     with (
-        whole_file(path, "the table") as file,
+        atomic_file(path, "the table") as file,
         parquet.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
         if rows:
             content = pyarrow.Table.from_arrays(arrays, schema=schema)
             writer.write_table(content, row_group_size=max(GROUP // len(schema), 1))
         writer.add_key_value_metadata({"geo": json.dumps(places.told())})
-        check_free(path, overwrite=overwrite)  # another process may have written it meanwhile
+        check_output(path, overwrite=overwrite)  # another process may have written it meanwhile
 
 
 def _schema(columns: Columns, pyarrow: Any) -> Any:

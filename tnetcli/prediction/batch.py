@@ -15,13 +15,12 @@ from queue import Empty, SimpleQueue
 from typing import TypedDict, Unpack
 
 from tnetcli.data.images import Image
-from tnetcli.devices import limit_threads, sharing_cores
 from tnetcli.engines.dask import Cluster, in_dask
 from tnetcli.engines.local import LANES, in_lanes
 from tnetcli.engines.processes import in_processes
-from tnetcli.errors import ImageError, ModelError, UsageError, kind_of
+from tnetcli.errors import ImageError, ModelError, UsageError, error_class
 from tnetcli.exporters.export import Overlays
-from tnetcli.files import absolute, refuse_inputs
+from tnetcli.files import absolute, check_not_input
 from tnetcli.models.checkpoint import Checkpoint, load_model
 from tnetcli.prediction.inference import Inference, record_failure
 from tnetcli.prediction.jsonl import PredictionFile, read_records
@@ -30,9 +29,8 @@ from tnetcli.prediction.record import Prediction, Problem
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.readers.wrappers import CropKind
-from tnetcli.system import available_cores, reuse_freed_memory
+from tnetcli.system import available_cores, limit_threads, reuse_freed_memory, sharing_cores
 from tnetcli.text import first_line
-from tnetcli.traversal.config import PolicyName
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +365,7 @@ def _refuse_images(output: Path, images: Sequence[Image], inference: Inference) 
     """Refuse to write to an image; one whose file system does not answer fails later."""
     for path in (image.path for image in images):
         with suppress(ImageError):
-            inference.opening.run(path, partial(refuse_inputs, output, [path]))
+            inference.opening.run(path, partial(check_not_input, output, [path]))
 
 
 def _look(
@@ -436,12 +434,11 @@ class Choices(TypedDict, total=False):
     model: str | os.PathLike[str] | Checkpoint
     levels: int
     keep: Sequence[int]  # cells followed of each window, level by level
-    policy: PolicyName
+    policy: str
     budget: int  # windows per image, the whole image included
     confidence: float  # stop as soon as a class is as probable
     seed: int
-    bands: Sequence[str | int]
-    rescale: tuple[float, float]
+    options: ReadOptions
     device: str
     threads: int
     batch_size: int
@@ -454,7 +451,7 @@ def predict(image: str | os.PathLike[str], **choices: Unpack[Choices]) -> Predic
     """
     (record,) = predict_many([image], **choices)
     if record.error is not None:
-        raise kind_of(record.error.type)(record.error.message, hint=record.error.hint)
+        raise error_class(record.error.type)(record.error.message, hint=record.error.hint)
     return record
 
 
@@ -464,8 +461,7 @@ def predict_many(
     """Yield the record of each image in order; of a bad one its `error` says why."""
     if unknown := choices.keys() - Choices.__annotations__.keys():
         raise TypeError(f"predict has no argument `{min(unknown)}`")
-    keep, bands = choices.get("keep"), choices.get("bands")
-    options = ReadOptions(bands=None if bands is None else tuple(map(str, bands)))
+    keep, options = choices.get("keep"), choices.get("options", ReadOptions())
     paths = [os.fspath(image) for image in images]
     settings = PredictConfig(
         levels=choices.get("levels"),
@@ -474,7 +470,6 @@ def predict_many(
         budget=choices.get("budget"),
         confidence=choices.get("confidence"),
         seed=choices.get("seed", 0),
-        rescale=choices.get("rescale"),
         options=options,
     )
     means = ExecutionConfig(

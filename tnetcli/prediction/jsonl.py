@@ -14,20 +14,20 @@ from typing import Any, BinaryIO, Self
 
 from pydantic import ValidationError
 
-from tnetcli.config import UNKNOWN
+from tnetcli.config import UNKNOWN_KEY
 from tnetcli.data.images import Image
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.files import (
-    check_free,
-    claim,
+    atomic_file,
+    check_not_input,
+    check_not_special,
+    check_output,
     open_regular,
-    refuse_inputs,
-    refuse_special,
-    sweep,
-    whole_file,
+    remove_stale,
+    try_lock,
 )
 from tnetcli.prediction.record import SCHEMA, Prediction
-from tnetcli.text import DEEP, counted, first_line, printable, reason, shorten, some_of
+from tnetcli.text import DEEP, counted, first_line, join_some, printable, reason, shorten
 
 SECONDS_BETWEEN_SYNCS = 10.0  # what a power failure may cost; a killed process loses nothing
 UNSPOKEN = "nothing"
@@ -148,7 +148,7 @@ def _explain(error: ValidationError) -> str:
     key = f"`{shorten(key.removeprefix('.'))}`"
     if kind == "missing":
         what = f"{key} is missing"
-    elif kind in UNKNOWN:
+    elif kind in UNKNOWN_KEY:
         what = f"unknown key {key}"
     elif kind == "value_error" and not first["loc"]:
         what = message.removeprefix("Value error, ")
@@ -173,8 +173,8 @@ class PredictionFile:
 
     def __enter__(self) -> Self:
         refuse_compressed(self.path)
-        refuse_special(self.path, hint="name a file; `-o -` is standard output")
-        sweep(self.path.parent)
+        check_not_special(self.path, hint="name a file; `-o -` is standard output")
+        remove_stale(self.path.parent)
         problem = self._taken()
         for _ in range(ATTEMPTS):
             try:
@@ -252,7 +252,7 @@ class PredictionFile:
         """Leave the lines with these numbers, and nothing else."""
         renewed: FileIO | None = None
         try:
-            with whole_file(self.path) as file:
+            with atomic_file(self.path) as file:
                 for number, line in enumerate(read_lines(self.path) if kept else ()):
                     if number in kept:
                         file.write(line.text)
@@ -289,7 +289,7 @@ class PredictionFile:
 
     def _claim(self, file: FileIO) -> None:
         """Refuse a file that another process is writing; not every disk can tell."""
-        if not claim(file):
+        if not try_lock(file):
             raise self._taken()
 
     def _taken(self) -> OutputError:
@@ -351,7 +351,7 @@ def merge(
     records.
     """
     refuse_compressed(output)
-    check_free(output, overwrite=overwrite)
+    check_output(output, overwrite=overwrite)
     if any(os.path.realpath(file) == os.path.realpath(output) for file in files):
         raise OutputError(f"`{output}` is one of the files", hint="name another with -o")
     chosen: dict[str, _Spot] = {}
@@ -367,7 +367,7 @@ def merge(
                     f"`{file}` does not belong to `{files[0]}`: {'; '.join(found)}",
                     hint="merge only what was made by one model with one set of options",
                 )
-            refuse_inputs(output, [record.image])
+            check_not_input(output, [record.image])
             answer = hash((record.label, round(record.probability or 0.0, 5)))
             spot = _Spot(number, line.start, len(line.text), not record.is_done, answer)
             before = chosen.get(record.id)
@@ -387,7 +387,7 @@ def merge(
         log.warning(
             "of no image that was asked for: %s: %s",
             counted(len(strangers), "record"),
-            some_of(strangers, MOST_NAMED),
+            join_some(strangers, MOST_NAMED),
         )
     present = [chosen[id] for id in [*order, *strangers] if id in chosen]
     _write(files, present, output)
@@ -413,7 +413,7 @@ class _Spot:
 def _write(files: Sequence[Path], spots: Sequence[_Spot], output: Path) -> None:
     opened: OrderedDict[int, BinaryIO] = OrderedDict()
     try:
-        with whole_file(output) as merged:
+        with atomic_file(output) as merged:
             for spot in spots:
                 if spot.file not in opened:
                     if len(opened) >= MOST_OPEN:

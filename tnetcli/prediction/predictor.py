@@ -5,7 +5,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import numpy as np
 from pydantic import JsonValue, ValidationError
 
 from tnetcli.data.images import Image
-from tnetcli.devices import Precision
 from tnetcli.errors import ImageError, TnetError, UsageError
 from tnetcli.models.checkpoint import Checkpoint
 from tnetcli.prediction.attention import check_attention
@@ -31,9 +30,10 @@ from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import fingerprint
-from tnetcli.readers.wrappers import CroppedReader, RescaledReader
-from tnetcli.text import first_line, spelled_out
-from tnetcli.traversal.config import PolicyName, TraversalConfig
+from tnetcli.readers.wrappers import CroppedReader
+from tnetcli.system import Precision
+from tnetcli.text import escape_surrogates, first_line
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, ScoredRegion, build_policy
 
 UNLIKE = 3.0  # standard deviations that the mean of an image may be off
@@ -47,13 +47,12 @@ class PredictConfig:
 
     levels: int | None = None
     keep: tuple[int, ...] | None = None
-    policy: PolicyName | None = None
+    policy: str | None = None
     budget: int | None = None
     confidence: float | None = None
     seed: int = 0
     precision: Precision = "fp32"
     reader: str | None = None
-    rescale: tuple[float, float] | None = None
     check_attention: bool = False
     windows: Path | None = None  # tells what level 2 looks at
     options: ReadOptions = ReadOptions()  # noqa: RUF009  frozen; of images that have none of their own
@@ -65,7 +64,7 @@ class PredictConfig:
 
     def config(self, checkpoint: Checkpoint) -> TraversalConfig:
         """Return the traversal that is asked of a model."""
-        config = checkpoint.description.config(levels=self.levels, keep=self.keep)
+        config = checkpoint.description.traversal_config(levels=self.levels, keep=self.keep)
         changes = {
             name: value
             for name in ("policy", "budget", "confidence")
@@ -101,7 +100,7 @@ class Predictor:
         self.maker = Maker(
             description.name or checkpoint.path.stem,
             checkpoint.sha256,
-            tuple(map(spelled_out, description.classes)),
+            tuple(map(escape_surrogates, description.classes)),
             {
                 **_telling(self._config, settings),
                 **({} if self._windows is None else {"windows": self._windows.digest}),
@@ -205,9 +204,12 @@ class Predictor:
         return self._open(image)
 
     def _open(self, image: Image) -> Reader:
-        reader = open_image(image.path, reader=self._settings.reader, options=image.options)
-        if self._settings.rescale is not None:
-            reader = RescaledReader(reader, *self._settings.rescale, self._normalisation.dtype)
+        reader = open_image(
+            image.path,
+            reader=self._settings.reader,
+            options=image.options,
+            dtype=self._normalisation.dtype,
+        )
         return reader if image.crop is None else image.crop.of(reader)
 
     def _seed(self, image: Image) -> int:
@@ -248,7 +250,7 @@ class Predictor:
         return [
             f"the values of band {reader.bands[worst]} are unlike those the model was trained on: "
             f"{own:.4g} on average, not {mean:.4g}; are the bands right (--bands), or is it scaled "
-            "otherwise (--rescale LOW,HIGH)?"
+            "otherwise (-O rescale=LOW,HIGH)?"
         ]
 
     def _pixels_unlike(self, reader: Reader) -> list[str]:
@@ -288,17 +290,12 @@ def _telling(config: TraversalConfig, settings: PredictConfig) -> dict[str, Any]
     told["reader"] = settings.reader
     told["reading"] = _reading(settings.options)
     told["check_attention"] = True if settings.check_attention else None
-    told["rescale"] = None if settings.rescale is None else list(settings.rescale)
     return told
 
 
 def _reading(options: ReadOptions) -> dict[str, JsonValue]:
-    """Return how an image is read, where that is not as usual."""
-    return {
-        name: str(value)
-        for name, value in asdict(options).items()
-        if value != getattr(ReadOptions(), name)
-    }
+    """Return the options that are not the default."""
+    return options.model_dump(mode="json", exclude_defaults=True)
 
 
 def _edges(reader: CroppedReader) -> str:

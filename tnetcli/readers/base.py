@@ -1,33 +1,73 @@
 """Reader, the protocol that every image reader follows, and the values that pass through it."""
 
+import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
+from tnetcli.config import Strict
 from tnetcli.geometry import Georeference, Size, Window
 
-Flat = Literal["stream", "refuse"]
+
+def _split(value: Any) -> Any:
+    """Turn `4,3,2` and a single number into a list."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return [value] if isinstance(value, int) else value
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """How the user wants an image read; travels with the path to worker processes.
+def _band_names(value: Any) -> Any:
+    value = _split(value)
+    if not isinstance(value, list | tuple):
+        return value
+    if not all(str(each) for each in value):
+        raise ValueError("a band has no name")
+    return tuple(map(str, value))
 
-    `bands` are 1-based numbers or names, in the order the model wants them. `mpp` overrides the
-    microns per pixel of the file, `default_mpp` stands in where the file has none. `z` and `t`
-    choose a plane of a stack, counted from 0. `flat` says what to do with an image that has no
-    overviews.
-    """
 
-    bands: tuple[str, ...] | None = None
-    nodata: float | None = None
-    mpp: float | None = None
-    default_mpp: float | None = None
-    z: int | None = None
-    t: int | None = None
-    flat: Flat = "stream"
+def _check_range(value: tuple[float, float] | None) -> tuple[float, float] | None:
+    if value is not None and not value[0] < value[1]:
+        raise ValueError("low is not below high")
+    return value
+
+
+def _spell_out(value: float | None) -> float | str | None:
+    """Return NaN and infinity as text, which JSON can hold."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+class ReadOptions(Strict):
+    """How an image is read. On the command line: `-O key=value`."""
+
+    bands: Annotated[tuple[str, ...] | None, BeforeValidator(_band_names)] = Field(
+        default=None, description="bands in order, by number from 1 or by name: 4,3,2"
+    )
+    nodata: Annotated[int | float | None, PlainSerializer(_spell_out, when_used="json")] = Field(
+        default=None,
+        allow_inf_nan=True,
+        description="value that means no data, in place of the one in the file",
+    )
+    mpp: float | None = Field(
+        default=None, description="microns per pixel, in place of those in the file"
+    )
+    default_mpp: float | None = Field(
+        default=None, description="microns per pixel where the file has none"
+    )
+    z: int | None = Field(default=None, ge=0, description="depth plane of a stack, from 0")
+    t: int | None = Field(default=None, ge=0, description="time point of a stack, from 0")
+    overviews: Literal["build", "require"] = Field(
+        default="build",
+        description="image without overviews: decode it once and cache a small copy, or fail",
+    )
+    rescale: Annotated[
+        tuple[float, float] | None, BeforeValidator(_split), AfterValidator(_check_range)
+    ] = Field(
+        default=None,
+        description="low,high: map these values onto the range of the type that a model expects",
+    )
 
 
 @dataclass(frozen=True, slots=True)

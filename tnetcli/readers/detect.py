@@ -12,6 +12,7 @@ from tnetcli.errors import ImageError
 from tnetcli.files import Archive, is_remote, open_regular
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.watch import watching
+from tnetcli.readers.wrappers import RescaledReader
 from tnetcli.registry import Registry
 from tnetcli.text import reason
 
@@ -205,7 +206,7 @@ def _detect_rest(path: str, head: bytes) -> str:
         return "raster"
     if (plugin := _accepting_plugin(path, head)) is not None:
         return plugin
-    if _is_text(head):
+    if b"\0" not in head and all(byte >= 9 for byte in head):
         raise ImageError(
             f"`{path}` is a text file",
             hint="pass a list of images with --manifest, or on standard input with `-`",
@@ -223,10 +224,6 @@ def _accepting_plugin(path: str, head: bytes) -> str | None:
             if accepts is not None and accepts(path, head):
                 return name
     return None
-
-
-def _is_text(head: bytes) -> bool:
-    return b"\0" not in head and sum(byte < 9 for byte in head) == 0
 
 
 def series_of(path: str) -> str | None:
@@ -335,9 +332,16 @@ def _is_image_file(entry: "os.DirEntry[str]") -> bool:
 
 
 def open_image(
-    path: str | os.PathLike[str], *, reader: str | None = None, options: ReadOptions | None = None
+    path: str | os.PathLike[str],
+    *,
+    reader: str | None = None,
+    options: ReadOptions | None = None,
+    dtype: str | None = None,
 ) -> Reader:
-    """Open `path` with the named reader, or with the one that matches its content."""
+    """Open `path` with the named reader, or with the one that matches its content.
+
+    `options.rescale` maps values onto the range of `dtype`, by default that of the image.
+    """
     name, options = os.fspath(path), options or ReadOptions()
     with watching(name):
         chosen = None if reader is None else READERS.load(reader)
@@ -348,7 +352,10 @@ def open_image(
             if (reader or detected) == "slide" and os.path.isdir(name):
                 name = first_dicom(name) or name
         assert chosen is not None
-        return _with_overviews(chosen(name, options), options)
+        opened = _with_overviews(chosen(name, options), options)
+    if options.rescale is None:
+        return opened
+    return RescaledReader(opened, *options.rescale, dtype or opened.dtype.name)
 
 
 def _with_overviews(opened: Reader, options: ReadOptions) -> Reader:
@@ -361,11 +368,11 @@ def _with_overviews(opened: Reader, options: ReadOptions) -> Reader:
     except ImageError:
         opened.close()
         raise
-    if options.flat == "refuse":
+    if options.overviews == "require":
         opened.close()
         raise ImageError(
             f"`{opened.path}` has no overviews: a coarse view would decode "
             f"{opened.size.pixels / 1e9:.2f} gigapixels",
-            hint=f"tnet pyramid {opened.path}   (or --flat stream)",
+            hint=f"tnet pyramid {opened.path}   (or -O overviews=build)",
         )
     return OverviewReader(opened, options)

@@ -68,7 +68,7 @@ def planes_to_choose(
 ) -> tuple[str, ...]:
     """Return a hint for each axis on which a plane must be chosen before reading."""
     return tuple(
-        f"choose a plane with --{axis} 0..{length - 1}"
+        f"choose a plane with `-O {axis}=0` to `-O {axis}={length - 1}`"
         for axis, length in lengths.items()
         if length > 1 and wanted[axis] is None
     )
@@ -98,7 +98,7 @@ def resolve(
     """
     warnings: list[str] = []
     if options.mpp is not None:
-        return _given(options.mpp, "--mpp"), warnings
+        return _given(options.mpp, "mpp"), warnings
     for claim in claims:
         if claim is None or not all(math.isfinite(v) and v > 0 for v in (claim.x, claim.y)):
             continue
@@ -108,12 +108,12 @@ def resolve(
             warnings.append(f"{figure} from {claim.source} ignored: out of range for a microscope")
             continue
         if not credible:
-            warnings.append(f"{figure} is unusual; --mpp overrides it")
+            warnings.append(f"{figure} is unusual; `-O mpp=MICRONS` overrides it")
         if max(claim.x, claim.y) > 1.02 * min(claim.x, claim.y):
             warnings.append(f"pixels are not square: {figure}")
         return claim, warnings
     if options.default_mpp is not None:
-        return _given(options.default_mpp, "--default-mpp"), warnings
+        return _given(options.default_mpp, "default_mpp"), warnings
     return None, warnings
 
 
@@ -177,7 +177,7 @@ def user_nodata(
     if given is None:
         return None, []
     nodata = nodata_values([given] * bands, dtype)
-    missed = f"--nodata {given:g} cannot occur in {dtype}: the file's own mask is kept"
+    missed = f"nodata {given:g} cannot occur in {dtype}: the file's own mask is kept"
     return nodata, [missed] if nodata is None else []
 
 

@@ -19,7 +19,7 @@ from rasterio.enums import Resampling
 from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError, OutputError
-from tnetcli.files import folder_beside, is_private, open_regular
+from tnetcli.files import is_private, open_regular, temporary_folder
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import (
     Cost,
@@ -196,7 +196,7 @@ class OverviewReader(Reader):
             self.path, gigapixels, self.path,
         )  # fmt: skip
         try:
-            with folder_beside(place, "to the cache", ELSEWHERE) as folder:
+            with temporary_folder(place, "to the cache", ELSEWHERE) as folder:
                 made = folder / "copy.tif"
                 self._write(made)
                 made.chmod(0o600)  # GDAL has no option for the mode

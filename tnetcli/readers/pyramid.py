@@ -33,7 +33,7 @@ from tnetcli.readers.resample import (
     touched_pixels,
 )
 from tnetcli.readers.watch import watching
-from tnetcli.text import in_bytes, one_line
+from tnetcli.text import format_bytes, one_line
 
 # Samples decoded at a time: bounds memory to about 100 MB however large the window is.
 CHUNK_SAMPLES = 2**23
@@ -227,7 +227,7 @@ def check_block_size(path: str, block: Size, sample_bytes: int) -> None:
     """Raise ImageError if one decoded block would exceed the memory limit."""
     if block.pixels * sample_bytes > MOST_BLOCK_BYTES:
         raise ImageError(
-            f"one block of `{path}` is {block} pixels, {in_bytes(block.pixels * sample_bytes)} "
+            f"one block of `{path}` is {block} pixels, {format_bytes(block.pixels * sample_bytes)} "
             "once decoded",
             hint="rewrite it in tiles: gdal_translate -of COG IN OUT, or vips tiffsave --tile",
         )

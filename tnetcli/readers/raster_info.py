@@ -151,14 +151,16 @@ def describe(
     if dtype.kind not in "iuf":
         raise ImageError(f"`{path}` has {dtype} values", hint="export its amplitude first")
     _check_sidecars(path, dataset)
-    warnings = _stale_overviews(path)
+    warnings = []
+    overviews = f"{path}.ovr"
+    both = os.path.isfile(path) and os.path.isfile(overviews)
+    if both and os.path.getmtime(path) > os.path.getmtime(overviews):
+        name = os.path.basename(overviews)
+        warnings.append(f"{name} is older than the image: rebuild it if the pixels changed")
     colours = list(dataset.colorinterp)
-    names = unique_names(
-        [
-            text or _colour_name(each)
-            for text, each in zip(dataset.descriptions, colours, strict=True)
-        ]
-    )
+    plain = (ColorInterp.undefined, ColorInterp.gray, ColorInterp.palette)
+    texts = zip(dataset.descriptions, colours, strict=True)
+    names = unique_names([text or (None if c in plain else str(c.name)) for text, c in texts])
     alphas = [i for i, each in enumerate(colours) if each == ColorInterp.alpha]
     chosen = choose_bands(
         path, options.bands, names, [i for i in range(dataset.count) if i not in alphas]
@@ -250,21 +252,6 @@ def _check_sidecars(path: str, dataset: Any) -> None:
             ) from error
 
 
-def _stale_overviews(path: str) -> list[str]:
-    overviews = f"{path}.ovr"
-    if not os.path.isfile(path) or not os.path.isfile(overviews):
-        return []
-    if os.path.getmtime(path) <= os.path.getmtime(overviews):
-        return []
-    name = os.path.basename(overviews)
-    return [f"{name} is older than the image: rebuild it if the pixels changed"]
-
-
-def _colour_name(colour: ColorInterp) -> str | None:
-    plain = (ColorInterp.undefined, ColorInterp.gray, ColorInterp.palette)
-    return None if colour in plain else str(colour.name)
-
-
 def _palette(dataset: Any, chosen: tuple[int, ...]) -> NDArray[np.uint8] | None:
     if len(chosen) != 1 or dataset.colorinterp[chosen[0]] != ColorInterp.palette:
         return None
@@ -319,7 +306,7 @@ def _levels(
                     )
         found.append((_level(full, size, block), number))
     # Thumbnails and labels are not levels, although GDAL may report them.
-    found = [pair for pair in found if _same_shape(pair[0])]
+    found = [pair for pair in found if _has_aspect_of_image(pair[0])]
     found.sort(key=lambda pair: pair[0].scale_x)
     levels = tuple(level for level, _ in found)
     own = tuple(pages.get(level.size) for level in levels)
@@ -335,7 +322,7 @@ def _kind(dataset: Any) -> str:
     return f"{dataset.count} bands of {dataset.dtypes[0]}, {_bits(dataset)} bits"
 
 
-def _same_shape(level: Level) -> bool:
+def _has_aspect_of_image(level: Level) -> bool:
     rounding = 2 / min(level.size.width, level.size.height)
     return level.scale_x >= 1 and abs(level.scale_x / level.scale_y - 1) < 0.02 + rounding
 
@@ -345,7 +332,7 @@ def _masked_levels(
 ) -> tuple[bool, ...]:
     """Return which levels have a mask of the same size; GDAL reports it for all of them."""
     if kind != "mask" or dataset.driver != "GTiff" or not os.path.isfile(path):
-        return tuple(True for _ in levels)
+        return (True,) * len(levels)
     sizes = {levels[0].size}
     for name in {path, f"{path}.ovr", f"{path}.msk", f"{path}.msk.ovr"} & {path, *dataset.files}:
         opened = TiffPages(name)

@@ -11,7 +11,7 @@ import openslide
 import tifffile
 
 from tnetcli.errors import ImageError
-from tnetcli.files import is_inside, is_plain_name, open_regular, refuse_irregular
+from tnetcli.files import check_regular, is_inside, is_plain_name, open_regular
 from tnetcli.geometry import Size
 from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, Resolution, Source
 from tnetcli.readers.detect import TIFF_MAGIC
@@ -99,7 +99,7 @@ def _check_regular(path: str, folder: str, names: Iterable[str]) -> None:
         if not os.path.exists(companion) or os.path.isdir(companion):
             continue
         try:
-            refuse_irregular(os.stat(companion), companion)
+            check_regular(os.stat(companion), companion)
         except OSError as error:
             raise _part_refused(
                 path, f"has a part `{os.path.basename(name)}`, which {reason(error)}"

@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from xml.etree.ElementTree import Element
@@ -51,15 +52,13 @@ class TiffReader(PyramidReader):
 
     def _inspect(self) -> ImageInfo:
         try:
-            opened = TiffPages(self.path)
+            with closing(TiffPages(self.path)) as opened:
+                return self._describe(opened)
         except TIFF_FAILURES as error:
-            raise _refused(self.path, error) from error
-        try:
-            return self._describe(opened)
-        except TIFF_FAILURES as error:
-            raise _refused(self.path, error) from error
-        finally:
-            opened.close()
+            raise ImageError(
+                f"tifffile cannot open `{self.path}`: {one_line(error)}",
+                hint="try --reader raster or --reader slide",
+            ) from error
 
     def _describe(self, opened: TiffPages) -> ImageInfo:
         file = opened.file
@@ -75,9 +74,11 @@ class TiffReader(PyramidReader):
             axis: choose_plane(self.path, axis, length, wanted[axis])
             for axis, length in planes.items()
         }
-        check_band_count(self.path, _band_count(series, lengths))
+        pages = math.prod(length for axis, length in lengths.items() if axis not in "ZT")
+        check_band_count(self.path, pages * int(series.keyframe.samplesperpixel))
         channels = _channels(series, lengths, chosen)
-        pixels = _ome_pixels(self.path, file)
+        ome = parse_xml(self.path, file.ome_metadata or "") if file.is_ome else None
+        pixels = None if ome is None else ome.find("{*}Image/{*}Pixels")
         names = unique_names(_names(self.path, file, series, pixels, len(channels)))
         alpha = _alpha(series, len(channels))
         colours = [i for i in range(len(channels)) if i != alpha]
@@ -98,6 +99,7 @@ class TiffReader(PyramidReader):
         microns, warnings = resolve(self.options, [_ome_resolution(pixels), _tag_resolution(file)])
         if len(all_series) > 1 and all_series[1].size > series.size:
             warnings.append(f"{len(all_series)} images in this file; the first is read")
+        files = {page.parent.filehandle.path for page in series.pages if page is not None}
         return ImageInfo(
             levels=tuple(_level(full, tiles) for tiles in first),
             bands=tuple(names[i] for i in bands),
@@ -108,7 +110,7 @@ class TiffReader(PyramidReader):
             compression=tifffile.COMPRESSION(first[0].compression).name.lower(),
             tiled=first[0].is_tiled,
             file_bytes=os.path.getsize(self.path),
-            files=_companions(self.path, series),
+            files=tuple(sorted(files - {os.path.abspath(self.path)})),
             details={"kind": series.kind, "axes": series.axes, "planes": planes},
             warnings=(*warnings, *complaints, *self._unchosen),
         )
@@ -117,19 +119,6 @@ class TiffReader(PyramidReader):
         if self._unchosen:
             raise ImageError(f"`{self.path}` is a stack", hint="; ".join(self._unchosen))
         return _TiffSource(self)
-
-
-def _refused(path: str, error: Exception) -> ImageError:
-    return ImageError(
-        f"tifffile cannot open `{path}`: {one_line(error)}",
-        hint="try --reader raster or --reader slide",
-    )
-
-
-def _companions(path: str, series: Any) -> tuple[str, ...]:
-    """Return the other files with planes of the image."""
-    files = {page.parent.filehandle.path for page in series.pages if page is not None}
-    return tuple(sorted(files - {os.path.abspath(path)}))
 
 
 def _levels(series: list[Any], is_ome: bool) -> list[Any]:
@@ -157,11 +146,6 @@ def _leading(series: Any) -> dict[str, int]:
     if math.prod(leading.values()) != len(series.pages):
         raise ValueError("its planes are not stored as pages")
     return leading
-
-
-def _band_count(series: Any, lengths: dict[str, int]) -> int:
-    pages = math.prod(length for axis, length in lengths.items() if axis not in "ZT")
-    return pages * int(series.keyframe.samplesperpixel)
 
 
 def _channels(series: Any, lengths: dict[str, int], chosen: dict[str, int]) -> list[_Channel]:
@@ -224,12 +208,6 @@ def _names(
     elif file.is_qpi:
         names = [parse_xml(path, page.description).findtext("Name") for page in series.pages]
     return names if len(names) == count else [None] * count
-
-
-def _ome_pixels(path: str, file: tifffile.TiffFile) -> Element | None:
-    if not file.is_ome:
-        return None
-    return parse_xml(path, file.ome_metadata or "").find("{*}Image/{*}Pixels")
 
 
 def _ome_resolution(pixels: Element | None) -> Resolution | None:

@@ -178,15 +178,12 @@ def _planes(each: StoredLevel, first: StoredLevel, chosen: dict[str, int]) -> di
 
 
 def _compression(array: Any) -> str:
-    return next((name for name in _codec_names(array) if name != "crc32c"), "none")
-
-
-def _codec_names(array: Any) -> list[str]:
-    # zarr v2 uses the codecs of numcodecs, v3 its own.
-    names = [
-        getattr(each, "codec_id", None) or each.to_dict()["name"] for each in array.compressors
-    ]
-    return [str(name).removeprefix("numcodecs.") for name in names]
+    for each in array.compressors:
+        # zarr v2 uses the codecs of numcodecs, v3 its own.
+        name = str(getattr(each, "codec_id", None) or each.to_dict()["name"])
+        if name.removeprefix("numcodecs.") != "crc32c":
+            return name.removeprefix("numcodecs.")
+    return "none"
 
 
 class _ZarrSource:

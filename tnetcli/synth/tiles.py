@@ -26,7 +26,7 @@ from tnetcli.files import METHODS, Archive, open_regular
 from tnetcli.readers.codestreams import decode_jpeg_file
 from tnetcli.readers.handles import content_stamp
 from tnetcli.readers.image import PILLOW_FAILURES, WITH_ALPHA
-from tnetcli.text import first_line, in_bytes, shorten, some_of
+from tnetcli.text import first_line, format_bytes, join_some, shorten
 
 # The reader of photos turns off Pillow's own limit of pixels; ours is below.
 
@@ -307,7 +307,7 @@ def refuse(path: Path, problems: Mapping[str, str], total: int) -> None:
     told = [f"`{shorten(name)}` {problems[name]}" for name in sorted(problems)]
     raise ManifestError(
         f"{len(problems)} of {total} tiles of `{path}` cannot be used: "
-        + some_of(told, MOST_NAMED, "; "),
+        + join_some(told, MOST_NAMED, "; "),
         hint="mend or remove them; tiles are 8-bit images of one size, as many pixels a side as a "
         "power of two",
     )
@@ -327,7 +327,7 @@ def find_tiles(path: Path, files: Files) -> dict[str, str]:
         if not name.count("/") or _around(name) != usual:
             problems[name] = f"is not in `{usual}CLASS/` as most are"
         elif files.bytes_of[name] > MOST_BYTES:
-            problems[name] = f"has {in_bytes(files.bytes_of[name])}, too much for a tile"
+            problems[name] = f"has {format_bytes(files.bytes_of[name])}, too much for a tile"
     refuse(path, problems, len(images))
     return {name: name.split("/")[-2] for name in images}
 

@@ -18,9 +18,9 @@ from PIL import Image
 from pydantic import ValidationError
 
 from tnetcli.config import SPLITS, Split
-from tnetcli.data.config import Landscape
+from tnetcli.data.config import LandscapeConfig
 from tnetcli.errors import OutputError, UsageError
-from tnetcli.files import folder_beside, open_regular, write_whole
+from tnetcli.files import open_regular, temporary_folder, write_file
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
 from tnetcli.readers.handles import content_stamp
@@ -77,7 +77,7 @@ def prepare_folder(out: Path, described: Mapping[str, Any], *, overwrite: bool) 
             hint="choose another name, or use --overwrite",
         )
     (out / IMAGES).mkdir(parents=True, exist_ok=True)
-    write_whole(out / SETTINGS, (json.dumps(described, indent=2) + "\n").encode())
+    write_file(out / SETTINGS, (json.dumps(described, indent=2) + "\n").encode())
 
 
 def _read_settings(path: Path) -> dict[str, Any] | None:
@@ -112,7 +112,7 @@ def write_image(scene: Scene, path: Path, advance: Advance, *, placed: bool = Fa
     from rasterio.errors import RasterioError
 
     try:
-        with folder_beside(path, "the image") as folder:
+        with temporary_folder(path, "the image") as folder:
             made = folder / path.name
             if path.suffix == ENDINGS["png"]:
                 write_png(scene, made, advance)
@@ -131,7 +131,7 @@ def write_manifest(path: Path, rows: Sequence[tuple[str, ...]]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(rows)
-    write_whole(path, text.getvalue().encode())
+    write_file(path, text.getvalue().encode())
 
 
 def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> None:
@@ -390,7 +390,7 @@ class _Maker:
         raise AssertionError(f"no scene of `{planned.label}`")  # pragma: no cover - all are likely
 
 
-def _landscape(scenes: TileScenes, tiles: TileSet) -> Landscape:
+def _landscape(scenes: TileScenes, tiles: TileSet) -> LandscapeConfig:
     """Return how tiles are composed; classes that nobody named are EuroSAT's, or the rest."""
     sites, background = scenes.sites, scenes.background
     if sites is None and background is None:
@@ -421,7 +421,7 @@ def _landscape(scenes: TileScenes, tiles: TileSet) -> Landscape:
             hint=f"tiles have {tiles.side} a side",
         )
     try:
-        return Landscape(size=scenes.size, sites=sites, background=background)
+        return LandscapeConfig(size=scenes.size, sites=sites, background=background)
     except ValidationError as error:
         problem = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise UsageError(

@@ -1,4 +1,1 @@
-"""Contract tests for plug-ins: subclass one, say how to make the object, and run pytest.
-
-Only this package imports pytest, which is not a dependency of `tnetcli`.
-"""
+"""Contracts that a reader, family, policy, task or exporter must pass, as pytest classes."""

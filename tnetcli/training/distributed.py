@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from tnetcli.devices import choose_device
-from tnetcli.errors import ClusterError, RecipeError, TnetError, UsageError, kind_of
-from tnetcli.files import write_whole
+from tnetcli.errors import ClusterError, RecipeError, TnetError, UsageError, error_class
+from tnetcli.files import write_file
+from tnetcli.system import choose_device
 from tnetcli.text import first_line
 
 SPEAKER_PATIENCE = 10.0  # seconds for another process to say it
@@ -115,7 +115,7 @@ class Ranks:
         if problem is not None and told.index(own) == self.rank:
             raise problem
         if failed:
-            raise OtherFailedError(kind_of((own or failed[0])[0]).exit_code)
+            raise OtherFailedError(error_class((own or failed[0])[0]).exit_code)
 
     def gather(self, value: Any) -> list[Any]:
         """Return what each process gives, in order; plain values, as JSON has them."""
@@ -269,7 +269,7 @@ def was_restarted(folder: Path) -> bool:
 def note_start(folder: Path) -> None:
     """Let `was_restarted` know this run."""
     if is_run_by_torchrun():
-        write_whole(folder / NOTE, _launch().encode())
+        write_file(folder / NOTE, _launch().encode())
 
 
 def _launch() -> str:

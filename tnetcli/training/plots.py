@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.files import write_whole
+from tnetcli.files import write_file
 from tnetcli.geometry import Size, Window
 from tnetcli.text import printable
 
@@ -33,7 +33,7 @@ PANELS = {
     "accuracy": (
         ("accuracy", "training", 1),
         ("validation.accuracy", "validation", 1),
-        ("validation.by_chance", "validation by chance", 1),
+        ("validation.random_accuracy", "validation by chance", 1),
     ),
     "hit rate": (("validation.hit", "validation", 2),),
     "entropy of the choice": (("entropy", "training", 1), ("validation.entropy", "validation", 1)),
@@ -239,4 +239,4 @@ def _page(path: str | os.PathLike[str], *, width: float, height: float) -> Itera
         FigureCanvasAgg(figure)
         yield figure
         figure.savefig(content, format="png", metadata={"Software": None})
-    write_whole(path, content.getvalue())
+    write_file(path, content.getvalue())

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import MissingExtraError, ModelError, OutputError
-from tnetcli.files import claim, open_regular, refuse_special, write_whole
+from tnetcli.files import check_not_special, open_regular, try_lock, write_file
 from tnetcli.models.base import Model
 from tnetcli.models.checkpoint import STATE_KEY, open_tensor_file, write_tensor_file
 from tnetcli.text import parse_json, reason
-from tnetcli.training.config import Stage
+from tnetcli.training.config import StageConfig
 from tnetcli.training.data import Source
 from tnetcli.training.distributed import ALONE, Ranks
 from tnetcli.training.recipe import Recipe
@@ -113,20 +113,20 @@ class RunFolder:
                     path.unlink(missing_ok=True)
         except (OSError, UnicodeDecodeError) as error:
             raise self._unusable(error) from error
-        write_whole(self.recipe, recipe.as_yaml(absolute=True).encode())
+        write_file(self.recipe, recipe.as_yaml(absolute=True).encode())
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """Keep others from training into this folder, or refuse to while another one does."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            refuse_special(self.claim, hint="remove it, or -o names another folder")
+            check_not_special(self.claim, hint="remove it, or -o names another folder")
             file = self.claim.open("ab")
         except OSError as error:
             raise self._unusable(error) from error
         with file:
             # Whoever was here a moment ago may have taken away what was just opened.
-            if not claim(file) or not self._is_there(file):
+            if not try_lock(file) or not self._is_there(file):
                 raise OutputError(
                     f"another tnet is training into `{self.path}`",
                     hint=f"wait for it, or -o names another; remove `{self.claim}` if its machine "
@@ -190,7 +190,7 @@ class RunFolder:
     def forget_after(self, step: int) -> None:
         """Drop figures of steps that will be done again."""
         kept = [row for row in self.rows() if row["step"] <= step]
-        write_whole(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        write_file(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
 
     def save_state(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
         """Keep all that is needed to go on as if nothing had happened."""
@@ -238,7 +238,7 @@ class Onlooker(RunFolder):
 class Listener(Protocol):
     """Who is told how a training goes."""
 
-    def stage(self, stage: Stage, steps: int) -> None:
+    def stage(self, stage: StageConfig, steps: int) -> None:
         """Hear that a stage begins."""
         ...
 
@@ -288,7 +288,7 @@ class Run:
     device: str | None = None  # where that is not what the recipe says
 
 
-def steps_of(stage: Stage, run: Run) -> int:
+def steps_of(stage: StageConfig, run: Run) -> int:
     """Return how many steps a stage has."""
     if stage.steps is not None:
         return stage.steps
@@ -298,7 +298,7 @@ def steps_of(stage: Stage, run: Run) -> int:
     return max(stage.epochs * (images // size) // stage.optimizer.accumulate, 1)
 
 
-def batch_of(stage: Stage, run: Run) -> int:
+def batch_of(stage: StageConfig, run: Run) -> int:
     """Return how many images a step has, in all processes together."""
     training = run.recipe.training
     size = stage.batch_size or training.batch_size
@@ -317,7 +317,7 @@ class Events:
         self._writer: Any = SummaryWriter(folder)
         self._step = 0
 
-    def stage(self, stage: Stage, steps: int) -> None:
+    def stage(self, stage: StageConfig, steps: int) -> None:
         """Hear that a stage begins."""
         self._listener.stage(stage, steps)
 

@@ -5,7 +5,6 @@ import json
 import lzma
 import os
 import shutil
-import socket
 import struct
 import sys
 import threading
@@ -397,13 +396,6 @@ def test_filters_are_undone(tmp_path, filters, dtype, compressor):
         assert np.array_equal(whole(reader).values, values)
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_both_orders_of_format_2_are_read(tmp_path, order):
-    (values,) = random_levels((40, 50))
-    with OmeZarrReader(write(tmp_path / "a.zarr", [values], order=order)) as reader:
-        assert np.array_equal(whole(reader).values, values)
-
-
 def test_a_filter_with_senseless_options_is_an_error(tmp_path):
     path = write(tmp_path / "a.zarr", random_levels((20, 20)))
     filters = [
@@ -481,12 +473,6 @@ def test_long_names_are_cut(tmp_path):
     assert len(str(refused(path, "cannot open level", read=False))) < 1000
 
 
-def test_a_plate_of_endless_wells_is_refused(tmp_path):
-    group = zarr.open_group(str(tmp_path / "a.zarr"), mode="w", zarr_format=2)
-    group.attrs["plate"] = {"wells": [{"path": f"A/{number}"} for number in range(5000)]}
-    refused(tmp_path / "a.zarr", "a plate of many images", read=False)
-
-
 @pytest.mark.parametrize(
     "shape", [[1] * 10**5, [2**63] * 17, [3, 20, 10**30], "x", None, [3, 2.5, 1]]
 )
@@ -519,26 +505,6 @@ def test_a_pipe_is_not_opened(tmp_path, name):
     os.mkfifo(Path(path, name))
     with not_for_ever(Path(path, name)):
         refused(path, "is a named pipe", read=name.endswith("0"))
-
-
-@pipes
-@pytest.mark.parametrize("name", ["zarr.json", "0/zarr.json", "0/c/0/0/0"])
-def test_a_pipe_in_format_3_is_not_opened(tmp_path, name):
-    path = write(tmp_path / "a.zarr", random_levels((32, 32)), (3, 32))
-    Path(path, name).unlink()
-    os.mkfifo(Path(path, name))
-    with not_for_ever(Path(path, name)):
-        refused(path, "is a named pipe", read=name.endswith("0"))
-
-
-@pipes
-def test_a_socket_is_not_opened(tmp_path, monkeypatch):
-    write(tmp_path / "a.zarr", random_levels((20, 20)))
-    monkeypatch.chdir(tmp_path / "a.zarr" / "0")
-    Path("0.0.0").unlink()
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind("0.0.0")
-        refused(tmp_path / "a.zarr", "is a socket")
 
 
 @pytest.mark.parametrize("name", [".zattrs", "0/.zarray", "0/0.0.0", "0"])
