@@ -84,8 +84,7 @@ def _shares(start: float, length: float, count: int, pixels: int) -> NDArray[np.
     edges = start + length * np.arange(count + 1) / count
     low, high = edges[:-1, None], edges[1:, None]
     pixel = np.arange(pixels)
-    shares: NDArray[np.float64] = np.minimum(high, pixel + 1) - np.maximum(low, pixel)
-    return shares.clip(0)
+    return np.asarray(np.clip(np.minimum(high, pixel + 1) - np.maximum(low, pixel), 0, None))
 
 
 def assert_equal(one: Pixels, other: Pixels) -> None:
