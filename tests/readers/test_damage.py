@@ -166,7 +166,7 @@ def test_a_later_page_of_the_same_size_is_not_taken_for_the_level(tmp_path):
         assert np.array_equal(reader.read(WHOLE, FULL).values, SCENE)
 
 
-@pytest.mark.parametrize("extra", [(), (0, 0)], ids=["untold", "told"])
+@pytest.mark.parametrize("extra", [(), (0, 0)], ids=["undeclared", "declared"])
 def test_three_greys_are_not_read_as_colours(tmp_path, extra):
     path = write_pyramid_tiff(tmp_path / "a.tif", SCENE)
     if extra:

@@ -205,7 +205,7 @@ def test_a_file_below_a_file_is_an_image_error(tmp_path):
     refused(tmp_path / "a.tif" / "b.tif")
 
 
-def test_a_dangling_link_is_told_from_a_missing_file(tmp_path):
+def test_a_broken_link_has_its_own_message(tmp_path):
     (tmp_path / "a.tif").symlink_to(tmp_path / "gone.tif")
     assert "broken link" in refused(tmp_path / "a.tif")
 

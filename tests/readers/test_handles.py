@@ -220,7 +220,7 @@ def test_blocks_of_a_closed_file_are_dropped_and_no_others():
     cache.forget("a.tif", "a.tif.ovr")
     kept = [name for name in ("a.tif", "b.tif", "a.tif.ovr") if cache.get((name, 1)) is not None]
     assert kept == ["b.tif"]
-    for number in range(5):  # and there is room for as many as before
+    for number in range(5):  # as many as before fit
         cache.put(("c.tif", number), block(0))
     assert cache.get(("b.tif", 1)) is not None
 

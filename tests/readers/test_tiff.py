@@ -23,7 +23,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.handles import BLOCKS
 from tnetcli.readers.tiff import TiffReader
-from tnetcli.testing.reader import TRUTH, ReaderContract, area_mean, random_windows
+from tnetcli.testing.reader import TRUTH, ReaderContract, area_mean
 
 SIDE = 150
 WHOLE, FULL = Window(0, 0, SIDE, SIDE), Size(SIDE, SIDE)
@@ -142,15 +142,6 @@ def test_lossless_pixels_come_back_bit_for_bit(path, dtype, compression, planar,
     assert np.array_equal(pixels.values, image)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int16", "uint32", "int32", "float16", "float64"])
-def test_rarer_types_come_back_bit_for_bit(path, dtype):
-    image = scene(1, "int16").astype(dtype) if dtype != "int8" else scene(1, "int8")
-    tifffile.imwrite(path, image[0], tile=(64, 64), compression="deflate", metadata=None)
-    pixels = read(path)
-    assert pixels.values.dtype == np.dtype(dtype)
-    assert np.array_equal(pixels.values, image)
-
-
 @pytest.mark.parametrize(
     "blocks", [{"tile": (64, 64)}, {"rowsperstrip": 16}], ids=["tiles", "strips"]
 )
@@ -173,13 +164,6 @@ def test_a_predictor_is_undone(path, dtype, predictor):
     assert np.array_equal(read(path).values, image)
 
 
-def test_a_bigtiff_is_read_with_its_levels(path):
-    image = scene()
-    write_pages(path, pyramid(image), tile=(64, 64), compression="zstd", bigtiff=True)
-    assert info(path).levels[2].size == Size(38, 38)
-    assert np.array_equal(read(path).values, image)
-
-
 @pytest.mark.parametrize(
     "blocks", [{"tile": (64, 64)}, {"rowsperstrip": 16}], ids=["tiles", "strips"]
 )
@@ -191,16 +175,6 @@ def test_a_jpeg_is_near_the_truth(path, blocks, space):
         compressionargs={"level": 95, "outcolorspace": space}, **blocks,
     )  # fmt: skip
     assert np.abs(read(path).values - image.astype(float)).mean() < 3
-
-
-def test_any_view_of_a_striped_stack_is_the_area_mean(path):
-    image = scene(2, "uint16")
-    write_ome_tiff(path, image, ())
-    with TiffReader(str(path)) as reader:
-        for window, out_size in random_windows(20, reader.size, seed=1):
-            pixels = reader.read(window, out_size)
-            error = np.abs(pixels.values - area_mean(image, window, out_size))[:, pixels.valid]
-            assert error.max() <= 0.51 + 1e-2
 
 
 def test_the_bytes_read_are_those_of_the_tiles(path):
@@ -238,16 +212,6 @@ def test_channels_are_chosen_by_name_and_by_number(path, wanted, indices):
     image = scene(3, "uint16")
     write_ome_tiff(path, image, channels=("DAPI", "FITC", "Cy5"))
     assert np.array_equal(read(path, bands=wanted).values, image[indices])
-
-
-@pytest.mark.parametrize("planar", ["contig", "separate"])
-def test_one_sample_of_several_is_read_alone(path, planar):
-    image = scene(5, "uint16")
-    stored = image if planar == "separate" else image.transpose(1, 2, 0)
-    tifffile.imwrite(
-        path, stored, planarconfig=planar, photometric="minisblack", tile=(64, 64), metadata=None
-    )
-    assert np.array_equal(read(path, bands=("4", "2")).values, image[[3, 1]])
 
 
 def test_a_qptiff_names_its_channels():
@@ -296,12 +260,6 @@ def test_the_plane_is_the_one_that_was_chosen(stack, z, t):
     assert np.array_equal(pixels.values, tifffile.imread(stack)[t, z])
 
 
-@pytest.mark.parametrize(("z", "t"), [(0, 0), (2, 1)])
-def test_the_plane_of_an_overview_is_the_one_that_was_chosen(stack, z, t):
-    pixels = read(stack, Window(0, 0, 100, 80), Size(50, 40), z=z, t=t)
-    assert np.array_equal(pixels.values, tifffile.imread(stack, level=1)[t, z])
-
-
 @pytest.mark.parametrize(
     ("chosen", "problem", "hint"),
     [
@@ -313,12 +271,6 @@ def test_a_plane_that_is_not_there_is_refused_with_the_range(stack, chosen, prob
     with pytest.raises(ImageError, match=problem) as caught:
         info(stack, **chosen)
     assert hint in caught.value.hint
-
-
-def test_a_plane_of_an_image_without_depth_is_refused(path):
-    write_ome_tiff(path, scene())
-    with pytest.raises(ImageError, match="no plane z = 1"):
-        info(path, z=1)
 
 
 @pytest.mark.parametrize("compression", [None, "deflate"])
@@ -364,14 +316,6 @@ def test_the_resolution_of_ome_is_turned_into_microns(path, unit, length):
     found = info(path).microns_per_pixel
     assert (found.x, found.y) == pytest.approx((0.5, 0.25))
     assert found.source == "OME metadata"
-
-
-def test_each_axis_of_ome_has_a_unit_of_its_own(path):
-    metadata = {"axes": "CYX", "PhysicalSizeX": 0.5, "PhysicalSizeXUnit": "µm"}
-    metadata |= {"PhysicalSizeY": 500.0, "PhysicalSizeYUnit": "nm"}
-    tifffile.imwrite(path, scene(), ome=True, metadata=metadata, tile=(64, 64))
-    found = info(path).microns_per_pixel
-    assert (found.x, found.y) == pytest.approx((0.5, 0.5))
 
 
 @pytest.mark.parametrize(("unit", "density"), [("CENTIMETER", 20_000), ("INCH", 50_800)])
@@ -590,3 +534,34 @@ def test_a_pyramid_marked_by_subfile_types_is_read(path):
     write_pyramid_tiff(path, image)
     assert info(path).levels[2].size == Size(38, 38)
     assert np.array_equal(read(path).values, image)
+
+
+def test_a_bigtiff_is_read_with_its_levels(path):
+    image = scene()
+    write_pages(path, pyramid(image), tile=(64, 64), compression="zstd", bigtiff=True)
+    assert info(path).levels[2].size == Size(38, 38)
+    assert np.array_equal(read(path).values, image)
+
+
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+def test_one_sample_of_several_is_read_alone(path, planar):
+    image = scene(5, "uint16")
+    stored = image if planar == "separate" else image.transpose(1, 2, 0)
+    tifffile.imwrite(
+        path, stored, planarconfig=planar, photometric="minisblack", tile=(64, 64), metadata=None
+    )
+    assert np.array_equal(read(path, bands=("4", "2")).values, image[[3, 1]])
+
+
+@pytest.mark.parametrize(("z", "t"), [(0, 0), (2, 1)])
+def test_the_plane_of_an_overview_is_the_one_that_was_chosen(stack, z, t):
+    pixels = read(stack, Window(0, 0, 100, 80), Size(50, 40), z=z, t=t)
+    assert np.array_equal(pixels.values, tifffile.imread(stack, level=1)[t, z])
+
+
+def test_each_axis_of_ome_has_a_unit_of_its_own(path):
+    metadata = {"axes": "CYX", "PhysicalSizeX": 0.5, "PhysicalSizeXUnit": "µm"}
+    metadata |= {"PhysicalSizeY": 500.0, "PhysicalSizeYUnit": "nm"}
+    tifffile.imwrite(path, scene(), ome=True, metadata=metadata, tile=(64, 64))
+    found = info(path).microns_per_pixel
+    assert (found.x, found.y) == pytest.approx((0.5, 0.5))

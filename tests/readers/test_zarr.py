@@ -1,6 +1,5 @@
 import json
 import logging
-import math
 import multiprocessing
 import shutil
 import sys
@@ -231,22 +230,6 @@ def test_axes_are_found_by_name_in_any_order(tmp_path, axes):
     assert np.array_equal(pixels.values, full[0, :, 0, 9:29, 7:37])
 
 
-def test_values_have_the_byte_order_of_the_machine(tmp_path):
-    values = np.arange(600, dtype=">u2").reshape(1, 20, 30)
-    with OmeZarrReader(write(tmp_path / "a.zarr", [values])) as reader:
-        assert reader.dtype == np.dtype("=u2")
-        pixels = whole(reader)
-    assert pixels.values.dtype.isnative
-    assert np.array_equal(pixels.values, values)
-
-
-def test_a_mask_of_booleans_is_read_as_0_and_1(tmp_path):
-    values = np.eye(20, dtype=bool)[None]
-    with OmeZarrReader(write(tmp_path / "a.zarr", [values], fill_value=False)) as reader:
-        assert reader.dtype == np.uint8
-        assert np.array_equal(whole(reader).values, values)
-
-
 # Levels
 
 
@@ -348,13 +331,6 @@ def test_a_chunk_that_would_fill_memory_is_refused(tmp_path):
 
 
 # Metadata
-
-
-def test_an_image_from_before_axes_is_t_c_z_y_x(tmp_path):
-    path = write(tmp_path / "a.zarr", [np.ones((1, 2, 1, 20, 30), "u1")], axes="tczyx")
-    edit_multiscale(path, lambda each: each.pop("axes"))
-    with OmeZarrReader(path) as reader:
-        assert (reader.size, len(reader.bands)) == (Size(30, 20), 2)
 
 
 @pytest.mark.parametrize(
@@ -525,13 +501,6 @@ def test_pixels_of_a_chunk_that_is_not_stored_are_not_valid(tmp_path, stored, ca
     ]
 
 
-def test_a_mean_leaves_out_what_is_not_stored(tmp_path, stored):
-    path = write(tmp_path / "a.zarr", [np.full((1, 64, 64), 50, "u1")], stored, fill_value=200)
-    object_files(path)[0].unlink()
-    with OmeZarrReader(path) as reader:
-        assert reader.read(Window(0, 0, 64, 64), Size(1, 1)).values.item() == 50
-
-
 def test_a_pixel_that_lacks_one_band_is_not_valid(tmp_path):
     path = write(tmp_path / "a.zarr", random_levels((16, 32)), chunks={"c": 1})
     Path(path, "0", "1.0.1").unlink()
@@ -543,26 +512,6 @@ def test_a_pixel_that_lacks_one_band_is_not_valid(tmp_path):
     assert not pixels.values[:, :, 16:].any()
 
 
-def test_a_chunk_that_several_planes_share_is_missed_in_each(tmp_path):
-    path = write(tmp_path / "a.zarr", [stack(5)[0] + 1], axes="zyx", chunks={"z": 2}, fill_value=99)
-    Path(path, "0", "1.0.1").unlink()
-    for z, is_stored in ((1, True), (2, False), (3, False), (4, True)):
-        with OmeZarrReader(path, ReadOptions(z=z)) as reader:
-            pixels = whole(reader)
-        assert pixels.valid[:16, :16].all()
-        assert pixels.valid[:16, 16:].all() == pixels.valid[:16, 16:].any() == is_stored
-
-
-def test_a_chunk_that_its_shard_calls_empty_has_the_fill_value(tmp_path):
-    values = np.full((1, 32, 32), 9, "u1")
-    values[:, 16:] = 1
-    path = write(tmp_path / "a.zarr", [values], (3, 32), fill_value=9)
-    with OmeZarrReader(path) as reader:
-        pixels = whole(reader)
-    assert pixels.valid.all()
-    assert np.array_equal(pixels.values, values)
-
-
 def test_nan_is_not_valid(tmp_path, stored):
     values = np.ones((2, 20, 20), "f4")
     values[1, 3, 4] = np.nan
@@ -571,17 +520,6 @@ def test_nan_is_not_valid(tmp_path, stored):
         pixels = whole(reader)
     assert np.argwhere(~pixels.valid).tolist() == [[3, 4]]
     assert pixels.values[0, 3, 4] == 0
-
-
-@pytest.mark.parametrize(("nodata", "empty"), [(0, [[2, 2]]), (7, [[1, 1], [2, 2]]), (0.5, [])])
-def test_zero_empties_a_pixel_in_all_bands_and_other_nodata_in_any(tmp_path, nodata, empty):
-    values = np.full((2, 20, 20), 3, "u1")
-    values[0, 1, 1] = values[:, 2, 2] = math.floor(nodata)
-    path = write(tmp_path / "a.zarr", [values])
-    with OmeZarrReader(path, ReadOptions(nodata=nodata)) as reader:
-        pixels = whole(reader)
-        assert reader.info.mask == ("none" if nodata == 0.5 else "nodata")
-    assert np.argwhere(~pixels.valid).tolist() == empty
 
 
 # Damage
@@ -808,14 +746,6 @@ def test_the_cost_is_that_of_the_touched_chunks(tmp_path):
         assert reader.cost.bytes_read == sum(each.stat().st_size for each in touched)
 
 
-def test_one_window_of_a_shard_costs_one_chunk_and_the_index(tmp_path):
-    path = write(tmp_path / "a.zarr", random_levels((64, 64)), (3, 64), compressors=None)
-    with OmeZarrReader(path) as reader:
-        reader.read(Window(20, 20, 8, 8), Size(8, 8))
-        assert reader.cost.pixels_decoded == 16 * 16
-        assert reader.cost.bytes_read == 3 * 16 * 16 + 16 * 16 + 4  # values, 16 places, checksum
-
-
 def test_a_chunk_that_is_not_stored_costs_nothing(tmp_path):
     path = write(tmp_path / "a.zarr", random_levels((32, 32)))
     object_files(path)[0].unlink()
@@ -894,10 +824,59 @@ def test_invalid_examples_are_refused_with_a_hint(name):
     assert caught.value.hint
 
 
-@needs_data
-@pytest.mark.parametrize("name", ["invalid/image-04", "warning/image-01"])
-def test_examples_with_one_bad_level_are_read_without_it(name):
-    with OmeZarrReader(str(DATA / "zarr" / f"{name}.zarr")) as reader:
-        assert reader.size == Size(64, 64)
-        assert reader.overviews == ()
-        assert "level `1`" in reader.info.warnings[0]
+def test_values_have_the_byte_order_of_the_machine(tmp_path):
+    values = np.arange(600, dtype=">u2").reshape(1, 20, 30)
+    with OmeZarrReader(write(tmp_path / "a.zarr", [values])) as reader:
+        assert reader.dtype == np.dtype("=u2")
+        pixels = whole(reader)
+    assert pixels.values.dtype.isnative
+    assert np.array_equal(pixels.values, values)
+
+
+def test_a_mask_of_booleans_is_read_as_0_and_1(tmp_path):
+    values = np.eye(20, dtype=bool)[None]
+    with OmeZarrReader(write(tmp_path / "a.zarr", [values], fill_value=False)) as reader:
+        assert reader.dtype == np.uint8
+        assert np.array_equal(whole(reader).values, values)
+
+
+def test_an_image_from_before_axes_is_t_c_z_y_x(tmp_path):
+    path = write(tmp_path / "a.zarr", [np.ones((1, 2, 1, 20, 30), "u1")], axes="tczyx")
+    edit_multiscale(path, lambda each: each.pop("axes"))
+    with OmeZarrReader(path) as reader:
+        assert (reader.size, len(reader.bands)) == (Size(30, 20), 2)
+
+
+def test_a_mean_leaves_out_what_is_not_stored(tmp_path, stored):
+    path = write(tmp_path / "a.zarr", [np.full((1, 64, 64), 50, "u1")], stored, fill_value=200)
+    object_files(path)[0].unlink()
+    with OmeZarrReader(path) as reader:
+        assert reader.read(Window(0, 0, 64, 64), Size(1, 1)).values.item() == 50
+
+
+def test_a_chunk_that_several_planes_share_is_missed_in_each(tmp_path):
+    path = write(tmp_path / "a.zarr", [stack(5)[0] + 1], axes="zyx", chunks={"z": 2}, fill_value=99)
+    Path(path, "0", "1.0.1").unlink()
+    for z, is_stored in ((1, True), (2, False), (3, False), (4, True)):
+        with OmeZarrReader(path, ReadOptions(z=z)) as reader:
+            pixels = whole(reader)
+        assert pixels.valid[:16, :16].all()
+        assert pixels.valid[:16, 16:].all() == pixels.valid[:16, 16:].any() == is_stored
+
+
+def test_a_chunk_that_its_shard_calls_empty_has_the_fill_value(tmp_path):
+    values = np.full((1, 32, 32), 9, "u1")
+    values[:, 16:] = 1
+    path = write(tmp_path / "a.zarr", [values], (3, 32), fill_value=9)
+    with OmeZarrReader(path) as reader:
+        pixels = whole(reader)
+    assert pixels.valid.all()
+    assert np.array_equal(pixels.values, values)
+
+
+def test_one_window_of_a_shard_costs_one_chunk_and_the_index(tmp_path):
+    path = write(tmp_path / "a.zarr", random_levels((64, 64)), (3, 64), compressors=None)
+    with OmeZarrReader(path) as reader:
+        reader.read(Window(20, 20, 8, 8), Size(8, 8))
+        assert reader.cost.pixels_decoded == 16 * 16
+        assert reader.cost.bytes_read == 3 * 16 * 16 + 16 * 16 + 4  # values, 16 places, checksum
