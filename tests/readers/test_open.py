@@ -424,3 +424,29 @@ def test_a_file_that_may_not_be_read_is_said_to_be_so(public):
     path.chmod(0)
     kind, problem, hint = opened_by_another(path)
     assert (kind, "no permission" in problem, bool(hint)) == ("ImageError", True, True)
+
+
+STATE = """
+import logging, os, sys, warnings
+from PIL import Image
+loggers = [logging.getLogger(name) for name in ("", "rasterio", "rasterio._err", "tifffile", "PIL")]
+def state():
+    flags = [(each.propagate, each.level, each.disabled) for each in loggers]
+    return flags, list(warnings.filters), Image.MAX_IMAGE_PIXELS, dict(os.environ)
+import numcodecs, openslide, rasterio, simplejpeg, tifffile, zarr
+before = state()
+from tnetcli.geometry import Size, Window
+from tnetcli.readers.detect import READERS, open_image
+for name in READERS:
+    READERS.load(name)
+with open_image(sys.argv[1]) as reader:
+    reader.read(Window.whole(reader.size), Size(8, 8))
+for old, new in zip(before, state()):
+    assert old == new, new
+"""
+
+
+def test_reading_changes_no_state_of_the_process(tmp_path):
+    path = write_geotiff(tmp_path / "a.tif", SCENE)
+    done = subprocess.run([sys.executable, "-c", STATE, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

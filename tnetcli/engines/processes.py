@@ -190,6 +190,9 @@ def _sheltered() -> Iterator[None]:
 def _settle(notice: Connection) -> None:
     """Make a process one that ends when its parent does, and not by a signal to all of a job."""
     leave_signals()
+    # Keep warnings of libraries from standard error, as `tnet` does in its own process.
+    logging.captureWarnings(True)
+    logging.getLogger("tifffile").addHandler(logging.NullHandler())
     Finalize(None, _leave_stuck_threads, exitpriority=0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     threading.Thread(target=_end_when_stuck, args=(notice,), daemon=True).start()

@@ -223,7 +223,7 @@ def _fault(first: StoredLevel, other: StoredLevel) -> str | None:
     if other.array.ndim != first.array.ndim:
         return f"has {other.array.ndim} dimensions, not {first.array.ndim}"
     if other.array.dtype != first.array.dtype:
-        return f"holds {other.array.dtype}, not {first.array.dtype}"
+        return f"has {other.array.dtype} values, not {first.array.dtype}"
     if any(other.length(axis) != first.length(axis) for axis in "ct"):
         return "has other channels or times than the first"
     return "has another origin than the image" if _is_shifted(first, other) else None

@@ -16,19 +16,10 @@ from rasterio.transform import from_gcps
 from tnetcli.errors import ImageError
 from tnetcli.files import is_plain_crs, is_remote, open_regular
 from tnetcli.geometry import Georeference, Size
+from tnetcli.readers import metadata
 from tnetcli.readers.base import ImageInfo, Level, ReadOptions, Resolution
 from tnetcli.readers.detect import TIFF_MAGIC
 from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
-from tnetcli.readers.metadata import (
-    Nodata,
-    check_band_count,
-    choose_bands,
-    from_density,
-    nodata_values,
-    resolve,
-    unique_names,
-    user_nodata,
-)
 from tnetcli.readers.pyramid import check_block_size
 from tnetcli.readers.tiff_files import TIFF_FAILURES, check_directories
 from tnetcli.readers.tiff_pages import SAME_PIXELS, PageTiles, TiffPages
@@ -72,7 +63,7 @@ def direct_pages(path: str, dataset: Any) -> dict[Size, DirectPage]:
             for number, page in opened.pages():
                 kind, first = int(page.subfiletype), name == path and number == 0
                 if kind & 4 or (not first and not kind & 1):
-                    continue  # a mask, or an image of its own
+                    continue  # a mask, or another image
                 tiles, direct = _direct(opened, page, dataset), None
                 if tiles is not None:
                     strip = min(page.rowsperstrip, page.imagelength), page.imagewidth
@@ -131,7 +122,7 @@ class RasterPlan:
     """How to convert stored samples into bands and a mask; shared by all handles."""
 
     samples: tuple[int, ...]  # to decode; alpha last if there is one
-    nodata: Nodata | None
+    nodata: metadata.Nodata | None
     alpha: bool
     mask: bool  # a mask band, internal or in a sidecar
     palette: NDArray[np.uint8] | None  # (entries, red green blue alpha)
@@ -145,7 +136,7 @@ def describe(
     path: str, options: ReadOptions, dataset: Any, allow_direct: bool
 ) -> tuple[ImageInfo, RasterPlan]:
     """Return the information about an open dataset, and how to read it."""
-    check_band_count(path, dataset.count)
+    metadata.check_band_count(path, dataset.count)
     dtypes = set(dataset.dtypes)
     dtype = np.dtype(dataset.dtypes[0])
     if dtype.kind not in "iuf":
@@ -160,9 +151,11 @@ def describe(
     colours = list(dataset.colorinterp)
     plain = (ColorInterp.undefined, ColorInterp.gray, ColorInterp.palette)
     texts = zip(dataset.descriptions, colours, strict=True)
-    names = unique_names([text or (None if c in plain else str(c.name)) for text, c in texts])
+    names = metadata.unique_names(
+        [text or (None if c in plain else str(c.name)) for text, c in texts]
+    )
     alphas = [i for i, each in enumerate(colours) if each == ColorInterp.alpha]
-    chosen = choose_bands(
+    chosen = metadata.choose_bands(
         path, options.bands, names, [i for i in range(dataset.count) if i not in alphas]
     )
     if len({dataset.dtypes[i] for i in chosen}) > 1:
@@ -172,14 +165,14 @@ def describe(
         )
     dtype = np.dtype(dataset.dtypes[chosen[0]])
     palette = _palette(dataset, chosen)
-    wanted, complaints = user_nodata(options.nodata, len(chosen), dtype)
+    wanted, complaints = metadata.user_nodata(options.nodata, len(chosen), dtype)
     warnings += complaints
     kind, nodata = ("nodata", wanted) if wanted else _mask_kind(dataset, chosen, dtype, alphas)
     levels, numbers, direct = _levels(path, dataset, allow_direct)
     for level in levels:
         check_block_size(path, level.block, dtype.itemsize)
     claims = [] if dataset.crs else [_tag_resolution(dataset.tags())]
-    microns, complaints = resolve(options, claims)
+    microns, complaints = metadata.resolve(options, claims)
     structure = dataset.tags(ns="IMAGE_STRUCTURE")
     block_rows, block_columns = dataset.block_shapes[0]
     georeference = _georeference(dataset)
@@ -267,7 +260,7 @@ def _mask_kind(
     chosen: tuple[int, ...],
     dtype: np.dtype[Any],
     alphas: list[int],
-) -> tuple[str, Nodata | None]:
+) -> tuple[str, metadata.Nodata | None]:
     """Return what makes a pixel invalid: alpha, a mask, nodata or NaN."""
     flags = {flag for i in chosen for flag in dataset.mask_flag_enums[i]}
     if MaskFlags.alpha in flags and alphas:
@@ -275,7 +268,7 @@ def _mask_kind(
     if MaskFlags.per_dataset in flags:
         return "mask", None
     if MaskFlags.nodata in flags:
-        values = nodata_values([dataset.nodatavals[i] for i in chosen], dtype)
+        values = metadata.nodata_values([dataset.nodatavals[i] for i in chosen], dtype)
         if values is not None:
             return "nodata", values
     return ("nan" if dtype.kind == "f" else "none"), None
@@ -361,7 +354,7 @@ def _tag_resolution(tags: dict[str, str]) -> Resolution | None:
         x, y = float(tags["TIFFTAG_XRESOLUTION"]), float(tags["TIFFTAG_YRESOLUTION"])
     except (KeyError, ValueError):
         return None
-    return from_density(x, y, tags.get("TIFFTAG_RESOLUTIONUNIT", "")[:1])
+    return metadata.from_density(x, y, tags.get("TIFFTAG_RESOLUTIONUNIT", "")[:1])
 
 
 def _georeference(dataset: Any) -> Georeference | None:

@@ -198,7 +198,7 @@ class PageTiles:
             raise ImageError(
                 f"the blocks of `{self._path}` share the same bytes more than "
                 f"{MOST_SHARING} times over",
-                hint="this is no real image: do not open it",
+                hint="no camera or scanner writes this; do not open it",
             )
 
     def _contiguous_rows(self, key: tifffile.TiffPage) -> list[int] | None:
