@@ -1,16 +1,16 @@
-# `make demo` and `make test` do all set-up on a fresh machine with Python 3.11 or newer.
+# Every target installs what it needs first; a fresh machine needs Python 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup constraints demo test cov soak check format lint types docs bench default-model clean
+.PHONY: setup constraints demo test test-all cov check format lint types docs bench default-model clean
 
-# Labelled tiles of EuroSAT: a folder for each class, in a zip or not.
+# Labelled EuroSAT tiles: a folder or a zip with one folder for each class.
 TILES ?= ../shared/data/labelled/EuroSAT_RGB.zip
 
 setup: $(READY)
 
-# Reused while the dependencies are unchanged. Files that are not in constraints.txt are not installed.
+# Runs again when the dependencies change. Installs only the files listed in constraints.txt.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("tnet needs Python 3.11 or newer: make setup PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
 
-# The newest versions that pyproject.toml allows, for every Python and system, with their hashes.
+# Pin the newest versions that pyproject.toml allows, for every Python and system, with hashes.
 constraints:
 	uv pip compile pyproject.toml --extra test --universal --generate-hashes --python-version 3.11 \
 		--no-header --no-annotate --quiet --upgrade --output-file constraints.new
@@ -34,25 +34,25 @@ demo: setup
 	$(BIN)/tnet export demo/scene.jsonl -o demo/scene.geojson --overwrite
 	$(BIN)/tnet export demo/scene.jsonl -o demo/scene.png --overwrite
 	$(BIN)/tnet export demo/scene.jsonl -o demo/scene.html --overwrite
-	@echo "where it looked: demo/scene.geojson (QGIS), demo/scene.png, demo/scene.html (a browser)"
+	@echo "regions: demo/scene.geojson (QGIS), demo/scene.png, demo/scene.html (browser)"
 
-# A file of tests a core at a time: what its tests share is made once.
-TOGETHER := --numprocesses auto --dist loadfile
+# Tests of one file run in one process, which creates their shared fixtures once.
+PARALLEL := --numprocesses auto --dist loadfile
 test: setup
-	$(BIN)/python -m pytest $(TOGETHER)
+	$(BIN)/python -m pytest $(PARALLEL)
 
-# Branches that tests reach: 90 % of all, every one where a wrong answer would go unseen.
+# With the slow tests: Dask cluster, torchrun, soak, wheel, documentation pages.
+test-all: setup
+	$(BIN)/python -m pytest $(PARALLEL) --run-slow
+
+# Branch coverage: 90 % of the package, 100 % of the modules where an error would stay unnoticed.
 WHOLE := tnetcli/geometry.py,tnetcli/traversal/tree.py,tnetcli/traversal/policies.py,tnetcli/prediction/record.py,tnetcli/errors.py,tnetcli/training/recipe.py
 cov: setup
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest $(TOGETHER)
+	$(BIN)/python -m coverage run -m pytest $(PARALLEL)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 	$(BIN)/python -m coverage report --fail-under=100 --include=$(WHOLE)
-
-# Tests that take minutes.
-soak: setup
-	$(BIN)/python -m pytest --run-slow -m slow
 
 check: lint types test
 
@@ -63,6 +63,7 @@ format: setup
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
 
 types: setup
 	$(BIN)/mypy
@@ -83,7 +84,7 @@ bench: setup
 	$(BIN)/python benchmarks/learning.py --write
 	$(BIN)/python benchmarks/soak.py --write
 
-# About 43 minutes of one core; docs/models/default.md tells what comes out.
+# Takes about 43 minutes on one core; docs/models/default.md describes the result.
 default-model: setup
 	$(BIN)/tnet train recipes/default.yaml -o runs/default --resume --set data.path=$(abspath $(TILES))
 	mkdir -p tnetcli/assets

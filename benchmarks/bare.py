@@ -1,4 +1,4 @@
-"""The bare library calls our readers are measured against, each as a careful user writes it."""
+"""The plain library calls that our readers are compared with."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +15,15 @@ from rasterio.enums import Resampling
 from rasterio.env import set_gdal_config
 from rasterio.windows import Window as RasterioWindow
 
-from tnetcli.readers.gdal import CACHE_BYTES
-
 VIEW = 224
-OPENSLIDE_CACHE_BYTES = 2**25  # what OpenSlide gives a slide by default
+GDAL_CACHE_BYTES = 2**27  # as `tnet` sets it
+OPENSLIDE_CACHE_BYTES = 2**25  # OpenSlide's default
 
 Array = NDArray[Any]
 
 
 class Bare(Protocol):
-    """The library call a careful user would write, on a file that stays open."""
+    """Calls of a library on a file that stays open."""
 
     how: str  # for the table
 
@@ -42,7 +41,7 @@ class Bare(Protocol):
 
 
 class BareRasterio:
-    """GDAL's own windows and its own average over the overview it picks."""
+    """GDAL's windows, and its average resampling of the overview that it selects."""
 
     how = "rasterio `read(window)`; `read(out_shape, average)`"
 
@@ -52,7 +51,7 @@ class BareRasterio:
 
     def _open(self) -> None:
         self._dataset = rasterio.open(self._path, sharing=False)
-        # What GDAL looks up on first use, so that no timed read pays for it.
+        # GDAL initialises on first use, which must not be timed.
         self._dataset.overviews(1)
         self._dataset.read(window=RasterioWindow(0, 0, 1, 1))
 
@@ -66,7 +65,7 @@ class BareRasterio:
         return self._dataset.read(out_shape=shape, resampling=Resampling.average)
 
     def forget(self) -> None:
-        """Empty GDAL's cache; it also keeps the last tile of a file for as long as it is open."""
+        """Empty GDAL's cache and reopen the file, whose last tile GDAL keeps while it is open."""
         self._dataset.close()
         self._open()
         forget_gdal()
@@ -97,9 +96,9 @@ class BareOpenSlide:
 
 
 class BareTifffile:
-    """Tiles read and decoded by tifffile and pasted; faster than its zarr view of the file."""
+    """Tiles decoded by tifffile and pasted, which is faster than its zarr interface."""
 
-    how = "tifffile `page.decode` a tile; smallest level that is enough, Pillow BOX"
+    how = "tifffile `page.decode` a tile; smallest sufficient level, Pillow BOX"
 
     def __init__(self, path: Path) -> None:
         self._file = tifffile.TiffFile(path)
@@ -116,7 +115,7 @@ class BareTifffile:
         return _box(self._read(page, 0, 0, page.imagewidth, page.imagelength))
 
     def forget(self) -> None:
-        """Do nothing: tifffile keeps no blocks."""
+        """Do nothing: tifffile has no block cache."""
 
     def _read(self, page: Any, left: int, top: int, width: int, height: int) -> Array:
         values = np.empty((height, width, page.samplesperpixel), page.dtype)
@@ -135,9 +134,9 @@ class BareTifffile:
 
 
 class BareZarr:
-    """Slices of the zarr arrays, and Pillow's box filter on the smallest that is enough."""
+    """Slices of the zarr arrays, and Pillow's box filter on the smallest sufficient level."""
 
-    how = "zarr `array[...]`; smallest level that is enough, Pillow BOX"
+    how = "zarr `array[...]`; smallest sufficient level, Pillow BOX"
 
     def __init__(self, path: Path) -> None:
         group = zarr.open_group(path, mode="r")
@@ -153,7 +152,7 @@ class BareZarr:
         return _box(np.ascontiguousarray(np.asarray(self._smallest[...]).transpose(1, 2, 0)))
 
     def forget(self) -> None:
-        """Do nothing: zarr keeps no blocks."""
+        """Do nothing: zarr has no block cache."""
 
 
 def _box(values: Array) -> Array:
@@ -170,6 +169,6 @@ BARE: dict[str, Callable[[Path], Bare]] = {
 
 
 def forget_gdal() -> None:
-    """Empty GDAL's block cache, then give it back the size our readers set."""
+    """Empty GDAL's block cache, then restore the size set by our readers."""
     set_gdal_config("GDAL_CACHEMAX", 0)
-    set_gdal_config("GDAL_CACHEMAX", CACHE_BYTES)
+    set_gdal_config("GDAL_CACHEMAX", GDAL_CACHE_BYTES)

@@ -1,10 +1,9 @@
-"""Every family on the same images: accuracy and cost, with the commands that a user types.
+"""Accuracy and cost of every family on the same images, with the commands of the command line.
 
 `python benchmarks/families.py` makes the images with `tnet synth`, trains the small recipe of each
-family with `tnet train`, judges it with `tnet evaluate` on the test images, and prints one table;
-`--write` puts it into benchmarks/RESULTS.md. Every run is kept in `--folder` and is not done again,
-so that `--seeds 1 --only saccader` and so on can be spread over cores and hours. Exits with 0
-whatever it finds.
+family with `tnet train`, evaluates it with `tnet evaluate` on the test images, and prints one
+table; `--write` puts it into benchmarks/RESULTS.md. Finished runs are kept in `--folder` and are
+not repeated, so that parts (`--seeds 1 --only saccader`) can run separately. Always exits with 0.
 """
 
 import argparse
@@ -32,19 +31,19 @@ from rich.table import Table
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 CLASSES = 4
-# A block of digits among scribbles: readable as it is, badly at half the size, not at a quarter.
+# Digits among clutter: readable at full size, hardly at half of it, not at a quarter.
 IMAGES = [
     "--kind", "digits", "--protocol", "site", "--size", "256", "--images", "1200",
     "--classes", str(CLASSES), "--cells", "4,7", "--split", "0.6,0.1,0.3", "--seed", "1",
     "--format", "png",
 ]  # fmt: skip
-BLOCK = 64  # pixels a side of what is decoded at once, so that it shows who reads less
+BLOCK = 64  # pixels a side of a decoded block, small enough to show differences in reading
 HEADINGS = (
-    "model", "views", "accuracy, %", "seeds", "windows", "pixels decoded", "multiplications, M",
+    "model", "views", "accuracy, %", "seeds", "regions", "pixels decoded", "multiplications, M",
     "ms reading", "ms in the model", "training, CPU min",
 )  # fmt: skip
 MILLION, MILLISECONDS = 1e6, 1000
-# The recipe of TNet is for larger images: here level 2 shows what its level 3 does there.
+# The recipe of TNet is for larger images: level 2 here corresponds to its level 3.
 TNET = (
     f"model.classes={CLASSES}", "model.view_size=64", "traversal.levels=2", "traversal.keep=[3]",
     "loss.level_weights=[0,1]", "stages.0.keep=[4]", "training.batch_size=16",
@@ -53,14 +52,14 @@ TNET = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the table: the small recipe of a family, and what is changed in it."""
+    """One row of the table: the small recipe of a family and changed settings."""
 
     recipe: str
     settings: tuple[str, ...] = ()
 
     @property
     def file(self) -> Path:
-        """Return where the recipe is."""
+        """Return the path of the recipe."""
         return RECIPES / f"{self.recipe}.yaml"
 
 
@@ -76,12 +75,12 @@ ENTRIES = {
 
 
 def run_name(name: str, seed: int) -> str:
-    """Return what a run is kept as."""
+    """Return the file name of a run."""
     return f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
 
 
 def as_pyramids(manifest: Path) -> Path:
-    """Write the test images again as tiled files with overviews; return their manifest."""
+    """Write the test images as tiled files with overviews; return their manifest."""
     folder = manifest.parent / "pyramids"
     listed = folder / "manifest.csv"
     if listed.exists():
@@ -107,14 +106,14 @@ def as_pyramids(manifest: Path) -> Path:
 
 
 def learn(runs: Runs, name: str, seed: int, images: Path, steps: int | None) -> None:
-    """Train and judge one family; all seeds learn from the same images."""
+    """Train and evaluate one family; all seeds use the same images."""
     entry, kept = ENTRIES[name], run_name(name, seed)
     settings = [f"data.path={images}", *entry.settings]
     if steps:
         stages = yaml.safe_load(entry.file.read_text(encoding="utf-8"))["stages"]
         settings += [f"stages.{number}.steps={steps}" for number in range(len(stages))]
     run = runs.train(kept, entry.file, seed, settings)
-    # One thread reads, so that seconds of all families are of the same kind.
+    # One reading thread, so that the times of all families are comparable.
     test = as_pyramids(images)
     runs.evaluate(
         kept, run / "model.safetensors", test, "--no-random", "--no-oracle", "--threads", "1"
@@ -122,7 +121,7 @@ def learn(runs: Runs, name: str, seed: int, images: Path, steps: int | None) -> 
 
 
 def row(runs: Runs, name: str, seeds: Sequence[int]) -> tuple[str, ...]:
-    """Return the cells of a family: what its seeds found, and means of what an image took."""
+    """Return the table row of a family: accuracy per seed and mean cost per image."""
     kept = [run_name(name, seed) for seed in seeds]
     found: list[dict[str, Any]] = [
         json.loads(json.loads((runs.folder / f"{each}-test.json").read_text())["stdout"])
@@ -153,10 +152,10 @@ def _view_size(runs: Runs, kept: str) -> str:
     return f"{read_description(runs.folder / kept / 'model.safetensors').view_size} px"
 
 
-def without_reading(manifest: Path) -> dict[str, float]:
-    """Return the test accuracy in percent of linear classifiers that see no place and no shape.
+def linear_baselines(manifest: Path) -> dict[str, float]:
+    """Return the test accuracy in percent of linear classifiers on global statistics.
 
-    What a family has to beat before its accuracy says that something was found and read.
+    A family must beat these before its accuracy shows that digits were found and read.
     """
     seen: dict[str, list[Any]] = {"histogram of grey values": [], "power by frequency": []}
     with manifest.open(newline="") as file:
@@ -198,7 +197,7 @@ def section(rows: Sequence[Sequence[str]], seeds: Sequence[int], manifest: Path)
     lines = manifest.read_text().splitlines()[1:]
     images = sum(",test," in line for line in lines)
     bare = " and ".join(
-        f"{value:.1f} % ({name})" for name, value in without_reading(manifest).items()
+        f"{value:.1f} % ({name})" for name, value in linear_baselines(manifest).items()
     )
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "timm", "numpy"))
     return [
@@ -208,22 +207,22 @@ def section(rows: Sequence[Sequence[str]], seeds: Sequence[int], manifest: Path)
         f"{datetime.date.today()}; {os.cpu_count()} cores, one used; Python "
         f"{platform.python_version()}; {libraries}.",
         "",
-        f"Small recipes of all families on the same {images} test images of 256 x 256 pixels, a "
-        f"block of digits of one class among scribbles; {CLASSES} classes, so chance is "
-        f"{100 / CLASSES:.0f} %. Digits can be read at the images' own size, badly at half of it, "
-        "and not at a quarter. All learn from the labels of 720 images alone. Windows are beside "
-        f"the whole image. Test images are tiled TIFFs (blocks of {BLOCK} px, overviews 2 and 4), "
-        "so that pixels decoded tell what was read. Multiplications are millions an image, times "
-        "are of one image in a batch of 8.",
+        f"Small recipes of all families on the same {images} test images of 256 x 256 pixels: a "
+        f"block of digits of one class among clutter, {CLASSES} classes, so that chance is "
+        f"{100 / CLASSES:.0f} %. Digits are readable at full size, hardly at half of it, and not "
+        "at a quarter. All families train on the labels of the same 720 images. The number of "
+        "regions excludes the view of the whole image. Test images are tiled TIFFs (blocks of "
+        f"{BLOCK} px, overviews 2 and 4), so that the pixels decoded show what was read. "
+        "Multiplications are in millions per image; times are per image in batches of 8.",
         "",
-        "Chance is not all there is to beat: linear classifiers that see neither places nor "
-        f"shapes reach {bare} on the same images, from all of their pixels. Only what is "
-        "clearly above these has read something.",
+        "Chance is not the only baseline: linear classifiers on global image statistics "
+        f"reach {bare} on the same images. Only an accuracy clearly above these shows that digits "
+        "were read.",
         "",
-        "Digits stand in rows 16 px apart, with which views of 64, 128 and 256 px keep step; that "
-        "makes them easy to learn. With training images shifted by up to 8 px (`--set "
-        "augmentation.shift=0.03`) AnchorNet, tried with seed 2, learned next to nothing in as "
-        "many steps: 31 %.",
+        "Digits are placed in rows 16 px apart, which aligns them with views of 64, 128 and 256 px "
+        "and makes them easy to learn. With training images shifted by up to 8 px (`--set "
+        "augmentation.shift=0.03`), AnchorNet reached 31 % with seed 2 in the same number of "
+        "steps.",
         "",
         "| " + " | ".join(HEADINGS) + " |",
         "|---" * len(HEADINGS) + "|",
@@ -233,23 +232,23 @@ def section(rows: Sequence[Sequence[str]], seeds: Sequence[int], manifest: Path)
 
 
 def main() -> None:
-    """Train and judge what the command line asks for."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(gettempdir()) / "tnet-families")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--only", choices=ENTRIES, help="one family, and no table")
-    parser.add_argument("--steps", type=int, help="of each stage: to try out, kept apart")
-    parser.add_argument("--write", action="store_true", help="renew the section in RESULTS.md")
+    parser.add_argument("--only", choices=ENTRIES, help="run one family, without a table")
+    parser.add_argument("--steps", type=int, help="steps per stage, for a trial run")
+    parser.add_argument("--write", action="store_true", help="update RESULTS.md")
     arguments = parser.parse_args()
     if arguments.write and arguments.steps:
-        parser.error("--write is for the recipes as they are: leave out --steps")
+        parser.error("--write needs the unchanged recipes: remove --steps")
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     folder = arguments.folder.resolve()
     runs = Runs(folder / f"steps-{arguments.steps}" if arguments.steps else folder)
     images = Runs(folder).synth("images", IMAGES) / "manifest.csv"
     names = [arguments.only] if arguments.only else list(ENTRIES)
     for name in [name for name in names if not ENTRIES[name].file.exists()]:
-        say(f"{name}: left out, there is no {ENTRIES[name].file.name}")
+        say(f"{name}: skipped, there is no {ENTRIES[name].file.name}")
         names.remove(name)
     for name in names:
         for seed in seeds:

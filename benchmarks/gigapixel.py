@@ -1,4 +1,4 @@
-"""Made-up gigapixel images in every format the readers know, written in bounded memory.
+"""Synthetic gigapixel images in every format of the benchmarks, written in bounded memory.
 
 All formats of one size hold the same pixels: the levels are painted once as raw files, strip by
 strip, and each writer only encodes them. `python benchmarks/gigapixel.py FOLDER --pixels 1.0`.
@@ -32,10 +32,10 @@ TEXTURE = 2048
 FIELD = 64  # full-resolution pixels per pixel of the smooth colour field
 QUALITY = 85
 MPP = 0.5
-# Disk bytes per full-resolution pixel of the raw levels and of everything kept, with room.
+# Disk bytes per full-resolution pixel of the raw levels and of all images, with a margin.
 RAW_BYTES, KEPT_BYTES = 15.0, 12.0
 NARROW, WIDE = np.dtype(np.uint8), np.dtype(np.uint16)
-# What turns 8-bit colours into four 16-bit bands.
+# Conversion of 8-bit colours to four 16-bit bands.
 WIDE_BANDS = [0, 1, 2, 1]
 WIDE_FACTOR = np.array([13, 15, 17, 19], np.uint16)
 WIDE_OFFSET = np.array([500, 540, 580, 620], np.uint16)
@@ -58,14 +58,14 @@ def sides(side: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of file: its name in tables, its file name, and who writes it."""
+    """One format: its name in tables, its file name and its writer."""
 
     name: str
     pattern: str
     write: Callable[["RawLevels", Path], None]
 
     def path(self, folder: Path, side: int) -> Path:
-        """Return where the image of that size lies."""
+        """Return the path of the image of that size."""
         return folder / self.pattern.format(side=side)
 
 
@@ -91,7 +91,7 @@ def _textures() -> tuple[Painted, ...]:
 
 @cache
 def _field(side: int) -> Image.Image:
-    """Return the smooth colours, never so dark or bright that a texture would overflow."""
+    """Return the smooth colours, with headroom for the texture."""
     random = np.random.default_rng(2)
     count = side // FIELD
     field = np.zeros((count, count, 3), np.float32)
@@ -149,7 +149,7 @@ class RawLevels:
                 yield np.ascontiguousarray(strip[:, left : left + tile])
 
     def fill(self, write_strip: Callable[[int], None]) -> None:
-        """Make the empty files, then have their strips written, two at a time."""
+        """Create the files, then write their strips in parallel."""
         self.folder.mkdir(parents=True, exist_ok=True)
         kind = 1 if self.dtype == NARROW else 12  # of ENVI: bytes or unsigned 16 bits
         for level, side in enumerate(sides(self.side)):
@@ -213,7 +213,7 @@ def _virtual(raw: RawLevels, level: int, overviews: list[Path]) -> str:
 
 
 def _cog(raw: RawLevels, path: Path, **options: object) -> None:
-    """Let GDAL encode the painted levels as a cloud-optimised GeoTIFF in UTM."""
+    """Encode the painted levels as a Cloud Optimized GeoTIFF in UTM."""
     set_gdal_config("GDAL_CACHEMAX", 2**29)
     files = [raw.folder / f"level_{level}.vrt" for level in range(len(sides(raw.side)))]
     for level, file in enumerate(files):
@@ -347,7 +347,7 @@ def make(
     raw = RawLevels(folder / f"raw_{side}", side)
     _timed(say, f"painting {side} x {side}", partial(raw.fill, raw.paint_strip))
     for each in missing:
-        # Renamed when complete, so that an interrupted run leaves nothing that looks whole.
+        # Renamed when complete, so that an interrupted run leaves no incomplete image.
         part = folder / f"part_{paths[each.name].name}"
         _timed(say, each.name, partial(each.write, raw, part))
         part.rename(paths[each.name])

@@ -1,8 +1,7 @@
-"""What a heat map takes: seconds, memory and bytes, of an image of 100,000 px a side.
+"""Time, memory and file size of heat maps of an image of 100,000 px a side.
 
-`python benchmarks/heatmap.py` writes heat maps of made-up predictions, each in a process of its
-own, and prints one table; `--write` puts it into benchmarks/RESULTS.md. Exits with 0 whatever it
-finds.
+`python benchmarks/heatmap.py` writes heat maps of synthetic predictions, each in its own process,
+and prints one table; `--write` puts it into benchmarks/RESULTS.md. Always exits with 0.
 """
 
 import argparse
@@ -32,17 +31,14 @@ from tnetcli.prediction.record import SCHEMA, Prediction, RegionRecord
 
 SIDE = 100_000
 GRID = Grid(5, 5, 0.34)
-WALKS = {"few": (2, 7), "many": (5, 5)}  # kept of each window, how deep
+TREES = {"few": (2, 7), "many": (5, 5)}  # cells followed per region, depth
 UTM = Georeference("EPSG:32633", (0.5, 0.0, 399_960.0, 0.0, -0.5, 5_000_040.0))
 LIBRARIES = ("rasterio", "numpy")
 
 
 @dataclass(frozen=True)
-class Walk:
-    """Windows as they are looked at, `keep` cells of each and `depth` below the first.
-
-    They are made anew in every walk, none is kept.
-    """
+class Tree:
+    """Regions of a traversal that follows `keep` cells of each region, `depth` levels down."""
 
     keep: int
     depth: int
@@ -53,7 +49,7 @@ class Walk:
 
     @property
     def count(self) -> int:
-        """Return how many windows these are."""
+        """Return the number of regions."""
         return sum(self.keep**level for level in range(self.depth + 1))
 
     def _below(
@@ -70,8 +66,8 @@ class Walk:
             yield from self._below(child, float(scores[cell]), random)
 
 
-def work(path: str, walk: Walk) -> None:
-    """Write one heat map and print what it took."""
+def work(path: str, tree: Tree) -> None:
+    """Write one heat map and print its cost."""
     before = status("VmHWM")
     start = time.perf_counter()
     prediction = Prediction(
@@ -84,7 +80,7 @@ def work(path: str, walk: Walk) -> None:
         width=SIDE,
         height=SIDE,
         georeference=UTM,
-        windows=tuple(walk),
+        windows=tuple(tree),
     )
     write_heatmap(path, Looked(prediction))
     seconds = time.perf_counter() - start
@@ -92,7 +88,7 @@ def work(path: str, walk: Walk) -> None:
 
 
 def measure(name: str, folder: Path) -> list[Figure]:
-    """Compare with what was promised, and look into the file with other eyes."""
+    """Compare with the targets, and validate the file with rasterio and rio-cogeo."""
     path = folder / f"{name}.tif"
     command = [sys.executable, __file__, "--work", str(path), name]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -102,35 +98,35 @@ def measure(name: str, folder: Path) -> list[Figure]:
         values = dataset.read(1)
         size = f"{dataset.width} x {dataset.height} cells, downsample "
         size += dataset.tags()["TNET_DOWNSAMPLE"]
-        told = float(dataset.tags(1)["STATISTICS_VALID_PERCENT"])
+        stated = float(dataset.tags(1)["STATISTICS_VALID_PERCENT"])
         mask = dataset.read_masks(1) > 0
-    name = f"{Walk(*WALKS[name]).count:,} windows"
-    nothing = np.isnan(values)
-    wrong = int((nothing == mask).sum() + (values[~nothing] <= 0).sum())
-    seen = 100 * (1 - nothing.mean())
-    assert abs(told - seen) < 1e-6
-    memory = f"{took['before']:.0f} MB before; {took['seconds']:.1f} s, with making the windows"
-    looked = f"{seen:.2f} % looked at"
+    name = f"{Tree(*TREES[name]).count:,} regions"
+    empty = np.isnan(values)
+    wrong = int((empty == mask).sum() + (values[~empty] <= 0).sum())
+    covered = 100 * (1 - empty.mean())
+    assert abs(stated - covered) < 1e-6
+    memory = f"{took['before']:.0f} MB before; {took['seconds']:.1f} s, with the synthetic regions"
+    share = f"{covered:.2f} % of the image covered"
     return [
         Figure(name, "valid COG", float(valid), 1, False, "", str([*errors, *warnings] or size)),
-        Figure(name, "file", path.stat().st_size / 1e6, 5, True, " MB", looked),
+        Figure(name, "file", path.stat().st_size / 1e6, 5, True, " MB", share),
         Figure(name, "peak memory of the process", took["peak"], 400, True, " MB", memory),
-        Figure(name, "cells that are wrongly nodata or not", wrong, 0, True, "", looked),
+        Figure(name, "cells with a wrong nodata flag", wrong, 0, True, "", share),
     ]
 
 
 def main() -> None:
-    """Measure."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--write", action="store_true", help="renew the section in RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="update RESULTS.md")
     arguments = parser.parse_args()
     if arguments.work:
-        work(arguments.work[0], Walk(*WALKS[arguments.work[1]]))
+        work(arguments.work[0], Tree(*TREES[arguments.work[1]]))
         return
     figures = []
     with TemporaryDirectory() as folder:
-        for name in WALKS:
+        for name in TREES:
             figures += measure(name, Path(folder))
     show(figures)
     if arguments.write:
@@ -140,10 +136,10 @@ def main() -> None:
             "",
             f"`python benchmarks/heatmap.py --write`. {datetime.date.today()}; {os.cpu_count()} "
             f"cores; Python {platform.python_version()}; {libraries}, GDAL "
-            f"{rasterio.__gdal_version__}. Made-up predictions of {SIDE:,} x {SIDE:,} px: "
-            f"{', '.join(map(str, (keep for keep, _ in WALKS.values())))} cells are followed of "
-            "each window, with random attention. Memory is that of the whole process, which has "
-            "imported rasterio and what the benchmark needs before.",
+            f"{rasterio.__gdal_version__}. Synthetic predictions of {SIDE:,} x {SIDE:,} "
+            f"px with {' or '.join(str(keep) for keep, _ in TREES.values())} cells followed per "
+            "region and random attention. Memory is that of the whole process, including its "
+            "imports.",
             "",
             *markdown(figures),
             "",

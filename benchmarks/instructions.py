@@ -1,7 +1,7 @@
-"""Count the user-space instructions of our readers and of the bare library calls they wrap.
+"""Count the user-space instructions of our readers and of the library calls they wrap.
 
-Counts repeat on a busy machine, CPU times do not; work in the kernel is left out. With valgrind:
-`PYTHONPATH=OLD python benchmarks/instructions.py --save old.json`, then
+Counts are reproducible on a busy machine, CPU times are not; kernel time is excluded. Needs
+valgrind: `PYTHONPATH=OLD python benchmarks/instructions.py --save old.json`, then
 `PYTHONPATH=NEW python benchmarks/instructions.py --against old.json`.
 """
 
@@ -41,7 +41,7 @@ def read(name: str, path: Path) -> None:
     }
     for call in calls.values():  # first reads open handles and fill tables
         call(0)
-    gc.disable()  # a collection would count for the loop in which it happens to start
+    gc.disable()  # a collection would be counted in an arbitrary loop
     dump("start")
     for label, call in calls.items():
         for kind in ("without", "with"):
@@ -73,7 +73,7 @@ def count(name: str, path: Path) -> dict[str, float]:
 
 
 def compare(name: str, old: dict[str, float], now: dict[str, float]) -> Iterator[Figure]:
-    """Yield by how much the ratios ours / bare of one format have changed."""
+    """Yield the changes of the ratios ours / bare of one format."""
     for what, title in (("window", f"one {VIEW} px window"), ("view", "whole-image view")):
         ours, bare = ([each[f"{by} {what}"] for each in (old, now)] for by in ("ours", "bare"))
         before, after = ours[0] / bare[0], ours[1] / bare[1]
@@ -87,7 +87,7 @@ def section(figures: list[Figure], old: str) -> list[str]:
     """Return the figures as a section of RESULTS.md."""
     how = f"`python benchmarks/instructions.py --against {old}` on images of {SIDE} x {SIDE} "
     text = (
-        f"Changes of the ratio ours / bare since the tree whose counts `--save {old}` wrote: "
+        f"Changes of the ratio ours / bare since the counts saved with `--save {old}`: "
         f"user-space instructions under callgrind, {READS['ours window']} windows and "
         f"{READS['ours view']} views, empty block caches. The bare calls are those of Readers."
     )

@@ -1,9 +1,9 @@
-"""What is learned, and at what cost: three seeds each, with the commands that a user types.
+"""Accuracy and cost of training: three seeds each, with the commands of the command line.
 
-`python benchmarks/learning.py` trains with `tnet train`, judges with `tnet evaluate` on held-out
-images, and prints tables; `--write` puts them into benchmarks/RESULTS.md. Every run is kept in
-`--folder` with its CPU seconds and is not done again, so that `--seeds 1 --only landscapes` and so
-on can be spread over cores and hours. Exits with 0 whatever it finds.
+`python benchmarks/learning.py` trains with `tnet train`, evaluates with `tnet evaluate` on held-out
+images, and prints tables; `--write` puts them into benchmarks/RESULTS.md. Finished runs are kept in
+`--folder` with their CPU seconds and are not repeated, so that parts (`--seeds 1 --only
+landscapes`) can run separately. Always exits with 0.
 """
 
 import argparse
@@ -34,8 +34,8 @@ say = Console(stderr=True).print
 # The whole-image model: the same network and warm-up, then end to end on one view of the scene.
 WHOLE = """[{name: whole, levels: 1, steps: 350, batch_size: 40,
   optimizer: {rate: 0.001, weight_decay: 0.02}, loss: {sequence: 1.0}}]"""
-AT_THE_END = "training.validate_every=10000"  # whose model is taken: that of the last step
-# A block of small digits among scribbles; their class is gone where pixels are means of 4 a side.
+AT_THE_END = "training.validate_every=10000"  # keep the model of the last step
+# A block of small digits among clutter; unreadable when downsampled by 4.
 IMAGES_OF_DIGITS = [
     "--kind", "digits", "--protocol", "site", "--images", "1000", "--size", "512",
     "--cells", "8,12", "--hidden-from", "4", "--split", "0.6,0.1,0.3", "--seed", "1",
@@ -46,7 +46,7 @@ LEVEL_1 = """[{name: whole, levels: 1, steps: 150, optimizer: {rate: 0.003, weig
 
 
 class Runs:
-    """Runs commands once, and remembers what they took and said."""
+    """Runs each command once; keeps its output, time and memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Runs:
         return float(json.loads((self.folder / f"{name}.json").read_text())["cpu_seconds"])
 
     def has(self, name: str) -> bool:
-        """Say whether a command was run."""
+        """Return True if a command was run."""
         return (self.folder / f"{name}.json").exists()
 
     def _once(self, name: str, arguments: Sequence[str]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Runs:
 
 
 def accuracy(found: dict[str, Any], windows: int, choice: str = "attention") -> float:
-    """Return the accuracy in percent with so many windows, or with as many as there are."""
+    """Return the accuracy in percent with at most `windows` regions."""
     rows = [row for row in found["rows"] if row["choice"] == choice and row["context"]]
     row = [row for row in rows if row["windows"] <= windows][-1]
     return 100 * float(row["scores"]["accuracy"]["value"])
@@ -124,7 +124,7 @@ def hit(found: dict[str, Any], level: int, choice: str = "attention") -> float:
 
 
 def stages(*names: str) -> str:
-    """Return the setting that leaves only these stages of the recipe."""
+    """Return the setting that keeps only these stages of the recipe."""
     chosen = [stage for stage in recipe_stages() if stage["name"] in names]
     return f"stages={json.dumps(chosen)}"
 
@@ -136,19 +136,19 @@ def recipe_stages() -> list[dict[str, Any]]:
 
 
 def tiles(runs: Runs, seed: int) -> None:
-    """Learn from tiles, once for all that start from it."""
+    """Pre-train on tiles, once for all parts that start from it."""
     settings = [f"data.path={TILES}", stages("tiles"), "training.half=false"]
     runs.train(f"tiles-{seed}", LANDSCAPES, seed, settings)
 
 
 def warmed_up(runs: Runs, seed: int) -> list[str]:
-    """Return the settings that go on from there; in one run it would be the same, bit by bit."""
+    """Return the settings that start from the pre-trained model; bit-equal to a single run."""
     return [f"data.path={TILES}", f"init={runs.folder / f'tiles-{seed}' / 'last.safetensors'}"]
 
 
 def landscapes(runs: Runs, seed: int) -> None:
-    """Train and judge our model."""
-    settings = [*warmed_up(runs, seed), stages("look", "conclude")]
+    """Train and evaluate the model."""
+    settings = [*warmed_up(runs, seed), stages("attention", "head")]
     run = runs.train(f"landscapes-{seed}", LANDSCAPES, seed, settings)
     runs.evaluate(
         f"landscapes-{seed}", run / "model.safetensors", run / "recipe.yaml",
@@ -157,16 +157,16 @@ def landscapes(runs: Runs, seed: int) -> None:
 
 
 def whole(runs: Runs, seed: int) -> None:
-    """Train and judge a whole-image model of the same view size, from the same warm-up."""
+    """Train and evaluate a whole-image model of the same view size, from the same warm-up."""
     settings = [*warmed_up(runs, seed), f"stages={WHOLE}", "traversal.levels=1", AT_THE_END]
     run = runs.train(f"whole-{seed}", LANDSCAPES, seed, settings)
     runs.evaluate(f"whole-{seed}", run / "model.safetensors", run / "recipe.yaml")
 
 
 def paper(runs: Runs, seed: int) -> None:
-    """Train and judge by the papers' rule, from the same warm-up, with all else as ours."""
-    look, conclude = (found for found in recipe_stages() if found["name"] != "tiles")
-    chosen = [{**look, "loss": {"rule": "paper"}}, conclude]
+    """Train and evaluate with the loss of the papers, everything else unchanged."""
+    attention, head = (found for found in recipe_stages() if found["name"] != "tiles")
+    chosen = [{**attention, "loss": {"rule": "paper"}}, head]
     settings = [*warmed_up(runs, seed), f"stages={json.dumps(chosen)}", AT_THE_END]
     run = runs.train(f"paper-{seed}", LANDSCAPES, seed, settings)
     runs.evaluate(
@@ -185,9 +185,9 @@ def sweep(runs: Runs, seed: int) -> None:
 
 
 def digits(runs: Runs, seed: int) -> None:
-    """Train and judge on digits that only a close look can read, and level 1 alone beside it.
+    """Train and evaluate on digits that are readable at full resolution only; also level 1 alone.
 
-    All seeds learn from the same images; what is left to chance in the training differs.
+    All seeds use the same images.
     """
     images = runs.synth("digits-images", IMAGES_OF_DIGITS) / "manifest.csv"
     run = runs.train(f"digits-{seed}", DIGITS, seed, [f"data.path={images}"])
@@ -198,12 +198,12 @@ def digits(runs: Runs, seed: int) -> None:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Say what the seeds found."""
+    """Return the values of all seeds as text."""
     return ", ".join(f"{value:.1f}" for value in values)
 
 
-def judge_landscapes(runs: Runs, seeds: Sequence[int]) -> list[Figure]:
-    """Return what was found on EuroSAT landscapes beside what was promised."""
+def landscape_figures(runs: Runs, seeds: Sequence[int]) -> list[Figure]:
+    """Return the results on EuroSAT landscapes with their targets."""
 
     def tests(name: str) -> list[dict[str, Any]]:
         return [
@@ -221,12 +221,12 @@ def judge_landscapes(runs: Runs, seeds: Sequence[int]) -> list[Figure]:
     ]
     by = "EuroSAT landscapes"
     figures = [
-        Figure(by, "accuracy, 8 windows", statistics.mean(eight), 85, False, " %", spread(eight)),
+        Figure(by, "accuracy, 8 regions", statistics.mean(eight), 85, False, " %", spread(eight)),
         Figure(by, "spread of the seeds", max(eight) - min(eight), 5, True, " points", ""),
     ]
     for level in (2, 3):
         rates = [hit(each, level) for each in ours]
-        target = 85 if level == 3 else 0
+        target = 85 if level == 3 else None
         figures.append(
             Figure(by, f"hits, level {level}", statistics.mean(rates), target, False, " %",
                    spread(rates))
@@ -234,23 +234,23 @@ def judge_landscapes(runs: Runs, seeds: Sequence[int]) -> list[Figure]:
     for windows in (0, 1, 2, 4):
         found = [accuracy(each, windows) for each in ours]
         figures.append(
-            Figure(by, f"accuracy, {windows} windows", statistics.mean(found), 0, False, " %",
+            Figure(by, f"accuracy, {windows} regions", statistics.mean(found), None, False, " %",
                    spread(found))
         )  # fmt: skip
     for choice, target in (("random", None), ("oracle", 12)):
         found = [accuracy(each, 8, choice) for each in ours]
-        name = f"accuracy, 8 {choice} windows"
-        figures.append(Figure(by, name, statistics.mean(found), 0, False, " %", spread(found)))
+        name = f"accuracy, 8 {choice} regions"
+        figures.append(Figure(by, name, statistics.mean(found), None, False, " %", spread(found)))
         if target:
             below = statistics.mean(found) - statistics.mean(eight)
             figures.append(
-                Figure(by, f"points below {choice} windows", below, target, True, "", "")
+                Figure(by, f"points below {choice} regions", below, target, True, "", "")
             )
     if one_view:
         found = [accuracy(each, 0) for each in one_view]
         above = statistics.mean(eight) - statistics.mean(found)
         figures += [
-            Figure(by, "accuracy, whole image", statistics.mean(found), 0, False, " %",
+            Figure(by, "accuracy, whole image", statistics.mean(found), None, False, " %",
                    spread(found)),
             Figure(by, "points above the whole image", above, 12, False, "", ""),
         ]  # fmt: skip
@@ -258,9 +258,9 @@ def judge_landscapes(runs: Runs, seeds: Sequence[int]) -> list[Figure]:
         found = [accuracy(each, 8) for each in by_paper]
         rates = [hit(each, 3) for each in by_paper]
         figures += [
-            Figure(by, "accuracy, rule: paper", statistics.mean(found), 0, False, " %",
+            Figure(by, "accuracy, rule: paper", statistics.mean(found), None, False, " %",
                    spread(found)),
-            Figure(by, "hits at level 3, rule: paper", statistics.mean(rates), 0, False, " %",
+            Figure(by, "hits at level 3, rule: paper", statistics.mean(rates), None, False, " %",
                    spread(rates)),
         ]  # fmt: skip
     swept = [
@@ -272,17 +272,17 @@ def judge_landscapes(runs: Runs, seeds: Sequence[int]) -> list[Figure]:
         found = [100 * each["accuracy"] for each in swept]
         ratio = statistics.mean(each["windows"] for each in swept) / 9
         figures += [
-            Figure(by, "accuracy, full sweep", statistics.mean(found), 0, False, " %",
+            Figure(by, "accuracy, full sweep", statistics.mean(found), None, False, " %",
                    f"{spread(found)}; {swept[0]['scenes']} scenes"),
-            Figure(by, "views of a full sweep / ours", ratio, 0, False, "",
+            Figure(by, "views of a full sweep / ours", ratio, None, False, "",
                    spread([each["cpu_seconds"] for each in swept]) + " CPU s"),
         ]  # fmt: skip
     figures.append(Figure(by, "training of a seed", max(cpu), 45, True, " CPU min", spread(cpu)))
     return figures
 
 
-def judge_digits(runs: Runs, seeds: Sequence[int]) -> list[Figure]:
-    """Return what was found on generated digits; nothing was promised of it."""
+def digit_figures(runs: Runs, seeds: Sequence[int]) -> list[Figure]:
+    """Return the results on generated digits, which have no targets."""
 
     def tests(name: str) -> list[dict[str, Any]]:
         return [
@@ -295,30 +295,32 @@ def judge_digits(runs: Runs, seeds: Sequence[int]) -> list[Figure]:
     if not ours:
         return []
     keep = ours[0]["plan"]["keep"]
-    level_2, all_windows = keep[0], keep[0] + keep[0] * keep[-1]
+    level_2, all_regions = keep[0], keep[0] + keep[0] * keep[-1]
     found = {
         "accuracy, level 1": [accuracy(each, 0) for each in ours],
-        f"accuracy, {level_2} windows of level 2": [accuracy(each, level_2) for each in ours],
-        f"accuracy, {all_windows} windows": [accuracy(each, all_windows) for each in ours],
-        f"accuracy, {all_windows} random windows": [
-            accuracy(each, all_windows, "random") for each in ours
+        f"accuracy, {level_2} regions of level 2": [accuracy(each, level_2) for each in ours],
+        f"accuracy, {all_regions} regions": [accuracy(each, all_regions) for each in ours],
+        f"accuracy, {all_regions} random regions": [
+            accuracy(each, all_regions, "random") for each in ours
         ],
-        f"accuracy, {all_windows} oracle windows": [
-            accuracy(each, all_windows, "oracle") for each in ours
+        f"accuracy, {all_regions} oracle regions": [
+            accuracy(each, all_regions, "oracle") for each in ours
         ],
         "accuracy, trained on level 1 only": [accuracy(each, 0) for each in one_view],
     }
     for level in (2, 3):
         for choice in ("attention", "random"):
-            by = "" if choice == "attention" else ", random windows"
+            by = "" if choice == "attention" else ", random regions"
             found[f"hits, level {level}{by}"] = [hit(each, level, choice) for each in ours]
     cpu = [runs.cpu(f"digits-{seed}") / 60 for seed in seeds if runs.has(f"digits-{seed}")]
     figures = [
-        Figure("digits", what, statistics.mean(values), 0, False, " %", spread(values))
+        Figure("digits", what, statistics.mean(values), None, False, " %", spread(values))
         for what, values in found.items()
         if values
     ]
-    training = Figure("digits", "training of a seed", max(cpu), 0, False, " CPU min", spread(cpu))
+    training = Figure(
+        "digits", "training of a seed", max(cpu), None, False, " CPU min", spread(cpu)
+    )
     return [*figures, training]
 
 
@@ -330,7 +332,7 @@ def section(figures: Sequence[Figure], seeds: Sequence[int]) -> list[str]:
         "",
         f"`python benchmarks/learning.py --write`, seeds {', '.join(map(str, seeds))}. "
         f"{datetime.date.today()}; {os.cpu_count()} cores; Python {platform.python_version()}; "
-        f"{libraries}. Targets of 0 are figures that nothing was promised of.",
+        f"{libraries}.",
         "",
         *markdown(figures),
         "",
@@ -338,12 +340,12 @@ def section(figures: Sequence[Figure], seeds: Sequence[int]) -> list[str]:
 
 
 def main() -> None:
-    """Train and judge what the command line asks for."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(gettempdir()) / "tnet-learning")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--only", choices=PARTS, help="one part, and no table")
-    parser.add_argument("--write", action="store_true", help="renew the section in RESULTS.md")
+    parser.add_argument("--only", choices=PARTS, help="run one part, without a table")
+    parser.add_argument("--write", action="store_true", help="update RESULTS.md")
     arguments = parser.parse_args()
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     runs = Runs(arguments.folder)
@@ -352,7 +354,7 @@ def main() -> None:
             globals()[name](runs, seed)
     if arguments.only:
         return
-    figures = [*judge_landscapes(runs, seeds), *judge_digits(runs, seeds)]
+    figures = [*landscape_figures(runs, seeds), *digit_figures(runs, seeds)]
     show(figures)
     if arguments.write:
         write("learning", section(figures, seeds))

@@ -1,13 +1,13 @@
-"""What a process holds in memory, as Linux counts it."""
+"""Memory of this process, as counted by Linux."""
 
 import re
 from pathlib import Path
 
 
 def status(field: str) -> float:
-    """Return a field of this process in thousands of bytes: `VmRSS` now, `VmHWM` at most.
+    """Return a field of this process in thousands of bytes: `VmRSS` now, `VmHWM` peak.
 
-    VmHWM is of this address space alone; getrusage would count the parent's as well.
+    VmHWM covers this address space only; getrusage would include the parent's.
     """
     text = Path("/proc/self/status").read_text()
     found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)

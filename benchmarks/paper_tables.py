@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from benchmarks.receptive_field import trace
 from tnetcli.models.base import Model
 from tnetcli.models.cost import Steps, count_parameters, steps_of
-from tnetcli.models.lsp import LOCALISATIONS, Localising, count_candidates
-from tnetcli.models.nets import trace
+from tnetcli.models.lsp import LSP_SETTINGS, LspSetting, count_candidates
 from tnetcli.models.registry import build_model
 from tnetcli.text import table
 
@@ -58,12 +58,12 @@ class Published:
     cost_digits: int = 2
     maps: Mapping[str, Map] = field(default_factory=dict)
     positions: tuple[int, ...] = ()
-    tried: Mapping[Localising, tuple[int, ...]] = field(default_factory=dict)
+    tried: Mapping[LspSetting, tuple[int, ...]] = field(default_factory=dict)
     reason: str = ""  # why a figure is not met, as far as known
 
 
 def _by_windows(*billions: float) -> dict[Keep, float]:
-    """Name costs by 0, 1, 2, ... windows on two levels."""
+    """Return costs by 0, 1, 2, ... regions on two levels."""
     return {(count,) if count else (): cost for count, cost in enumerate(billions)}
 
 
@@ -94,10 +94,10 @@ def _efficientnet_maps() -> dict[str, Map]:
 
 def _anchor_maps() -> dict[str, Map]:
     """Return the tables of AnchorNet: views of 224 pixels; its head, then its branches."""
-    maps = {"anchor.head.0": (111, 3)}
+    maps = {"anchor.trunk.0": (111, 3)}
     blocks = ((55, 7), *((27, 15),) * 6, (25, 31), (23, 47))
     for block, each in enumerate(blocks, 3):  # after a norm and an activation
-        maps[f"anchor.head.{block}"] = each
+        maps[f"anchor.trunk.{block}"] = each
     branches = (((21, 63), (21, 63)), ((21, 63), (17, 95)), ((19, 79), (15, 111)))
     for branch, pair in enumerate(branches):
         for block, each in enumerate(pair):
@@ -168,7 +168,7 @@ def _two_stream() -> dict[str, Published]:
 
 
 def _classic() -> dict[str, Published]:
-    """Return what hard attention was compared with, as the TNet paper prints it."""
+    """Return the baselines in the tables of the TNet paper."""
     models = {
         "saccader": Published(
             "saccader",
@@ -190,7 +190,7 @@ def _classic() -> dict[str, Published]:
             image_size=224,
             multiplications={(): cost},
             total=45.61,
-            reason="what is printed are glimpses + 1 times 0.620, which leaves no room for the "
+            reason="what is printed are glimpses + 1 times 0.620, which leaves no space for the "
             "recurrent layers; 0.02 million parameters are biases of TensorFlow's ResNet",
         )
     return models
@@ -269,7 +269,7 @@ def _birds() -> dict[str, Published]:
                     # A cell is 157 of 448 pixels wide, and is enlarged to a view of 224.
                     "grid": {"rows": 5, "columns": 5, "cell_fraction": 0.35},
                     "alignment": "reference",
-                    "weighting": True,
+                    "aggregator": "gated",
                 },
                 classes=classes,
                 image_size=448,
@@ -428,9 +428,9 @@ def _see(model: Model, part: str, names: Sequence[str]) -> dict[str, Map]:
     return {name: (seen.shape[2], rows.size) for name, (seen, (rows, _)) in found.items()}
 
 
-def count_tried(setting: Localising, sides: Iterable[int]) -> list[int]:
+def count_tried(setting: LspSetting, sides: Iterable[int]) -> list[int]:
     """Return how many positions of each branch LSP examines on maps of these sides."""
-    shares = LOCALISATIONS[setting].shares
+    shares = LSP_SETTINGS[setting].fractions
     return [count_candidates(side**2, share) for side, share in zip(sides, shares, strict=True)]
 
 

@@ -1,7 +1,7 @@
-"""What `tnet predict` takes beyond its reads and its model: in a batch, at start-up, over a night.
+"""Overhead of `tnet predict` beyond reads and model: in a batch, at start-up, over many images.
 
 `python benchmarks/predict.py` makes images in `--folder` once and prints one table; `--write` puts
-it into benchmarks/RESULTS.md. The model is the bundled one. Exits with 0 whatever it finds.
+it into benchmarks/RESULTS.md. Uses the bundled model. Always exits with 0.
 """
 
 import argparse
@@ -42,12 +42,12 @@ FORMAT = "COG JPEG"
 IMAGES, SIDE = 32, 4096
 BATCH = 8
 ROUNDS = 5
-NIGHT = 50  # gigapixel images in a row
+MANY = 50  # gigapixel images in a row
 LIBRARIES = ("torch", "numpy", "rasterio", "tifffile")
 
 
 def make_scenes(folder: Path) -> list[Path]:
-    """Make one scene, and copies of it that nothing knows to be the same."""
+    """Make one scene and copies of it under other names."""
     folder.mkdir(parents=True, exist_ok=True)
     first = folder / "00.tif"
     if not first.exists():
@@ -60,14 +60,14 @@ def make_scenes(folder: Path) -> list[Path]:
 
 
 def predict(paths: list[Path], checkpoint: Checkpoint) -> list[Prediction]:
-    """Predict as the command does."""
+    """Predict as the command line does."""
     images = [Image(str(path), str(path), str(path), ReadOptions()) for path in paths]
     means = ExecutionConfig("cpu", available_cores(), BATCH)
     return list(predict_images(images, checkpoint, means=means))
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long it takes with empty block caches."""
+    """Return the wall time of `work` with empty block caches."""
     BLOCKS.clear()
     forget_gdal()
     start = time.perf_counter()
@@ -76,7 +76,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 class Bare:
-    """The very windows that were looked at, and the same network, with nothing between."""
+    """Reads of the same windows with rasterio, and the same network on the same batches."""
 
     def __init__(
         self, paths: list[Path], records: list[Prediction], checkpoint: Checkpoint
@@ -88,7 +88,7 @@ class Bare:
         self._pixels: dict[tuple[int, str], np.ndarray] = {}
 
     def read(self) -> None:
-        """Open every image and read its windows, as GDAL reads."""
+        """Open every image and read its windows with rasterio."""
         for number, (path, record) in enumerate(self._jobs):
             with rasterio.open(path) as dataset:
                 for window in record.windows:
@@ -100,7 +100,7 @@ class Bare:
                     )
 
     def forward(self) -> None:
-        """Run the network, a level of some images at a time, and conclude."""
+        """Run the encoder on one level of a batch of images at a time."""
         mean = torch.tensor(self._normalisation.mean).view(1, 3, 1, 1)
         std = torch.tensor(self._normalisation.std).view(1, 3, 1, 1)
         with torch.inference_mode():
@@ -122,7 +122,7 @@ class Bare:
 
 
 def compare_batch(folder: Path) -> list[Figure]:
-    """Compare a warm batch with the bare calls it is made of, in turns."""
+    """Compare a warm batch with its bare calls, alternating."""
     checkpoint = load_model("default")
     paths = make_scenes(folder / "scenes")
     bare = Bare(paths, predict(paths, checkpoint), checkpoint)
@@ -137,7 +137,7 @@ def compare_batch(folder: Path) -> list[Figure]:
     theirs = statistics.median(reads) + statistics.median(forwards)
     detail = (
         f"{IMAGES / mine:.1f} images/s; {1000 * mine:.0f} ms against {1000 * theirs:.0f} "
-        f"({1000 * statistics.median(reads):.0f} reading one after another, "
+        f"({1000 * statistics.median(reads):.0f} reading sequentially, "
         f"{1000 * statistics.median(forwards):.0f} in the network), median of {ROUNDS}"
     )
     name = f"{IMAGES} COGs of {SIDE} px"
@@ -159,7 +159,7 @@ def compare_start(folder: Path) -> list[Figure]:
         for name, command in commands.items():
             start = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
-            if turn:  # the first finds cold disks
+            if turn:  # the first runs with cold disk caches
                 found[name].append(time.perf_counter() - start)
     ours, bare = (statistics.median(found[name]) for name in commands)
     detail = f"{ours:.2f} s against {bare:.2f} s, median of {ROUNDS}"
@@ -168,20 +168,20 @@ def compare_start(folder: Path) -> list[Figure]:
 
 
 def compare_sweep(path: Path) -> list[Figure]:
-    """Compare the pixels decoded with all that a sweep would decode."""
+    """Compare the number of decoded pixels with the size of the image."""
     (record,) = predict([path], load_model("default"))
     assert record.cost is not None
     cost = record.cost
     detail = f"{cost.pixels_decoded / 1e6:.2f} Mpx of {cost.pixels_total / 1e9:.2f} Gpx"
-    detail += f", {cost.windows} windows"
+    detail += f", {cost.windows} regions"
     share = 100 * cost.fraction_decoded
     return [Figure("1 gigapixel", "decoded, of all pixels", share, 0.5, True, " %", detail)]
 
 
 def watch_memory(path: Path, folder: Path) -> list[Figure]:
-    """Predict many gigapixel images in a row and see whether memory grows."""
+    """Measure the memory while many gigapixel images are predicted."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = [folder / f"{number:02}.tif" for number in range(NIGHT)]
+    names = [folder / f"{number:02}.tif" for number in range(MANY)]
     for name in names:
         if not name.exists():
             os.link(path, name)
@@ -190,18 +190,20 @@ def watch_memory(path: Path, folder: Path) -> list[Figure]:
     for _ in predict_images(images, "default", means=ExecutionConfig("cpu", available_cores(), 1)):
         sizes.append(status("VmRSS") / 1e3)
     later = sizes[5:]
-    detail = f"{NIGHT} images; {later[0]:.0f} MB after the sixth, {later[-1]:.0f} MB at the end"
+    detail = f"{MANY} images; {later[0]:.0f} MB after the sixth, {later[-1]:.0f} MB at the end"
     grown = max(abs(size - later[0]) for size in later)
     return [
-        Figure("1 gigapixel", "memory moves after the fifth by", grown, 50, True, " MB", detail)
+        Figure(
+            "1 gigapixel", "change of memory after the fifth image", grown, 50, True, " MB", detail
+        )
     ]
 
 
 def main() -> None:
-    """Measure."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(gettempdir()) / "tnet-gigapixel")
-    parser.add_argument("--write", action="store_true", help="renew the section in RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="update RESULTS.md")
     arguments = parser.parse_args()
     say = Console(stderr=True).print
     side = gigapixel.side_of(1.0)
@@ -209,7 +211,7 @@ def main() -> None:
     figures = compare_batch(arguments.folder)
     figures += compare_start(arguments.folder)
     figures += compare_sweep(large)
-    figures += watch_memory(large, arguments.folder / "night")
+    figures += watch_memory(large, arguments.folder / "many")
     show(figures)
     if arguments.write:
         libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
@@ -217,9 +219,9 @@ def main() -> None:
             "## Prediction",
             "",
             f"`python benchmarks/predict.py --write`. {datetime.date.today()}; {os.cpu_count()} "
-            f"cores; Python {platform.python_version()}; {libraries}. The bundled model, 8 windows "
-            "an image. The bare side opens and reads the very windows with rasterio, one after "
-            "another, then runs the network on the same batches; it chooses and records nothing.",
+            f"cores; Python {platform.python_version()}; {libraries}. The bundled model, 8 regions "
+            "per image. The bare side opens and reads the same windows with rasterio sequentially, "
+            "then runs the network on the same batches, without a policy and without records.",
             "",
             *markdown(figures),
             "",

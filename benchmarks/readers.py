@@ -1,9 +1,9 @@
-"""What our readers cost beyond the bare library calls they wrap, on gigapixel images.
+"""Cost of our readers relative to the library calls they wrap, on gigapixel images.
 
 `python benchmarks/readers.py` makes the images in `--folder` once and prints one table;
-`--write` puts it into benchmarks/RESULTS.md. Speeds are ratios of medians of CPU time, measured
-in turns on the same windows, so that a busy machine slows both sides alike. Both sides keep
-their files open and start every read with empty block caches. Exits with 0 whatever it finds.
+`--write` puts it into benchmarks/RESULTS.md. Speeds are ratios of median CPU times; the sides
+alternate on the same windows, so that a busy machine slows both alike. Both sides keep their files
+open and start every read with empty block caches. Always exits with 0.
 """
 
 import argparse
@@ -54,7 +54,7 @@ NOISE = np.random.default_rng(5).bytes(2**16)  # about 2 ms of zlib, which holds
 
 
 class Subject:
-    """One image, open on both sides."""
+    """One image, opened by our reader and by the library."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
@@ -71,11 +71,11 @@ class Subject:
         return [(int(x), int(y)) for x, y in zip(lefts, tops, strict=True)]
 
     def read(self, corner: tuple[int, int]) -> Array:
-        """Read one full-resolution window our way."""
+        """Read one full-resolution window with our reader."""
         return self.ours.read(Window(*corner, VIEW, VIEW), Size(VIEW, VIEW)).values
 
     def view(self) -> Array:
-        """Read the whole image our way."""
+        """Read the whole image with our reader."""
         return self.ours.read(Window.whole(self.ours.size), Size(VIEW, VIEW)).values
 
     def forget(self) -> None:
@@ -95,7 +95,7 @@ def cpu_ms(work: Callable[[], object]) -> float:
 def in_turns(
     subject: Subject, pairs: Sequence[tuple[Callable[[], Array], Callable[[], Array]]]
 ) -> tuple[float, float]:
-    """Return the median CPU of ours and of the bare call, each first half of the time."""
+    """Return the median CPU time of both sides; each goes first half of the time."""
     ours, bare = [], []
     for number, (our_call, bare_call) in enumerate(pairs):
         order = [(our_call, ours), (bare_call, bare)]
@@ -106,7 +106,7 @@ def in_turns(
 
 
 def difference(ours: Array, bare: Array) -> str:
-    """Return how far the pixels of both sides lie apart."""
+    """Return the mean difference between the pixels of both sides."""
     bands = ours.shape[0]
     other = bare if bare.shape[1:] == ours.shape[1:] else bare[..., :bands].transpose(2, 0, 1)
     return f"mean difference {np.abs(ours.astype(float) - other).mean():.2g}"
@@ -138,9 +138,8 @@ def measure_view(subject: Subject) -> Iterator[Figure]:
 def measure_threads(subject: Subject) -> Iterator[Figure]:
     """Compare the wall time of one thread and of several on distinct windows.
 
-    Work that needs no lock, measured before and after, tells what the machine had to give:
-    rounds in which it had no two cores to spare say nothing of us, and only others are counted.
-    Where there are too few of those, all rounds are, and the table says so.
+    Lock-free work, measured before and after, shows whether two cores were idle. Only such rounds
+    are counted; if there are too few, all rounds are counted and the table says so.
     """
     rounds: list[tuple[float, float, float]] = []
     own_handles = _own_handles(subject)
@@ -211,7 +210,7 @@ def native_fraction(size: Size) -> float:
 
 
 def measure_cost(subject: Subject) -> Iterator[Figure]:
-    """Count what a prediction of three levels and five windows decodes."""
+    """Count the pixels decoded by a prediction of three levels and five regions."""
     size = subject.ours.size
     for what, fraction in (("cells of a half", 0.5), ("down to full size", native_fraction(size))):
         subject.forget()
@@ -221,17 +220,17 @@ def measure_cost(subject: Subject) -> Iterator[Figure]:
             cost = reader.cost
         share = 100 * cost.pixels_decoded / size.pixels
         detail = f"{cost.pixels_decoded / 1e6:.2f} Mpx, {cost.bytes_read / 1e6:.2f} MB read"
-        yield Figure(subject.name, f"5 windows, {what}, decoded", share, 0.5, True, " %", detail)
+        yield Figure(subject.name, f"5 regions, {what}, decoded", share, 0.5, True, " %", detail)
 
 
-# --- memory, each in a process of its own -----------------------------------------------------
+# --- memory, each in its own process ----------------------------------------------------------
 
 
 def measure_memory(name: str, folder: Path, side: int) -> Iterator[Figure]:
     """Compare the peak memory above imports of a large and of a small image."""
     small = gigapixel.side_of(SMALL_GIGAPIXELS)
     peaks = {each: _peak_elsewhere(name, folder, each) for each in (side, small)}
-    work = f"{MEMORY_WINDOWS} windows and two predictions of 5"
+    work = f"{MEMORY_WINDOWS} windows and two predictions of 5 regions"
     yield Figure(name, "peak memory above imports", peaks[side], 300, True, " MB", work)
     growth = abs(peaks[side] - peaks[small])
     detail = f"{peaks[side]:.0f} MB at {side} px, {peaks[small]:.0f} MB at {small} px a side"
@@ -245,7 +244,7 @@ def _peak_elsewhere(name: str, folder: Path, side: int) -> float:
 
 
 def peak(path: Path) -> float:
-    """Return the megabytes that opening and reading add to a process with everything imported."""
+    """Return the MB that opening and reading add to a process with everything imported."""
     before = status("VmRSS")
     reader = open_image(str(path))
     random, size = np.random.default_rng(11), reader.size
@@ -256,7 +255,7 @@ def peak(path: Path) -> float:
     return (status("VmHWM") - before) / 1e3
 
 
-# --- telling ----------------------------------------------------------------------------------
+# --- reporting --------------------------------------------------------------------------------
 
 
 def measure(names: list[str], paths: dict[str, Path], folder: Path, side: int) -> list[Figure]:
@@ -273,7 +272,7 @@ def measure(names: list[str], paths: dict[str, Path], folder: Path, side: int) -
 
 
 def machine() -> str:
-    """Describe where and with what the figures were made."""
+    """Return the date, machine and library versions."""
     versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     gdal = f"GDAL {rasterio.__gdal_version__}, OpenSlide {openslide.__library_version__}"
     today = datetime.datetime.now(datetime.UTC).date()
@@ -289,12 +288,13 @@ def section(figures: list[Figure], command: str, side: int) -> list[str]:
         "",
         f"`{command}` on images of {side} x {side} pixels. {machine()}.",
         "",
-        "CPU times are medians, taken in turns on the same windows with open files and empty "
-        "block caches. Threads are wall time, bare with a handle per thread, in rounds in which "
-        f"lock-free work ran at least {QUIET} times as fast in {THREADS} threads, if there were "
-        f"{LEAST_ROUNDS}; this rule was added after plain medians on a busy machine had missed, "
-        "so the median of all rounds stands beside. Pillow's BOX, the bare resampling where the "
-        "library has none, is cheaper than the area mean and gives other pixels. The bare calls:",
+        "CPU times are medians; the sides alternate on the same windows with open files and empty "
+        "block caches. Thread speed-ups are of wall time, with a handle per thread on the bare "
+        f"side, in rounds in which lock-free work ran at least {QUIET} times as fast in {THREADS} "
+        f"threads, if there were {LEAST_ROUNDS} such rounds. This rule was added after plain "
+        "medians on a busy machine had missed the target, so the median of all rounds is also "
+        "given. Where a library has no resampling, the bare side uses Pillow's BOX, which is "
+        "cheaper than the area mean and gives different pixels. The bare calls:",
         "",
     ]
     named = dict.fromkeys(figure.format for figure in figures)
@@ -302,13 +302,13 @@ def section(figures: list[Figure], command: str, side: int) -> list[str]:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pixels", type=float, default=1.0, help="gigapixels (2^30)")
     parser.add_argument("--folder", type=Path, default=Path(gettempdir()) / "tnet-gigapixel")
-    parser.add_argument("--only", default="", help="formats with this in their name")
+    parser.add_argument("--only", default="", help="formats whose name contains this")
     parser.add_argument("--json", action="store_true", help="print figures instead of a table")
-    parser.add_argument("--write", action="store_true", help="renew the section in RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="update RESULTS.md")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--side", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,10 +1,9 @@
-"""How prediction grows with worker processes here, and what 100 nodes would do, on paper.
+"""Throughput of prediction with worker processes and Dask, and an estimate for 100 nodes.
 
 `python benchmarks/scale.py` predicts copies of one scene in this process, in worker processes and
-on a local Dask cluster, with a small network (reading counts most) and a larger one (the network
-does), and times what else a large run needs: a task through the scheduler, a record into the file,
-the opening of an image. `--write` puts it into benchmarks/RESULTS.md. Exits with 0 whatever it
-finds.
+on a local Dask cluster, with a small network (dominated by reading) and a larger one (dominated by
+the network). It also times a task through the scheduler, writing a record and opening an image.
+`--write` puts the result into benchmarks/RESULTS.md. Always exits with 0.
 """
 
 import argparse
@@ -26,7 +25,6 @@ from rich.console import Console
 from rich.table import Table
 
 from tnetcli.data.images import Image
-from tnetcli.devices import limit_threads
 from tnetcli.engines.dask import Cluster, in_dask
 from tnetcli.models.checkpoint import Description, load_model, save_checkpoint
 from tnetcli.models.registry import build_model
@@ -35,30 +33,29 @@ from tnetcli.prediction.jsonl import PredictionFile
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
-from tnetcli.system import available_cores
+from tnetcli.system import available_cores, limit_threads
 
 WORKERS = (1, 2, 4)
-# Images in a run, and in a batch: records come a batch at a time from every process, so that a rate
-# means something only over many rounds of all of them.
+# Images per run and per batch. Processes return whole batches, so that a rate needs many batches.
 COUNTS = {"reading": 320, "network": 64}
 BATCHES = {"reading": 8, "network": 2}
-TASKS = 400  # that do nothing, through the scheduler
+TASKS = 400  # empty tasks through the scheduler
 NODES, CORES = 100, 32
 HEADINGS = ("engine", "workers", "reading: images/s", "", "network: images/s", "")
 
 
 def nothing(piece: int) -> int:
-    """Do nothing, on a worker."""
+    """Return the argument; an empty task."""
     return piece
 
 
 def make_large_model(folder: Path) -> str:
-    """Write a TNet on EfficientNet-B0 with weights by chance: what it says means nothing."""
+    """Write a TNet on EfficientNet-B0 with random weights."""
     path = folder / "b0.safetensors"
     if not path.exists():
         described = load_model("default").description
         arguments = {"backbone": "tf_efficientnet_b0", "view_size": 224}
-        large = described.model_copy(update={"arguments": arguments, "name": "b0"})
+        large = described.model_copy(update={"config": arguments, "name": "b0"})
         large = Description.model_validate(large.model_dump())
         model = build_model("tnet", arguments, classes=len(large.classes), bands=3)
         save_checkpoint(path, model.eval(), large)
@@ -67,7 +64,7 @@ def make_large_model(folder: Path) -> str:
 
 @contextmanager
 def engine(name: str, workers: int) -> Iterator[Elsewhere]:
-    """Lend where to predict; a cluster is started and ended around it."""
+    """Yield the engine; start and stop a cluster around it."""
     if name != "Dask":
         yield Elsewhere(processes=workers if name == "processes" else 1)
         return
@@ -82,9 +79,9 @@ def engine(name: str, workers: int) -> Iterator[Elsewhere]:
 def images_per_second(
     paths: list[Path], model: str, where: Elsewhere, count: int, batch: int
 ) -> float:
-    """Return how many records come in a second, once the first ones have come.
+    """Return the records per second after the first quarter of them.
 
-    Until then processes load torch and the model, which is over in seconds however long a run is.
+    This excludes the time in which processes load torch and the model.
     """
     images = [
         Image(str(paths[number % len(paths)]), str(number), str(number), ReadOptions())
@@ -98,7 +95,7 @@ def images_per_second(
 
 
 def overheads(paths: list[Path], record: Prediction) -> dict[str, float]:
-    """Return the milliseconds of a task, of a record written, and of an image opened."""
+    """Return the milliseconds per task, per record written and per image opened."""
     with engine("Dask", 2) as where:
         assert where.cluster is not None
         done = in_dask(
@@ -121,41 +118,42 @@ def overheads(paths: list[Path], record: Prediction) -> dict[str, float]:
     return {"task": 1000 * task, "record": 1000 * kept, "open": 1000 * opened}
 
 
-def on_paper(best: dict[str, float], cost: dict[str, float], size: int) -> list[str]:
-    """Say what 100 nodes would do by these figures, and what breaks first."""
+def estimate_nodes(best: dict[str, float], cost: dict[str, float], size: int) -> list[str]:
+    """Return an estimate for 100 nodes, and the bottlenecks in order."""
     cores = available_cores()
     each = {kind: rate / cores for kind, rate in best.items()}
     many = {kind: rate * NODES * CORES for kind, rate in each.items()}
     tasks = 1000 / cost["task"]
     return [
-        f"**On paper: {NODES} nodes of {CORES} such cores.** A core does {each['reading']:.1f} "
-        f"images a second with the small network and {each['network']:.2f} with the large one, so "
-        f"{NODES * CORES} of them would do {many['reading']:,.0f} and {many['network']:,.0f}, if "
-        "nothing were shared. What is shared, in the order in which it breaks:",
+        f"**Estimate for {NODES} nodes of {CORES} such cores.** A core predicts "
+        f"{each['reading']:.1f} images a second with the small network and {each['network']:.2f} "
+        f"with the large one, so that {NODES * CORES} cores would predict {many['reading']:,.0f} "
+        f"and {many['network']:,.0f} if they shared nothing. Shared resources, in the order in "
+        "which they become the bottleneck:",
         "",
-        f"1. **The Dask scheduler.** A task that does nothing takes {cost['task']:.1f} ms here "
-        f"with two workers, so one scheduler hands out about {tasks:,.0f} images a second: "
+        f"1. **The Dask scheduler.** An empty task takes {cost['task']:.1f} ms here with two "
+        f"workers, so that one scheduler distributes about {tasks:,.0f} images a second: "
         "enough for "
         f"{tasks / each['reading']:,.0f} cores with the small network and "
-        f"{tasks / each['network']:,.0f} with the large one. Beyond that use a job array: shards "
-        "do not talk to one another.",
-        f"2. **The file of records.** A record of {size / 1000:.1f} kB takes "
+        f"{tasks / each['network']:,.0f} with the large one. Beyond that use a job array, whose "
+        "shards are independent.",
+        f"2. **The output file.** A record of {size / 1000:.1f} kB takes "
         f"{cost['record']:.2f} ms to append and flush: {1000 / cost['record']:,.0f} a second "
-        "into one file on this disk. A cluster writes one file, a job array one a task.",
-        f"3. **Metadata of the file system.** Opening an image takes {cost['open']:.1f} ms here, "
-        "where its head is in the cache; a parallel file system has one metadata server, and "
-        f"{many['reading']:,.0f} images a second are several times as many requests. Scratch on "
-        "the nodes takes it away from there.",
-        "4. **Start-up.** Every process loads torch from shared storage, seconds each: give tasks "
-        "minutes of work.",
+        "into one file on this disk. A Dask cluster writes one file, a job array one per task.",
+        f"3. **File system metadata.** Opening an image takes {cost['open']:.1f} ms here, with its "
+        "header in the page cache. A parallel file system has one metadata server, and "
+        f"{many['reading']:,.0f} images a second are several times as many requests. Node-local "
+        "scratch avoids them.",
+        "4. **Start-up.** Every process loads torch from shared storage, which takes seconds: give "
+        "tasks minutes of work.",
     ]
 
 
 def main() -> None:
-    """Measure."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(gettempdir()) / "tnet-gigapixel")
-    parser.add_argument("--write", action="store_true", help="renew the section in RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="update RESULTS.md")
     arguments = parser.parse_args()
     say = Console(stderr=True).print
     limit_threads(available_cores())
@@ -176,32 +174,32 @@ def main() -> None:
     image = Image(str(paths[0]), "a", "a", ReadOptions())
     (record,) = predict_images([image], "default")
     cost = overheads(paths, record)
-    paper = on_paper(
+    estimate = estimate_nodes(
         {kind: max(found) for kind, found in rates.items()}, cost, len(record.model_dump_json())
     )
     table = Table(*HEADINGS)
     for cells in rows:
         table.add_row(*cells)
     Console(width=120).print(table)
-    print("\n".join(paper))
+    print("\n".join(estimate))
     if arguments.write:
         libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "distributed"))
         write("scale", [
             "## Scale",
             "",
             f"`python benchmarks/scale.py --write`. {datetime.date.today()}; {os.cpu_count()} "
-            f"cores; Python {platform.python_version()}; {libraries}. COGs of 4096 px, 8 windows "
-            "an image with the bundled model (reading counts most), 7 with a TNet on "
-            f"EfficientNet-B0 (the network does), in batches of {BATCHES['reading']} and "
-            f"{BATCHES['network']}, on Dask one by one. Records a second once a quarter of them "
-            "have come; the second number is by how much that is more than this process alone, "
-            "which uses all cores itself, while a worker of Dask has one.",
+            f"cores; Python {platform.python_version()}; {libraries}. COGs of 4096 px, 8 regions "
+            "per image with the bundled model (dominated by reading), 7 with a TNet on "
+            f"EfficientNet-B0 (dominated by the network), in batches of {BATCHES['reading']} and "
+            f"{BATCHES['network']}, on Dask one by one. Records per second after the first "
+            "quarter; the factor is relative to this process alone, which uses all cores. A Dask "
+            "worker uses one.",
             "",
             "| " + " | ".join(HEADINGS) + " |",
             "|---" * len(HEADINGS) + "|",
             *("| " + " | ".join(cells) + " |" for cells in rows),
             "",
-            *paper,
+            *estimate,
             "",
         ])  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Absurd values in what describes an image, written in the way of its format."""
+"""Absurd values in the metadata of an image, encoded as its format requires."""
 
 import json
 import re
@@ -26,14 +26,14 @@ ODD_TEXT = (
     b"OVERVIEW_FILE", b"OVERVIEWS", b"../image.tif", b"VRTRawRasterBand", b"other.ome.tif",
     b"&lt;MRF_META/&gt;", b"/vsicurl/http://127.0.0.1:9/x", b"image",
 )  # fmt: skip
-HEAD = 1000  # bytes where most formats tell their sizes
+HEAD = 1000  # bytes in which most formats store their sizes
 VALUE = re.compile(rb'"([^"<>]*)"|>([^<>]+)<')
 DIGITS = re.compile(rb"\d{2,10}")
 PNG = b"\x89PNG"
 
 
 def spoil(base: Base, name: str, random: Random) -> tuple[bytes, list[Range] | None]:
-    """Return a file with an absurd value, and what was touched; None if checksums were mended."""
+    """Return a file with an absurd value and the changed ranges; None if checksums were updated."""
     content = base.files[name]
     if content[:4] == PNG and random.random() < 0.8:
         return _odd_png(content, random), None
@@ -48,7 +48,7 @@ def spoil(base: Base, name: str, random: Random) -> tuple[bytes, list[Range] | N
 
 
 def describing(base: Base, name: str) -> list[Range]:
-    """Return where a file holds no blocks; all of it where nothing is known of them."""
+    """Return the ranges of a file without blocks; all of it if the blocks are unknown."""
     blocks = sorted((each.start, each.stop) for each in base.places if each.file == name)
     end, found = 0, []
     for start, stop in [*blocks, (len(base.files[name]),) * 2]:
@@ -59,16 +59,16 @@ def describing(base: Base, name: str) -> list[Range]:
 
 
 def place_in(ranges: Sequence[Range], random: Random) -> int:
-    """Choose a byte; long ranges are likelier than short ones, but not by as much."""
+    """Choose a byte; the probability of a range grows with the square root of its length."""
     weights = np.sqrt([stop - start for start, stop in ranges])
     start, stop = ranges[random.choice(len(ranges), p=weights / weights.sum())]
     return int(random.integers(start, stop))
 
 
 def _odd_number(base: Base, name: str, random: Random) -> tuple[bytes, list[Range]]:
-    """Write whole numbers of 1 to 8 bytes, in either order, where no pixels are.
+    """Write integers of 1 to 8 bytes, in either byte order, outside the pixels.
 
-    Now and then where a block begins: JPEG, zstd and blosc tell there how large it will be.
+    Sometimes at the start of a block, where JPEG, zstd and blosc store its decoded size.
     """
     content = bytearray(base.files[name])
     ranges = describing(base, name)
@@ -96,7 +96,7 @@ def _odd_number(base: Base, name: str, random: Random) -> tuple[bytes, list[Rang
 
 
 def _odd_digits(base: Base, name: str, random: Random) -> tuple[bytes, list[Range]]:
-    """Change digits of a text inside: descriptions, XML, decimal strings."""
+    """Change digits in embedded text: descriptions, XML, decimal strings."""
     content = base.files[name]
     found = [
         match
@@ -113,7 +113,7 @@ def _odd_digits(base: Base, name: str, random: Random) -> tuple[bytes, list[Rang
 
 
 def _odd_json(content: bytes, random: Random) -> bytes:
-    """Replace, or take out, one value anywhere in a JSON text."""
+    """Replace or remove one value anywhere in a JSON text."""
     root = [json.loads(content)]
     holders: list[tuple[Any, Any]] = []
     waiting: list[Any] = [root]
@@ -133,7 +133,7 @@ def _odd_json(content: bytes, random: Random) -> bytes:
 
 
 def _odd_text(content: bytes, random: Random) -> bytes:
-    """Replace one value of an XML text, or one that follows an equals sign."""
+    """Replace one value of an XML text, or one after an equals sign."""
     pattern = VALUE if content[:1] == b"<" else re.compile(rb"=\s*([^\r\n]*)")
     found = list(pattern.finditer(content))
     match = found[random.integers(4 if random.random() < 0.3 else len(found))]  # sizes come first
@@ -143,7 +143,7 @@ def _odd_text(content: bytes, random: Random) -> bytes:
 
 
 def _odd_png(content: bytes, random: Random) -> bytes:
-    """Change a chunk of a PNG and make its checksum fit."""
+    """Change a chunk of a PNG and update its checksum."""
     chunks, place = [], 8
     while place < len(content):
         (length,) = struct.unpack(">I", content[place : place + 4])

@@ -1,15 +1,15 @@
-"""A place to write to that can be made full."""
+"""An output folder on a disk that can be filled up."""
 
 import os
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-SPACE = 2**20  # bytes of the tmpfs: some times what a batch writes
+SPACE = 2**20  # bytes of the tmpfs: a few times the output of a batch
 
 
 class Disk:
-    """A small tmpfs where the user may mount one; a limit for the children elsewhere."""
+    """A small tmpfs if the user may mount one, otherwise a file size limit for children."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "disk"
@@ -22,11 +22,11 @@ class Disk:
 
     @property
     def kind(self) -> str:
-        """Say how it is made full."""
+        """Return a description of the disk."""
         return f"a tmpfs of {SPACE >> 10} kB" if self.is_mounted else "RLIMIT_FSIZE"
 
     def fill(self, output: Path, left: int) -> None:
-        """Leave no more than about `left` bytes for what is written."""
+        """Leave about `left` bytes of free space."""
         if not self.is_mounted:
             self.limit = (output.stat().st_size if output.exists() else 0) + left
             return
@@ -34,18 +34,18 @@ class Disk:
         with (self.folder / "filler").open("wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(page))
-        # What is left is counted in pages; the last page of the records has room as well.
+        # Free space is counted in pages; the last page of the records has space as well.
         os.truncate(self.folder / "filler", max(0, self._filled() - left // page * page))
 
     def _filled(self) -> int:
         return (self.folder / "filler").stat().st_size
 
     def free(self) -> None:
-        """Give the space back."""
+        """Free the space."""
         self.limit = None
         (self.folder / "filler").unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Take it away."""
+        """Unmount the disk."""
         if self.is_mounted:
             subprocess.run(["umount", str(self.folder)], check=True)

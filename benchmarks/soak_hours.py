@@ -1,10 +1,10 @@
-"""Many predictions in a row in one process: memory and open files stay flat.
+"""Many predictions in one process: memory and open files must stay constant.
 
-Two hours, made smaller: images of 200 x 150 pixels and a tiny model, so that 36,000 predictions,
-five a second for two hours, take about ten minutes of one core. The bundled model on COGs of 4096
-pixels made 32 a second on two idle cores (benchmarks/RESULTS.md, Prediction). Ten formats come in
-turn, each image has a path of its own, and one in fifty is broken. What leaks by the image, the
-window or the error shows as in two hours; what leaks by the pixel or by the clock does not.
+A scaled-down run of two hours: images of 200 x 150 pixels and a tiny model, so that 36,000
+predictions, five a second for two hours, take about ten minutes of one core. The bundled model on
+COGs of 4096 pixels made 32 a second on two idle cores (benchmarks/RESULTS.md, Prediction). Ten
+formats alternate, each image has its own path, and one in fifty is broken. Leaks per image, per
+window or per error show up; leaks per pixel or per second do not.
 """
 
 import os
@@ -19,7 +19,7 @@ from memory import status
 
 COUNT = 5 * 2 * 3600
 SAMPLES = 180
-WARM = 0.1  # of the images: caches fill up
+WARM = 0.1  # of the images, until caches are full
 FORMATS = (
     "GeoTIFF DEFLATE tiles", "GeoTIFF LERC tiles", "COG JPEG", "SVS JPEG", "generic pyramid",
     "OME-TIFF RGB LZW", "OME-Zarr v3 in shards", "OME-Zarr v2 in a zip", "PNG RGB", "JPEG 2000",
@@ -29,7 +29,7 @@ BROKEN_EVERY = 50
 
 @dataclass
 class Flatness:
-    """What one process held while it predicted."""
+    """Memory, open files and threads of one process during prediction."""
 
     images: int = 0
     failed: int = 0  # on purpose, or not
@@ -41,19 +41,19 @@ class Flatness:
     threads: list[int] = field(default_factory=list)
 
     def warm(self, values: list[Any]) -> list[Any]:
-        """Return the samples after the caches filled up."""
+        """Return the samples taken after the caches were full."""
         return values[int(len(values) * WARM) :]
 
     @property
     def grown(self) -> float:
-        """Return by how many megabytes the last quarter is above the first, caches being full."""
+        """Return the growth in MB from the first to the last quarter of the warm samples."""
         warm = self.warm(self.megabytes)
         quarter = max(len(warm) // 4, 1)
         return statistics.median(warm[-quarter:]) - statistics.median(warm[:quarter])
 
     @property
     def handles_grown(self) -> int:
-        """Return the same of open files, at most instead of on average."""
+        """Return the growth of the maximum number of open files."""
         warm = self.warm(self.handles)
         quarter = max(len(warm) // 4, 1)
         return max(warm[-quarter:]) - max(warm[:quarter])
@@ -96,7 +96,7 @@ def predict_for_hours(folder: Path, count: int = COUNT, say: Any = print) -> Fla
 
 
 def _images(folder: Path, places: list[tuple[Path, str]], count: int) -> Iterator[Any]:
-    """Yield images that nothing knows to be the same: each has a path of its own."""
+    """Yield images with distinct paths, so that no cache treats them as equal."""
     from tnetcli.data.images import Image
     from tnetcli.readers.base import ReadOptions
 

@@ -1,4 +1,4 @@
-"""Small images of every format that readers know, sound ones, to be done harm."""
+"""Small undamaged images of every supported format."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import zarr
 from numpy.typing import NDArray
 from PIL import Image
 from soak_places import Place, Span, places_of
-from soak_witness import read_box
+from soak_reference import read_box
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from tests.images import (
@@ -29,16 +29,16 @@ from tnetcli.readers.detect import open_image
 SIZE = (200, 150)
 TILE = 64
 FACTORS = (2, 4)
-MOST_PIXELS = 2**21  # of a level that is remembered
+MOST_PIXELS = 2**21  # of a level that is kept in memory
 Writer = Callable[[Path], object]
 
 
 @dataclass(frozen=True)
 class Base:
-    """One sound image: its files, where its blocks lie in them, and what readers make of it."""
+    """One undamaged image: its files, its blocks and its pixels as read."""
 
     format: str
-    entry: str  # what is opened, "" for the folder itself
+    entry: str  # the file to open, "" for the folder itself
     files: dict[str, bytes]
     places: tuple[Place, ...]
     spans: tuple[Span, ...]
@@ -47,7 +47,7 @@ class Base:
     mask_apart: bool  # which pixels are valid is not stored with their block
 
     def write(self, folder: Path, files: dict[str, bytes]) -> Path:
-        """Write `files`, which are this image or what became of it, and return what to open."""
+        """Write `files`, this image or a damaged copy, and return the path to open."""
         for name, content in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class Base:
 
 
 def make_bases(folder: Path, formats: Collection[str] | None = None) -> list[Base]:
-    """Write every image into a folder of its own, and look at it once while it is sound."""
+    """Write every image into its own folder and read it once before it is damaged."""
     bases = []
     for format_name, write in {**WRITERS, **dict(_real())}.items():
         if formats is not None and format_name not in formats:
@@ -74,17 +74,17 @@ def _base(format_name: str, folder: Path) -> Base:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    # What lies beside it has a longer name.
+    # Companion files have longer names.
     entry = min((name for name in files if name.startswith("image")), key=len, default="")
     with open_image(folder / entry if entry else folder) as reader:
-        sizes = tuple(level.size for level in reader.layout.levels)
+        sizes = tuple(level.size for level in reader.info.levels)
         truth = tuple(
             read_box(reader, number, (0, 0, size.width, size.height))
             if size.pixels <= MOST_PIXELS
             else None
             for number, size in enumerate(sizes)
         )
-        mask_apart = reader.layout.mask == "mask"
+        mask_apart = reader.info.mask == "mask"
     places, spans = places_of(folder, entry, sizes)
     return Base(format_name, entry, files, places, spans, truth, sizes, mask_apart)
 
@@ -135,7 +135,7 @@ def _sidecars(folder: Path) -> None:
 
 
 def _described(folder: Path) -> None:
-    """Write an image of which a sidecar tells the place, the names and the nodata value."""
+    """Write an image with a sidecar for georeference, band names and nodata."""
     _photo("image.png")(folder)
     bands = "".join(
         f'<PAMRasterBand band="{band}"><Description>{name}</Description>'
@@ -163,7 +163,7 @@ def _mosaic(folder: Path) -> None:
 
 
 def _vrt_of(sources: dict[str, int], width: int) -> str:
-    """Return a VRT of sources that are as wide, each at some column."""
+    """Return a VRT of equally wide sources, each at its column."""
     height = SIZE[1]
     bands = "".join(
         f'<VRTRasterBand dataType="Byte" band="{band}">'
@@ -187,7 +187,7 @@ def _vrt_of(sources: dict[str, int], width: int) -> str:
 
 
 def _ome_set(folder: Path) -> None:
-    """Write an OME-TIFF of two files, a channel in each, which name one another."""
+    """Write an OME-TIFF of two files with one channel each, which refer to each other."""
     import tifffile
 
     scene = _scene(2, "uint16")
@@ -345,7 +345,7 @@ REAL = {
 
 
 def _real() -> Iterator[tuple[str, Writer]]:
-    """Yield formats that nothing here writes, where the real files are on this machine."""
+    """Yield formats of real files, if these are on this machine."""
     for name, (entry, sources) in REAL.items():
         if all((DATA / source).exists() for source in sources):
             yield name, _copier(entry, sources)

@@ -1,13 +1,11 @@
-"""A batch that is killed and started again, over and over: no record is lost, none comes twice.
+"""Kill and restart a batch many times: no record is lost and none is written twice.
 
-Each round runs the real command, `tnetcli.cli.app.main`, as `tnet predict IMAGES -o FILE.jsonl`
-would, in a child that is forked from a process with one thread, in which the libraries are loaded
-and nothing was done with them: loading them anew would take 6 seconds of CPU a round. At a random
-time, mostly right after some more records, the child gets SIGKILL, SIGTERM, SIGUSR1, SIGINT or
-SIGINT twice. Now and then there is almost
-no space where it writes: a small tmpfs, filled up but for some hundred bytes, where the user may
-mount one, RLIMIT_FSIZE elsewhere. A batch that is done is compared with one that nobody disturbed,
-and the next begins.
+Each round runs `tnetcli.cli.app.main` as `tnet predict IMAGES -o FILE.jsonl` does, in a child
+forked from a process with one thread that has the libraries imported but unused: importing them
+would take 6 seconds of CPU a round. At a random time, mostly after a few more records, the child
+receives SIGKILL, SIGTERM, SIGUSR1, SIGINT or SIGINT twice. In some rounds the disk is almost full:
+a small tmpfs if the user may mount one, otherwise RLIMIT_FSIZE. A finished batch is compared with
+an uninterrupted one, and the next begins.
 """
 
 import json
@@ -31,7 +29,7 @@ from soak_disk import Disk
 ROUNDS = 200
 IMAGES = 40
 FULL_EVERY = 8  # rounds
-CLOSE = 1e-5  # between probabilities: images are in other batches after a restart
+CLOSE = 1e-5  # between probabilities: batches differ after a restart
 SIGNALS = {
     "SIGKILL": (signal.SIGKILL,),
     "SIGTERM": (signal.SIGTERM,),
@@ -40,16 +38,16 @@ SIGNALS = {
     "SIGINT twice": (signal.SIGINT, signal.SIGINT),
 }
 DONE, FULL, STOPPED, INTERRUPTED = 0, 7, 75, 130
-# What the command may answer; each may as well have been done before.
+# Allowed exit codes; 0 is always allowed, because the batch may have finished first.
 EXPECTED = {
     "SIGKILL": {-signal.SIGKILL},
     "SIGTERM": {STOPPED},
     "SIGUSR1": {STOPPED},
     "SIGINT": {INTERRUPTED},
-    # The second may come when the handlers are gone already.
+    # The second signal may arrive after the handlers were removed.
     "SIGINT twice": {INTERRUPTED, -signal.SIGINT},
 }
-# Until the command has set up its handlers it dies of a signal as any program does.
+# Before the command installs its handlers, a signal ends it as any program.
 EARLY = {
     name: -numbers[0] for name, numbers in SIGNALS.items() if name != "SIGKILL"
 }  # fmt: skip
@@ -57,20 +55,20 @@ EARLY = {
 
 @dataclass
 class Tally:
-    """What became of the rounds."""
+    """Counts over all rounds."""
 
     rounds: int = 0
-    batches: int = 0  # that came to their end
+    batches: int = 0  # finished
     signals: dict[str, int] = field(default_factory=dict)
     codes: dict[int, int] = field(default_factory=dict)
-    full: int = 0  # rounds without space
-    full_felt: int = 0  # that ended with the error for it
-    in_time: int = 0  # signals that came before the command was done
+    full: int = 0  # rounds on a full disk
+    full_errors: int = 0  # of these, ended with the error for it
+    in_time: int = 0  # signals that arrived before the end of the command
     lost: int = 0
     doubled: int = 0
-    others: int = 0  # records unlike those of the undisturbed run
-    torn: int = 0  # lines in the middle that are no records
-    strange: list[str] = field(default_factory=list)  # exit codes and tracebacks nobody expects
+    others: int = 0  # records that differ from the uninterrupted run
+    torn: int = 0  # complete lines that are not records
+    unexpected: list[str] = field(default_factory=list)  # exit codes and tracebacks
     left_behind: int = 0  # temporary files after SIGKILL
     space: str = ""
     threads: int = 0  # of the process that forks
@@ -79,10 +77,10 @@ class Tally:
 
 def kill_and_restart(folder: Path, seed: int, rounds: int = ROUNDS, say: Any = print) -> Tally:
     """Run the rounds."""
-    # Threads of ours would not be there in the children.
+    # Threads do not survive a fork.
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     child = os.fork()
-    if child == 0:  # the model is made, which uses torch, where nobody is forked from
+    if child == 0:  # torch is used in a child, so that this process stays without threads
         _in_a_child(lambda: make_batch(folder))
     assert wait_for(child) == DONE
     tally, chance = Tally(), random.Random(seed)
@@ -96,7 +94,7 @@ def kill_and_restart(folder: Path, seed: int, rounds: int = ROUNDS, say: Any = p
 
 
 def make_batch(folder: Path, images: int = IMAGES) -> None:
-    """Write small images, and a model that sees them in milliseconds."""
+    """Write small images and a tiny model."""
     from tests.checkpoints import write_tiny
     from tests.images import noise, write_geotiff
 
@@ -106,7 +104,7 @@ def make_batch(folder: Path, images: int = IMAGES) -> None:
         write_geotiff(path, noise((160 + 20 * (number % 4), 180), seed=number), overviews=[2])
     write_tiny(
         folder / "m.safetensors",
-        arguments={"backbone": "compact", "view_size": 32, "pooling": "mean_max"},
+        config={"backbone": "compact", "view_size": 32, "pooling": "mean_max"},
         bands=["red", "green", "blue"],
         normalisation={"dtype": "uint8", "mean": [128.0] * 3, "std": [60.0] * 3},
     )
@@ -115,7 +113,7 @@ def make_batch(folder: Path, images: int = IMAGES) -> None:
 def _run(
     folder: Path, disk: Disk, tally: Tally, chance: random.Random, rounds: int, say: Any
 ) -> None:
-    reference = folder / "undisturbed.jsonl"
+    reference = folder / "uninterrupted.jsonl"
     usual = 0.0
     for _ in range(2):
         start = time.monotonic()
@@ -124,7 +122,7 @@ def _run(
         assert code == DONE, (folder / "log").read_text()
         usual = time.monotonic() - start
         for name in (folder / "modules").read_text().split():
-            with suppress(Exception):  # what it loads is loaded here, and used there alone
+            with suppress(Exception):  # imported here, used only in the children
                 import_module(name)
     known = records_of(reference)
     assert len(known) == IMAGES
@@ -134,9 +132,9 @@ def _run(
     while tally.rounds < rounds or output.exists():
         number = tally.rounds
         is_full = number % FULL_EVERY == FULL_EVERY - 1 and number < rounds
-        # SIGKILL, which nobody can prepare for, comes twice as often; the last round may end.
+        # SIGKILL, which cannot be handled, is twice as frequent; the last round may finish.
         name = chance.choice([*SIGNALS, "SIGKILL"]) if number < rounds else None
-        # A third of the signals comes at any time, the others right after some more records.
+        # A third of the signals come at any time, the others after a few more records.
         more = chance.randrange(1, IMAGES // 2) if chance.random() < 0.67 else 0
         delay = chance.random() * (0.03 if more else usual)
         enough = len(before) + more
@@ -150,9 +148,9 @@ def _run(
             code = wait_for(child, SIGNALS[name], delay, partial(_holds, output, enough))
         disk.free()
         tally.rounds += 1
-        after = _look(output, known, tally)
+        after = _count_records(output, known, tally)
         tally.lost += len(before.keys() - after.keys())
-        _judge(tally, name, code, is_full, (folder / "log").read_text())
+        _check_exit(tally, name, code, is_full, (folder / "log").read_text())
         before = after
         if code == DONE:
             tally.batches += 1
@@ -168,31 +166,31 @@ def _run(
     tally.seconds = time.monotonic() - begun
 
 
-def _judge(tally: Tally, name: str | None, code: int, is_full: bool, said: str) -> None:
+def _check_exit(tally: Tally, name: str | None, code: int, is_full: bool, said: str) -> None:
     tally.codes[code] = tally.codes.get(code, 0) + 1
     if name is not None:
         tally.signals[name] = tally.signals.get(name, 0) + 1
         tally.in_time += code not in (DONE, FULL)
     tally.full += is_full
-    tally.full_felt += is_full and code == FULL
+    tally.full_errors += is_full and code == FULL
     allowed = {DONE, *EXPECTED.get(name or "", ())}
     allowed |= {FULL} if is_full else set()
     if name in EARLY:
         allowed.add(EARLY[name])
     if code not in allowed or "Traceback" in said:
-        tally.strange.append(f"{name}, full disk: {is_full}, exit code {code}: {said[-400:]}")
+        tally.unexpected.append(f"{name}, full disk: {is_full}, exit code {code}: {said[-400:]}")
 
 
 def begin(folder: Path, output: Path, disk: Disk) -> int:
-    """Fork a child that runs the command, and return its number."""
+    """Fork a child that runs the command; return its process id."""
     child = os.fork()
     if child == 0:
-        _be_the_command(folder, output, disk.limit)
+        _run_command(folder, output, disk.limit)
     return child
 
 
-def _be_the_command(folder: Path, output: Path, limit: int | None) -> NoReturn:
-    """Become `tnet predict` in a process of its own; never returns."""
+def _run_command(folder: Path, output: Path, limit: int | None) -> NoReturn:
+    """Run `tnet predict` in this process; never return."""
     from tnetcli.cli.app import main
 
     def command() -> None:
@@ -220,7 +218,7 @@ def _be_the_command(folder: Path, output: Path, limit: int | None) -> NoReturn:
 
 
 def _in_a_child(work: Callable[[], object]) -> NoReturn:
-    """Do it and end, as a program does; nothing that belongs to the parent is touched."""
+    """Run `work` and exit as a program does, without touching state of the parent."""
     code = 1
     try:
         work()
@@ -245,7 +243,7 @@ def wait_for(
     delay: float = 0.0,
     is_time: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Send signals a while after it is time; return the exit code, below 0 if it died of one."""
+    """Send signals `delay` seconds after `is_time`; return the exit code, negative for a signal."""
     due: float | None = None
     while signals and (due is None or time.monotonic() < due):
         found, status = os.waitpid(child, os.WNOHANG)
@@ -267,16 +265,16 @@ def _holds(path: Path, lines: int) -> bool:
 
 
 def records_of(path: Path) -> dict[str, Any]:
-    """Return the records of a file that was never disturbed, by their image."""
+    """Return the records of an uninterrupted run by image id."""
     lines = path.read_text().splitlines()
     return {record["id"]: record for record in map(json.loads, lines)}
 
 
-def _look(path: Path, known: dict[str, Any], tally: Tally) -> dict[str, Any]:
-    """Return the whole records of a file, counting what is wrong with them."""
+def _count_records(path: Path, known: dict[str, Any], tally: Tally) -> dict[str, Any]:
+    """Return the complete records of a file and count errors in them."""
     found: dict[str, Any] = {}
     lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    for line in lines[:-1]:  # what follows the last line end may be torn
+    for line in lines[:-1]:  # the last line may be incomplete
         try:
             record = json.loads(line)
         except ValueError:

@@ -1,4 +1,4 @@
-"""Where in the bytes of a sound image each block of its pixels lies, and what guards it."""
+"""Byte ranges of the pixel blocks of an undamaged image, and their checksums."""
 
 import itertools
 import json
@@ -14,13 +14,13 @@ import tifffile
 from tnetcli.geometry import Size
 
 BoxTuple = tuple[int, int, int, int]  # left, top, right, bottom, in pixels of the level
-# What has a checksum of its decoded bytes in every block.
+# Compressions with a checksum of the decoded bytes in every block.
 CHECKED = (tifffile.COMPRESSION.ADOBE_DEFLATE, tifffile.COMPRESSION.DEFLATE)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The bytes of one block; `table` is where a TIFF tells their offset and their count."""
+    """The bytes of one block; `table` is where a TIFF stores their offset and count."""
 
     level: int
     box: BoxTuple
@@ -28,7 +28,7 @@ class Place:
     file: str
     start: int
     stop: int
-    checked: bool  # whether a checksum tells that these bytes have changed
+    has_checksum: bool  # a change of these bytes can be detected
     table: tuple[tuple[int, str], ...] = ()  # (position, format) of offset and count
 
     @property
@@ -50,7 +50,7 @@ class Span:
 def places_of(
     folder: Path, entry: str, sizes: Sequence[Size]
 ) -> tuple[tuple[Place, ...], tuple[Span, ...]]:
-    """Return the blocks and descriptions of an image, nothing where its format keeps them apart."""
+    """Return the blocks and descriptions of an image; empty for formats that are not parsed."""
     path = folder / entry
     if not entry:
         names = [str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()]
@@ -73,7 +73,7 @@ def places_of(
 
 
 def _all_of(path: Path, entry: str, size: Size) -> Place:
-    """Return a PNG: every chunk of it has a checksum."""
+    """Return a PNG as one block: every chunk has a checksum."""
     return Place(0, (0, 0, size.width, size.height), None, entry, 0, path.stat().st_size, True)
 
 
@@ -94,13 +94,13 @@ def _tiff_places(
             # Of a set of OME-TIFF files, a page may be in another one.
             name = Path(page.parent.filehandle.path).name
             places += _page_places(page.parent, page, level, name, channel)
-            if level:  # the first tells of the image as a whole
+            if level:  # the first describes the whole image
                 spans += [Span(level, entry, *span) for span in directory_spans(file, page)]
     return tuple(places), tuple(spans)
 
 
 def _pages(file: tifffile.TiffFile) -> Iterator[tuple[Any, int | None]]:
-    """Yield every page, those within pages too, with the band it holds if it holds but one."""
+    """Yield every page and sub-page, with its band if it holds exactly one."""
     if file.is_ome:
         for level in file.series[0].levels:
             several = len(level.pages) > 1
@@ -113,7 +113,7 @@ def _pages(file: tifffile.TiffFile) -> Iterator[tuple[Any, int | None]]:
 
 
 def directory_spans(file: tifffile.TiffFile, page: Any) -> Iterator[tuple[int, int]]:
-    """Yield where the entries of a directory lie, and the values that do not fit into them."""
+    """Yield the byte ranges of the entries of a directory and of their external values."""
     count, entry = (8, 20) if file.is_bigtiff else (2, 12)
     yield page.offset, page.offset + count + entry * len(page.tags)
     for tag in page.tags:
@@ -132,7 +132,7 @@ def _page_places(
         names = ("StripOffsets", "StripByteCounts")
     across, down = -(-page.imagewidth // width), -(-page.imagelength // height)
     apart = page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and page.samplesperpixel > 1
-    checked = page.compression in CHECKED
+    has_checksum = page.compression in CHECKED
     for index, (start, count) in enumerate(zip(page.dataoffsets, page.databytecounts, strict=True)):
         plane, place = divmod(index, across * down)
         row, column = divmod(place, across)
@@ -142,7 +142,7 @@ def _page_places(
         )  # fmt: skip
         table = tuple(_entry(file, page.tags[name], index) for name in names if name in page.tags)
         band = plane if apart else channel
-        yield Place(level, box, band, entry, start, start + count, checked, table)
+        yield Place(level, box, band, entry, start, start + count, has_checksum, table)
 
 
 def _entry(file: tifffile.TiffFile, tag: Any, index: int) -> tuple[int, str]:
@@ -155,7 +155,7 @@ class _FolderOfFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.checked = False
+        self.has_checksum = False
 
     def read(self, name: str) -> bytes | None:
         path = self._folder / name
@@ -170,7 +170,7 @@ class _Zip:
     """A zarr in a zip: an object is a member, which has a checksum."""
 
     def __init__(self, path: Path, entry: str) -> None:
-        self._archive, self._entry, self.checked = zipfile.ZipFile(path), entry, True
+        self._archive, self._entry, self.has_checksum = zipfile.ZipFile(path), entry, True
         self._bytes = path.read_bytes()
 
     def read(self, name: str) -> bytes | None:
@@ -194,11 +194,11 @@ def _zarr_places(store: _FolderOfFiles | _Zip, sizes: Sequence[Size]) -> list[Pl
             array = json.loads(described)
             chunks = array["chunk_grid"]["configuration"]["chunk_shape"]
             prefix, separator = f"{level}/c/", "/"
-            checked = store.checked or _has_checksum(array["codecs"])
+            has_checksum = store.has_checksum or _has_checksum(array["codecs"])
         else:
             array = json.loads(store.read(f"{level}/.zarray") or b"{}")
             chunks, separator = array["chunks"], array.get("dimension_separator", ".")
-            prefix, checked = f"{level}/", store.checked
+            prefix, has_checksum = f"{level}/", store.has_checksum
         counts = [-(-length // chunk) for length, chunk in zip(array["shape"], chunks, strict=True)]
         for band, row, column in itertools.product(*map(range, counts)):
             found = store.find(prefix + separator.join(map(str, (band, row, column))))
@@ -209,12 +209,12 @@ def _zarr_places(store: _FolderOfFiles | _Zip, sizes: Sequence[Size]) -> list[Pl
                 min((column + 1) * chunks[2], size.width), min((row + 1) * chunks[1], size.height),
             )  # fmt: skip
             alone = band if chunks[0] == 1 else None
-            places.append(Place(level, box, alone, *found, checked))
+            places.append(Place(level, box, alone, *found, has_checksum))
     return places
 
 
 def _has_checksum(codecs: list[dict[str, Any]]) -> bool:
-    """Say whether a flipped bit anywhere in a chunk is sure to be found."""
+    """Return True if a flipped bit anywhere in a chunk is always detected."""
     for codec in codecs:
         if codec["name"] == "sharding_indexed":
             return _has_checksum(codec["configuration"]["codecs"])

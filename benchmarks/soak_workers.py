@@ -1,4 +1,4 @@
-"""Worker processes that look at spoilt images, watched for death, for time and for memory."""
+"""Worker processes that check damaged images, watched for crashes, time and memory."""
 
 import faulthandler
 import multiprocessing
@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 from memory import status
 
-SECONDS = 30.0  # of CPU for one image: it should take a twentieth of one
-SECONDS_WAITING = 300.0  # by the clock, on a busy machine, for what takes no CPU
-MOST_MEGABYTES = 600.0  # above what a worker has between images
-ADDRESS_SPACE = 2**33  # the last resort: no worker may take the machine with it
+SECONDS = 30.0  # of CPU for one image; usual is a twentieth of a second
+SECONDS_WAITING = 300.0  # of wall time, for waits without CPU on a busy machine
+MOST_MEGABYTES = 600.0  # above the memory of a worker between images
+ADDRESS_SPACE = 2**33  # last resort: a worker must not exhaust the machine
 BASES = "bases.pickle"
-UNFINISHED = ("given", "begun", "looked")  # steps of a worker; the last is "judged"
+UNFINISHED = ("given", "begun", "read")  # steps of a worker; the last is "checked"
 
 
 @dataclass
 class Report:
-    """What became of one spoilt image."""
+    """Outcome of one damaged image."""
 
     number: int
     format: str = ""
@@ -36,25 +36,25 @@ class Report:
     # ok, refused, traceback; of a worker: crash, hang, memory
     outcome: str = "ok"
     problem: str = ""
-    told: int = 0
+    checked: int = 0
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
     megabytes: float = 0.0
-    witness_died: bool = False
+    reference_died: bool = False
 
 
 def serve(pipe: Connection, folder: str, seed: int, keep: str | None) -> None:
-    """Take numbers of images, spoil and look at each, and report."""
+    """Receive image numbers; damage and check each image; send reports."""
     place = Path(folder) / str(os.getpid())
     place.mkdir()
     log = open(place.with_suffix(".log"), "w")  # noqa: SIM115  it stays open
-    os.dup2(log.fileno(), 2)  # libraries in C complain there
+    os.dup2(log.fileno(), 2)  # C libraries log there
     faulthandler.enable(log)
     os.environ["TNET_CACHE"] = str(place / "cache")
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     bases = pickle.loads((Path(folder) / BASES).read_bytes())
-    import soak_looks  # noqa: F401  what loads now takes no image's time
+    import soak_check  # noqa: F401  loaded before the first image is timed
 
     pipe.send(("ready", None))
     while True:
@@ -62,43 +62,43 @@ def serve(pipe: Connection, folder: str, seed: int, keep: str | None) -> None:
             number = pipe.recv()
         except EOFError:
             return
-        spoil_and_look(pipe, bases, number, seed, place / str(number), keep)
+        damage_and_check(pipe, bases, number, seed, place / str(number), keep)
 
 
-def spoil_and_look(
+def damage_and_check(
     pipe: Any, bases: Sequence[Any], number: int, seed: int, place: Path, keep: str | None
 ) -> None:
-    """Report twice: once it is known what was done, and once it was looked at and judged."""
-    from soak_harm import harm
-    from soak_looks import Looked, judge, look
+    """Send the report after the damage, after reading and after the check."""
+    from soak_check import Checked, compare, read_image
+    from soak_damage import damage
 
     base = bases[number % len(bases)]
-    harmed = harm(base, bases, np.random.default_rng([seed, number]))
-    report = Report(number, base.format, harmed.kind, harmed.note)
-    path = base.write(place, harmed.files)
+    damaged = damage(base, bases, np.random.default_rng([seed, number]))
+    report = Report(number, base.format, damaged.kind, damaged.note)
+    path = base.write(place, damaged.files)
     pipe.send(("begun", report))
     before, start = status("VmRSS"), time.perf_counter()
     forget_peak()
-    looked = Looked()
-    seen = look(path, looked)
+    result = Checked()
+    boxes_read = read_image(path, result)
     report.seconds = time.perf_counter() - start
     report.megabytes = (status("VmHWM") - before) / 1e3
-    report.outcome, report.problem = looked.outcome, looked.problem
+    report.outcome, report.problem = result.outcome, result.problem
     if report.megabytes > MOST_MEGABYTES and report.outcome != "traceback":
         report.outcome = "memory"
-    pipe.send(("looked", report))
-    if seen is not None:
-        judge(base, harmed, seen, looked)
-        seen.reader.close()
-        report.told, report.wrong = looked.told, looked.wrong
+    pipe.send(("read", report))
+    if boxes_read is not None:
+        compare(base, damaged, boxes_read, result)
+        boxes_read.reader.close()
+        report.checked, report.wrong = result.checked, result.wrong
     if keep and (report.wrong or report.outcome not in ("ok", "refused")):
         shutil.copytree(place, Path(keep) / f"{number}", dirs_exist_ok=True)
     shutil.rmtree(place)
-    pipe.send(("judged", report))
+    pipe.send(("checked", report))
 
 
 def forget_peak() -> None:
-    """Let VmHWM begin anew."""
+    """Reset VmHWM."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -106,7 +106,7 @@ def forget_peak() -> None:
 
 
 class Worker:
-    """One process and what it is doing."""
+    """One process and its current step."""
 
     def __init__(self, folder: Path, seed: int, keep: str | None) -> None:
         context = multiprocessing.get_context("spawn")
@@ -122,17 +122,17 @@ class Worker:
         self.note_time()
 
     def give(self, number: int) -> None:
-        """Give it the next image."""
+        """Send the next image."""
         self.report, self.step = Report(number), "given"
         self.note_time()
         self.pipe.send(number)
 
     def note_time(self) -> None:
-        """Let the time for the next step begin."""
+        """Start the timer of the next step."""
         self._since, self._cpu_since = time.monotonic(), self._cpu()
 
     def _cpu(self) -> float:
-        """Return the seconds of CPU that the process has taken."""
+        """Return the CPU seconds of the process."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -141,28 +141,28 @@ class Worker:
 
     @property
     def is_late(self) -> bool:
-        """Say whether a step takes longer than any should."""
+        """Return True if the current step exceeds its time limit."""
         worked = self._cpu() - self._cpu_since if self.is_ready else 0.0
         return worked > SECONDS or time.monotonic() - self._since > SECONDS_WAITING
 
     def end(self) -> str:
-        """End the process, if it did not end by itself, and return its last words."""
+        """End the process if it still runs and return the end of its log."""
         self.pipe.close()
-        self.process.join(0 if self.step in UNFINISHED else 5)  # it ends when nobody asks any more
+        self.process.join(0 if self.step in UNFINISHED else 5)  # it ends when the pipe is closed
         self.process.kill()
         self.process.join()
         place = self._folder / str(self.process.pid)
         log = place.with_suffix(".log")
-        words = log.read_text(errors="replace") if log.exists() else ""
-        words = words.partition("Extension modules:")[0][-3000:]  # a long list that tells nothing
+        text = log.read_text(errors="replace") if log.exists() else ""
+        text = text.partition("Extension modules:")[0][-3000:]  # a long list without information
         shutil.rmtree(place, ignore_errors=True)
-        return words
+        return text
 
 
-def look_at_many(
+def check_many(
     numbers: Sequence[int], folder: Path, seed: int, *, workers: int = 1, keep: str | None = None
 ) -> Iterator[Report]:
-    """Yield a report for each number, whatever becomes of the workers."""
+    """Yield a report for each number, even if workers die."""
     left = list(reversed(numbers))
     busy: list[Worker] = []
     idle = [Worker(folder, seed, keep) for _ in range(workers)]
@@ -192,29 +192,29 @@ def _listen(worker: Worker) -> Report | None:
     try:
         step, report = worker.pipe.recv()
     except (EOFError, ConnectionResetError):
-        return _bury(worker, "crash")
+        return _end_worker(worker, "crash")
     worker.note_time()
     if step == "ready":
         worker.is_ready = True
         return None
     worker.step, worker.report = step, report
-    return report if step == "judged" else None
+    return report if step == "checked" else None
 
 
 def _late(worker: Worker) -> Report | None:
-    return _bury(worker, "hang") if worker.is_late else None
+    return _end_worker(worker, "hang") if worker.is_late else None
 
 
-def _bury(worker: Worker, outcome: str) -> Report:
+def _end_worker(worker: Worker, outcome: str) -> Report:
     report = worker.report
     assert report is not None
     if outcome == "hang":
-        os.kill(worker.process.pid or 0, signal.SIGABRT)  # faulthandler tells where it was
+        os.kill(worker.process.pid or 0, signal.SIGABRT)  # faulthandler logs the stack
         worker.process.join(5)
-    words = worker.end()
-    if worker.step == "looked":  # ours is done; the library that was to be its witness was not
-        report.witness_died = True
+    log = worker.end()
+    if worker.step == "read":  # our part is done; the reference library crashed
+        report.reference_died = True
     else:
         code = worker.process.exitcode
-        report.outcome, report.problem = outcome, f"exit code {code}\n{words}"
+        report.outcome, report.problem = outcome, f"exit code {code}\n{log}"
     return report

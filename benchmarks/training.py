@@ -1,9 +1,8 @@
-"""What training straight from large files takes: memory, pixels decoded, and time spent waiting.
+"""Memory, pixels decoded and waiting time of training from large files.
 
 `python benchmarks/training.py` makes 64 COGs of 0.1 gigapixel in `--folder` once (`tnet synth`),
-trains on them through 2 reading threads, with the smallest network that we have and with one that
-the papers use, and prints one table; `--write` puts it into benchmarks/RESULTS.md. Exits with 0
-whatever it finds.
+trains on them with 2 reading threads, with the compact network and with EfficientNet-B0, and prints
+one table; `--write` puts it into benchmarks/RESULTS.md. Always exits with 0.
 """
 
 import argparse
@@ -52,32 +51,32 @@ NETWORKS = {
     "compact": {"backbone": "compact", "view_size": 128},
     "efficientnet_b0": {"backbone": "efficientnet_b0", "view_size": 224},
 }
-# 13 views of 224 px are about 0.9 GB of maps: one image at a time, eight to a step.
+# 13 views of 224 px are about 0.9 GB of feature maps: one image at a time, eight per step.
 BATCH = {"compact": (8, 1), "efficientnet_b0": (1, 8)}
 
 
 class Listener:
-    """Keeps the figures of every step."""
+    """Keeps the metrics of every step."""
 
     def __init__(self) -> None:
         self.rows: list[Mapping[str, Any]] = []
 
     def stage(self, stage: Stage, steps: int) -> None:
-        """Begin."""
+        """Ignore the start of a stage."""
 
     def step(self, row: Mapping[str, Any], done: int, steps: int) -> None:
-        """Keep the figures."""
+        """Keep the metrics."""
         self.rows.append(row)
 
     def validation(self, row: Mapping[str, Any], is_best: bool) -> None:
-        """Nothing to keep."""
+        """Ignore validation."""
 
     def warn(self, text: str) -> None:
-        """Say it."""
+        """Print the warning."""
         print(text, file=sys.stderr)
 
     def should_stop(self) -> bool:
-        """Go on."""
+        """Return False."""
         return False
 
 
@@ -92,16 +91,16 @@ def make(folder: Path) -> Path:
 
 
 def measure(manifest: Path, run: Path, network: str) -> list[Figure]:
-    """Train, and tell what it took."""
+    """Train and return the measured cost."""
     kept: list[Source] = []
     open_source = workflow.open_source
 
-    def remember(*arguments: Any) -> Source:
+    def keep_source(*arguments: Any) -> Source:
         kept.append(open_source(*arguments))
-        setattr(kept[-1], "close", lambda: None)  # noqa: B010  what was decoded is asked for later
+        setattr(kept[-1], "close", lambda: None)  # noqa: B010  costs are read later
         return kept[-1]
 
-    workflow.open_source = remember
+    workflow.open_source = keep_source
     before = status("VmRSS")
     size, together = BATCH[network]
     recipe = check_recipe(
@@ -131,7 +130,7 @@ def measure(manifest: Path, run: Path, network: str) -> list[Figure]:
     return [
         Figure(name, "peak memory above imports", peak / 1000, 1500, True, " MB", ""),
         Figure(name, "step time in the model", 100 * (1 - waiting / seconds), 70, False, " %",
-               f"{windows * together / seconds:.0f} windows/s, 2 threads; waits for {pace}"),
+               f"{windows * together / seconds:.0f} regions/s, 2 threads; waits for {pace}"),
         Figure(name, "decoded, of all pixels, in two epochs", 100 * decoded / total, 100, True,
                " %", f"{decoded / 1e6:.0f} Mpx of {total / 1e9:.1f} Gpx, statistics included; "
                f"{cpu.ru_utime + cpu.ru_stime:.0f} CPU s in all"),
@@ -139,7 +138,7 @@ def measure(manifest: Path, run: Path, network: str) -> list[Figure]:
 
 
 def _pace(path: str) -> str:
-    """Say how fast GDAL alone decodes a file on one core: no reader can be quicker."""
+    """Return the speed of GDAL alone on one core, an upper bound for any reader."""
     with rasterio.open(path) as dataset:
         windows = [window for _, window in dataset.block_windows(1)][:40]
         start = time.perf_counter()
@@ -150,10 +149,10 @@ def _pace(path: str) -> str:
 
 
 def main() -> None:
-    """Measure."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(gettempdir()) / "tnet-training")
-    parser.add_argument("--write", action="store_true", help="renew the section in RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="update RESULTS.md")
     arguments = parser.parse_args()
     Console(stderr=True).print("making images")
     manifest = make(arguments.folder / "images")
@@ -170,8 +169,8 @@ def main() -> None:
             "",
             f"`python benchmarks/training.py --write`. {datetime.date.today()}; {os.cpu_count()} "
             f"cores for readers and network; Python {platform.python_version()}; {libraries}. "
-            "Four levels down to full "
-            "size, 13 views an image; figures of time are of the second epoch.",
+            "Four levels down to "
+            "full resolution, 13 views per image; times are of the second epoch.",
             "",
             *markdown(figures),
             "",

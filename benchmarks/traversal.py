@@ -1,9 +1,9 @@
-"""What a walk through a gigapixel scene costs beyond its reads and its model, and instead of what.
+"""Cost of traversing a gigapixel scene: overhead over reads and model, and compared with a sweep.
 
 `python benchmarks/traversal.py` makes a COG in `--folder` once and prints one table; `--write`
-puts it into benchmarks/RESULTS.md. The model is a TNet on EfficientNet-B0 with random weights:
-where it looks means nothing, what it costs is the same. Every side starts each round with empty
-block caches, in turns. Exits with 0 whatever it finds.
+puts it into benchmarks/RESULTS.md. The model is a TNet on EfficientNet-B0 with random weights: its
+regions are meaningless, its cost is real. Sides alternate, and each round starts with empty block
+caches. Always exits with 0.
 """
 
 import argparse
@@ -46,10 +46,11 @@ from tnetcli.traversal.policies import build_policy
 FORMAT = "COG JPEG"
 VIEW = 224
 ROUNDS = 15
+UNITS = {"cpu": "CPU", "wall": "wall"}
 TILES, TILE_BATCH = 300, 32
 PLANS = {
-    "5 windows": TraversalConfig(levels=3, keep=(2, 1)),
-    "7 windows": TraversalConfig(levels=3, keep=(2, 2)),
+    "5 regions": TraversalConfig(levels=3, keep=(2, 1)),
+    "7 regions": TraversalConfig(levels=3, keep=(2, 2)),
 }
 UNIT = Normalisation.to_unit_range("uint8", 3)
 LIBRARIES = ("torch", "timm", "numpy", "rasterio", "tifffile", "imagecodecs")
@@ -57,14 +58,14 @@ LIBRARIES = ("torch", "timm", "numpy", "rasterio", "tifffile", "imagecodecs")
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of all threads, and seconds on the clock."""
+    """CPU seconds of all threads, and wall time in seconds."""
 
     cpu: float
     wall: float
 
 
 def measure(work: Callable[[], object]) -> Cost:
-    """Run once with empty block caches."""
+    """Return the cost of one run with empty block caches."""
     BLOCKS.clear()
     forget_gdal()
     wall, cpu = time.perf_counter(), time.process_time()
@@ -73,7 +74,7 @@ def measure(work: Callable[[], object]) -> Cost:
 
 
 def median(costs: Sequence[Cost]) -> Cost:
-    """Return the medians of both."""
+    """Return the median of CPU and wall time."""
     return Cost(
         *(statistics.median(getattr(cost, each) for cost in costs) for each in ("cpu", "wall"))
     )
@@ -86,7 +87,7 @@ def build() -> Model:
 
 
 class Bare:
-    """The same windows and the same network with nothing of ours between: a loop of two calls."""
+    """The same windows and the same network in a plain loop."""
 
     def __init__(self, path: Path, model: Model, result: ImageResult) -> None:
         self._dataset = rasterio.open(path)
@@ -98,7 +99,7 @@ class Bare:
         ]
 
     def run(self, read: Callable[[Region], np.ndarray]) -> None:
-        """Read a level by `read`, run the network on it, level after level, and conclude."""
+        """Read and encode level after level, then aggregate."""
         features, levels = [], []
         with torch.inference_mode():
             for number, level in enumerate(self._levels):
@@ -115,15 +116,15 @@ class Bare:
             self._model.aggregate(together, depth > 0, depth)
 
     def rasterio(self, region: Region) -> np.ndarray:
-        """Read as GDAL reads."""
+        """Read a region with rasterio."""
         window = region.window
         place = RasterioWindow(window.left, window.top, window.width, window.height)
         shape = (3, VIEW, VIEW)
         return self._dataset.read(window=place, out_shape=shape, resampling=Resampling.average)
 
 
-def compare_walk(name: str, inference: Inference, reader: Reader, path: Path) -> list[Figure]:
-    """Compare a walk with the bare calls it is made of, in turns."""
+def compare_traversal(name: str, inference: Inference, reader: Reader, path: Path) -> list[Figure]:
+    """Compare a traversal with its bare calls, alternating."""
     plan = PLANS[name]
     BLOCKS.clear()
     result = _run(inference, reader, plan)
@@ -146,7 +147,7 @@ def compare_walk(name: str, inference: Inference, reader: Reader, path: Path) ->
             figures.append(
                 Figure(
                     name,
-                    f"walk / (network + {label}), {unit} time",
+                    f"traversal / (network + {label}), {UNITS[unit]} time",
                     mine / theirs,
                     1.15,
                     True,
@@ -155,13 +156,13 @@ def compare_walk(name: str, inference: Inference, reader: Reader, path: Path) ->
                 )
             )
     share = 100 * result.cost.pixels_decoded / reader.size.pixels
-    detail = f"{len(result.nodes)} windows, {result.cost.pixels_decoded / 1e6:.2f} Mpx"
+    detail = f"{len(result.nodes)} regions, {result.cost.pixels_decoded / 1e6:.2f} Mpx"
     figures.append(Figure(name, "decoded", share, 0.5, True, " %", detail))
     return figures
 
 
 def compare_sweep(inference: Inference, reader: Reader, path: Path) -> list[Figure]:
-    """Compare a walk with seeing every tile at full resolution, from a sample of the tiles."""
+    """Compare a traversal with encoding every full-resolution tile, from a sample of tiles."""
     size = reader.size
     tiles = -(-size.width // VIEW) * -(-size.height // VIEW)
     random = np.random.default_rng(5)
@@ -188,10 +189,10 @@ def compare_sweep(inference: Inference, reader: Reader, path: Path) -> list[Figu
         whole = part.cpu * tiles / TILES
         detail = (
             f"{tiles} tiles of {VIEW} px: {whole:.0f} CPU s from a sample of {TILES}; "
-            f"the walk {ours.cpu:.2f} CPU s"
+            f"the traversal {ours.cpu:.2f} CPU s"
         )
         figures.append(
-            Figure(name, "full sweep / walk, cpu time", whole / ours.cpu, 300, False, "", detail)
+            Figure(name, "sweep / traversal, CPU time", whole / ours.cpu, 300, False, "", detail)
         )
     return figures
 
@@ -203,19 +204,19 @@ def _run(inference: Inference, reader: Reader, config: TraversalConfig) -> Image
 
 
 def measure_memory(folder: Path, side: int) -> list[Figure]:
-    """Measure the peak of a process that imports, builds the model and walks once."""
+    """Measure the peak memory of a process that builds the model and runs one traversal."""
     command = [sys.executable, __file__, "--peak", "--folder", str(folder), "--side", str(side)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    detail = "a process that builds the model and walks with 7 windows"
+    detail = "a process that builds the model and reads 7 regions"
     peak = float(done.stdout)
-    return [Figure("7 windows", "peak memory above imports", peak, 1000, True, " MB", detail)]
+    return [Figure("7 regions", "peak memory above imports", peak, 1000, True, " MB", detail)]
 
 
 def peak(path: Path) -> float:
-    """Return the megabytes that building and walking add to a process with everything imported."""
+    """Return the MB that model and traversal add to a process with everything imported."""
     before = status("VmRSS")
     with open_image(path) as reader, Inference(build(), UNIT, device="cpu") as inference:
-        _run(inference, reader, PLANS["7 windows"])
+        _run(inference, reader, PLANS["7 regions"])
     return (status("VmHWM") - before) / 1e3
 
 
@@ -230,21 +231,21 @@ def section(figures: list[Figure], command: str, side: int) -> list[str]:
         f"Python {platform.python_version()}; {versions}.",
         "",
         "A TNet on EfficientNet-B0 (views of 224 px, 3 x 3 cells of a half, 3 levels) with random "
-        "weights. The bare side reads the very windows the walk chose, one after another, and runs "
-        "the same network on the same batches; it chooses nothing and keeps nothing. The "
-        "promise is against rasterio's reads; our own, which are cheaper, are the stricter "
-        "yardstick. The sweep reads tiles with rasterio and sees each once, 32 at a time.",
+        "weights. The bare side reads the same windows sequentially and runs the same network on "
+        "the same batches, without a policy. Targets are relative to rasterio's reads; our own "
+        "reads are cheaper, so that they are the stricter comparison. The sweep reads every tile "
+        "with rasterio and encodes 32 at a time.",
         "",
     ]
     return [*lines, *markdown(figures)]
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pixels", type=float, default=1.0, help="gigapixels (2^30)")
     parser.add_argument("--folder", type=Path, default=Path(gettempdir()) / "tnet-gigapixel")
-    parser.add_argument("--write", action="store_true", help="renew the section in RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="update RESULTS.md")
     parser.add_argument("--peak", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--side", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -258,7 +259,7 @@ def main() -> None:
     figures: list[Figure] = []
     with open_image(path) as reader, Inference(build(), UNIT, device="cpu") as inference:
         for name in PLANS:
-            figures += compare_walk(name, inference, reader, path)
+            figures += compare_traversal(name, inference, reader, path)
         figures += compare_sweep(inference, reader, path)
     figures += measure_memory(arguments.folder, side)
     show(figures)

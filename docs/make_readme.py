@@ -1,6 +1,6 @@
-"""Fill in the figures of README.md from benchmarks/RESULTS.md; a test holds the two together.
+"""Fill in the numbers of README.md from benchmarks/RESULTS.md; a test checks that they agree.
 
-`make docs` runs it. What it writes stands between comments: `<!-- figures -->`, `<!-- digits -->`
+`make docs` runs it. It writes the blocks between the comments `<!-- figures -->`, `<!-- digits -->`
 and `<!-- families -->`. The rest of the page is written by hand.
 """
 
@@ -12,19 +12,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "RESULTS.md"
 UNKNOWN = "not measured yet"
-# Family, what it looks at, small recipe, published recipes; the rest is measured.
+# Family, what it reads, small recipe, published recipes; the rest is measured.
 FAMILIES = (
-    ("tnet", "cells of cells of the image, chosen from rewards", "tnet-digits",
+    ("tnet", "cells of cells, chosen by a policy trained with REINFORCE", "tnet-digits",
      "tnet-imagenet, tnet-fmow, tnet-cub-b0, tnet-nabirds-b0"),
-    ("anchornet", "patches that hold evidence for a class (LSP)", "anchornet-digits",
+    ("anchornet", "patches with evidence for a class (LSP)", "anchornet-digits",
      "anchornet-imagenet"),
-    ("two_stream", "the whole image, and its windows in steps", "two-stream-digits",
+    ("two_stream", "the whole image, and regions in recurrent steps", "two-stream-digits",
      "two-stream-cub"),
-    ("saccader", "a few places of one map", "saccader-digits", "saccader-imagenet"),
-    ("dram", "glimpses, one after another", "dram-digits", "dram-imagenet"),
+    ("saccader", "glimpses of one feature map", "saccader-digits", "saccader-imagenet"),
+    ("dram", "a sequence of glimpses", "dram-digits", "dram-imagenet"),
     ("whole, all pixels", "the whole image, once", "whole-digits",
      "whole-bagnet77, whole-b0, whole-cub-b0, whole-nabirds-b0"),
-    ("whole, small view", "the same at a quarter of its side", "whole-digits", ""),
+    ("whole, small view", "the whole image at a quarter of its side", "whole-digits", ""),
 )  # fmt: skip
 MEASURED = ("accuracy, %", "seeds", "multiplications, M", "training, CPU min")
 
@@ -32,7 +32,7 @@ Rows = list[dict[str, str]]
 
 
 def read_results(text: str) -> dict[str, Rows]:
-    """Return the tables of RESULTS.md by section; cells by the names of their columns."""
+    """Return the tables of RESULTS.md by section; rows as dicts by column name."""
     sections = re.findall(r"<!-- (\w+) -->\n(.*?)<!-- /\1 -->", text, re.S)
     return {name: _read_table(section) for name, section in sections}
 
@@ -44,7 +44,7 @@ def _read_table(text: str) -> Rows:
 
 
 def look_up(results: dict[str, Rows], section: str, name: str, measure: str) -> str:
-    """Return one value as RESULTS.md has it."""
+    """Return one value as written in RESULTS.md."""
     rows = [
         row["value"]
         for row in results[section]
@@ -56,7 +56,7 @@ def look_up(results: dict[str, Rows], section: str, name: str, measure: str) -> 
 
 
 def figures(results: dict[str, Rows]) -> str:
-    """Return five sentences with measured numbers, each with the command behind it."""
+    """Return the five highlights, each with a measured number and its command."""
     value = partial(look_up, results)
 
     def landscapes(measure: str) -> str:
@@ -67,42 +67,38 @@ def figures(results: dict[str, Rows]) -> str:
         return f"{100 * part:.0f} %"
 
     decoded = value("predict", "1 gigapixel", "decoded, of all pixels")
-    moves = value("predict", "1 gigapixel", "memory moves after the fifth by")
-    sweep = float(value("traversal", "5 windows", "full sweep / walk, cpu time"))
-    largest = f"{_windows(results):,} windows"
+    sweep = float(value("traversal", "5 regions", "sweep / traversal, CPU time"))
+    largest = f"{_regions(results):,} regions"
     sentences = (
-        f"**Almost nothing is read.** Of a gigapixel scene {decoded} of the pixels are decoded to "
-        f"look at 8 windows; over 50 such scenes memory moves by {moves} "
-        "(`python benchmarks/predict.py`).",
-        f"**Thousands of times less work.** To see every tile of it takes {sweep:,.0f} times the "
-        "processor time of a walk of 5 windows (`python benchmarks/traversal.py`).",
-        "**Where to look is learned from labels of whole images.** In landscapes of real "
-        f"Sentinel-2 tiles {landscapes('8 windows')} are told right with 8 windows, "
-        f"{landscapes('whole image')} by a model of the whole image, "
-        f"{landscapes('8 random windows')} with windows drawn by chance; means of three seeds, "
-        "after a warm-up on the labels of tiles (`python benchmarks/learning.py`).",
-        "**One way to read them all**: GeoTIFF, SVS, NDPI, DICOM, OME-TIFF, OME-Zarr. A window of "
-        f"a JPEG COG takes {share('COG JPEG')} of rasterio's processor time, one of a slide "
-        f"{share('SVS slide')} of OpenSlide's (`python benchmarks/readers.py`; what is slower is "
-        "listed there too).",
-        "**Where it looked opens elsewhere**: GeoJSON for QGIS and QuPath, figures, pages, "
-        f"tables. A heat map of {largest} is a COG of {value('heatmap', largest, 'file')}, made in "
-        f"{value('heatmap', largest, 'peak memory of the process')} of memory "
-        "(`python benchmarks/heatmap.py`).",
+        f"**Reads almost nothing**: a prediction with 8 regions decodes {decoded} of the pixels of "
+        "a gigapixel scene (`python benchmarks/predict.py`).",
+        f"**Fast**: encoding every tile of that scene takes {sweep:,.0f} times the CPU time of a "
+        "traversal with 5 regions (`python benchmarks/traversal.py`).",
+        "**Learns where to read from image labels**: on landscapes of real Sentinel-2 tiles, 8 "
+        f"regions classify {landscapes('8 regions')} of the scenes correctly, 8 random regions "
+        f"{landscapes('8 random regions')}, a whole-image model {landscapes('whole image')} "
+        "(`python benchmarks/learning.py`, three seeds, after a warm-up on labelled tiles).",
+        "**One reader interface** for GeoTIFF, SVS, NDPI, DICOM, OME-TIFF and OME-Zarr: reading a "
+        f"window of a JPEG COG takes {share('COG JPEG')} of rasterio's CPU time, of an SVS slide "
+        f"{share('SVS slide')} of OpenSlide's (`python benchmarks/readers.py`).",
+        "**Explains itself**: the regions that were read are exported as GeoJSON for QGIS and "
+        f"QuPath, figures, HTML and heat maps. A heat map of {largest} is a COG of "
+        f"{value('heatmap', largest, 'file')} (`python benchmarks/heatmap.py`).",
     )
     return "".join(f"{_fill(f'- {each}', '  ')}\n" for each in sentences)
 
 
 def digits(results: dict[str, Rows]) -> str:
-    """Return what comes of the training that the page shows."""
+    """Return the results of the training example on the page."""
     value = partial(look_up, results, "learning", "digits")
+    minutes = float(value("training of a seed").split()[0])
     return (
         _fill(
-            f"That takes {float(value('training of a seed').split()[0]):.1f} minutes of one "
-            f"core. Of 300 test images {value('accuracy, 6 windows')} are then told right with six "
-            f"windows, {value('accuracy, 6 random windows')} with six drawn by chance, and "
-            f"{value('accuracy, level 1')} from the whole image alone, which is chance (means of "
-            "three seeds, `python benchmarks/learning.py`)."
+            f"Training takes {minutes:.1f} minutes on one core. Six regions then classify "
+            f"{value('accuracy, 6 regions')} of 300 test images correctly, six random regions "
+            f"{value('accuracy, 6 random regions')}, and the level-1 view alone "
+            f"{value('accuracy, level 1')}, which is chance (means of three seeds, "
+            "`python benchmarks/learning.py`)."
         )
         + "\n"
     )
@@ -112,40 +108,40 @@ def _fill(text: str, indent: str = "") -> str:
     return textwrap.fill(text, 100, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _windows(results: dict[str, Rows]) -> int:
-    """Return how many windows the largest heat map has."""
+def _regions(results: dict[str, Rows]) -> int:
+    """Return the number of regions of the largest heat map."""
     return max(int(row["format"].split()[0].replace(",", "")) for row in results["heatmap"])
 
 
 def families(results: dict[str, Rows]) -> str:
-    """Return the table of families: recipes, and what the small ones score and cost."""
+    """Return the table of families with accuracy and cost of their small recipes."""
     measured = {row["model"]: row for row in results.get("families", [])}
     lines = [
-        "| family | looks at | small recipe | accuracy, % (seeds) | million multiplications "
-        "| training, CPU min | published runs |",
+        "| family | reads | small recipe | accuracy, % (seeds) | multiplications, M "
+        "| training, CPU min | published recipes |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, looks_at, small, published in FAMILIES:
+    for name, reads, small, published in FAMILIES:
         row = measured.get(name, dict.fromkeys(MEASURED, UNKNOWN))
         accuracy, seeds, multiplications, minutes = (row[each] for each in MEASURED)
         if row[MEASURED[0]] != UNKNOWN:
             accuracy = f"{accuracy} ({seeds})"
         family = re.sub(r"^\w+", lambda word: f"`{word[0]}`", name)
-        cells = (family, looks_at, _names(small), accuracy, multiplications, minutes)
+        cells = (family, reads, _names(small), accuracy, multiplications, minutes)
         lines.append("| " + " | ".join((*cells, _names(published))) + " |")
     return "\n".join(lines) + "\n"
 
 
 def caveat(text: str) -> str:
-    """Return what has to be beaten before a score of the table says anything."""
+    """Return the accuracy of the linear baselines."""
     found = re.search(r"reach ([\d.]+ %) \(.+?\) and ([\d.]+ %) \(.+?\) on the same images", text)
     if found is None:
         return ""
     low, high = sorted(found.groups(), key=lambda each: float(each[:-1]))
     return (
         _fill(
-            f"Linear classifiers of grey values, or of frequencies, reach {low} and {high} on the "
-            "same images: only what is clearly above has read something."
+            f"Linear classifiers on grey-value histograms and frequency spectra reach {low} and "
+            f"{high} on the same images: only an accuracy clearly above these shows reading."
         )
         + "\n"
     )
@@ -156,7 +152,7 @@ def _names(names: str) -> str:
 
 
 def readme_page(page: str, text: str) -> str:
-    """Return the page with the figures of RESULTS.md's `text` in it."""
+    """Return the page with the numbers of RESULTS.md's `text`."""
     results = read_results(text)
     for write in (figures, digits, families):
         name, made = write.__name__, write(results)

@@ -12,10 +12,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from tnetcli.cli.recipes import survey
-from tnetcli.data.config import Augmentation, Data, Landscape
+from tnetcli.data.config import AugmentConfig, DataConfig, LandscapeConfig, TilesConfig
 from tnetcli.models.configs import ModelConfig
 from tnetcli.models.registry import FAMILIES
-from tnetcli.training.config import Loss, Optimizer, Schedule, Stage, Tiles, Training
+from tnetcli.training.config import (
+    LossConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    StageConfig,
+    TrainingConfig,
+)
 from tnetcli.training.recipe import ModelSection, Recipe
 from tnetcli.traversal.config import TraversalConfig
 
@@ -36,7 +42,7 @@ tnet recipes copy own-images mine.yaml      # copy one, and change it
 tnet train mine.yaml --print-recipe         # every key, with what the file does not say
 ```
 
-`--set key.path=value` changes a key for one run: `--set optimizer.rate=0.001`, `--set
+`--set key.path=value` changes a key for one run: `--set optimizer.lr=0.001`, `--set
 stages.0.epochs=5`. Relative paths in a recipe start at its own folder, those of `--set` where you
 are. [Training](training.md) tells which keys matter, and [Families](families.md) which belong to
 whom.
@@ -48,21 +54,21 @@ Families with cells have a `grid`: a table of `rows`, `columns` and `cell_fracti
 cell as a part of that of its window."""
 SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("traversal", TraversalConfig, "How images are traversed, in training and in prediction."),
-    ("data", Data, "Images and their labels."),
-    ("data.landscape", Landscape, "How labelled tiles make scenes (`data.kind: mosaic`)."),
-    ("augmentation", Augmentation, "What is changed in training images, all windows alike."),
-    ("loss", Loss, "What is learned from."),
-    ("optimizer", Optimizer, "How weights move."),
-    ("schedule", Schedule, "How the learning rate changes over a stage."),
+    ("data", DataConfig, "Images and their labels."),
+    ("data.landscape", LandscapeConfig, "How labelled tiles make scenes (`data.kind: mosaic`)."),
+    ("augmentation", AugmentConfig, "What is changed in training images, all windows alike."),
+    ("loss", LossConfig, "What is learned from."),
+    ("optimizer", OptimizerConfig, "How weights move."),
+    ("schedule", ScheduleConfig, "How the learning rate changes over a stage."),
     (
         "stages",
-        Stage,
+        StageConfig,
         "A list: parts of the training, one after another. What a stage does not say in `loss`, "
         "`objective`, `optimizer`, `schedule` and `augmentation` it has from the recipe, key by "
         "key.",
     ),
-    ("stages[].tiles", Tiles, "Learning from labels of tiles (`learn: tiles`)."),
-    ("training", Training, "How the run is carried out."),
+    ("stages[].tiles", TilesConfig, "Learning from labels of tiles (`learn: tiles`)."),
+    ("training", TrainingConfig, "How the run is carried out."),
 )
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true, false", Path: "file"}
 SIGNS = {Ge: ("ge", "from {}"), Gt: ("gt", "above {}"), Le: ("le", "to {}"), Lt: ("lt", "below {}")}
@@ -74,7 +80,7 @@ def recipes_page() -> str:
     parts += [*_model()]
     for name, kind, what in SECTIONS:
         parts += [f"## `{name}`", "", what, "", *_table(kind.model_fields)]
-        if kind is Loss:
+        if kind is LossConfig:
             parts += [*_objectives()]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -93,10 +99,10 @@ def _model() -> Iterable[str]:
     yield from ("## `model`", "", "What is built. Every family has these keys:", "")
     yield from _table({**shared, **ModelConfig.model_fields})
     yield from (GRID, "")
-    for name, family in FAMILIES.items():
+    for name, family in ((name, FAMILIES.load(name)) for name in FAMILIES):
         own = {
             key: field
-            for key, field in family.arguments.model_fields.items()
+            for key, field in family.config.model_fields.items()
             if key not in ModelConfig.model_fields or _differs(field, ModelConfig.model_fields[key])
         }
         summary = " ".join(family.summary.split())
@@ -110,7 +116,7 @@ def _model() -> Iterable[str]:
 def _objectives() -> Iterable[str]:
     """Yield the keys of the section `objective`, family by family."""
     yield from ("## `objective`", "", "Loss terms that only one family has.", "")
-    for name, family in FAMILIES.items():
+    for name, family in ((name, FAMILIES.load(name)) for name in FAMILIES):
         if family.objective.model_fields:
             yield from (f"### `objective` of `{name}`", "")
             yield from _table(family.objective.model_fields)

@@ -22,7 +22,7 @@ def fields(family: str = "tnet", **changes: Any) -> dict[str, Any]:
     """Return what a sound description is made of."""
     return {
         "family": family,
-        "arguments": {"backbone": BACKBONE, "view_size": VIEW_SIZE},
+        "config": {"backbone": BACKBONE, "view_size": VIEW_SIZE},
         "classes": ["river", "forest", "town"],
         "bands": ["B02", "B03", "B04", "B08"],
         "normalisation": {
@@ -41,7 +41,7 @@ def tiny(family: str = "tnet", **changes: Any) -> tuple[Model, Description]:
     torch.manual_seed(0)
     model = build_model(
         description.family,
-        description.arguments,
+        description.config,
         classes=len(description.classes),
         bands=len(description.bands),
     )

@@ -1,40 +1,45 @@
-"""What all tests share: a flag for those that take minutes, a Ctrl-C that is heard, a log."""
+"""Options, Hypothesis profiles and fixtures that all tests share."""
 
 import logging
 import os
 import signal
 
 import pytest
+from hypothesis import settings
 
 HOUR = 3600  # seconds, for a slow test on a busy machine
+# `ci` is quick and repeatable; HYPOTHESIS_PROFILE=nightly searches further, at random.
+settings.register_profile("ci", max_examples=20, deadline=None, derandomize=True)
+settings.register_profile("nightly", max_examples=500, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_configure(config):
-    # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
+    # A process that a shell starts in the background ignores SIGINT, and so do its children.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--run-slow", action="store_true", help="run tests that take minutes too")
+    parser.addoption("--run-slow", action="store_true", help="run tests marked slow as well")
     parser.addoption(
-        "--update-goldens", action="store_true", help="store the results of tests/golden anew"
+        "--update-goldens", action="store_true", help="store the results of tests/golden again"
     )
 
 
 def pytest_collection_modifyitems(config, items):
-    how = pytest.mark.skip(reason="takes minutes: --run-slow")
+    marker = pytest.mark.skip(reason="slow: use --run-slow")
     if config.getoption("--run-slow"):
-        how = pytest.mark.timeout(HOUR)
+        marker = pytest.mark.timeout(HOUR)
     for item in items:
         if "slow" in item.keywords:
-            item.add_marker(how)
+            item.add_marker(marker)
 
 
 @pytest.fixture(autouse=True)
-def untouched_log():
-    """Give each test the log of a fresh process, whatever commands ran in this one before."""
-    # Not what it was before the test: fixtures that many tests share run commands before that.
+def reset_log():
+    """Give each test the logger of a fresh process; commands configure it in this one."""
+    # Not the state before the test: shared fixtures run commands before that.
     logger = logging.getLogger("tnetcli")
     logger.handlers, logger.propagate = [], True
     logger.setLevel(logging.NOTSET)
@@ -42,5 +47,5 @@ def untouched_log():
 
 @pytest.fixture
 def unmeasured():
-    """Lend the environment of a command that `make cov` cannot follow: it would be disturbed."""
+    """Return an environment without coverage, which would disturb the command under test."""
     return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}

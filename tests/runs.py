@@ -25,7 +25,7 @@ MODEL = {
     "classes": list(CLASSES),
     "grid": {"rows": 3, "columns": 3, "cell_fraction": 0.5},
     "location_size": 8,
-    "weighting": True,
+    "aggregator": "gated",
     "temperature": 0.2,
     "centered": True,
 }
@@ -52,7 +52,7 @@ def recipe_of(images: Path | None, **sections: Any) -> Recipe:
         "model": MODEL,
         "traversal": {"levels": 2, "keep": [2]},
         "stages": [{"steps": 4}],
-        "optimizer": {"rate": 0.01},
+        "optimizer": {"lr": 0.01},
         "training": {"batch_size": 4, "threads": 1, "log_every": 1, "device": "cpu"},
     }
     if images is not None:

@@ -16,11 +16,11 @@ class SmallModel(WeightedMean):
 
     def __init__(self, *, view_size=32, grid=Grid(3, 3, 0.5), classes=3, bands=3, seed=0):  # noqa: B008
         super().__init__(ModelConfig(view_size=view_size), grid=grid, classes=classes, bands=bands)
-        self.weighting, self.dropout = Mean(), nn.Dropout(0.0)
-        self.classifier = nn.Linear(self.feature_size, classes)
+        self.aggregator, self.dropout = Mean(), nn.Dropout(0.0)
+        self.head = nn.Linear(self.feature_size, classes)
         generator = torch.Generator().manual_seed(seed)
-        nn.init.normal_(self.classifier.weight, generator=generator)
-        nn.init.zeros_(self.classifier.bias)
+        nn.init.normal_(self.head.weight, generator=generator)
+        nn.init.zeros_(self.head.bias)
         down, across = grid.row_weights(view_size), grid.column_weights(view_size)
         self.register_buffer("down", torch.tensor(down, dtype=torch.float32))
         self.register_buffer("across", torch.tensor(across.T.copy(), dtype=torch.float32))

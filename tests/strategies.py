@@ -1,19 +1,12 @@
 """Hypothesis strategies for places in images."""
 
 import math
-import os
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from tnetcli.geometry import Georeference, Grid, Size, Window
 from tnetcli.traversal.config import TraversalConfig
-
-# The same examples every time and everywhere; a slow machine is no failure.
-settings.register_profile("tnet", derandomize=True, deadline=None)
-settings.register_profile("search", max_examples=2000, deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tnet"))
 
 
 def numbers(low: float, high: float) -> st.SearchStrategy[float]:
@@ -63,7 +56,7 @@ def paths(draw: st.DrawFn, grid: Grid, deepest: int = 4) -> list[tuple[int, int]
 
 
 def configs(
-    policies: tuple[str, ...] = ("topk", "sample", "best_first"), **fixed: object
+    policies: tuple[str, ...] = ("top_k", "sample", "best_first"), **fixed: object
 ) -> st.SearchStrategy[TraversalConfig]:
     """Small traversals of any policy; `fixed` names what is not to vary."""
     varied: dict[str, st.SearchStrategy[object]] = {
@@ -72,9 +65,9 @@ def configs(
         "policy": st.sampled_from(policies),
         "temperature": numbers(0.1, 10.0),
         "budget": st.integers(1, 30),
-        "least_valid": st.sampled_from([0.0, 0.25, 0.5]),
-        "least_side": st.none() | numbers(0.1, 500.0),
-        "once": st.booleans(),
+        "min_valid": st.sampled_from([0.0, 0.25, 0.5]),
+        "min_size": st.none() | numbers(0.1, 500.0),
+        "deduplicate": st.booleans(),
     }
     fields = varied | {name: st.just(value) for name, value in fixed.items()}
     return st.builds(TraversalConfig, **fields)

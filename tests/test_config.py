@@ -3,8 +3,8 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, field_validator
 
-from tnetcli.config import Strict, validate
-from tnetcli.errors import ModelError, RecipeError
+from tnetcli.config import Strict, parse_options, validate
+from tnetcli.errors import ModelError, RecipeError, UsageError
 from tnetcli.geometry import Grid
 from tnetcli.text import shorten
 
@@ -43,27 +43,28 @@ def problem(**data):
     return str(caught.value), caught.value.hint
 
 
-def test_what_is_right_becomes_a_record():
+def test_valid_data_becomes_a_model():
     thing = validate(Thing, {"count": 3, "part": {"length": 2}}, "thing.yaml", RecipeError)
     assert (thing.count, thing.part, thing.kind) == (3, Part(length=2), "small")
 
 
-def test_the_error_is_of_the_kind_asked_for():
+def test_the_error_has_the_requested_class():
     with pytest.raises(ModelError, match="a model: unknown key `x`"):
         validate(Thing, {"x": 1}, "a model", ModelError)
 
 
 @pytest.mark.parametrize("data", [None, [1], "count: 3", 3])
-def test_what_is_no_table_is_refused(data):
-    with pytest.raises(RecipeError, match=r"thing\.yaml is not a table of keys and values"):
-        validate(Thing, data, "thing.yaml", RecipeError)
+def test_data_that_is_not_a_table_raises(data):
+    with pytest.raises(RecipeError, match=r"thing\.yaml is not a table of keys") as caught:
+        validate(Part, data, "thing.yaml", RecipeError)
+    assert caught.value.hint == "its keys: length"
 
 
-def test_an_unknown_key_is_named_with_the_nearest():
+def test_an_unknown_key_is_named_with_a_suggestion():
     assert problem(cuont=3) == ("thing.yaml: unknown key `cuont`", "did you mean `count`?")
 
 
-def test_an_unknown_key_like_no_other_is_told_all_there_are():
+def test_without_a_close_key_all_keys_are_listed():
     message, hint = problem(zzzz=3)
     assert message == "thing.yaml: unknown key `zzzz`"
     assert hint.startswith("known keys: count, share, kind, grid")
@@ -77,30 +78,20 @@ def test_an_unknown_key_like_no_other_is_told_all_there_are():
         ({"named": {"first": {"lenght": 1}}}, "named.first.lenght"),
     ],
 )
-def test_an_unknown_key_inside_is_named_by_its_place_with_the_nearest(data, key):
+def test_a_nested_unknown_key_is_named_by_its_path(data, key):
     assert problem(**data) == (f"thing.yaml: unknown key `{key}`", "did you mean `length`?")
 
 
-def test_an_unknown_key_of_a_grid_is_named_with_the_nearest():
+def test_an_unknown_key_of_a_dataclass_is_named_with_a_suggestion():
     message, hint = problem(grid={"rows": 3, "colums": 3, "cell_fraction": 0.5})
     assert message == "thing.yaml: `grid.columns` is missing; unknown key `grid.colums`"
     assert hint == "did you mean `columns`?"
 
 
-def test_a_grid_that_cannot_be_says_why():
+def test_an_error_of_a_dataclass_is_shown():
     message, _ = problem(grid={"rows": 0, "columns": 3, "cell_fraction": 0.5})
     assert message.startswith("thing.yaml: `grid` is `{'rows': 0")
     assert message.endswith(": a grid needs a row and a column: `0 x 3`")
-
-
-def test_a_wrong_type_inside_a_grid_is_named_by_its_place():
-    message, _ = problem(grid={"rows": "x", "columns": 3, "cell_fraction": 0.5})
-    assert "`grid.rows` is `x`: input should be a valid integer" in message
-
-
-def test_a_value_that_is_no_number_is_refused_in_a_grid_too():
-    message, _ = problem(grid={"rows": 1, "columns": 1, "cell_fraction": float("nan")})
-    assert "`grid.cell_fraction` is `nan`" in message
 
 
 @pytest.mark.parametrize(
@@ -116,14 +107,22 @@ def test_a_value_that_is_no_number_is_refused_in_a_grid_too():
         ({"parts": [{}, 7]}, "`parts.1` is `7`"),
         ({"word": "LOUD"}, "`word` is `LOUD`: the word is too loud"),
         ({"grid": 3}, "`grid` is `3`: not a table of keys and values"),
+        (
+            {"grid": {"rows": "x", "columns": 3, "cell_fraction": 0.5}},
+            "`grid.rows` is `x`: input should be a valid integer",
+        ),
+        (
+            {"grid": {"rows": 1, "columns": 1, "cell_fraction": float("nan")}},
+            "`grid.cell_fraction` is `nan`",
+        ),
         ({"named": 3}, "`named` is `3`: not a table of keys and values"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_key_and_what_was_wanted(data, expected):
+def test_a_wrong_value_is_named_with_its_key_and_the_reason(data, expected):
     assert problem(**data)[0].startswith(f"thing.yaml: {expected}")
 
 
-def test_where_several_types_would_do_the_key_is_named_once():
+def test_a_key_with_several_types_is_named_once():
     message, _ = problem(place=[1])
     assert message == (
         "thing.yaml: `place` is `[1]`: "
@@ -131,13 +130,13 @@ def test_where_several_types_would_do_the_key_is_named_once():
     )
 
 
-def test_where_several_records_would_do_an_unknown_key_is_named_once():
+def test_an_unknown_key_of_one_of_several_models_is_named_once():
     message, _ = problem(either={"nmae": "x"})
     assert message.count("`either.nmae`") == 1
     assert "`either.name` is missing" in message
 
 
-def test_all_problems_are_listed_at_once_with_a_hint_each():
+def test_all_problems_are_listed_with_a_hint_each():
     message, hint = problem(count=0, kind="middle", cuont=3, shrae=0.2)
     assert message.count(";") == 3
     for part in ("`count` is `0`", "`kind` is `middle`", "key `cuont`", "key `shrae`"):
@@ -148,7 +147,7 @@ def test_all_problems_are_listed_at_once_with_a_hint_each():
     )
 
 
-def test_a_choice_is_answered_with_the_nearest():
+def test_the_nearest_choice_is_suggested():
     assert problem(kind="smal")[1] == "did you mean `small`?"
 
 
@@ -162,23 +161,17 @@ def test_a_choice_is_answered_with_the_nearest():
         ({"count": 0, "share": 2}, "`count`: how many; default `1`; `share`: default `0.5`"),
     ],
 )
-def test_a_wrong_value_has_a_hint_of_what_its_key_is_for(data, expected):
+def test_the_hint_of_a_wrong_value_describes_its_key(data, expected):
     assert expected in problem(**data)[1]
 
 
-def test_a_key_that_nothing_is_said_of_has_a_hint_all_the_same():
+def test_a_key_without_description_has_a_hint():
     with pytest.raises(RecipeError) as caught:
         validate(Other, {"name": 3}, "thing.yaml", RecipeError)
     assert "recipes/" in caught.value.hint
 
 
-def test_what_is_no_table_has_its_keys_for_a_hint():
-    with pytest.raises(RecipeError) as caught:
-        validate(Part, 3, "thing.yaml", RecipeError)
-    assert caught.value.hint == "its keys: length"
-
-
-def test_a_thousand_problems_are_counted_and_not_told():
+def test_of_a_thousand_problems_eight_are_listed():
     message, hint = problem(**{f"x{number}": 1 for number in range(1000)})
     assert message.endswith("; and 992 more")
     assert hint.endswith("; and 992 more")
@@ -203,30 +196,47 @@ def in_a_row(depth):
     [nested(12), in_a_row(5000), 10**5000, [10**5000], {10**5000: 1}, "x" * 10**7, ["x" * 10**7]],
     ids=["nested", "in_a_row", "number", "numbers", "key", "text", "texts"],
 )
-def test_the_largest_value_is_told_in_a_short_line(value):
+def test_the_largest_value_is_shown_in_a_short_line(value):
     assert len(shorten(value)) <= 60
     assert len(problem(kind=value)[0]) < 200
 
 
-def test_a_value_is_told_in_the_order_it_was_given():
-    assert shorten({"b": [1, None], "a": {}}) == "{'b': [1, None], 'a': {}}"
-
-
-def test_a_long_value_is_shortened():
-    message, _ = problem(count="x" * 500)
-    assert len(message) < 200
-
-
-def test_what_is_wrong_takes_one_line():
+def test_message_and_hint_take_one_line():
     message, hint = problem(count="a\nb", word=3, cuont=1)
     assert "\n" not in message + hint
 
 
-def test_a_key_that_is_no_word_is_refused():
+def test_a_key_that_is_not_text_raises():
     with pytest.raises(RecipeError, match="`1`"):
         validate(Thing, {1: 2}, "thing.yaml", RecipeError)
 
 
-def test_a_record_cannot_be_changed():
+def test_a_model_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
         Part().length = 3
+
+
+class Options(Strict):
+    size: int = 1600
+    frame: str = "qupath"
+    rescale: tuple[float, float] | None = None
+
+
+def test_option_values_are_parsed_as_yaml():
+    options = parse_options(Options, ["size=8", "rescale=[0, 1e4]", "frame={a: 1}"], "figure")
+    assert options == Options(size=8, rescale=(0, 10000), frame="{a: 1}")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "problem"),
+    [
+        (["size"], "key=value"),
+        (["=1"], "key=value"),
+        (["size=big"], "`size` is `big`"),
+        (["sise=1"], "unknown key `sise`"),
+        (["size=1", "size=2"], "twice"),
+    ],
+)
+def test_wrong_options_are_usage_errors(pairs, problem):
+    with pytest.raises(UsageError, match=problem):
+        parse_options(Options, pairs, "figure")

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from tnetcli.devices import autocast, choose_device, is_out_of_memory, sharing_cores
 from tnetcli.errors import UsageError
+from tnetcli.system import autocast, choose_device, is_out_of_memory, sharing_cores
 
 
 def test_auto_takes_what_there_is():

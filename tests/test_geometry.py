@@ -6,17 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rasterio.warp import transform as warp
 
-from tests.readers.contract import area_mean
 from tests.strategies import georeferences, grids, numbers, paths, windows
 from tnetcli.geometry import Georeference, Grid, Region, Size, UnknownCRSError, Window
+from tnetcli.testing.reader import area_mean
 
-# Dataset, side of the crop, cells per axis, cell fraction, starts in crop pixels: SPEC.md 1.2.
+# Data set, side of the crop, cells per axis, cell fraction, starts in crop pixels in the authors'
+# code of Papadopoulos 2021.
 REFERENCE_GRIDS = [
     ("ImageNet 1-2", 224, 5, 0.34375, [-1, 36, 73, 110, 147]),
-    ("ImageNet 2-3", 77, 5, 0.34375, [-1, 12, 25, 38, 51]),
     ("fMoW 448", 448, 3, 0.5, [0, 112, 224]),
-    ("fMoW 896 1-2", 896, 3, 0.5, [0, 224, 448]),
-    ("fMoW 896 2-3", 448, 3, 0.5, [0, 112, 224]),
     ("CUB 1-2", 448, 5, 0.35, [-1, 72, 145, 218, 291]),
     ("CUB 2-3", 157, 5, 0.35, [-1, 25, 51, 77, 103]),
 ]
@@ -28,26 +26,29 @@ def tolerance(window: Window) -> float:
     return 1e-9 * max(1.0, *(abs(edge) for edge in window.box))
 
 
-@pytest.mark.parametrize(("width", "height"), [(0, 1), (1, 0), (-3, 4)])
-def test_a_size_without_pixels_is_refused(width, height):
-    with pytest.raises(ValueError, match="at least one pixel"):
-        Size(width, height)
+@pytest.mark.parametrize("sides", [(0, 1), (1, 0), (2.5, 2), (2, 2.5), (math.nan, 2)])
+def test_a_size_is_whole_pixels_and_at_least_one(sides):
+    with pytest.raises(ValueError, match=r"pixel|integer"):
+        Size(*sides)
 
 
-def test_a_size_knows_its_area_and_reads_well():
+def test_a_size_has_an_area_and_a_text():
     assert (Size(3, 4).pixels, str(Size(3, 4))) == (12, "3 x 4")
 
 
-@pytest.mark.parametrize(("rows", "columns", "fraction"), [(0, 1, 0.5), (1, 0, 0.5)])
-def test_a_grid_without_cells_is_refused(rows, columns, fraction):
-    with pytest.raises(ValueError, match="a row and a column"):
-        Grid(rows, columns, fraction)
-
-
-@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.01, math.nan])
-def test_a_cell_fraction_outside_of_0_to_1_is_refused(fraction):
-    with pytest.raises(ValueError, match="cell_fraction"):
-        Grid(2, 2, fraction)
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((0, 1, 0.5), "a row and a column"),
+        ((1, 0, 0.5), "a row and a column"),
+        ((2, 2, 0.0), "cell_fraction"),
+        ((2, 2, 1.01), "cell_fraction"),
+        ((2, 2, math.nan), "cell_fraction"),
+    ],
+)
+def test_an_impossible_grid_raises(arguments, problem):
+    with pytest.raises(ValueError, match=problem):
+        Grid(*arguments)
 
 
 def test_cells_come_in_reading_order():
@@ -57,7 +58,7 @@ def test_cells_come_in_reading_order():
 @pytest.mark.parametrize(
     "edges", [(0, 0, 0, 1), (0, 0, 1, -1), (math.nan, 0, 1, 1), (0, math.inf, 1, 1)]
 )
-def test_a_window_that_is_no_rectangle_is_refused(edges):
+def test_an_impossible_window_raises(edges):
     with pytest.raises(ValueError, match="not a rectangle"):
         Window(*edges)
 
@@ -72,17 +73,15 @@ def test_the_whole_window_covers_the_image():
         ((0, 0, 30, 20), True),
         ((1.5, 2, 3, 4), True),
         ((-0.1, 0, 30, 20), False),
-        ((0, -0.1, 30, 20), False),
-        ((0, 0, 30.1, 20), False),
         ((0, 0, 30, 20.1), False),
     ],
 )
-def test_a_window_is_inside_of_an_image_if_no_part_of_it_is_not(box, expected):
+def test_a_window_is_inside_an_image_if_all_of_it_is(box, expected):
     assert Window(*box).is_inside(Size(30, 20)) is expected
 
 
 @given(st.integers(1, 100_000), st.integers(1, 100_000), st.integers(1, 1000))
-def test_a_size_within_a_side_keeps_its_shape_and_never_grows(width, height, side):
+def test_a_size_scaled_to_a_side_keeps_its_shape_and_never_grows(width, height, side):
     small = Size(width, height).within(side)
     assert max(small.width, small.height) <= min(side, max(width, height))
     scale = max(width, height) / max(small.width, small.height)
@@ -91,7 +90,7 @@ def test_a_size_within_a_side_keeps_its_shape_and_never_grows(width, height, sid
 
 
 @given(windows(), grids())
-def test_every_cell_lies_inside_its_parent(window, grid):
+def test_cells_lie_inside_their_window_and_the_outer_ones_touch_its_edges(window, grid):
     slack = tolerance(window)
     for row, column in grid.cells():
         cell = window.cell(grid, row, column)
@@ -99,16 +98,9 @@ def test_every_cell_lies_inside_its_parent(window, grid):
         assert cell.top >= window.top - slack
         assert cell.right <= window.right + slack
         assert cell.bottom <= window.bottom + slack
-
-
-@given(windows(), grids())
-def test_the_outer_cells_touch_the_edges_of_their_parent(window, grid):
-    slack = tolerance(window)
-    first = window.cell(grid, 0, 0)
-    last = window.cell(grid, grid.rows - 1, grid.columns - 1)
+    first, last = window.cell(grid, 0, 0), window.cell(grid, grid.rows - 1, grid.columns - 1)
     assert (first.left, first.top) == (window.left, window.top)
-    assert last.right == pytest.approx(window.right, abs=slack)
-    assert last.bottom == pytest.approx(window.bottom, abs=slack)
+    assert (last.right, last.bottom) == pytest.approx((window.right, window.bottom), abs=slack)
 
 
 @given(windows(), grids())
@@ -120,31 +112,24 @@ def test_cells_are_equal_and_evenly_spaced(window, grid):
     assert np.ptp(steps) <= 4 * slack if len(steps) else True
 
 
-@given(windows(), numbers(0.01, 1.0))
-def test_the_cell_of_a_1_x_1_grid_is_the_window_itself(window, fraction):
-    assert window.cell(Grid(1, 1, fraction), 0, 0) == window
-
-
 @given(windows(), st.integers(2, 6), numbers(0.01, 1.0))
-def test_a_lone_row_spans_the_whole_height(window, count, fraction):
-    for column in range(count):
-        cell = window.cell(Grid(1, count, fraction), 0, column)
+def test_a_single_row_or_column_spans_the_window(window, count, fraction):
+    assert window.cell(Grid(1, 1, fraction), 0, 0) == window
+    for index in range(count):
+        cell = window.cell(Grid(1, count, fraction), 0, index)
         assert (cell.top, cell.height) == (window.top, window.height)
         assert cell.width == pytest.approx(window.width * fraction)
-
-
-@given(windows(), st.integers(2, 6), numbers(0.01, 1.0))
-def test_a_lone_column_spans_the_whole_width(window, count, fraction):
-    for row in range(count):
-        cell = window.cell(Grid(count, 1, fraction), row, 0)
+        cell = window.cell(Grid(count, 1, fraction), index, 0)
         assert (cell.left, cell.width) == (window.left, window.width)
         assert cell.height == pytest.approx(window.height * fraction)
 
 
 @pytest.mark.parametrize(("row", "column"), [(2, 0), (0, 3), (-1, 0), (0, -1)])
-def test_a_cell_outside_of_the_grid_is_refused(row, column):
+def test_a_cell_outside_the_grid_raises(row, column):
     with pytest.raises(ValueError, match="no cell"):
         Window(0, 0, 10, 10).cell(Grid(2, 3, 0.5), row, column)
+    with pytest.raises(ValueError, match="no cell"):
+        Region(Window(0, 0, 10, 10)).child(Grid(2, 3, 0.5), row, column)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +137,7 @@ def test_a_cell_outside_of_the_grid_is_refused(row, column):
     [row[1:] for row in REFERENCE_GRIDS],
     ids=[row[0] for row in REFERENCE_GRIDS],
 )
-def test_cells_start_where_the_reference_starts_them(side, count, fraction, starts):
+def test_cells_start_where_those_of_the_authors_do(side, count, fraction, starts):
     window, grid = Window(0, 0, side, side), Grid(count, count, fraction)
     cells = [window.cell(grid, index, index) for index in range(count)]
     assert np.abs(np.subtract([cell.left for cell in cells], starts)).max() <= 1.4
@@ -161,7 +146,7 @@ def test_cells_start_where_the_reference_starts_them(side, count, fraction, star
 
 
 @given(grids(), st.integers(1, 40), st.integers(1, 40))
-def test_weights_give_the_mean_of_what_a_cell_covers(grid, height, width):
+def test_weights_give_the_mean_over_a_cell(grid, height, width):
     image = np.random.default_rng(0).random((1, height, width))
     found = grid.row_weights(height) @ image[0] @ grid.column_weights(width).T
     whole = Window.whole(Size(width, height))
@@ -176,31 +161,14 @@ def test_scaling_a_window_back_gives_the_same_place(window, x, y):
 
 
 @given(st.data(), windows(), grids())
-def test_following_a_path_is_nesting_cells(data, window, grid):
-    steps = data.draw(paths(grid))
-    path = "/".join(["root", *(f"{row}-{column}" for row, column in steps)])
-    nested = window
-    for row, column in steps:
-        nested = nested.cell(grid, row, column)
-    region = Region(window)
-    for row, column in steps:
-        region = region.child(grid, row, column)
-    assert (region.window, region.path) == (nested, path)
-
-
-@given(st.data(), grids())
-def test_a_region_knows_its_level_and_its_place_on_the_grid_of_all_cells(data, grid):
-    region, down, across = Region(Window(0, 0, 1000, 1000)), 0, 0
+def test_a_region_has_the_nested_cell_its_path_level_and_position(data, window, grid):
+    region, nested, path, down, across = Region(window), window, "root", 0, 0
     assert (region.level, region.position) == (1, (0, 0, 0))
     for depth, (row, column) in enumerate(data.draw(paths(grid)), 1):
-        region = region.child(grid, row, column)
+        region, nested = region.child(grid, row, column), nested.cell(grid, row, column)
+        path += f"/{row}-{column}"
         down, across = grid.rows * down + row, grid.columns * across + column
-        assert (region.level, region.position) == (depth + 1, (down, across, depth))
-
-
-def test_a_step_outside_of_the_grid_is_refused():
-    with pytest.raises(ValueError, match="no cell"):
-        Region(Window(0, 0, 10, 10)).child(Grid(2, 2, 0.5), 2, 0)
+        assert region == Region(nested, path, depth + 1, (down, across, depth))
 
 
 @given(georeferences(), numbers(-1e5, 1e5), numbers(-1e5, 1e5))
@@ -213,15 +181,9 @@ def test_the_outer_corner_of_the_image_is_the_origin_of_the_transform():
     assert UTM.to_map(0, 0) == (399_960.0, 5_000_040.0)
 
 
-def test_rows_and_columns_move_as_the_affine_says():
+def test_the_transform_may_rotate():
     rotated = Georeference(None, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
     assert rotated.to_map(10, 100) == (1 * 10 + 2 * 100 + 3, 4 * 10 + 5 * 100 + 6)
-
-
-def test_many_positions_keep_their_shape():
-    columns, rows = np.meshgrid(np.arange(4.0), np.arange(3.0))
-    longitude, latitude = UTM.to_lonlat(columns, rows)
-    assert longitude.shape == latitude.shape == (3, 4)
 
 
 @given(georeferences("EPSG:32633"), numbers(0, 1e4), numbers(0, 1e4))
@@ -242,32 +204,21 @@ def test_web_mercator_follows_its_closed_form(x, y):
     assert latitude == pytest.approx(expected, abs=1e-8)
 
 
-@given(numbers(-179, 179), numbers(-89, 89))
-def test_longitude_comes_first_also_where_the_authority_says_otherwise(longitude, latitude):
-    here = Georeference("EPSG:4326", (0.1, 0.0, longitude, 0.0, -0.1, latitude))
-    assert np.allclose(here.to_lonlat(0, 0), (longitude, latitude), rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("crs", ["EPSG:4326", "OGC:CRS84", "EPSG:4258", "EPSG:4269"])
-def test_crs84_is_longitude_then_latitude(crs):
+def test_longitude_comes_first_also_where_epsg_has_latitude_first(crs):
     # EPSG defines latitude first; rasters and GeoJSON have longitude first.
     here = Georeference(crs, (0.001, 0.0, 15.0, 0.0, -0.001, 48.0))
     assert np.allclose(here.to_lonlat(0, 0), (15.0, 48.0), rtol=0, atol=1e-4)
     assert np.allclose(here.from_lonlat(15.5, 47.5), (500, 500), rtol=0, atol=0.1)
 
 
-def test_a_northing_becomes_a_latitude():
-    longitude, latitude = UTM.to_lonlat(0, 0)
-    assert (longitude, latitude) == pytest.approx((13.729, 45.147), abs=0.01)
-
-
 @pytest.mark.parametrize("crs", ["EPSG:99999", "GEOGCS[nonsense", "nonsense"])
-def test_an_unknown_crs_is_named(crs):
+def test_an_unknown_crs_raises(crs):
     with pytest.raises(UnknownCRSError):
         Georeference(crs, (1.0, 0.0, 0.0, 0.0, -1.0, 0.0)).to_lonlat(0, 0)
 
 
-def test_the_plan_of_a_building_lies_nowhere():
+def test_an_engineering_crs_has_no_longitude_and_latitude():
     plan = 'LOCAL_CS["plan",UNIT["metre",1]]'
     longitude, latitude = Georeference(plan, (1.0, 0.0, 0.0, 0.0, -1.0, 0.0)).to_lonlat([0, 1], 0)
     assert np.isnan(longitude).all()
@@ -275,12 +226,12 @@ def test_the_plan_of_a_building_lies_nowhere():
 
 
 @given(numbers(0, 10_980), numbers(0, 10_980))
-def test_a_utm_position_comes_back_from_the_earth(column, row):
+def test_from_lonlat_inverts_to_lonlat(column, row):
     back = UTM.from_lonlat(*UTM.to_lonlat(column, row))
     assert np.allclose(back, (column, row), rtol=0, atol=1e-3)
 
 
-def test_a_place_off_the_earth_is_not_a_number():
+def test_a_point_off_the_earth_is_nan_and_has_no_ground_size():
     space = Georeference(
         "+proj=geos +h=35785831 +lon_0=0 +ellps=WGS84", (1e4, 0.0, -6e6, 0.0, -1e4, 6e6)
     )
@@ -288,9 +239,10 @@ def test_a_place_off_the_earth_is_not_a_number():
     longitude, latitude = space.to_lonlat(np.array([0, 600]), np.array([0, 600]))
     assert np.isnan(longitude[0])
     assert (longitude[1], latitude[1]) == pytest.approx((0, 0), abs=1e-6)
+    assert space.ground_size(Size(2, 2)) is None
 
 
-@pytest.mark.parametrize("northing", [10_000.0, 3_000_000.0, 5_000_040.0, 8_000_000.0])
+@pytest.mark.parametrize("northing", [10_000.0, 8_000_000.0])
 def test_a_utm_pixel_of_10_m_measures_10_m(northing):
     here = Georeference("EPSG:32633", (10.0, 0.0, 399_960.0, 0.0, -10.0, northing))
     assert here.ground_size(Size(100, 100)) == pytest.approx((10.0, 10.0), rel=1e-3)
@@ -307,33 +259,17 @@ def test_a_pixel_that_is_rotated_keeps_its_ground_size():
     assert turned.ground_size(Size(10, 10)) == pytest.approx((10.0, 10.0), rel=5e-3)
 
 
-def test_an_image_off_the_earth_has_no_ground_size():
-    space = Georeference(
-        "+proj=geos +h=35785831 +lon_0=0 +ellps=WGS84", (1e4, 0.0, -6e6, 0.0, -1e4, 6e6)
-    )
-    assert space.ground_size(Size(2, 2)) is None
-
-
-def test_without_a_crs_there_is_no_longitude():
+def test_without_a_crs_there_is_no_longitude_and_no_ground_size():
     plain = Georeference(None, (1.0, 0.0, 0.0, 0.0, -1.0, 0.0))
     with pytest.raises(ValueError, match="no CRS"):
         plain.to_lonlat(0, 0)
     with pytest.raises(ValueError, match="no CRS"):
         plain.from_lonlat(0, 0)
-
-
-def test_without_a_crs_there_is_no_ground_size():
-    assert Georeference(None, (1.0, 0.0, 0.0, 0.0, -1.0, 0.0)).ground_size(Size(9, 9)) is None
-
-
-@pytest.mark.parametrize("sides", [(2.5, 2), (2, 2.5), (float("nan"), 2)])
-def test_a_size_is_whole_pixels(sides):
-    with pytest.raises(ValueError):  # noqa: PT011
-        Size(*sides)
+    assert plain.ground_size(Size(9, 9)) is None
 
 
 @given(grids(), st.data())
-def test_the_shared_part_of_cells_is_that_of_their_windows(grid, data):
+def test_the_overlap_of_cells_is_that_of_their_windows(grid, data):
     row = data.draw(st.integers(0, grid.rows - 1))
     column = data.draw(st.integers(0, grid.columns - 1))
     window = Window(3, 5, 700, 900)
@@ -348,7 +284,7 @@ def test_the_shared_part_of_cells_is_that_of_their_windows(grid, data):
         )
 
 
-def test_a_fixed_region_is_named_by_its_number_and_has_the_place_of_the_nearest_cell():
+def test_a_fixed_region_has_its_number_and_the_position_of_the_nearest_cell():
     root, grid = Region(Window(0, 0, 4000, 3000)), Grid(3, 3, 0.5)
     # The centres of cells lie at 1/4, 2/4 and 3/4.
     region = root.fixed(grid, Window(2800, 300, 500, 600), 7)
@@ -373,21 +309,11 @@ def test_the_nearest_cell_has_the_nearest_centre(grid, window, other):
         assert chosen[1] <= down + 1e-9
 
 
-@given(grids(), st.data())
-def test_a_cell_is_its_own_nearest(grid, data):
-    cell = data.draw(st.sampled_from(list(grid.cells())))
-    root = Region(Window(0, 0, 1000, 500))
-    region = root.child(grid, *cell)
-    if grid.cell_fraction < 1:
-        assert root.fixed(grid, region.window, 1).position == region.position
-
-
-def test_a_grid_is_described_in_a_few_words():
+def test_a_grid_has_a_short_description():
     assert Grid(3, 5, 0.34375).describe() == "3 x 5 cells of 0.34375"
 
 
-def test_what_is_farther_away_than_any_planet_is_nowhere():
-    place = Georeference("EPSG:32633", (10.0, 0.0, 399960.0, 0.0, -10.0, 5000040.0))
-    longitude, latitude = place.to_lonlat(np.array([0.0, 1e300]), np.array([0.0, 0.0]))
+def test_a_point_too_far_away_is_nan():
+    longitude, latitude = UTM.to_lonlat(np.array([0.0, 1e300]), np.array([0.0, 0.0]))
     assert np.isfinite(longitude).tolist() == [True, False]
     assert np.isfinite(latitude).tolist() == [True, False]

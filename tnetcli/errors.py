@@ -1,15 +1,15 @@
-"""The problems a user can fix, each with the exit code that names it.
+"""Errors that a user can fix, each with the exit code of the command that raises it.
 
 TnetError
-├── UsageError         2   the command line asks for something impossible
+├── UsageError         2   the command line is wrong
 ├── ImageError         3   an image cannot be opened or read
 ├── ManifestError      4   a list of images is wrong
 ├── RecipeError        4   a recipe is wrong
-├── ModelError         5   a model cannot be built, or its file cannot be loaded
+├── ModelError         5   a model cannot be built or loaded
 ├── MissingExtraError  6   an optional dependency is not installed
 ├── OutputError        7   an output exists or cannot be written
 ├── SomeFailedError    8   some images failed, the rest are done
-└── ClusterError      75   other processes of the work are gone; run again to go on
+└── ClusterError      75   other processes of a distributed run are gone; run it again to resume
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from typing import ClassVar
 
 
 class TnetError(Exception):
-    """A problem the user can fix; shown as one line and a hint, without a traceback."""
+    """Base class; shown as one line and a hint, without a traceback."""
 
     exit_code: ClassVar[int] = 1
 
@@ -30,24 +30,24 @@ class TnetError(Exception):
         return (_rebuild, (type(self), str(self), self.hint))
 
 
+def _rebuild(kind: type[TnetError], problem: str, hint: str) -> TnetError:
+    return kind(problem, hint=hint)
+
+
 def error_class(name: str) -> type[TnetError]:
-    """Return the kind of problem by its name; ImageError for what is no kind of ours."""
+    """Return the error class of a name; ImageError if there is none."""
     kinds = {kind.__name__: kind for kind in TnetError.__subclasses__()}
     return kinds.get(name, ImageError)
 
 
 def common_error_class(kinds: Iterable[type[TnetError]]) -> type[TnetError]:
-    """Return the kind that all problems of a batch are of; ImageError where they differ."""
+    """Return the class that all errors of a batch share; ImageError if they differ."""
     found = set(kinds)
     return found.pop() if len(found) == 1 else ImageError
 
 
-def _rebuild(kind: type[TnetError], problem: str, hint: str) -> TnetError:
-    return kind(problem, hint=hint)
-
-
 class UsageError(TnetError):
-    """The command line asks for something impossible."""
+    """The command line is wrong."""
 
     exit_code = 2
 
@@ -59,19 +59,19 @@ class ImageError(TnetError):
 
 
 class ManifestError(TnetError):
-    """A list of images is missing or malformed."""
+    """A list of images is missing or wrong."""
 
     exit_code = 4
 
 
 class RecipeError(TnetError):
-    """A recipe is missing or malformed."""
+    """A recipe is missing or wrong."""
 
     exit_code = 4
 
 
 class ModelError(TnetError):
-    """A model cannot be built, or its file cannot be loaded."""
+    """A model cannot be built or loaded."""
 
     exit_code = 5
 
@@ -83,26 +83,24 @@ class MissingExtraError(TnetError):
 
     @classmethod
     def of(cls, extra: str, purpose: str) -> "MissingExtraError":
-        """Name the pip command that installs `extra`."""
-        return cls(
-            f"{purpose} needs the `{extra}` extra",
-            hint=f"pip install 'tnetcli[{extra}]'",
-        )
+        """Return an error whose hint is the pip command that installs `extra`."""
+        hint = f"pip install 'tnetcli[{extra}]'"
+        return cls(f"{purpose} needs the `{extra}` extra", hint=hint)
 
 
 class OutputError(TnetError):
-    """An output exists already or cannot be written."""
+    """An output exists or cannot be written."""
 
     exit_code = 7
 
 
-class ClusterError(TnetError):
-    """Other processes of the work are gone; what is finished is kept: run again to go on."""
-
-    exit_code = 75
-
-
 class SomeFailedError(TnetError):
-    """Some images failed; everything else is done."""
+    """Some images failed; the rest are done."""
 
     exit_code = 8
+
+
+class ClusterError(TnetError):
+    """Other processes of a distributed run are gone; finished work is saved."""
+
+    exit_code = 75

@@ -1,4 +1,4 @@
-"""Plain values for places in an image: sizes, windows, grids of cells, regions, map positions."""
+"""Values for places in an image: sizes, windows, grids of cells, regions, georeferences."""
 
 import itertools
 import math
@@ -32,11 +32,11 @@ class Size:
 
     @property
     def pixels(self) -> int:
-        """Return the area."""
+        """Return the number of pixels."""
         return self.width * self.height
 
     def within(self, side: int) -> "Size":
-        """Return a size of the same shape, `side` pixels or fewer a side, and no larger."""
+        """Return the size scaled down, if needed, so that no side is longer than `side`."""
         factor = max(self.width / side, self.height / side, 1.0)
         return Size(max(round(self.width / factor), 1), max(round(self.height / factor), 1))
 
@@ -48,11 +48,10 @@ class Size:
 class Grid:
     """Rows and columns of equal, possibly overlapping cells, each `cell_fraction` of a window.
 
-    A family may place its rows and columns otherwise, each where its span says: the traversal
-    needs no more than spans, weights and what cells share.
+    A family may subclass it with other spans; the traversal uses only spans, weights and overlap.
     """
 
-    # Whether the model proposes the cells itself, so that no other cell may be chosen.
+    # True if the model proposes cells and no other cell may be chosen.
     proposed_only: ClassVar[bool] = False
 
     rows: int
@@ -66,7 +65,7 @@ class Grid:
             raise ValueError(f"cell_fraction is not within (0, 1]: `{self.cell_fraction}`")
 
     def describe(self) -> str:
-        """Return what there is to choose from, in a few words."""
+        """Return a short description for reports."""
         return f"{self.rows} x {self.columns} cells of {self.cell_fraction:g}"
 
     def cells(self) -> Iterator[tuple[int, int]]:
@@ -76,32 +75,29 @@ class Grid:
                 yield row, column
 
     def choices(self) -> NDArray[np.bool_]:
-        """Return which cells (rows, columns) there are to choose from: all of them."""
+        """Return a mask (rows, columns) of the cells that exist: all of them."""
         return np.ones((self.rows, self.columns), np.bool_)
 
     def row_span(self, start: float, length: float, row: int) -> tuple[float, float]:
-        """Return where a grid row starts and how long it is, in `length` that begins at `start`."""
+        """Return start and height of a grid row in a window of `length` that begins at `start`."""
         return _cell_span(start, length, self.rows, self.cell_fraction, row)
 
     def column_span(self, start: float, length: float, column: int) -> tuple[float, float]:
-        """Return where a grid column starts and how long it is."""
+        """Return start and width of a grid column, likewise."""
         return _cell_span(start, length, self.columns, self.cell_fraction, column)
 
     def overlap(self, row: int, column: int) -> NDArray[np.float64]:
-        """Return the part (rows, columns) of each cell that the cell `row-column` covers too."""
+        """Return the fraction (rows, columns) of each cell that the cell `row-column` covers."""
         down = _axis_shared(self.rows, self.cell_fraction, row)
         return np.outer(down, _axis_shared(self.columns, self.cell_fraction, column))
 
     def row_weights(self, height: int) -> NDArray[np.float64]:
-        """Return what each of `height` pixel rows adds to the mean of each grid row.
-
-        (rows, height), in proportion to the part of the pixel row that the cells cover.
-        """
+        """Return the weight (rows, height) of each pixel row in the mean of each grid row."""
         spans = [self.row_span(0.0, float(height), row) for row in range(self.rows)]
         return _axis_weights(spans, height)
 
     def column_weights(self, width: int) -> NDArray[np.float64]:
-        """Return what each of `width` pixel columns adds to the mean of each grid column."""
+        """Return the weight (columns, width) of each pixel column, likewise."""
         spans = [self.column_span(0.0, float(width), column) for column in range(self.columns)]
         return _axis_weights(spans, width)
 
@@ -116,7 +112,7 @@ class Window:
     height: float
 
     def __post_init__(self) -> None:
-        # Sides are finite where both of their ends are.
+        # A side is finite if both of its ends are.
         x = math.isfinite(self.left) and math.isfinite(self.left + self.width)
         y = math.isfinite(self.top) and math.isfinite(self.top + self.height)
         if not (x and y and self.width > 0 and self.height > 0):
@@ -130,12 +126,12 @@ class Window:
 
     @property
     def right(self) -> float:
-        """Return the first x past the window."""
+        """Return the x of the right edge."""
         return self.left + self.width
 
     @property
     def bottom(self) -> float:
-        """Return the first y past the window."""
+        """Return the y of the bottom edge."""
         return self.top + self.height
 
     @property
@@ -144,7 +140,7 @@ class Window:
         return self.left, self.top, self.right, self.bottom
 
     def cell(self, grid: Grid, row: int, column: int) -> "Window":
-        """Return one grid cell; outer cells touch the edges, a lone row or column spans all."""
+        """Return one grid cell; outer cells touch the edges, a single row or column spans all."""
         if not (0 <= row < grid.rows and 0 <= column < grid.columns):
             raise ValueError(f"no cell `{row}-{column}` in a {grid.rows} x {grid.columns} grid")
         left, width = grid.column_span(self.left, self.width, column)
@@ -153,11 +149,11 @@ class Window:
 
     @property
     def centre(self) -> tuple[float, float]:
-        """Return x and y of its middle."""
+        """Return x and y of the centre."""
         return self.left + self.width / 2, self.top + self.height / 2
 
     def is_inside(self, size: Size) -> bool:
-        """Say whether no part of it lies outside of an image of `size`."""
+        """Return True if the window lies completely inside an image of `size`."""
         starts_inside = self.left >= 0 and self.top >= 0
         return starts_inside and self.right <= size.width and self.bottom <= size.height
 
@@ -168,7 +164,7 @@ class Window:
         return _nearest(rows, y), _nearest(columns, x)
 
     def scaled(self, x: float, y: float) -> "Window":
-        """Return the same place counted in pixels `x` by `y` times as large."""
+        """Return the window in pixels that are `x` by `y` times as large."""
         return Window(self.left / x, self.top / y, self.width / x, self.height / y)
 
 
@@ -197,18 +193,18 @@ def _axis_weights(spans: Sequence[tuple[float, float]], length: int) -> NDArray[
     pixels = np.arange(length)
     weights = np.zeros((len(spans), length))
     for index, (start, cell) in enumerate(spans):
-        covered = np.minimum(start + cell, pixels + 1) - np.maximum(start, pixels)
-        weights[index] = np.maximum(covered, 0.0) / cell
+        box_coverage = np.minimum(start + cell, pixels + 1) - np.maximum(start, pixels)
+        weights[index] = np.maximum(box_coverage, 0.0) / cell
     return weights
 
 
 def box_coverage(window: Window, boxes: Sequence[Window]) -> float:
-    """Return the largest part of a box that lies in the window."""
+    """Return the largest fraction of any box that lies in the window."""
     return max((_common(window, box) / (box.width * box.height) for box in boxes), default=0.0)
 
 
 def window_coverage(window: Window, boxes: Sequence[Window]) -> float:
-    """Return the part of the window that boxes cover together; what they share counts once."""
+    """Return the fraction of the window that is covered by the union of the boxes."""
     edges = np.array([box.box for box in boxes if _common(window, box) > 0]).reshape(-1, 4)
     left, top, right, bottom = np.clip(
         edges[edges[:, 1].argsort()].T,  # from the top down
@@ -217,7 +213,7 @@ def window_coverage(window: Window, boxes: Sequence[Window]) -> float:
     )
     area = 0.0
     for start, end in itertools.pairwise(np.unique([left, right]).tolist()):
-        across = (left <= start) & (right >= end)  # in this strip no box begins or ends
+        across = (left <= start) & (right >= end)  # no box begins or ends inside this strip
         reached = np.maximum.accumulate(bottom[across])
         above = np.concatenate([[window.top], reached[:-1]])
         area += (end - start) * float(np.maximum(reached - np.maximum(top[across], above), 0).sum())
@@ -234,9 +230,9 @@ def _common(a: Window, b: Window) -> float:
 class Region:
     """A window with its place in the traversal tree.
 
-    `path` identifies it in records: below its parent it is a cell, `row-column`, or the n-th fixed
-    region, `w` and its number. `position` is its row, column and depth on the virtual grid of all
-    cells of its level; a fixed region has the position of the nearest cell.
+    `path` identifies it in records: each step is a cell, `row-column`, or a fixed region, `w` and
+    its number. `position` is row, column and depth on the virtual grid of all cells of its level;
+    a fixed region has the position of the nearest cell.
     """
 
     window: Window
@@ -261,17 +257,16 @@ class Region:
 
 
 class UnknownCRSError(ValueError):
-    """A text names no coordinate reference system, or one that would open files."""
+    """A text is not a coordinate reference system, or it is one that would open files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Georeference:
-    """Where an image lies on the Earth.
+    """Coordinate reference system and affine transform of an image.
 
-    `crs` is an authority code or WKT, None where the file gives only a transform. `transform`
-    holds a, b, c, d, e, f of `x = a * column + b * row + c`, `y = d * column + e * row + f`,
-    which may rotate. `source` says where it came from: the file's own transform or its ground
-    control points.
+    `crs` is an authority code or WKT, None if the file has only a transform. `transform` holds
+    a, b, c, d, e, f of `x = a * column + b * row + c`, `y = d * column + e * row + f`. `source` is
+    `transform` or names the ground control points that it was computed from.
     """
 
     crs: str | None
@@ -281,7 +276,7 @@ class Georeference:
     def to_map(
         self, column: ArrayLike, row: ArrayLike
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Turn pixel positions into map coordinates; (0, 0) is the outer corner of the image."""
+        """Convert pixel positions to map coordinates; (0, 0) is the outer top-left corner."""
         a, b, c, d, e, f = self.transform
         column, row = np.asarray(column, np.float64), np.asarray(row, np.float64)
         return a * column + b * row + c, d * column + e * row + f
@@ -289,7 +284,7 @@ class Georeference:
     def to_pixel(
         self, x: ArrayLike, y: ArrayLike
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Turn map coordinates into pixel positions."""
+        """Convert map coordinates to pixel positions."""
         a, b, c, d, e, f = self.transform
         determinant = a * e - b * d
         x, y = np.asarray(x, np.float64) - c, np.asarray(y, np.float64) - f
@@ -298,19 +293,19 @@ class Georeference:
     def to_lonlat(
         self, column: ArrayLike, row: ArrayLike
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Turn pixel positions into WGS 84 longitude and latitude; NaN where there is none."""
+        """Convert pixel positions to WGS 84 longitude and latitude; NaN off the Earth."""
         return _project(self._known_crs(), LONLAT, *self.to_map(column, row))
 
     def from_lonlat(
         self, longitude: ArrayLike, latitude: ArrayLike
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Turn WGS 84 longitude and latitude into pixel positions; NaN where there is none."""
+        """Convert WGS 84 longitude and latitude to pixel positions; NaN off the map."""
         return self.to_pixel(*_project(LONLAT, self._known_crs(), longitude, latitude))
 
     def ground_size(self, size: Size) -> tuple[float, float] | None:
-        """Return a pixel's width and height in metres at the image centre, if it lies on Earth.
+        """Return width and height of the centre pixel in metres; None if it is not on the Earth.
 
-        In the map's own metres where these are true to scale, over the globe otherwise (degrees,
+        Map units are used where they are true to scale, distances on the globe otherwise (degrees,
         Web Mercator).
         """
         if self.crs is None:
@@ -333,14 +328,14 @@ class Georeference:
 
     def _known_crs(self) -> str:
         if self.crs is None:
-            raise ValueError("no CRS: pixels have map coordinates but no place on the Earth")
+            raise ValueError("no CRS: pixels have map coordinates, but no longitude and latitude")
         if not is_plain_crs(self.crs):
-            raise UnknownCRSError("neither a code nor WKT without grids")
+            raise UnknownCRSError("not an authority code, and not WKT without grid files")
         return self.crs
 
 
 LONLAT = "OGC:CRS84"
-TRUE_TO_SCALE = 0.01  # the sphere below is itself wrong by half of that
+TRUE_TO_SCALE = 0.01  # relative; the error of the sphere below is half of that
 FARTHEST = 1e12  # metres or degrees
 EARTH_RADIUS = 6_371_008.8  # metres, the mean radius
 
@@ -349,24 +344,24 @@ def _project(
     source: str, target: str, x: ArrayLike, y: ArrayLike
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     x, y = np.broadcast_arrays(np.asarray(x, np.float64), np.asarray(y, np.float64))
-    # PROJ does not come back from 1e300 metres for minutes; no planet is as large as this.
+    # PROJ takes minutes for a point 1e300 metres away.
     far = ~((np.abs(x) < FARTHEST) & (np.abs(y) < FARTHEST))
     transformer = _transformer(source, target)
     if transformer is None:
         return np.full(x.shape, np.nan), np.full(x.shape, np.nan)
     across, up = transformer.transform(np.where(far, np.nan, x), np.where(far, np.nan, y))
-    # PROJ returns infinity for a point that the projection does not have.
+    # PROJ returns infinity for a point outside the projection.
     known = np.isfinite(across) & np.isfinite(up)
     return np.where(known, across, np.nan), np.where(known, up, np.nan)
 
 
 @lru_cache(maxsize=32)
 def _transformer(source: str, target: str) -> "Transformer | None":
-    """Return what transforms x, y (longitude, latitude) in this order; None if nothing does."""
-    import pyproj.network  # PROJ loads here and not with this module, which everything imports
+    """Return a transformer with x, y (longitude, latitude) order; None if there is no operation."""
+    import pyproj.network  # slow to import, and every module imports this one
     from pyproj.exceptions import CRSError, ProjError
 
-    # Grids are not fetched. (pyproj re-exports the function without saying so.)
+    # PROJ fetches no grids. (pyproj re-exports the function implicitly.)
     pyproj.network.set_network_enabled(False)  # type: ignore[attr-defined]
     try:
         return pyproj.Transformer.from_crs(
@@ -376,7 +371,7 @@ def _transformer(source: str, target: str) -> "Transformer | None":
         )
     except CRSError as error:
         raise UnknownCRSError(str(error)) from error
-    except ProjError:  # the plan of a building, Mars
+    except ProjError:  # not on the Earth: an engineering CRS, Mars
         return None
 
 

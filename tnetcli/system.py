@@ -1,18 +1,27 @@
-"""Cores, memory, and the GDAL drivers of this process."""
+"""Cores, memory and devices of the job, and the GDAL drivers of this process."""
 
 import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tnetcli.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+Precision = Literal["fp32", "bf16", "fp16"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 GROUPS_OF_PROCESS = Path("/proc/self/cgroup")
 MEMORY = Path("/proc/meminfo")
-# What Dask gives its workers (distributed 2026.8), and what glibc calls its parameters.
+# The variable that Dask sets for its workers (distributed 2026.8), and parameters of glibc.
 TRIMMING = ("MALLOC_TRIM_THRESHOLD_", "65536")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-# Drivers of GDAL that write, fetch, or read what a file names.
+# GDAL drivers that write, fetch, or open other files that a file names.
 UNUSED_DRIVERS = (
     *("BAG", "CEOS", "DAAS", "DIMAP", "ECRGTOC", "EEDA", "EEDAI", "ERS", "ESRIC", "GRIB", "GTI"),
     *("GenBin", "HDF5", "HDF5Image", "HTTP", "ILWIS", "ISIS2", "ISIS3", "JAXAPALSAR", "MBTiles"),
@@ -24,7 +33,7 @@ UNUSED_DRIVERS = (
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes there are, free ones, and what this process may have; None where nobody says."""
+    """Memory of the machine and the limit of this job, in bytes; None if unknown."""
 
     total: int | None
     available: int | None
@@ -32,21 +41,17 @@ class Memory:
 
 
 def available_cores() -> int:
-    """Return how many cores this job may use: as SLURM says, or as system and container do."""
+    """Return the number of cores of this job, from SLURM or from affinity and container limits."""
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     if given.isascii() and given.isdecimal() and int(given) > 0:
         return int(given)
-    return min([_seen_cores(), *_granted_cores()])
+    has_affinity = hasattr(os, "sched_getaffinity")
+    visible = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return min([visible, *_core_limits()])
 
 
-def _seen_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _granted_cores() -> Iterator[int]:
-    """Yield what containers grant: all cores can be seen there, and only some be used."""
+def _core_limits() -> Iterator[int]:
+    """Yield the CPU quotas of containers, in which all cores of the machine are visible."""
     for folder in _groups(""):
         quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
         if quota.isdecimal() and period.isdecimal() and int(period):
@@ -54,54 +59,45 @@ def _granted_cores() -> Iterator[int]:
 
 
 def memory() -> Memory:
-    """Return what the system says of memory, limits of containers, jobs and shells included."""
-    total = _total()
-    limits = [] if total is None else [limit for limit in _limits() if limit < total]
-    return Memory(total, _available(), min(limits, default=None))
+    """Return the memory of the machine and the strictest limit of containers, jobs and shells."""
+    total = available = None
+    with suppress(AttributeError, ValueError, OSError):
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for line in _text(MEMORY).splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            available = int(value.split()[0]) * 1024
+    limits = [limit for limit in _memory_limits() if total is not None and limit < total]
+    return Memory(total, available, min(limits, default=None))
 
 
 def reuse_freed_memory() -> None:
-    """Let malloc keep what is freed for the next time, where Dask has told it to give it back.
+    """Let malloc keep freed memory in workers where Dask made it return memory at once.
 
-    Every view and every layer would have its pages made anew by the system, which takes a network
-    on a processor half of its time. At most 128 MB stay unused.
+    Otherwise the system maps new pages for every view and every layer, which takes half of the
+    time of a network on a CPU. At most 128 MB stay unused.
     """
     name, by_dask = TRIMMING
-    if os.environ.get(name) != by_dask:  # or a user has said so
+    if os.environ.get(name) != by_dask:  # not set, or set by the user
         return
     import ctypes
 
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # not of glibc
+    except (AttributeError, OSError, TypeError):  # not glibc
         return
-    mallopt(MMAP_THRESHOLD, 2**25)  # the most that glibc takes; told to trim, it learns no other
+    mallopt(MMAP_THRESHOLD, 2**25)  # the maximum of glibc, which no longer adapts it
     mallopt(TRIM_THRESHOLD, 2**27)
 
 
-def _total() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def _available() -> int | None:
-    for line in _text(MEMORY).splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return None
-
-
-def _limits() -> Iterator[int]:
+def _memory_limits() -> Iterator[int]:
     for controller, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
         for folder in _groups(controller):
             text = _text(folder / name).strip()
-            if text.isdecimal():  # the other word is `max`
+            if text.isdecimal():  # not `max`
                 yield int(text)
     try:
-        import resource  # no such thing on Windows
+        import resource  # not on Windows
 
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     except (ImportError, OSError, ValueError):
@@ -111,9 +107,9 @@ def _limits() -> Iterator[int]:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Yield the control groups of this process, its own first: each may set a limit.
+    """Yield the control groups of this process, innermost first; each may set a limit.
 
-    The empty name is that of version 2, which has one tree for all.
+    `controller` is empty for cgroup version 2, which has one tree.
     """
     root = CGROUPS / controller
     for line in _text(GROUPS_OF_PROCESS).splitlines():
@@ -135,11 +131,83 @@ def _text(path: Path) -> str:
 
 
 def confine_gdal() -> None:
-    """Keep GDAL's drivers that write, fetch or follow names out of this process.
+    """Disable GDAL drivers that write, fetch or open other files, for this process.
 
-    Readers check what GDAL opens for an image; this holds where a check has a gap. Only `tnet`
-    calls it, before GDAL starts: a process of somebody else keeps its drivers.
+    A second line of defence behind the checks of the readers. Only the `tnet` command calls it,
+    before GDAL is loaded: the library changes no process-wide state.
     """
     given = os.environ.get("GDAL_SKIP", "")
-    separator = "," if "," in given else None  # GDAL takes spaces where there is no comma
+    separator = "," if "," in given else None  # GDAL splits at spaces if there is no comma
     os.environ["GDAL_SKIP"] = ",".join([*given.split(separator), *UNUSED_DRIVERS])
+
+
+def choose_device(name: str) -> "torch.device":
+    """Return the named torch device; `auto` is CUDA, else MPS, else the CPU."""
+    import torch
+
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        return torch.device(next(kind for kind in available if available[kind]))
+    kind = name.split(":")[0]
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(
+            f"unknown device: `{name}`", hint="use auto, cpu, cuda, cuda:1 or mps"
+        ) from error
+    if not available.get(kind, False):
+        raise UsageError(
+            f"no `{kind}` device is available to torch",
+            hint="use --device auto to select an available device",
+        )
+    if kind == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"no such device: `{name}`", hint=f"{torch.cuda.device_count()} are available"
+        )
+    return device
+
+
+def autocast(device: "torch.device", precision: Precision) -> "torch.autocast":
+    """Return a mixed-precision context; it does nothing for `fp32`."""
+    import torch
+
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
+
+
+def limit_threads(count: int) -> None:
+    """Set the number of threads that torch computes with."""
+    import torch
+
+    torch.set_num_threads(count)
+
+
+@contextmanager
+def sharing_cores(lanes: int, device: "torch.device") -> Iterator[None]:
+    """Divide torch's threads by the number of concurrent forward passes on the CPU.
+
+    With all threads in each pass, every layer would wait for a core that another pass occupies.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, before // lanes))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if an error means that memory ran out, on the host or on a device."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error)
+    return "not enough memory" in text or "can't allocate memory" in text

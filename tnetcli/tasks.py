@@ -1,6 +1,6 @@
 """Task: what is predicted. It owns the loss, the reward, the decision and its fitted state.
 
-Nothing here imports torch until a loss or a reward is computed.
+torch is imported only when a loss or a reward is computed.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.errors import RecipeError
+from tnetcli.registry import Registry
 from tnetcli.text import did_you_mean, shorten
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Task(Protocol):
         ...
 
     def importance(self, targets: "Tensor") -> "Tensor":
-        """Return how much each target (n,) counts in the loss, 1 on average."""
+        """Return the weight of each target (n,) in the loss, 1 on average."""
         ...
 
     def loss(
@@ -82,11 +83,13 @@ class Classification:
         self.classes = tuple(classes)
         self.outputs = len(self.classes)
         self.state: dict[str, Any] = {}
-        self._smoothing, self._reward, self._weighting = label_smoothing, reward, class_weights
+        self._smoothing, self._reward, self._class_weights = label_smoothing, reward, class_weights
 
     def fit(self, targets: Sequence[int]) -> None:
         """Derive the weight of each class from the training labels."""
-        weights = class_weights(self._weighting, targets, self.classes) if len(targets) else None
+        weights = None
+        if len(targets):
+            weights = class_weights(self._class_weights, targets, self.classes)
         self.state = {} if weights is None else {"class_weights": weights.tolist()}
 
     def importance(self, targets: "Tensor") -> "Tensor":
@@ -112,7 +115,7 @@ class Classification:
     def reward(self, logits: "Tensor", targets: "Tensor") -> "Tensor":
         """Return 1 where no class scores higher than the label, or the label's probability.
 
-        A NaN gives 0: it would stay in running means for good.
+        NaN gives 0, as it would never leave a running mean.
         """
         scores = at_least_single(logits.detach())
         if self._reward == "probability":
@@ -126,12 +129,15 @@ class Classification:
         """Return the most probable class, and the probabilities of all."""
         probabilities = softmax(logits)
         best = int(probabilities.argmax())
-        every = dict(zip(self.classes, probabilities.tolist(), strict=True))
-        return Decision(self.classes[best], float(probabilities[best]), every)
+        by_class = dict(zip(self.classes, probabilities.tolist(), strict=True))
+        return Decision(self.classes[best], float(probabilities[best]), by_class)
+
+
+TASKS: Registry[type[Task]] = Registry("task", {"classification": f"{__name__}:Classification"})
 
 
 def at_least_single(values: "Tensor") -> "Tensor":
-    """Return values in single precision or better, so that logarithms can be learned from."""
+    """Return values in single precision or better, as logarithms of half precision diverge."""
     import torch
 
     return values.to(torch.promote_types(values.dtype, torch.float32))
@@ -140,17 +146,17 @@ def at_least_single(values: "Tensor") -> "Tensor":
 def softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
     """Return probabilities that sum to 1 along the last axis."""
     powers: NDArray[np.float64] = np.exp(logits - logits.max(axis=-1, keepdims=True), dtype=float)
-    shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
-    return shares
+    probabilities: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
+    return probabilities
 
 
 def class_weights(
     choice: str | dict[str, float], labels: Sequence[int], classes: Sequence[str]
 ) -> NDArray[np.float32] | None:
-    """Return (classes,) how much an image of each counts, on average over `labels` 1.
+    """Return the weight (classes,) of an image of each class, 1 on average over `labels`.
 
-    `balanced` lets every class count the same in all; a class that is not named counts 1 before
-    all are scaled.
+    `balanced` gives every class the same total weight. Classes that a mapping does not name have
+    weight 1 before scaling. None stands for equal weights.
     """
     if choice == "none":
         return None
@@ -166,10 +172,11 @@ def class_weights(
                 )
         weights = np.array([choice.get(name, 1.0) for name in classes], np.float64)
     else:
-        raise ValueError(f"no way to weigh classes: `{choice}`")
+        raise ValueError(f"unknown class weights: `{choice}`")
     total = float((weights * counts).sum())
     if total <= 0:
         raise RecipeError(
-            "`data.class_weights` leaves no image that counts", hint="give one class more than 0"
+            "`data.class_weights` gives all images weight 0",
+            hint="give at least one class a weight above 0",
         )
     return np.asarray(weights * len(labels) / total, np.float32)

@@ -29,7 +29,7 @@ TOLD = {
 @pytest.fixture(scope="module", params=ARGUMENTS)
 def folder(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param)
-    write_tiny(path / "m.safetensors", request.param, arguments=ARGUMENTS[request.param], **TOLD)
+    write_tiny(path / "m.safetensors", request.param, config=ARGUMENTS[request.param], **TOLD)
     Image.fromarray(noise((256, 192)).transpose(1, 2, 0)).save(path / "a.png")
     done = tnet("predict", "a.png", "--model", "m.safetensors", "-o", "out.jsonl", cwd=path)
     assert done.returncode == 0, done.stderr
@@ -63,7 +63,7 @@ def test_glimpses_alone_can_be_shown(folder):
 
 
 def test_glimpses_are_windows_that_another_model_can_be_told(folder):
-    write_tiny(folder / "two.safetensors", "two_stream", arguments=STREAMS, **TOLD)
+    write_tiny(folder / "two.safetensors", "two_stream", config=STREAMS, **TOLD)
     told = ["--windows", "out.jsonl", "--levels", 2, "--keep", 9, "-o", "two.jsonl", "--overwrite"]
     done = tnet("predict", "a.png", "--model", "two.safetensors", *told, cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -216,7 +216,7 @@ def test_a_reader_can_be_chosen(tmp_path):
     Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / "a.png")
     (chosen,) = facts(tmp_path / "a.png")
     (forced,) = facts("--reader", "raster", tmp_path / "a.png")
-    assert (chosen["reader"], forced["reader"]) == ("photo", "raster")
+    assert (chosen["reader"], forced["reader"]) == ("image", "raster")
 
 
 def real_images():

@@ -28,7 +28,7 @@ def write_model(path, **changes):
     return write_tiny(
         path,
         **{
-            "arguments": {"backbone": "compact", "view_size": 32, "pooling": "mean_max"},
+            "config": {"backbone": "compact", "view_size": 32, "pooling": "mean_max"},
             "classes": CLASSES,
             "bands": ["red", "green", "blue"],
             "normalisation": {"dtype": "uint8", "mean": [128.0] * 3, "std": [60.0] * 3},
@@ -502,7 +502,7 @@ def test_other_types_are_refused_or_rescaled(folder, tmp_path):
     [
         (["-O", "rescale=5"], 2),
         (["-O", "rescale=9,1"], 2),
-        (["--policy", "best-first"], 2),
+        (["--policy", "best_first"], 2),
         (["--shard", "9/3"], 2),
         (["--keep", "0"], 2),
         (["--confidence", "2"], 2),
@@ -520,7 +520,7 @@ def test_the_record_says_why_it_stopped(folder):
     for options, stop in (
         (["--confidence", "0.01"], "confidence"),
         (["--budget", "2"], "budget"),
-        (["--policy", "best-first", "--budget", "3"], "budget"),
+        (["--policy", "best_first", "--budget", "3"], "budget"),
     ):
         done = in_process(folder, folder / "images/00.tif", "-o", "-", "-q", *options)
         assert json.loads(done.stdout)["stop_reason"] == stop

@@ -136,9 +136,9 @@ def assert_two_lines(err, problem, hint):
 @pytest.mark.parametrize(
     ("change", "problem", "hint"),
     [
-        ("loss.selction=topk", "unknown key `loss.selction`", "did you mean `selection`?"),
+        ("loss.selction=top_k", "unknown key `loss.selction`", "did you mean `selection`?"),
         ("stages.0.stpes=3", "unknown key `stages.0.stpes`", "did you mean `steps`?"),
-        ("stages.0.loss.selction=topk", "`stages.0.loss.selction`", "did you mean `selection`?"),
+        ("stages.0.loss.selction=top_k", "`stages.0.loss.selction`", "did you mean `selection`?"),
         ("stages=[]", "`stages` is empty", ""),
         ("stages=[{steps: 1}, {steps: 2}]", "two stages share a name", ""),
         ("stages.0.learn=tiles", "needs `data.kind: mosaic`", ""),
@@ -167,11 +167,11 @@ def test_a_folder_that_cannot_be_made_is_one_error_and_one_hint(folder):
 
 def test_a_loss_that_is_no_number_is_one_error_and_one_hint(folder, tmp_path):
     code, out, err = here(
-        folder / "small.yaml", "-o", tmp_path / "run", "-q", "--set", "optimizer.rate=1e30",
+        folder / "small.yaml", "-o", tmp_path / "run", "-q", "--set", "optimizer.lr=1e30",
         "--set", "training.validate_every=10",
     )  # fmt: skip
     assert (code, out) == (5, "")
-    assert_two_lines(err, "not a number", "optimizer.rate")
+    assert_two_lines(err, "not a number", "optimizer.lr")
 
 
 def test_a_device_that_is_not_there_is_a_usage_error(folder, tmp_path):

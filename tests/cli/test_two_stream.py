@@ -21,7 +21,7 @@ TOLD = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("here")
-    write_tiny(path / "m.safetensors", "two_stream", arguments=STREAMS, **TOLD)
+    write_tiny(path / "m.safetensors", "two_stream", config=STREAMS, **TOLD)
     for name in ("a.png", "b.png"):
         Image.fromarray(noise((128, 128), seed=ord(name[0])).transpose(1, 2, 0)).save(path / name)
     (path / "w.csv").write_text(

@@ -8,7 +8,7 @@ import rasterio
 from pydantic import ValidationError
 
 from tests.images import noise, write_geotiff
-from tnetcli.data.config import Data
+from tnetcli.data.config import DataConfig
 from tnetcli.data.listing import MOST_TOLD, read_rows
 from tnetcli.data.manifest import read_examples
 from tnetcli.data.splits import divide
@@ -44,7 +44,7 @@ def listed(images):
         path = images / "list.csv"
         path.write_bytes(text.encode(encoding))
         return read_examples(
-            Data(path=path, **data), classes, check_images=check_images, training=training
+            DataConfig(path=path, **data), classes, check_images=check_images, training=training
         )
 
     return read
@@ -271,7 +271,7 @@ def test_a_list_that_is_not_utf_8_is_told_with_its_line(listed):
 
 
 def test_a_list_that_is_not_there_is_told(tmp_path):
-    error = refused(lambda: read_examples(Data(path=tmp_path / "no.csv"), 2))
+    error = refused(lambda: read_examples(DataConfig(path=tmp_path / "no.csv"), 2))
     assert "No such file" in str(error)
 
 
@@ -375,7 +375,7 @@ def folder(tmp_path):
 
 
 def in_folder(path, classes=2, **data):
-    return read_examples(Data(kind="folder", path=path, **data), classes)
+    return read_examples(DataConfig(kind="folder", path=path, **data), classes)
 
 
 def test_a_folder_for_each_class_is_a_list(folder):
@@ -459,7 +459,7 @@ def test_a_crop_with_context_grows_small_boxes_more(listed):
     with found.train[0].open() as reader:  # 40 of 80 pixels grow by 15 %, 40 of 60 too
         assert reader.size == Size(46, 46)
     with found.validation[0].open() as reader:  # 3 of 80 by 200 %, 7 of 60 by 100 %
-        assert reader.layout.details["crop"] == [0, 0, 7, 13]
+        assert reader.info.details["crop"] == [0, 0, 7, 13]
 
 
 def test_without_crop_an_image_is_whole_and_keeps_its_box(listed):
@@ -517,4 +517,4 @@ def test_several_boxes_of_an_image_are_rows_that_stay_together(listed):
 
 def test_folders_have_no_boxes_to_crop_to(images):
     with pytest.raises(ValidationError, match="only a manifest has them"):
-        Data(path=images, kind="folder", crop="box")
+        DataConfig(path=images, kind="folder", crop="box")

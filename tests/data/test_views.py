@@ -10,23 +10,23 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.images import noise, write_constant_levels_tiff, write_geotiff
-from tests.readers.contract import ReaderContract, area_mean, assert_equal, random_windows
 from tests.strategies import numbers, windows_near
 from tnetcli.data.augment import ORDERS, Blur, Jitter, Pose, draw_jitter, draw_pose
-from tnetcli.data.config import Augmentation
+from tnetcli.data.config import AugmentConfig
 from tnetcli.data.views import Augmented, augment, move_boxes
 from tnetcli.geometry import Grid, Size, Window
-from tnetcli.readers.base import Box, Cost, DescribedByLayout, Layout, Level, Pixels, Resolution
+from tnetcli.readers.base import Box, Cost, ImageInfo, Level, Pixels, Reader, Resolution
 from tnetcli.readers.detect import open_image
+from tnetcli.testing.reader import ReaderContract, area_mean, assert_equal, random_windows
 
 SIZE = Size(90, 60)
 WHOLE = Box(0, 0, 90, 60)
-EVERYTHING = Augmentation(
+EVERYTHING = AugmentConfig(
     flip="both", turns=True, crop=(0.4, 0.9), shift=0.2, rotate=30, colour=True, blur=2
 )
 
 
-class ArrayReader(DescribedByLayout):
+class ArrayReader(Reader):
     """Reads an array by the definition of the area mean, pixel by pixel; counts its reads."""
 
     name = "array"
@@ -38,7 +38,7 @@ class ArrayReader(DescribedByLayout):
         self.mask = np.ones((height, width), bool) if valid is None else valid
         names = tuple(str(number + 1) for number in range(bands))
         level = Level(Size(width, height), 1.0, 1.0, Size(16, 32))
-        self.layout = Layout((level,), names, array.dtype, microns_per_pixel=microns)
+        self.info = ImageInfo((level,), names, array.dtype, microns_per_pixel=microns)
         self.asked = []
         self.closed = False
 
@@ -56,7 +56,7 @@ class ArrayReader(DescribedByLayout):
             values = np.rint(values)
         return Pixels(values.astype(self.dtype), valid)
 
-    def decoded(self, window, out_size):
+    def estimate(self, window, out_size):
         return out_size.pixels
 
     def close(self):
@@ -305,13 +305,13 @@ def test_outside_of_the_crop_nothing_is_read():
     reader = Augmented(image, Pose(Box(10, 5, 70, 50)))
     pixels = reader.read(Window(71, 0, 5, 5), Size(5, 5))
     assert not pixels.valid.any()
-    assert reader.decoded(Window(71, 0, 5, 5), Size(5, 5)) == 0
+    assert reader.estimate(Window(71, 0, 5, 5), Size(5, 5)) == 0
     assert image.asked == []
 
 
 def test_nothing_to_do_gives_the_reader_itself():
     image = ArrayReader(IMAGE)
-    assert augment(image, Augmentation(), 7) is image
+    assert augment(image, AugmentConfig(), 7) is image
     assert move_boxes(image, [Window(1, 2, 3, 4)]) == (Window(1, 2, 3, 4),)
 
 
@@ -370,7 +370,7 @@ def test_name_path_bands_and_type_are_those_of_the_image():
     assert (reader.dtype, reader.size) == (image.dtype, Size(50, 70))
     assert reader.microns_per_pixel == Resolution(0.5, 0.25, "made up")
     assert reader.georeference is None
-    assert reader.layout.levels[0].block == Size(32, 16)
+    assert reader.info.levels[0].block == Size(32, 16)
     with reader:
         pass
     assert image.closed
@@ -408,10 +408,10 @@ def test_the_box_of_a_turned_image_holds_all_that_was_marked():
 @pytest.mark.parametrize(
     ("settings", "fixed"),
     [
-        (Augmentation(flip="horizontal"), {"flip_y": False, "across": False}),
-        (Augmentation(flip="both"), {"across": False}),
-        (Augmentation(turns=True), {}),
-        (Augmentation(shift=0.1), {"across": False, "flip_x": False}),
+        (AugmentConfig(flip="horizontal"), {"flip_y": False, "across": False}),
+        (AugmentConfig(flip="both"), {"across": False}),
+        (AugmentConfig(turns=True), {}),
+        (AugmentConfig(shift=0.1), {"across": False, "flip_x": False}),
     ],
 )
 def test_a_pose_varies_only_in_what_was_asked_for(settings, fixed):
@@ -425,7 +425,7 @@ def test_a_pose_varies_only_in_what_was_asked_for(settings, fixed):
 
 def test_quarter_turns_are_the_four_rotations_and_nothing_else():
     square = np.arange(25).reshape(5, 5)
-    settings = Augmentation(turns=True)
+    settings = AugmentConfig(turns=True)
     found = {
         draw_pose(settings, Size(5, 5), np.random.default_rng(seed)).turn(square).tobytes()
         for seed in range(60)
@@ -435,14 +435,14 @@ def test_quarter_turns_are_the_four_rotations_and_nothing_else():
 
 def test_flips_and_turns_reach_all_eight_ways_to_lay_a_square():
     square = np.arange(25).reshape(5, 5)
-    settings = Augmentation(turns=True, flip="both")
+    settings = AugmentConfig(turns=True, flip="both")
     poses = [draw_pose(settings, Size(5, 5), np.random.default_rng(seed)) for seed in range(200)]
     assert len({pose.turn(square).tobytes() for pose in poses}) == 8
 
 
 def test_crops_have_the_area_and_the_shape_asked_for_and_lie_anywhere():
     size = Size(1000, 800)
-    settings = Augmentation(crop=(0.3, 0.6))
+    settings = AugmentConfig(crop=(0.3, 0.6))
     crops = [draw_pose(settings, size, np.random.default_rng(seed)).crop for seed in range(300)]
     areas = np.array([crop.width * crop.height / size.pixels for crop in crops])
     shapes = np.array([crop.width / crop.height for crop in crops])
@@ -457,14 +457,14 @@ def test_crops_have_the_area_and_the_shape_asked_for_and_lie_anywhere():
 
 
 def test_a_crop_that_fits_nowhere_leaves_the_image_whole():
-    settings = Augmentation(crop=(0.9, 1.0), aspect=(5.0, 6.0))
+    settings = AugmentConfig(crop=(0.9, 1.0), aspect=(5.0, 6.0))
     pose = draw_pose(settings, Size(100, 100), np.random.default_rng(0))
     assert pose.crop == Box(0, 0, 100, 100)
 
 
 def test_one_setting_does_not_change_what_another_draws():
-    plain = Augmentation(flip="both", turns=True)
-    more = Augmentation(flip="both", turns=True, shift=0.1, rotate=10, colour=True)
+    plain = AugmentConfig(flip="both", turns=True)
+    more = AugmentConfig(flip="both", turns=True, shift=0.1, rotate=10, colour=True)
     for seed in range(20):
         one, two = (draw_pose(each, SIZE, np.random.default_rng(seed)) for each in (plain, more))
         assert (one.across, one.flip_x, one.flip_y) == (two.across, two.flip_x, two.flip_y)
@@ -549,7 +549,7 @@ def test_values_are_clipped_to_what_the_type_holds():
 
 def test_brightness_of_16_bits_is_a_part_of_the_range_given():
     image = np.full((2, 8, 8), 1000, np.uint16)
-    settings = Augmentation(colour=True, brightness=0.1, contrast=0)
+    settings = AugmentConfig(colour=True, brightness=0.1, contrast=0)
     ranges = [None, (0.0, 3000.0)]
     changes = {limits: [] for limits in ranges}
     for seed in range(40):
@@ -564,13 +564,13 @@ def test_brightness_of_16_bits_is_a_part_of_the_range_given():
 def test_floats_need_a_range_for_their_colours():
     image = ArrayReader(np.zeros((3, 4, 4), np.float32))
     with pytest.raises(ValueError, match="value_range"):
-        augment(image, Augmentation(colour=True), 0)
-    augment(image, Augmentation(colour=True), 0, value_range=(0.0, 1.0))
+        augment(image, AugmentConfig(colour=True), 0)
+    augment(image, AugmentConfig(colour=True), 0, value_range=(0.0, 1.0))
 
 
 def test_saturation_and_hue_are_left_out_of_images_that_are_no_colours():
     for seed in range(30):
-        jitter = draw_jitter(Augmentation(colour=True), 4, (0, 255), np.random.default_rng(seed))
+        jitter = draw_jitter(AugmentConfig(colour=True), 4, (0, 255), np.random.default_rng(seed))
         if jitter is not None:
             assert {name for name, _ in jitter.steps} == {"brightness", "contrast"}
 
@@ -586,7 +586,7 @@ ALLOWED = {
 def test_each_order_and_none_are_about_as_likely():
     counts = {}
     for seed in range(1000):
-        jitter = draw_jitter(Augmentation(colour=True), 3, (0, 255), np.random.default_rng(seed))
+        jitter = draw_jitter(AugmentConfig(colour=True), 3, (0, 255), np.random.default_rng(seed))
         names = None if jitter is None else tuple(name for name, _ in jitter.steps)
         counts[names] = counts.get(names, 0) + 1
         for name, amount in jitter.steps if jitter else ():

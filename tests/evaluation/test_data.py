@@ -4,7 +4,7 @@ from PIL import Image
 
 from tests.checkpoints import write_tiny
 from tests.images import noise, write_geotiff
-from tnetcli.data.config import Data
+from tnetcli.data.config import DataConfig
 from tnetcli.errors import ManifestError
 from tnetcli.evaluation.data import read_labelled
 from tnetcli.evaluation.evaluate import evaluate
@@ -51,7 +51,7 @@ def test_crops_of_a_list_are_what_its_boxes_show(folder):
 
 
 def test_an_evaluation_of_crops_is_that_of_images_cut_out_by_hand(folder):
-    data = Data(path=folder / "boxes.csv", crop="box")
+    data = DataConfig(path=folder / "boxes.csv", crop="box")
     crops = evaluate(folder / "whole.safetensors", data, device="cpu", threads=1)
     cut = evaluate(folder / "whole.safetensors", folder / "cut.csv", device="cpu", threads=1)
     assert crops.scores.accuracy == cut.scores.accuracy

@@ -179,7 +179,7 @@ def test_the_cost_is_the_mean_of_what_single_images_take(folder, tmp_path):
     found = run(tmp_path / "a")
     checkpoint = load_model(folder / "tnet.safetensors")
     fractions = []
-    config = checkpoint.description.config()
+    config = checkpoint.description.traversal_config()
     with Inference.of(checkpoint, device="cpu") as inference:
         for number in range(IMAGES):
             with open_image(tmp_path / "b" / f"{number}.tif") as reader:
@@ -214,7 +214,7 @@ def test_true_boxes_are_hit_by_the_oracle(found):
 def test_hits_are_those_of_the_windows_by_hand(folder, found):
     checkpoint = load_model(folder / "tnet.safetensors")
     hit = {2: 0, 3: 0}
-    config = checkpoint.description.config()
+    config = checkpoint.description.traversal_config()
     with Inference.of(checkpoint, device="cpu") as inference:
         for number in (1, 3, 5):
             with open_image(folder / f"{number}.tif") as reader:

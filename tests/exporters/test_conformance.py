@@ -316,7 +316,7 @@ def slide_with_bounds(folder):
 def test_in_qupath_a_window_of_a_slide_with_bounds_shows_the_pixels_that_were_looked_at(tmp_path):
     path = slide_with_bounds(tmp_path)
     with tnetcli.open_image(path) as reader:
-        size, offset = reader.size, reader.layout.offset
+        size, offset = reader.size, reader.info.offset
     with openslide.OpenSlide(path) as slide:
         theirs = [int(slide.properties[f"openslide.bounds-{axis}"]) for axis in "xy"]
         boxes = [(64, 48, 264, 198), (80, 60, 144, 124), (200, 150, 264, 198)]

@@ -78,7 +78,10 @@ def painted(width, height, downsample, windows):
     for level, attention, (x0, y0, x1, y1) in sorted(windows):
         if not math.isfinite(attention) or x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
             continue
-        rows, columns = covered(height, downsample, y0, y1), covered(width, downsample, x0, x1)
+        rows, columns = (
+            covered(height, downsample, y0, y1),
+            covered(width, downsample, x0, x1),
+        )
         depths[np.ix_(rows, columns)] = level
         values[np.ix_(rows, columns)] = attention
     return depths, values

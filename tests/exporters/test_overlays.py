@@ -42,7 +42,7 @@ def seen(image, id=""):
     window = RegionRecord("root", 1, (0.0, 0.0, 64.0, 64.0), 1.0, 1, 1.0, "river", 0.9, 1.0)
     return Prediction(
         schema=SCHEMA, image=image, id=id or image, status="ok", width=64, height=64, bands=3,
-        reader="photo", label="river", probability=0.9, windows=(window,),
+        reader="image", label="river", probability=0.9, windows=(window,),
     )  # fmt: skip
 
 

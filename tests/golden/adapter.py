@@ -5,11 +5,13 @@ here and leave the JSON files alone.
 """
 
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 import numpy as np
@@ -26,6 +28,7 @@ from tnetcli.models.registry import build_model
 from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.detect import open_image
+from tnetcli.training.data import derive
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, build_policy
 
@@ -34,7 +37,7 @@ GRID = {"rows": 3, "columns": 3, "cell_fraction": 0.5}
 MODELS: dict[str, dict[str, Any]] = {
     "tnet": {
         "backbone": "compact", "view_size": 32, "grid": GRID, "location_size": 8,
-        "weighting": True, "temperature": 0.2, "centered": True,
+        "aggregator": "gated", "temperature": 0.2, "centered": True,
     },
     "anchornet": {"backbone": "compact", "view_size": 120},
     "two_stream": {
@@ -47,34 +50,40 @@ MODELS: dict[str, dict[str, Any]] = {
     "whole": {"backbone": "compact", "view_size": 32},
 }  # fmt: skip
 # Three levels of tiny images, whatever the view size.
-WALK = {"levels": 3, "keep": [2, 1], "least_side": 8}
+WALK = {"levels": 3, "keep": [2, 1], "min_size": 8}
 POLICIES: dict[str, dict[str, Any]] = {
-    "topk": {},
+    "top_k": {},
     "sample": {"policy": "sample"},
     "best_first": {"policy": "best_first", "budget": 6},
     "told": {"keep": [3, 1]},  # regions of regions.csv
 }
 # TNet with one more option each: the image, changes of the model, changes of the walk.
 OPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "max_overlap": ("square", {}, {"most_shared": 0.3, "keep": [3, 2]}),
-    "min_valid": ("half", {}, {"least_valid": 0.5, "keep": [9, 1]}),
-    "min_valid_empty": ("speck", {}, {"least_valid": 0.5}),
+    "max_overlap": ("square", {}, {"max_overlap": 0.3, "keep": [3, 2]}),
+    "min_valid": ("half", {}, {"min_valid": 0.5, "keep": [9, 1]}),
+    "min_valid_empty": ("speck", {}, {"min_valid": 0.5}),
     "confidence": ("square", {}, {"confidence": 0.4}),
     "confidence_later": ("half", {}, {"confidence": 0.89}),
     "confidence_unmet": ("wide", {}, {"confidence": 0.999}),
     "budget": ("square", {}, {"budget": 6, "keep": [4, 3]}),
     "duplicates_once": ("square", {}, {"keep": [9, 3]}),
-    "duplicates": ("square", {}, {"keep": [9, 3], "once": False}),
+    "duplicates": ("square", {}, {"keep": [9, 3], "deduplicate": False}),
     "pad": ("wide", {}, {"fit": "pad"}),
-    "native_resolution": ("square", {}, {"levels": 6, "least_side": None}),
+    "native_resolution": ("square", {}, {"levels": 6, "min_size": None}),
     "repeats": ("square", {"grid": {"rows": 1, "columns": 1, "cell_fraction": 1.0}}, {}),
-    "background": ("wide", {}, {"background": [20, 150], "least_valid": 0.8, "keep": [9, 1]}),
+    "background": ("wide", {}, {"background": [20, 150], "min_valid": 0.8, "keep": [9, 1]}),
     "cool_sample": ("square", {}, {"policy": "sample", "temperature": 0.2, "budget": 5}),
     "best_first_apart": (
-        "half", {}, {"policy": "best_first", "budget": 9, "most_shared": 0.3, "levels": 4},
+        "half", {}, {"policy": "best_first", "budget": 9, "max_overlap": 0.3, "levels": 4},
     ),
 }  # fmt: skip
 SEED = 7
+# Parts of models: today's names as patterns, and those when results were frozen.
+FROZEN_NAMES = {
+    r"(^|_stream\.|branches\.\d\.)head\.": r"\1classifier.",
+    r"^anchor\.trunk\.": "anchor.head.",
+    r"^aggregator\.": "weighting.",
+}
 GAINS = {"saccader": 0.5}  # of the weights' variance: logits are to be near 1
 
 # Recipes. Everything starts from the weights of `build`, except `from_seed`.
@@ -87,16 +96,16 @@ RUN = {"batch_size": 4, "threads": 1, "log_every": 1, "validate_every": 3, "devi
 RECIPES: dict[str, dict[str, Any]] = {
     "landscape": {
         "model": {"family": "tnet", **MODELS["tnet"], "classes": list(SCENE_CLASSES)},
-        "traversal": {"levels": 3, "keep": [2, 1], "least_side": 8},
+        "traversal": {"levels": 3, "keep": [2, 1], "min_size": 8},
         "data": {"kind": "mosaic", "path": "tiles", "landscape": LANDSCAPE},
-        "optimizer": {"rate": 0.003, "weight_decay": 0.02, "clip": 5.0},
+        "optimizer": {"lr": 0.003, "weight_decay": 0.02, "clip": 5.0},
         "stages": [
             {
                 "name": "tiles", "learn": "tiles", "steps": 3,
                 "tiles": {"views": [6, 3, 2], "crowded": 0.6, "doubt": 0.4, "near": 0.6},
             },
             {
-                "name": "look", "steps": 3, "freeze": ["backbone"], "rehearse": 2, "dropout": 0.2,
+                "name": "look", "steps": 3, "freeze": ["backbone"], "replay": 2, "dropout": 0.2,
                 "loss": {
                     "selection": "sample", "baseline": "per_class", "reward": "probability",
                     "reinforce": 1.0, "reinforce_sequence": 0.0, "sequence": 0.7,
@@ -104,8 +113,9 @@ RECIPES: dict[str, dict[str, Any]] = {
                 },
             },
             {
-                "name": "conclude", "steps": 2, "freeze": ["backbone", "location"], "rehearse": 2,
-                "remember": 8, "loss": {"selection": "topk", "reinforce": 0.0, "sequence": 0.75},
+                "name": "conclude", "steps": 2, "freeze": ["backbone", "location"], "replay": 2,
+                "replay_size": 8,
+                "loss": {"selection": "top_k", "reinforce": 0.0, "sequence": 0.75},
             },
         ],
         "training": {**RUN, "average": 0.9},
@@ -122,7 +132,7 @@ RECIPES: dict[str, dict[str, Any]] = {
             "samples": 2, "baseline": "leave_one_out", "label_smoothing": 0.1, "l2": 1e-4,
             "entropy": 0.1, "contrastive": 0.1, "level_weights": [0.5, 1.0],
         },
-        "optimizer": {"kind": "sgd", "rate": 0.01, "accumulate": 2, "clip": 1.0},
+        "optimizer": {"kind": "sgd", "lr": 0.01, "accumulate": 2, "clip": 1.0},
         "schedule": {"kind": "step", "drops": [0.5], "warmup": 0.2},
         "stages": [{"steps": 5}],
         "training": {**RUN, "best_by": "loss"},
@@ -130,10 +140,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     "from_seed": {
         "seed": 3,
         "model": {"family": "tnet", **MODELS["tnet"], "classes": list(CLASSES), "dropout": 0.2},
-        "traversal": {"levels": 2, "keep": [2], "least_side": 8},
+        "traversal": {"levels": 2, "keep": [2], "min_size": 8},
         "data": {"path": "images.csv"},
         "loss": {"rule": "paper"},
-        "optimizer": {"rate": 0.003},
+        "optimizer": {"lr": 0.003},
         "stages": [{"steps": 3}],
         "training": RUN,
     },
@@ -143,9 +153,9 @@ RECIPES: dict[str, dict[str, Any]] = {
         "data": {"path": "images.csv"},
         "loss": {"sequence": 1, "reward": "correct", "baseline": "ema"},
         "stages": [
-            {"name": "read", "steps": 2, "freeze": ["location"], "optimizer": {"rate": 0.01}},
+            {"name": "read", "steps": 2, "freeze": ["location"], "optimizer": {"lr": 0.01}},
             {
-                "name": "imitate", "steps": 2, "freeze": ["backbone", "classifier"],
+                "name": "imitate", "steps": 2, "freeze": ["backbone", "head"],
                 "objective": {"imitation": 1, "glimpses": 0},
             },
             {"name": "look", "steps": 2, "objective": {"glimpses": 1}},
@@ -157,10 +167,10 @@ RECIPES: dict[str, dict[str, Any]] = {
             "model": {"family": family, **arguments, "classes": list(CLASSES)},
             "traversal": {
                 "levels": {"tnet": 3, "anchornet": 2, "two_stream": 2}.get(family, 1),
-                "keep": [2, 1], "least_side": 8,
+                "keep": [2, 1], "min_size": 8,
             },
             "data": {"path": "images.csv"},
-            "optimizer": {"rate": 0.003},
+            "optimizer": {"lr": 0.003},
             "stages": [{"steps": 5}],
             "training": {**RUN, "validate_every": 5},
         }
@@ -168,6 +178,9 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 TIMES = ("seconds", "windows_per_second", "waiting")
+# Metrics, and names that seeds are derived from, as they were when results were frozen.
+METRICS = {"lr": "rate", "random_accuracy": "by_chance", "gain_over_random": "gain_over_chance"}
+SEEDS = {"replay": "rehearse", "tile head": "lessons"}
 # What differs between machines, versions and runs.
 UNSTABLE = ("tnet", "model_sha256", "fingerprint", "schema", "version")
 UNSTABLE_COSTS = ("bytes_read", "file_bytes", "read_seconds", "model_seconds", "seconds")
@@ -189,6 +202,8 @@ def build(
 
 def _weights(name: str, shape: tuple[int, ...], gain: float) -> Any:
     """Return the values of one tensor, known by the name that it had when results were frozen."""
+    for now, frozen in FROZEN_NAMES.items():
+        name = re.sub(now, frozen, name)
     noise = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
     part = name.rpartition(".")[2]
     if part == "running_var":
@@ -203,7 +218,7 @@ def save(path: Path, family: str, classes: Sequence[str], **traversal: Any) -> P
     """Save a model of `build` as a file that the commands take."""
     description = Description(
         family=family,
-        arguments=MODELS[family],
+        config=MODELS[family],
         classes=tuple(classes),
         bands=("1", "2", "3"),
         normalisation=Normalisation(**NORMALISATION),
@@ -237,7 +252,10 @@ def rollout(
 
 def _told(sight: ImageResult | TnetError, folder: Path) -> dict[str, Any]:
     if isinstance(sight, TnetError):
-        return {"error": type(sight).__name__, "message": str(sight).replace(f"{folder}/", "")}
+        return {
+            "error": type(sight).__name__,
+            "message": _frozen_message(str(sight)).replace(f"{folder}/", ""),
+        }
     regions = []
     for number, visit in enumerate(sight.nodes):
         region = visit.region
@@ -258,7 +276,7 @@ def _told(sight: ImageResult | TnetError, folder: Path) -> dict[str, Any]:
             }
         )
     return {
-        "stop": sight.stop,
+        "stop": STOPS.get(sight.stop, sight.stop),
         "logits": sight.logits.tolist(),
         "level_logits": sight.level_logits.tolist(),
         "regions": [{key: each for key, each in one.items() if each != []} for one in regions],
@@ -279,9 +297,25 @@ def train(folder: Path, run: Path, name: str) -> list[dict[str, Any]]:
         recipe["init"] = str(start)
     path = run / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    assert tnet("train", path, "-o", run / "run", "-q") == 0
+    with (
+        patch("tnetcli.training.replay.derive", _frozen_seed),
+        patch("tnetcli.training.stages.derive", _frozen_seed),
+    ):
+        assert tnet("train", path, "-o", run / "run", "-q") == 0
     rows = map(json.loads, (run / "run" / "metrics.jsonl").read_text().splitlines())
-    return [{key: each for key, each in row.items() if key not in TIMES} for row in rows]
+    return [_frozen_metrics(row) for row in rows]
+
+
+def _frozen_seed(seed: int, *names: object) -> int:
+    return derive(seed, *(SEEDS.get(str(name), name) for name in names))
+
+
+def _frozen_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        METRICS.get(key, key): _frozen_metrics(each) if isinstance(each, dict) else each
+        for key, each in row.items()
+        if key not in TIMES
+    }
 
 
 def tnet(*arguments: object) -> int:
@@ -303,6 +337,30 @@ STOPS = {
     "no_data": "empty",
 }  # fmt: skip
 ONLY_IF_KNOWN = ("reason", "outcome", "reading", "attention_check")
+
+
+MESSAGES = {
+    "has no valid pixels": "holds no valid pixel",
+    "check its nodata value and mask with `tnet info`": (
+        "is its nodata value or its mask right? see `tnet info`"
+    ),
+}
+SETTINGS = {
+    "min_valid": "least_valid", "min_size": "least_side", "max_overlap": "most_shared",
+    "deduplicate": "once",
+}  # fmt: skip
+
+
+def _frozen_message(text: str) -> str:
+    for now, before in MESSAGES.items():
+        text = text.replace(now, before)
+    return text
+
+
+def _settings(config: dict[str, Any]) -> dict[str, Any]:
+    config = {SETTINGS.get(key, key): each for key, each in config.items()}
+    policy = {"top_k": "top_k"}.get(config["policy"], config["policy"])
+    return {**config, "policy": policy, "rescale": None}
 
 
 def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:
@@ -328,7 +386,7 @@ def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:
 
 def record(line: str) -> dict[str, Any]:
     """Return what is frozen of a record."""
-    data = _in_frozen_words(json.loads(line))
+    data = _in_frozen_words(json.loads(_frozen_message(line)))
     kept = {key: each for key, each in data.items() if key not in UNSTABLE}
     if kept.get("cost"):
         costs = kept["cost"].items()

@@ -78,7 +78,7 @@ class Case:
     """What to build; `never_learned` names the parameters that no loss can reach."""
 
     family: str
-    arguments: dict[str, Any]
+    config: dict[str, Any]
     classes: int = 3
     bands: int = 3
     never_learned: Set[str] = frozenset()
@@ -94,7 +94,7 @@ class ModelContract:
         torch.manual_seed(seed)
         case = cls.case
         bands = bands or case.bands
-        return build_model(case.family, case.arguments, classes=case.classes, bands=bands).eval()
+        return build_model(case.family, case.config, classes=case.classes, bands=bands).eval()
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -180,18 +180,18 @@ class ModelContract:
         assert (out.cell_logits < torch.inf).all()
 
     def test_glimpses_lie_inside_of_their_view(self, model, encoded):
-        if not hasattr(model.arguments, "glimpses"):
+        if not hasattr(model.config, "glimpses"):
             assert not {"glimpse_boxes", "glimpse_features"} & encoded.aux.keys()
             return
         boxes, features = encoded.aux["glimpse_boxes"], encoded.aux["glimpse_features"]
-        assert boxes.shape == (3, model.arguments.glimpses, 4)
-        assert features.shape == (3, model.arguments.glimpses, model.feature_size)
+        assert boxes.shape == (3, model.config.glimpses, 4)
+        assert features.shape == (3, model.config.glimpses, model.feature_size)
         assert ((boxes >= 0) & (boxes <= 1)).all()
         assert (boxes[..., :2] < boxes[..., 2:]).all()
 
     def test_features_follow_from_what_is_kept_for_replay(self, model, encoded, regions):
-        assert ("pooled" in encoded.aux) == model.arguments.replays
-        if model.arguments.replays:
+        assert ("pooled" in encoded.aux) == model.config.replays
+        if model.config.replays:
             positions = torch.tensor([region.position for region in regions])
             again = model.embed(encoded.aux["pooled"], positions)
             self.assert_close(again, encoded.features)
@@ -239,8 +239,8 @@ class ModelContract:
         assert torch.equal(logits, model.aggregate(features, *unmasked(3)).logits)
 
     def test_arguments_come_back_from_json(self, model):
-        text = model.arguments.model_dump_json()
-        assert read_model_config(self.case.family, json.loads(text)) == model.arguments
+        text = model.config.model_dump_json()
+        assert read_model_config(self.case.family, json.loads(text)) == model.config
 
     def test_a_view_is_encoded_the_same_whatever_else_is_in_the_batch(
         self, model, views, regions, encoded

@@ -17,6 +17,6 @@ def outline(
     cells: int = 3,
     drop_path: float = 0.0,
 ) -> Backbone:
-    arguments = ModelConfig(backbone=name, view_size=view_size, drop_path=drop_path)
+    config = ModelConfig(backbone=name, view_size=view_size, drop_path=drop_path)
     with torch.device("meta"):
-        return build_backbone(arguments, bands=3, tap=tap, cells=cells)
+        return build_backbone(config, bands=3, tap=tap, cells=cells)

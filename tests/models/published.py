@@ -9,9 +9,9 @@ from tnetcli.models.registry import build_model
 __all__ = ["billions", "count_layers", "count_parameters", "outline", "traverse"]
 
 
-def outline(family, arguments, classes):
+def outline(family, config, classes):
     with torch.device("meta"):
-        return build_model(family, arguments, classes=classes).eval()
+        return build_model(family, config, classes=classes).eval()
 
 
 def traverse(model, *followed, scores_last=False):

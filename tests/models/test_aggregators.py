@@ -4,15 +4,15 @@ import torch
 
 from tests.models.contract import noise
 from tests.small_model import SmallModel
-from tnetcli.models.aggregators import Mean, Weighting
+from tnetcli.models.aggregators import Gated, Mean
 
 
-def weigh(weighting, features, mask):
+def weigh(aggregator, features, mask):
     """Return the weighted mean and the weights, as a model aggregates them."""
     model = SmallModel(bands=1).requires_grad_(False)
-    model.weighting = weighting
+    model.aggregator = aggregator
     found = model.aggregate(features, mask, mask.long())
-    torch.testing.assert_close(found.logits, model.classifier(found.embedding))
+    torch.testing.assert_close(found.logits, model.head(found.embedding))
     return found.embedding, found.weights
 
 
@@ -21,7 +21,7 @@ def weigh(weighting, features, mask):
     [(1280, 822_081), (1408, 994_401), (1536, 1_183_105), (1792, 1_609_665)],
 )
 def test_the_module_holds_the_published_number_of_parameters(size, expected):
-    module = Weighting(size)
+    module = Gated(size)
     assert sum(parameter.numel() for parameter in module.parameters()) == expected
 
 
@@ -43,7 +43,7 @@ def weigh_by_hand(module, features):
 @pytest.mark.parametrize("count", [1, 2, 6, 40])
 def test_any_number_of_regions_is_weighted_as_plain_numpy_does(count):
     torch.manual_seed(0)
-    module = Weighting(16).requires_grad_(False)
+    module = Gated(16).requires_grad_(False)
     features = noise(3, count, 16)
     mean, weights = weigh(module, features, torch.ones(3, count, dtype=torch.bool))
     for image in range(3):
@@ -54,7 +54,7 @@ def test_any_number_of_regions_is_weighted_as_plain_numpy_does(count):
 
 def test_masked_features_do_not_enter_the_gate():
     torch.manual_seed(0)
-    module = Weighting(16).requires_grad_(False)
+    module = Gated(16).requires_grad_(False)
     features, present = noise(1, 5, 16), torch.tensor([[True, False, True, False, True]])
     mean, weights = weigh(module, features, present)
     expected_mean, expected = weigh_by_hand(module, features[0, ::2].double().numpy())

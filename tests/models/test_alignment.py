@@ -3,12 +3,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tnetcli.models.alignment import Pick, Pool, build_alignment, find_reference
 
 from tests.models.contract import noise
 from tests.models.outlines import outline
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
-from tnetcli.models.alignment import Pick, Pool, build_alignment, find_reference
 from tnetcli.models.encoders import MapSize
 
 FIVE = Grid(5, 5, 0.35)

@@ -21,7 +21,6 @@ from tests.models.contract import (
 )
 from tests.models.places import branch_of, patch_at
 from tests.models.published import count_layers, count_parameters
-from tests.readers.contract import area_mean
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Size, Window
@@ -31,6 +30,7 @@ from tnetcli.models.lsp import FIELDS, AnchorGrid
 from tnetcli.models.registry import build_model, read_model_config
 from tnetcli.prediction.inference import Inference
 from tnetcli.readers.detect import open_image
+from tnetcli.testing.reader import area_mean
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Oracle, Random, TopK
 
@@ -40,9 +40,9 @@ VIEW = 128
 UNSEEN = frozenset(f"anchor.branches.{branch}.attention.score.bias" for branch in range(3))
 
 
-def build(*, classes=3, seed=0, **arguments):
+def build(*, classes=3, seed=0, **config):
     torch.manual_seed(seed)
-    given = {"backbone": "anchornet", "view_size": VIEW} | arguments
+    given = {"backbone": "anchornet", "view_size": VIEW} | config
     return build_model("anchornet", given, classes=classes).eval().requires_grad_(False)
 
 
@@ -242,7 +242,7 @@ def scene(tmp_path_factory):
 
 def traverse(model, path, *, policy=TopK(), **config):  # noqa: B008
     """Traverse one image to two levels and 24 patches, unless asked for otherwise."""
-    settings = TraversalConfig(**{"levels": 2, "keep": (24,), "least_side": 1, **config})
+    settings = TraversalConfig(**{"levels": 2, "keep": (24,), "min_size": 1, **config})
     with open_image(path) as reader, Inference(model, UNIT, device="cpu") as inference:
         (result,) = inference.run([reader], settings, [policy])
     return result
@@ -275,7 +275,7 @@ def expected_traversal(model, image, patches, heat):
     probability = torch.zeros(model.classes)
     for window in windows:
         _, features = model.backbone(view_of(window))
-        probability += model.classifier(features).softmax(dim=1)[0]
+        probability += model.head(features).softmax(dim=1)[0]
     return windows, probability / len(windows)
 
 
@@ -287,7 +287,7 @@ def test_a_traversal_of_a_file_is_what_the_decoded_image_gives(scene, patches, h
     image, path = scene
     model = build(backbone="resnet10t", patches=patches, heat=heat, seed=seed, classes=4)
     for branch in model.anchor.branches:
-        branch.classifier.weight.mul_(100)  # maps that differ by more than rounding
+        branch.head.weight.mul_(100)  # maps that differ by more than rounding
     result = traverse(model, path)
     windows, probability = expected_traversal(model, image, patches, heat)
     found = np.array([node.region.window.box for node in by_rank(result)])
@@ -337,8 +337,8 @@ def test_anchornet_alone_goes_as_deep_as_asked(scene):
 
 def test_an_image_too_small_for_patches_gets_the_answer_of_anchornet(tmp_path):
     path = write_geotiff(tmp_path / "small.tif", noisy_image((150, 150), seed=1))
-    result = traverse(build(backbone="resnet10t"), path, least_side=None)
-    assert (len(result.nodes), result.stop) == (1, "pixels")
+    result = traverse(build(backbone="resnet10t"), path, min_size=None)
+    assert (len(result.nodes), result.stop) == (1, "native_resolution")
     assert result.weights.tolist() == [1.0]
     assert np.exp(result.logits).sum() == pytest.approx(1)
 
@@ -441,7 +441,7 @@ def test_a_model_comes_back_from_its_file(tmp_path):
     model = build(backbone="resnet10t", patches="strict")
     description = Description(
         family="anchornet",
-        arguments=model.arguments.model_dump(mode="json"),
+        config=model.config.model_dump(mode="json"),
         classes=["river", "forest", "town"],
         bands=["red", "green", "blue"],
         normalisation=UNIT,
@@ -469,6 +469,6 @@ def test_half_precision_proposes_patches_too():
 
 def test_weights_that_are_not_numbers_are_noticed(scene):
     model = build(backbone="resnet10t")
-    model.anchor.head[0].weight.fill_(torch.nan)
+    model.anchor.trunk[0].weight.fill_(torch.nan)
     with pytest.raises(ModelError, match="not a number"):
         traverse(model, scene[1], keep=(4,))

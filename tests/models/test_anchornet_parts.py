@@ -22,13 +22,13 @@ PUBLISHED = [
 ]
 
 
-def arguments(**more):
+def config(**more):
     return AnchorNetConfig(backbone="anchornet", **more)
 
 
 def anchors(classes=5, bands=3, seed=0, **more):
     torch.manual_seed(seed)
-    return Anchors(arguments(**more), classes=classes, bands=bands).eval()
+    return Anchors(config(**more), classes=classes, bands=bands).eval()
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_scores_are_the_attended_map_over_all_positions(view, pool):
 
 def test_attention_is_by_place_then_by_channel_then_by_place():
     torch.manual_seed(0)
-    attention = Attention(arguments()).eval().requires_grad_(False)
+    attention = Attention(config()).eval().requires_grad_(False)
     x = noise(1, 96, 4, 5)
     shares, seen = attention(x)
     assert seen.shape == x.shape
@@ -208,7 +208,7 @@ def test_auxiliary_classifiers_run_in_training_only(view):
 
 def test_an_auxiliary_classifier_reads_the_mean_of_what_attention_saw():
     torch.manual_seed(0)
-    branch = Branch((3, 1), arguments(), classes=4).requires_grad_(False)
+    branch = Branch((3, 1), config(), classes=4).requires_grad_(False)
     for part in branch.modules():
         if isinstance(part, nn.BatchNorm2d):
             part.eval()
@@ -243,7 +243,7 @@ def stir(block):
 def test_a_block_of_single_pixels_is_that_of_torchvision(inputs, outputs, swish, squeezed):
     torch.manual_seed(1)
     block = Bottleneck(
-        inputs, 120, outputs, arguments(squeeze="mobilenetv3"), squeezed=squeezed, swish=swish
+        inputs, 120, outputs, config(squeeze="mobilenetv3"), squeezed=squeezed, swish=swish
     )
     block.eval().requires_grad_(False)
     stir(block)
@@ -258,7 +258,7 @@ def test_a_block_of_single_pixels_is_that_of_torchvision(inputs, outputs, swish,
 @pytest.mark.parametrize("kernel", [3, 5])
 def test_a_block_without_padding_is_the_inside_of_one_with_padding(kernel):
     torch.manual_seed(1)
-    block = Bottleneck(48, 144, 48, arguments(squeeze="none"), kernel=kernel)
+    block = Bottleneck(48, 144, 48, config(squeeze="none"), kernel=kernel)
     block.eval().requires_grad_(False)
     stir(block)
     other = as_torchvision(
@@ -279,7 +279,7 @@ def test_a_block_without_padding_is_the_inside_of_one_with_padding(kernel):
     ],
 )
 def test_what_a_shortcut_keeps(crop, kernel, kept):
-    block = Bottleneck(8, 16, 8, arguments(crop=crop, squeeze="none"), kernel=kernel)
+    block = Bottleneck(8, 16, 8, config(crop=crop, squeeze="none"), kernel=kernel)
     block.eval().requires_grad_(False)
     block.layers[-1].weight.fill_(0)  # the other way adds nothing
     x = noise(1, 8, 9, 9)
@@ -288,7 +288,7 @@ def test_what_a_shortcut_keeps(crop, kernel, kept):
 
 @pytest.mark.parametrize(("inputs", "outputs", "stride"), [(8, 12, 1), (8, 8, 2)])
 def test_there_is_no_shortcut_where_shapes_differ(inputs, outputs, stride):
-    block = Bottleneck(inputs, 16, outputs, arguments(squeeze="none"), kernel=3, stride=stride)
+    block = Bottleneck(inputs, 16, outputs, config(squeeze="none"), kernel=3, stride=stride)
     block.eval().requires_grad_(False)
     block.layers[-1].weight.fill_(0)
     assert not block(noise(1, inputs, 9, 9)).any()

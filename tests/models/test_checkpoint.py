@@ -36,7 +36,7 @@ from tnetcli.models.checkpoint import (
 
 BASE = {"backbone": BACKBONE, "view_size": VIEW_SIZE}
 GRID = {"rows": 2, "columns": 4, "cell_fraction": 0.4}
-WEIGHT = "classifier.weight"
+WEIGHT = "head.weight"
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +76,17 @@ def change(path, edit):
 
 
 @pytest.mark.parametrize(
-    ("family", "arguments"),
+    ("family", "config"),
     [
         ("tnet", BASE),
         ("tnet", {**BASE, "grid": GRID, "alignment": "nearest", "tap": 1}),
-        ("tnet", {**BASE, "location": "context", "position": "concat", "weighting": True}),
+        ("tnet", {**BASE, "location": "context", "position": "concat", "aggregator": "gated"}),
         ("tnet", {"backbone": "test_vit", "view_size": 96, "drop_path": 0.2}),
         ("whole", {**BASE, "dropout": 0.3, "feature_dropout": 0.2}),
     ],
 )
-def test_a_model_comes_back_as_it_was(tmp_path, family, arguments):
-    model, description = tiny(family, arguments=arguments)
+def test_a_model_comes_back_as_it_was(tmp_path, family, config):
+    model, description = tiny(family, config=config)
     save_checkpoint(tmp_path / "a.safetensors", model, description)
     loaded = load_checkpoint(tmp_path / "a.safetensors")
     assert loaded.description == description
@@ -120,9 +120,9 @@ def test_half_the_bits_give_nearly_the_same_model_in_full_precision(tmp_path):
 def test_weights_too_large_for_half_the_bits_keep_all_of_them(tmp_path):
     model, description = tiny("whole")
     with torch.no_grad():
-        model.classifier.bias.fill_(1e6)
+        model.head.bias.fill_(1e6)
     save_checkpoint(tmp_path / "a.safetensors", model, description, half=True)
-    assert (load_checkpoint(tmp_path / "a.safetensors").model.classifier.bias == 1e6).all()
+    assert (load_checkpoint(tmp_path / "a.safetensors").model.head.bias == 1e6).all()
 
 
 def test_a_model_of_another_precision_and_layout_is_stored_as_float32(tmp_path):
@@ -182,7 +182,7 @@ def test_a_device_that_is_not_there_is_wrong_usage(path):
     [
         {"classes": ["river", "town"]},
         {"bands": ["1"], "normalisation": {"dtype": "uint8", "mean": [0], "std": [1]}},
-        {"arguments": {**BASE, "dropout": 0.5}},
+        {"config": {**BASE, "dropout": 0.5}},
         {"family": "whole"},
     ],
     ids=str,
@@ -196,7 +196,7 @@ def test_a_description_that_does_not_fit_is_the_mistake_of_the_caller(tmp_path, 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     model, description = tiny("whole")
     with torch.no_grad():
-        model.classifier.weight[0, 0] = torch.nan
+        model.head.weight[0, 0] = torch.nan
     with pytest.raises(ModelError, match=WEIGHT):
         save_checkpoint(tmp_path / "a.safetensors", model, description)
     assert not list(tmp_path.iterdir())
@@ -258,22 +258,22 @@ def test_a_description_of_another_model_is_told(path):
     header, data = unpack(path.read_bytes())
     told = Description(**fields(classes=["a", "b"])).as_json()
     path.write_bytes(pack({**header, "__metadata__": {checkpoint.KEY: told}}, data))
-    assert "classifier" in str(refusal(path))
+    assert "head" in str(refusal(path))
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"arguments": {**BASE, "location_size": 2**16}}, "the tensor `location."),
-        ({"arguments": {**BASE, "location_size": 2**40}}, "`location_size` is"),
-        ({"arguments": {**BASE, "location_size": 10**30}}, "`location_size` is"),
-        ({"arguments": {**BASE, "position_size": 2**62}}, "`position_size` is"),
-        ({"arguments": {**BASE, "grid": {**GRID, "rows": 10**9}}}, "`grid.rows` is"),
-        ({"arguments": {**BASE, "tap": 99}}, "no stage `99`"),
-        ({"arguments": {**BASE, "tap": "nowhere"}}, "no module `nowhere`"),
-        ({"arguments": {**BASE, "backbone": "resnet51"}}, "unknown backbone"),
-        ({"arguments": {**BASE, "backbone": "hf-hub:someone/model"}}, "unknown backbone"),
-        ({"arguments": {**BASE, "backbone": "test_vit", "view_size": 9}}, "9 pixels"),
+        ({"config": {**BASE, "location_size": 2**16}}, "the tensor `location."),
+        ({"config": {**BASE, "location_size": 2**40}}, "`location_size` is"),
+        ({"config": {**BASE, "location_size": 10**30}}, "`location_size` is"),
+        ({"config": {**BASE, "position_size": 2**62}}, "`position_size` is"),
+        ({"config": {**BASE, "grid": {**GRID, "rows": 10**9}}}, "`grid.rows` is"),
+        ({"config": {**BASE, "tap": 99}}, "no stage `99`"),
+        ({"config": {**BASE, "tap": "nowhere"}}, "no module `nowhere`"),
+        ({"config": {**BASE, "backbone": "resnet51"}}, "unknown backbone"),
+        ({"config": {**BASE, "backbone": "hf-hub:someone/model"}}, "unknown backbone"),
+        ({"config": {**BASE, "backbone": "test_vit", "view_size": 9}}, "9 pixels"),
         ({"family": "whole", "traversal": {"levels": 2}}, "`levels` is above"),
     ],
     ids=str,

@@ -29,9 +29,9 @@ class TestTNetOfEfficientNetWithWeighting(ModelContract):  # as published for CU
             "backbone": "tf_efficientnet_b0",
             "grid": FIVE,
             "alignment": "reference",
-            "weighting": True,
+            "aggregator": "gated",
         },
-        never_learned={"weighting.score.bias"},  # softmax takes away what is added to all alike
+        never_learned={"aggregator.score.bias"},  # softmax takes away what is added to all alike
     )
 
 
@@ -91,13 +91,13 @@ class TestTNetOfFourBands(ModelContract):
             "location": "context",
             "position": "concat",
             "position_size": 60,
-            "weighting": True,
+            "aggregator": "gated",
             "centered": True,
             "temperature": 0.1,
         },
         bands=4,
         # Centring takes away what is added to all cells alike; softmax, to all windows alike.
-        never_learned={"location.score.bias", "weighting.score.bias"},
+        never_learned={"location.score.bias", "aggregator.score.bias"},
     )
 
 

@@ -31,13 +31,13 @@ def descriptions(draw):
     bands = draw(st.lists(NAMES, min_size=1, max_size=5))
     several = {"min_size": len(bands), "max_size": len(bands)}
     family = draw(st.sampled_from(["tnet", "whole"]))
-    arguments = {"backbone": draw(NAMES), "view_size": draw(st.integers(8, 4096))}
+    config = {"backbone": draw(NAMES), "view_size": draw(st.integers(8, 4096))}
     if family == "tnet":
-        arguments["grid"] = draw(grids())
-        arguments["temperature"] = draw(numbers(0.1, 2))
+        config["grid"] = draw(grids())
+        config["temperature"] = draw(numbers(0.1, 2))
     return Description(
         family=family,
-        arguments=arguments,
+        config=config,
         classes=draw(st.lists(NAMES, min_size=1, max_size=5, unique=True)),
         bands=bands,
         normalisation={
@@ -49,7 +49,7 @@ def descriptions(draw):
             "levels": draw(st.integers(1, 1 if family == "whole" else 12)),
             "keep": draw(st.lists(st.integers(1, 99), min_size=1, max_size=4)),
             "fit": draw(st.sampled_from(["stretch", "pad"])),
-            "least_side": draw(st.none() | numbers(1, 1e6)),
+            "min_size": draw(st.none() | numbers(1, 1e6)),
             "background": draw(st.none() | st.just((230, 255))),
         },
         recipe=draw(st.none() | st.dictionaries(TEXT, VALUES, max_size=4)),
@@ -74,15 +74,15 @@ def test_a_description_comes_back_from_a_file_as_it_was(tmp_path_factory, descri
 
 def test_arguments_are_kept_complete():
     description = Description(**fields())
-    assert description.arguments == TNetConfig(
-        backbone="test_efficientnet", view_size=64
-    ).model_dump(mode="json")
-    assert description == Description(**fields(arguments=description.model_arguments))
+    assert description.config == TNetConfig(backbone="test_efficientnet", view_size=64).model_dump(
+        mode="json"
+    )
+    assert description == Description(**fields(config=description.model_settings))
 
 
 def test_view_size_and_grid_are_those_of_the_arguments():
     grid = {"rows": 5, "columns": 4, "cell_fraction": 0.3}
-    description = Description(**fields(arguments={"view_size": 77, "grid": grid}))
+    description = Description(**fields(config={"view_size": 77, "grid": grid}))
     assert (description.view_size, description.grid) == (77, Grid(5, 4, 0.3))
     assert Description(**fields("whole")).grid == Grid(1, 1, 1.0)
 
@@ -128,12 +128,12 @@ SCALE = fields()["normalisation"]
         (fields(family="tnett"), "unknown family: `tnett`"),
         (fields(family=["tnet"]), "`family` is"),
         (fields(family=""), "`family` is"),
-        (fields(arguments={"view_sise": 64}), "unknown key `view_sise`"),
-        (fields(arguments={"view_size": 2}), "`view_size` is `2`"),
-        (fields(arguments={"grid": {"rows": 0, "columns": 3, "cell_fraction": 0.5}}), "grid"),
-        (fields(arguments=[]), "not a table"),
-        (fields(arguments=None), "not a table"),
-        (fields("whole", arguments={"grid": {}}), "unknown key `grid`"),
+        (fields(config={"view_sise": 64}), "unknown key `view_sise`"),
+        (fields(config={"view_size": 2}), "`view_size` is `2`"),
+        (fields(config={"grid": {"rows": 0, "columns": 3, "cell_fraction": 0.5}}), "grid"),
+        (fields(config=[]), "not a table"),
+        (fields(config=None), "not a table"),
+        (fields("whole", config={"grid": {}}), "unknown key `grid`"),
         (fields(classes=["a", "b", "a"]), "two classes share a name: `a`"),
         (fields(classes=[]), "`classes` is"),
         (fields(classes=["a", " "]), "`classes.1` is"),
@@ -177,7 +177,7 @@ def test_a_wrong_description_is_told_in_one_line_with_a_hint(tmp_path, told, pro
     [
         ('{"schema": "tnet.model/9", "tnet": "9.1"}', "`9.1`"),
         (fields(family="tnett"), "did you mean `tnet`?"),
-        (fields(arguments={"view_sise": 64}), "did you mean `view_size`?"),
+        (fields(config={"view_sise": 64}), "did you mean `view_size`?"),
         (fields(data_license="MIT"), "did you mean `data_licence`?"),
     ],
 )
@@ -189,7 +189,7 @@ def test_the_hint_says_what_was_meant(tmp_path, told, hint):
 
 
 @pytest.mark.parametrize("depth", [10, *range(200, 1100, 50), 5000, 100_000])
-@pytest.mark.parametrize("key", ["recipe", "arguments", "classes", "metrics"])
+@pytest.mark.parametrize("key", ["recipe", "config", "classes", "metrics"])
 def test_a_description_nested_beyond_measure_is_refused_or_read(tmp_path, depth, key):
     told = json.dumps({"schema": SCHEMA, **fields(**{key: {"a": "deep"}})})
     path = tmp_path / "a.safetensors"
@@ -226,13 +226,15 @@ print(*{{"torch", "timm", "rasterio", "tifffile"}} & sys.modules.keys())
 
 def test_a_traversal_is_as_trained_unless_asked_otherwise(caplog):
     description = Description(**fields(traversal={"levels": 3, "keep": (2, 1)}))
-    assert description.config() == TraversalConfig(levels=3, keep=(2, 1))
-    assert description.config(levels=2, keep=(5,)) == TraversalConfig(levels=2, keep=(5,))
+    assert description.traversal_config() == TraversalConfig(levels=3, keep=(2, 1))
+    assert description.traversal_config(levels=2, keep=(5,)) == TraversalConfig(levels=2, keep=(5,))
     assert not caplog.records
 
 
 def test_a_traversal_deeper_than_trained_repeats_the_last_number_with_a_warning(caplog):
-    config = Description(**fields(traversal={"levels": 3, "keep": (2, 1)})).config(levels=5)
+    config = Description(**fields(traversal={"levels": 3, "keep": (2, 1)})).traversal_config(
+        levels=5
+    )
     assert [config.keep_at(level) for level in (1, 2, 3, 4)] == [2, 1, 1, 1]
     assert ["trained with 3" in record.message for record in caplog.records] == [True]
 
@@ -244,10 +246,10 @@ def test_a_traversal_deeper_than_trained_repeats_the_last_number_with_a_warning(
 def test_no_traversal_is_deeper_than_its_family_and_that_is_warned_about(
     family, more, most, caplog
 ):
-    arguments = {"backbone": "compact", "view_size": 64, **more}
+    config = {"backbone": "compact", "view_size": 64, **more}
     traversal = {"levels": most, "keep": (2,)}
-    description = Description(**fields(family, arguments=arguments, traversal=traversal))
-    assert description.config(levels=5) == TraversalConfig(levels=most, keep=(2,))
+    description = Description(**fields(family, config=config, traversal=traversal))
+    assert description.traversal_config(levels=5) == TraversalConfig(levels=most, keep=(2,))
     assert [record.message for record in caplog.records] == [
         f"5 levels asked for: the family `{family}` has {most}"
     ]

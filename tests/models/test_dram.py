@@ -20,9 +20,9 @@ SMALL = {
 }  # fmt: skip
 
 
-def build(classes=3, **arguments):
+def build(classes=3, **config):
     torch.manual_seed(0)
-    return build_model("dram", SMALL | arguments, classes=classes).eval()
+    return build_model("dram", SMALL | config, classes=classes).eval()
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +266,7 @@ def test_while_it_learns_places_are_drawn_and_otherwise_they_are_not(model):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("config", "problem"),
     [
         ({"glimpse_size": 65}, "the view has 64 pixels"),
         ({"cells": 65}, "the view has 64 pixels"),
@@ -276,9 +276,9 @@ def test_while_it_learns_places_are_drawn_and_otherwise_they_are_not(model):
         ({"deviation": 0}, "deviation"),
     ],
 )
-def test_what_cannot_be_built_is_refused(arguments, problem):
+def test_what_cannot_be_built_is_refused(config, problem):
     with pytest.raises(ModelError, match=problem):
-        read_model_config("dram", SMALL | arguments)
+        read_model_config("dram", SMALL | config)
 
 
 def test_a_backbone_that_cannot_see_glimpses_is_refused():
@@ -345,8 +345,8 @@ def test_it_learns_eight_images_by_heart():
     first = last = None
     for _ in range(30):
         glimpsed = model.glimpse(views, sample=True)
-        scores = model.classifier(glimpsed.features)  # (images, glimpses, classes)
-        early = functional.cross_entropy(model.classifier(glimpsed.context), labels)
+        scores = model.head(glimpsed.features)  # (images, glimpses, classes)
+        early = functional.cross_entropy(model.head(glimpsed.context), labels)
         each = functional.cross_entropy(scores.transpose(1, 2), labels[:, None].expand(-1, 2))
         last = functional.cross_entropy(scores[:, -1], labels)
         first = last.item() if first is None else first

@@ -44,8 +44,8 @@ TAPS = [
 
 
 def build(name="resnet18", view_size=64, *, bands=3, tap=None, cells=3, pretrained=False, **rest):
-    arguments = ModelConfig(backbone=name, view_size=view_size, **rest)
-    return build_backbone(arguments, bands=bands, tap=tap, cells=cells, pretrained=pretrained)
+    config = ModelConfig(backbone=name, view_size=view_size, **rest)
+    return build_backbone(config, bands=bands, tap=tap, cells=cells, pretrained=pretrained)
 
 
 def published(number):
@@ -295,8 +295,8 @@ class TestBuilding:
 
     @pytest.mark.parametrize("told", [[], [{"reduction": 0}]])  # 0 is no map
     def test_a_backbone_without_stages_needs_the_name_of_a_module(self, monkeypatch, told):
-        def create(arguments, **how):
-            net = create_timm(arguments, **how)
+        def create(config, **how):
+            net = create_timm(config, **how)
             net.feature_info = told  # which do not tell theirs changes from timm to timm
             return net
 

@@ -9,9 +9,9 @@ from tnetcli.models.registry import FAMILIES, read_model_config
 
 LEVELS = [
     (family, level)
-    for family, arguments in adapter.MODELS.items()
+    for family, config in adapter.MODELS.items()
     for level in (1, 2)
-    if level <= (read_model_config(family, arguments).max_levels or level)
+    if level <= (read_model_config(family, config).max_levels or level)
 ]
 
 

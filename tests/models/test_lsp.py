@@ -394,24 +394,25 @@ def traversed(cells, *, valid=None, images=1, **config):
     settings = TraversalConfig(**config)
     policies = [build_policy(settings, seed) for seed in range(images)]
     found = traverse([VIEW] * images, lambda nodes: [scores] * len(nodes), GRID, settings, policies)
-    below = [[found.nodes[i].region.window for i in found.of(each)[1:]] for each in range(images)]
+    own = [[each for each in found.nodes if each.image == image] for image in range(images)]
+    below = [[node.region.window for node in nodes[1:]] for nodes in own]
     return below, found.stops
 
 
-@pytest.mark.parametrize("policy", ["topk", "sample", "best_first"])
+@pytest.mark.parametrize("policy", ["top_k", "sample", "best_first"])
 def test_a_cell_that_was_not_proposed_is_never_followed(policy):
     chosen = [patch_cell(GRID, 0, 3, 4), patch_cell(GRID, 0, 0, 9), patch_cell(GRID, 0, 20, 20)]
     below, stops = traversed(chosen, images=2, levels=2, keep=(24,), policy=policy, budget=30)
     for found in below:
         assert len(found) == 3
         assert set(found) == {VIEW.cell(GRID, *cell) for cell in chosen}
-    assert stops == ("levels", "levels")
+    assert stops == ("max_level", "max_level")
 
 
-@pytest.mark.parametrize("policy", ["topk", "sample", "best_first"])
+@pytest.mark.parametrize("policy", ["top_k", "sample", "best_first"])
 def test_a_traversal_ends_where_nothing_is_proposed(policy):
     below, stops = traversed([], levels=3, keep=(4,), policy=policy, budget=30)
-    assert (below, stops) == ([[]], ("empty",))
+    assert (below, stops) == ([[]], ("no_data",))
 
 
 def test_a_patch_without_data_is_not_followed():

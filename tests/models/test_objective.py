@@ -30,8 +30,8 @@ DRAM = {
 
 def build(family, **changes):
     torch.manual_seed(0)
-    arguments = {"saccader": SACCADER, "dram": DRAM}[family] | changes
-    model = build_model(family, arguments, classes=CLASSES, bands=1)
+    config = {"saccader": SACCADER, "dram": DRAM}[family] | changes
+    model = build_model(family, config, classes=CLASSES, bands=1)
     with torch.no_grad():
         for parameter in model.parameters():
             if not parameter.any():  # else what a ResNet starts by adding 0 times has no output
@@ -129,12 +129,12 @@ def test_rewards_teach_where_to_look_and_labels_what_is_encoded(family):
     assert learned_parts(model) == {"location"}
     model.zero_grad()
     out = encode(model, views_of(model))
-    loss = functional.cross_entropy(model.classifier(out.features), torch.tensor([0, 2]))
+    loss = functional.cross_entropy(model.head(out.features), torch.tensor([0, 2]))
     if "side_logits" in out.aux:
         loss = loss + out.aux["side_logits"].square().sum()
     loss.backward()
     assert "location" not in learned_parts(model)
-    assert {"backbone", "classifier"} <= learned_parts(model)
+    assert {"backbone", "head"} <= learned_parts(model)
 
 
 # AnchorNet
@@ -169,7 +169,7 @@ def test_the_expected_gradient_of_a_saccader_is_that_of_the_expected_reward(monk
     views, where = views_of(model, 1), list(model.location.parameters())
     expected_reward, mean, total = 0.0, None, 0.0
     for chance, out in enumerated(model, views, monkeypatch):
-        logits = model.classifier(out.features).detach()
+        logits = model.head(out.features).detach()
         expected_reward = expected_reward + chance * logits.softmax(dim=1)[0, LABEL]
         total += chance.item()
         episodes = episodes_of(logits, out.aux)
@@ -194,7 +194,7 @@ def test_places_to_imitate_are_those_that_score_highest_for_the_class_of_all():
     narrow = narrow.detach().flatten(2)
     weight = model.location.cell.score.weight[0].detach().numpy()
     for view in range(3):
-        scores = [model.classifier(narrow[view, :, place]).tolist() for place in range(16)]
+        scores = [model.head(narrow[view, :, place]).tolist() for place in range(16)]
         sums = [sum(each) for each in zip(*scores, strict=True)]
         best = sums.index(max(sums))
         order = sorted(range(16), key=lambda place: -scores[place][best])[:6]  # twice the glimpses
@@ -213,7 +213,7 @@ def test_imitation_follows_no_more_places_than_there_are():
 def test_imitation_teaches_the_location_only():
     model = build("saccader")
     out = encode(model, views_of(model))
-    episodes = episodes_of(model.classifier(out.features).detach(), out.aux)
+    episodes = episodes_of(model.head(out.features).detach(), out.aux)
     weight, loss = find_terms("saccader")(episodes, TASK, SaccaderObjective(imitation=0.5))[
         "imitation"
     ]
@@ -228,7 +228,7 @@ def test_a_saccader_whose_location_is_frozen_learns_from_labels_alone():
     model.location.eval()
     out = encode(model, views_of(model))
     assert not out.aux
-    episodes = episodes_of(model.classifier(out.features), out.aux)
+    episodes = episodes_of(model.head(out.features), out.aux)
     assert find_terms("saccader")(episodes, TASK, SaccaderObjective()) == {}
 
 
@@ -243,10 +243,10 @@ def test_a_dram_learns_the_label_before_the_last_glimpse():
     glimpsed = model.glimpse(views, sample=True)
     side = out.aux["side_logits"]
     assert side.shape == (2, 3, CLASSES)
-    torch.testing.assert_close(side[:, 0], model.classifier(glimpsed.context))
-    torch.testing.assert_close(side[:, 1:], model.classifier(glimpsed.features[:, :2]))
+    torch.testing.assert_close(side[:, 0], model.head(glimpsed.context))
+    torch.testing.assert_close(side[:, 1:], model.head(glimpsed.features[:, :2]))
     torch.testing.assert_close(out.aux["log_p"], glimpsed.log_p.sum(dim=1))
-    episodes = episodes_of(model.classifier(out.features).detach(), out.aux)
+    episodes = episodes_of(model.head(out.features).detach(), out.aux)
     terms = find_terms("dram")(episodes, TASK, DramObjective(side=0.5, glimpses=2))
     assert terms == {
         "side": (0.5, side_loss(episodes, TASK)),
@@ -260,7 +260,7 @@ def test_a_dram_whose_location_is_frozen_looks_anywhere():
     views = views_of(model, 1).expand(400, -1, -1, -1)
     out = encode(model, views)
     assert "log_p" not in out.aux
-    episodes = episodes_of(model.classifier(out.features), out.aux)
+    episodes = episodes_of(model.head(out.features), out.aux)
     assert find_terms("dram")(episodes, TASK, DramObjective()).keys() == {"side"}
     torch.manual_seed(7)
     places = model.glimpse(views, sample=True, anywhere=True).places.flatten()

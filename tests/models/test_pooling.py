@@ -49,7 +49,7 @@ def test_bagnet_has_no_maxima():
 
 
 def test_the_compact_map_has_a_pixel_for_eight_of_the_view():
-    arguments = read_model_config("tnet", {"backbone": "compact", "view_size": 128})
-    backbone = build_backbone(arguments, bands=4)
+    config = read_model_config("tnet", {"backbone": "compact", "view_size": 128})
+    backbone = build_backbone(config, bands=4)
     assert backbone.map_size() == (64, 16, 16)
     assert backbone.feature_size == 96

@@ -79,22 +79,22 @@ def test_every_published_model_is_there():
 @pytest.mark.parametrize("name", sorted(PAPERS))
 def test_a_published_model_can_be_described(name):
     model = PAPERS[name]
-    arguments = read_model_config(model.family, model.arguments)
+    config = read_model_config(model.family, model.config)
     assert model.trainable or model.total
     assert () in model.multiplications
     costs = list(model.multiplications.values())
     assert costs == sorted(costs)
     is_recursive = model.family == "tnet"
-    assert (arguments.view_size < model.image_size) == is_recursive
+    assert (config.view_size < model.image_size) == is_recursive
     if model.family not in ("tnet", "two_stream"):
         assert set(model.multiplications) == {()}
 
 
 def test_a_cell_of_a_bird_is_157_pixels_enlarged_to_224():
     for name in ("tnet-cub-b0", "tnet-nabirds-b4"):
-        grid = PAPERS[name].arguments["grid"]
+        grid = PAPERS[name].config["grid"]
         assert round(grid["cell_fraction"] * PAPERS[name].image_size) == 157
-        assert PAPERS[name].arguments["view_size"] == 224
+        assert PAPERS[name].config["view_size"] == 224
 
 
 def test_only_what_a_paper_prints_is_called_published():
@@ -182,7 +182,7 @@ FMOW = {"view": 384_534_752 + 409_600, "score": 123_760, "head": 79_360}
 @pytest.mark.parametrize(("name", "cost"), [("tnet-imagenet", IMAGENET), ("tnet-fmow", FMOW)])
 def test_counts_follow_the_closed_form(name, cost):
     published = PAPERS[name]
-    model = outline(published.family, dict(published.arguments), published.classes)
+    model = outline(published.family, dict(published.config), published.classes)
     for followed, regions, calls in (((), 0, 0), ((1,), 1, 1), ((5,), 5, 1), ((2, 2), 4, 3)):
         expected = (1 + regions) * cost["view"] + calls * cost["score"] + cost["head"]
         assert traverse(model, *followed).layers == expected
@@ -200,7 +200,7 @@ def test_squeeze_excite_is_counted_apart():
 def test_parts_hold_what_the_paper_says():
     model = outline("whole", {"backbone": "bagnet77", "view_size": 224}, 1000)
     assert count_parameters(model.backbone).trainable == 20_033_664
-    assert count_parameters(model.classifier).trainable == 513_000
+    assert count_parameters(model.head).trainable == 513_000
 
 
 def support(run, side):
@@ -216,18 +216,18 @@ def support(run, side):
 def test_receptive_fields_are_those_of_gradients():
     # Without squeeze-excite, whose gates see everything.
     torch.manual_seed(0)
-    arguments = {"backbone": "anchornet", "view_size": 160, "squeeze": "none"}
-    model = build_model("anchornet", arguments, classes=3).double().eval()
+    config = {"backbone": "anchornet", "view_size": 160, "squeeze": "none"}
+    model = build_model("anchornet", config, classes=3).double().eval()
     for activation in [*model.modules()]:  # no gradient is lost below zero
         for name, child in activation.named_children():
             if isinstance(child, nn.ReLU | nn.Hardswish):
                 setattr(activation, name, nn.Identity())
-    names = ("anchor.head.3", "anchor.head.10", *BRANCHES)
-    head = model.anchor.head
+    names = ("anchor.trunk.3", "anchor.trunk.10", *BRANCHES)
+    trunk = model.anchor.trunk
     runs = (
-        nn.Sequential(*[*head][:4]),
-        nn.Sequential(*[*head][:11]),
-        *(lambda x, branch=branch: branch.blocks(head(x)) for branch in model.anchor.branches),
+        nn.Sequential(*[*trunk][:4]),
+        nn.Sequential(*[*trunk][:11]),
+        *(lambda x, branch=branch: branch.blocks(trunk(x)) for branch in model.anchor.branches),
     )
     found = see_maps(model, names)
     for name, run in zip(names, runs, strict=True):

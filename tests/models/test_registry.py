@@ -21,9 +21,9 @@ from tnetcli.models.registry import (
 def test_reading_arguments_loads_no_torch():
     code = """
 import sys
-from tnetcli.models.registry import FAMILIES, BACKBONES, read_arguments
+from tnetcli.models.registry import FAMILIES, BACKBONES, read_model_config
 for family in FAMILIES:
-    read_arguments(family, {})
+    read_model_config(family, {})
 assert not {"torch", "timm"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -36,7 +36,7 @@ def test_every_family_builds_itself_from_its_defaults(family):
     with torch.device("meta"):
         model = build_model(family, {}, classes=2)
     assert model.family == family
-    assert isinstance(model.arguments, FAMILIES[family].arguments)
+    assert isinstance(model.config, FAMILIES[family].config)
     assert (model.classes, model.bands, model.view_size) == (2, 3, 224)
 
 
@@ -62,9 +62,9 @@ def test_every_family_is_summarised_in_two_lines_that_fit_beside_its_name(family
 def test_every_listed_backbone_can_be_built(backbone):
     import torch
 
-    arguments = {"backbone": backbone, "view_size": 77 if backbone == "bagnet77" else 224}
+    config = {"backbone": backbone, "view_size": 77 if backbone == "bagnet77" else 224}
     with torch.device("meta"):
-        model = build_model("tnet", arguments, classes=2)
+        model = build_model("tnet", config, classes=2)
     assert model.feature_size > 0
 
 
@@ -87,16 +87,14 @@ def test_a_family_like_no_other_is_refused_with_all_there_are():
 
 
 def test_defaults_are_those_of_the_fmow_paper():
-    arguments = read_model_config("tnet", {})
-    assert arguments.backbone == "tf_efficientnet_b0"
-    assert arguments.grid == Grid(3, 3, 0.5)
+    config = read_model_config("tnet", {})
+    assert config.backbone == "tf_efficientnet_b0"
+    assert config.grid == Grid(3, 3, 0.5)
 
 
 def test_a_grid_is_read_from_a_table():
-    arguments = read_model_config(
-        "tnet", {"grid": {"rows": 2, "columns": 4, "cell_fraction": 0.25}}
-    )
-    assert arguments.grid == Grid(2, 4, 0.25)
+    config = read_model_config("tnet", {"grid": {"rows": 2, "columns": 4, "cell_fraction": 0.25}})
+    assert config.grid == Grid(2, 4, 0.25)
 
 
 def test_keys_of_one_family_are_unknown_to_another():
@@ -141,9 +139,9 @@ def test_a_wrong_value_is_refused_by_its_key(wrong):
 
 
 def test_arguments_cannot_be_changed():
-    arguments = TNetConfig()
+    config = TNetConfig()
     with pytest.raises(ValueError, match="frozen"):
-        arguments.view_size = 3
+        config.view_size = 3
 
 
 def test_the_arguments_of_another_family_are_a_callers_mistake():

@@ -29,9 +29,9 @@ SMALL = {"view_size": 101, "width": 0.0625, "glimpses": 3}  # 4 x 4 places
 PUBLISHED = {"view_size": 224, "glimpses": 6}
 
 
-def build(classes=3, **arguments):
+def build(classes=3, **config):
     torch.manual_seed(0)
-    return build_model("saccader", SMALL | arguments, classes=classes).eval()
+    return build_model("saccader", SMALL | config, classes=classes).eval()
 
 
 @pytest.fixture(scope="module")
@@ -211,12 +211,12 @@ def test_the_logits_of_a_view_are_the_mean_of_those_at_the_places_visited(model)
     views = noise(2, 3, 101, 101)
     narrow, visited = visits(model, views)
     everywhere = functional.conv2d(
-        narrow, model.classifier.weight[:, :, None, None], model.classifier.bias
+        narrow, model.head.weight[:, :, None, None], model.head.bias
     )  # (regions, classes, 4, 4), as the public code has them
     places = visited.places[:, None].expand(-1, 3, -1)
     expected = everywhere.flatten(2).gather(2, places).mean(dim=2)
     out = encode(model, views, [ROOT] * 2)
-    torch.testing.assert_close(model.classifier(out.features), expected)
+    torch.testing.assert_close(model.head(out.features), expected)
     assert torch.equal(places_of(model, out), visited.places)
     torch.testing.assert_close(out.cell_logits[..., 0].exp(), visited.attention)
 
@@ -254,7 +254,7 @@ def test_what_is_not_visited_is_not_classified():
     model.backbone.register_forward_hook(lambda _, __, found: maps.append(found[1]))
     model.backbone.register_forward_hook(lambda _, __, found: found[1].retain_grad())
     out = encode(model, noise(1, 3, 101, 101), [ROOT])
-    model.classifier(out.features).sum().backward()
+    model.head(out.features).sum().backward()
     touched = maps[0].grad[0].abs().sum(dim=0).flatten().nonzero().flatten()
     assert set(touched.tolist()) <= set(places_of(model, out)[0].tolist())
 
@@ -287,7 +287,7 @@ def test_more_bands_and_another_width_are_built():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("config", "problem"),
     [
         ({"backbone": "resnet18"}, "a Saccader has a bagnet77"),
         ({"pooling": "mean_max"}, "pooling `mean`"),
@@ -299,9 +299,9 @@ def test_more_bands_and_another_width_are_built():
         ({"grid": {"rows": 2, "columns": 2, "cell_fraction": 0.5}}, "grid"),
     ],
 )
-def test_what_cannot_be_built_is_refused(arguments, problem):
+def test_what_cannot_be_built_is_refused(config, problem):
     with pytest.raises(ModelError, match=problem):
-        read_model_config("saccader", SMALL | arguments)
+        read_model_config("saccader", SMALL | config)
 
 
 def test_there_are_no_published_weights(tmp_path):
@@ -384,7 +384,7 @@ def test_it_learns_eight_images_by_heart():
     first = last = None
     for _ in range(40):
         out = model(views, torch.zeros(8, 3))
-        scores = model.classifier(out.features)
+        scores = model.head(out.features)
         last = functional.cross_entropy(scores, labels)
         first = last.item() if first is None else first
         optimizer.zero_grad()

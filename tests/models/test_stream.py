@@ -12,8 +12,8 @@ from tnetcli.models.encoders import Stream, build_backbone
 
 def build(backbone, view_size=64, *, pretrained=False, bands=3, **more):
     torch.manual_seed(0)
-    arguments = ModelConfig(backbone=backbone, view_size=view_size, **more)
-    return Stream(arguments, bands=bands, pretrained=pretrained).eval()
+    config = ModelConfig(backbone=backbone, view_size=view_size, **more)
+    return Stream(config, bands=bands, pretrained=pretrained).eval()
 
 
 @pytest.mark.parametrize(("view_size", "side"), [(448, 14), (224, 7)])
@@ -76,8 +76,8 @@ def test_looking_once_leaves_nothing_behind():
 
 
 def test_a_network_learns_on_after_it_was_built():
-    arguments = ModelConfig(backbone="resnet10t", view_size=64)
-    assert Stream(arguments, bands=3).net.training
+    config = ModelConfig(backbone="resnet10t", view_size=64)
+    assert Stream(config, bands=3).net.training
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])

@@ -14,9 +14,9 @@ SMALL = {"backbone": "resnet18", "view_size": 32, "tap": 1}
 LEVEL = torch.tensor(1)  # all levels share one head
 
 
-def build(**arguments):
+def build(**config):
     torch.manual_seed(0)
-    return build_model("tnet", SMALL | arguments, classes=4).eval().requires_grad_(False)
+    return build_model("tnet", SMALL | config, classes=4).eval().requires_grad_(False)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,9 @@ def aggregate(model, features):
     return model.aggregate(features.unsqueeze(0), *unmasked(len(features)))
 
 
-@pytest.mark.parametrize("weighting", [False, True])
-def test_reading_chosen_cells_is_reading_all_and_masking_the_rest(weighting):
-    model = build(weighting=weighting)
+@pytest.mark.parametrize("aggregator", ["mean", "gated"])
+def test_reading_chosen_cells_is_reading_all_and_masking_the_rest(aggregator):
+    model = build(aggregator=aggregator)
     cells = [ROOT.child(model.grid, *cell) for cell in model.grid.cells()]
     chosen = [1, 5, 6]
     everything = features_of(model, [ROOT, *cells])
@@ -75,7 +75,7 @@ def test_every_cell_can_be_followed(model):
 
 
 def test_cells_are_followed_in_reading_order_whatever_their_attention(model):
-    paths, _ = rollout(model, levels=3, keep=(3, 2), once=False)
+    paths, _ = rollout(model, levels=3, keep=(3, 2), deduplicate=False)
     assert len(paths) == 1 + 3 + 6
     assert paths[1:4] == sorted(paths[1:4])
     parents = [path.rpartition("/")[0] for path in paths[4:]]
@@ -103,7 +103,7 @@ def test_attention_does_not_depend_on_the_position_of_a_region(model):
 
 def test_the_classifier_is_dense_with_a_bias(model):
     features = noise(2, 512)
-    expected = features @ model.classifier.weight.T + model.classifier.bias
+    expected = features @ model.head.weight.T + model.head.bias
     torch.testing.assert_close(model.classify(features, LEVEL), expected)
 
 
@@ -140,14 +140,14 @@ def test_the_baseline_starts_at_a_half_and_is_saved(model):
 
 
 def test_double_precision_is_kept():
-    model = build(weighting=True).double()
+    model = build(aggregator="gated").double()
     out = encode(model, noise(2, 3, 32, 32).double(), [ROOT, ROOT])
     parts = (*out[:2], out.aux["pooled"], *aggregate(model, out.features)[:3])
     assert {part.dtype for part in parts} == {torch.float64}
 
 
 def test_half_precision_is_kept_but_for_attention():
-    model = build(weighting=True).bfloat16()
+    model = build(aggregator="gated").bfloat16()
     out = encode(model, noise(2, 3, 32, 32).bfloat16(), [ROOT, ROOT])
     assert out.features.dtype == aggregate(model, out.features).logits.dtype == torch.bfloat16
     assert out.cell_logits.dtype == torch.float32

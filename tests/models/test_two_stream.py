@@ -38,9 +38,9 @@ VGG19 = [64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 5
 CELL = ROOT.child(Grid(3, 3, 0.5), 1, 2)
 
 
-def build(seed=0, classes=4, **arguments):
+def build(seed=0, classes=4, **config):
     torch.manual_seed(seed)
-    model = TwoStream(TwoStreamConfig(**SMALL | arguments), classes=classes)
+    model = TwoStream(TwoStreamConfig(**SMALL | config), classes=classes)
     return model.eval().requires_grad_(False)
 
 
@@ -168,8 +168,8 @@ class TestEncoding:
         assert torch.equal(near[:, :16], model.local_stream(views).features)
         assert not near[:, 16:].any()
         expected = (
-            model.global_stream.classifier(whole),
-            model.local_stream.classifier(near[:, :16]),
+            model.global_stream.head(whole),
+            model.local_stream.head(near[:, :16]),
         )
         for features, level, logits in ((whole, 1, expected[0]), (near, 2, expected[1])):
             assert torch.equal(model.classify(features, torch.tensor(level)), logits)
@@ -196,7 +196,7 @@ class TestEncoding:
     def test_regions_are_read_at_the_size_of_the_local_stream(self, size, expected):
         model = build(local_size=size)
         assert (model.view_size_of(ROOT), model.view_size_of(CELL)) == (64, expected)
-        assert model.smallest_view == expected
+        assert model.min_view_size == expected
         out = encode(model, noise(1, 3, expected, expected), [CELL])
         assert out.features.shape == (1, model.feature_size)
 
@@ -239,10 +239,10 @@ class TestPatches:
         model = build(grid={"rows": 1, "columns": 1, "cell_fraction": 1.0})
         stream = model.global_stream
         seen, vectors = maps_of(stream, noise(3, 3, 64, 64))
-        scores = stream.classifier(vectors)
+        scores = stream.head(vectors)
         best, label = scores.max(dim=1)
         evidence = stream.cell_evidence(seen, vectors)[:, 0, 0]
-        torch.testing.assert_close(evidence + stream.classifier.bias[label], best)
+        torch.testing.assert_close(evidence + stream.head.bias[label], best)
 
     def test_the_evidence_of_cells_is_the_mean_class_activation_under_them(self):
         model = build(grid={"rows": 2, "columns": 2, "cell_fraction": 0.5})
@@ -251,10 +251,10 @@ class TestPatches:
         assert seen.shape[2:] == (4, 4)
         found = stream.cell_evidence(seen, vectors)
         for view in range(2):
-            label = int(stream.classifier(vectors[view]).argmax())
+            label = int(stream.head(vectors[view]).argmax())
             activation = sum(
                 weight * channel
-                for weight, channel in zip(stream.classifier.weight[label], seen[view], strict=True)
+                for weight, channel in zip(stream.head.weight[label], seen[view], strict=True)
             )
             for row in range(2):
                 for column in range(2):
@@ -265,9 +265,9 @@ class TestPatches:
         grid = {"rows": 2, "columns": 2, "cell_fraction": 0.5}
         stream = build(grid=grid, pooling="mean_max").global_stream
         seen, vectors = maps_of(stream, noise(1, 3, 64, 64))
-        label = int(stream.classifier(vectors).argmax())
+        label = int(stream.head(vectors).argmax())
         corner = stream.backbone.pool(seen[:, :, 2:, :2])
-        expected = stream.classifier(corner)[0, label] - stream.classifier.bias[label]
+        expected = stream.head(corner)[0, label] - stream.head.bias[label]
         torch.testing.assert_close(stream.cell_evidence(seen, vectors)[0, 1, 0], expected)
 
     def test_cells_with_more_evidence_get_more_attention(self, model):
@@ -316,7 +316,7 @@ class TestAggregating:
         features = self.features(model, 2)
         mask = torch.tensor([[True, False, False]])
         found = model.aggregate(features.unsqueeze(0), mask, unmasked(3)[1])
-        torch.testing.assert_close(found.logits, model.global_stream.classifier(features[:1]))
+        torch.testing.assert_close(found.logits, model.global_stream.head(features[:1]))
         assert found.weights.tolist() == [[1, 0, 0]]
 
     def test_without_the_whole_the_regions_answer(self):
@@ -398,7 +398,7 @@ class TestSteps:
         logits, aux = self.encode(model)
         assert aux.keys() == {"step_weights"}
         torch.testing.assert_close(aux["step_weights"], weights)
-        expected = model.local_stream.classifier(torch.einsum("rt,rts->rs", weights, outputs))
+        expected = model.local_stream.head(torch.einsum("rt,rts->rs", weights, outputs))
         torch.testing.assert_close(logits, expected)
 
     @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ class TestSteps:
         ],
     )
     def test_other_steps_are_picked_or_summed(self, model, more, kept):
-        expected = model.local_stream.classifier(self.outputs(model)[:, kept].sum(dim=1))
+        expected = model.local_stream.head(self.outputs(model)[:, kept].sum(dim=1))
         logits, aux = self.encode(self.variant(model, **more))
         torch.testing.assert_close(logits, expected)
         weights = aux["step_weights"]
@@ -424,7 +424,7 @@ class TestSteps:
         other.local_stream.backbone.load_state_dict(model.local_stream.backbone.state_dict())
         vectors = model.local_stream.backbone.net(self.view)[1]
         logits, aux = self.encode(other)
-        torch.testing.assert_close(logits, other.local_stream.classifier(vectors))
+        torch.testing.assert_close(logits, other.local_stream.head(vectors))
         assert not aux
         assert not hasattr(other.local_stream, "memory")
 
@@ -433,7 +433,7 @@ class TestSteps:
         assert "step_logits" not in self.encode(other)[1]
         other.local_stream.training = True  # of the stream alone, as batch norm would differ
         logits, aux = self.encode(other)
-        expected = other.local_stream.classifier(self.outputs(model))
+        expected = other.local_stream.head(self.outputs(model))
         assert aux.keys() == {"step_weights", "step_logits"}
         torch.testing.assert_close(aux["step_logits"], expected)
         torch.testing.assert_close(aux["step_logits"][:, -1], logits)
@@ -451,7 +451,7 @@ class TestTraversing:
     """The family inside the rollout that all families share."""
 
     unit = Normalisation.to_unit_range("uint8", 3)
-    config = TraversalConfig(levels=3, keep=(2,), least_side=32.0)
+    config = TraversalConfig(levels=3, keep=(2,), min_size=32.0)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -473,7 +473,7 @@ class TestTraversing:
         every = self.run(model, scene, keep=(9,)).nodes[1:]
         best = sorted(every, key=lambda node: node.rank)[:2]
         assert self.paths(result) == ["root", *sorted(node.region.path for node in best)]
-        assert result.stop == "levels"
+        assert result.stop == "max_level"
         np.testing.assert_allclose(result.level_logits[0], result.region_logits[0], rtol=1e-5)
         fused = result.region_logits[0] + result.region_logits[1:].mean(axis=0)
         np.testing.assert_allclose(result.logits, fused, rtol=1e-5, atol=1e-6)
@@ -550,12 +550,12 @@ class TestArguments:
             TwoStreamConfig(**SMALL | wrong)
 
     def test_one_file_cannot_hold_two_networks(self, tmp_path):
-        arguments = TwoStreamConfig(**SMALL | {"local_backbone": "resnet18"})
+        config = TwoStreamConfig(**SMALL | {"local_backbone": "resnet18"})
         path = tmp_path / "weights.safetensors"
         net = build().global_stream.backbone.net
         safetensors.torch.save_file(net.state_dict(), path)
         with pytest.raises(ModelError, match="cannot hold the weights of `compact` and `resnet18`"):
-            TwoStream(arguments, classes=2, pretrained=path)
+            TwoStream(config, classes=2, pretrained=path)
 
     def test_one_file_starts_both_streams(self, tmp_path):
         net = build(seed=5).global_stream.backbone.net

@@ -24,8 +24,8 @@ def bright_is_first():
     """The first class is as probable as what is seen is bright."""
     model = SmallModel(classes=2)
     with torch.no_grad():
-        model.classifier.weight[0] = 0.2
-        model.classifier.weight[1] = -0.2
+        model.head.weight[0] = 0.2
+        model.head.weight[1] = -0.2
     return model
 
 

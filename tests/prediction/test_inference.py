@@ -9,7 +9,6 @@ from torch import nn
 
 from tests.checkpoints import tiny
 from tests.images import area_average, noise, write_geotiff, write_pyramid_tiff
-from tests.readers.contract import area_mean
 from tests.small_model import SmallModel
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ImageError, ModelError
@@ -18,6 +17,7 @@ from tnetcli.models.checkpoint import load_model, save_checkpoint
 from tnetcli.models.registry import build_model
 from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.readers.detect import open_image
+from tnetcli.testing.reader import area_mean
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 
@@ -105,7 +105,7 @@ class TestEqualToFullyDecoded:
     def test_through_exact_overviews_of_floats(self, tmp_path):
         image = noise((512, 512), seed=5).astype(np.float32)
         path = write_pyramid_tiff(tmp_path / "scene.tif", image, factors=(2, 4))
-        model, own = self.model(), config(3, (2, 1), once=False)
+        model, own = self.model(), config(3, (2, 1), deduplicate=False)
         with open_image(path) as reader, Inference(model, FLOAT, device="cpu") as inference:
             result = result_of(inference, reader, own)
             used = reader.cost.pixels_decoded
@@ -117,14 +117,14 @@ class TestEqualToFullyDecoded:
     def test_at_full_resolution_of_bytes(self, tmp_path):
         image = noise((300, 240), seed=6)
         path = write_geotiff(tmp_path / "scene.tif", image)
-        model, own = self.model(), config(3, (3, 1), once=False, least_side=1)
+        model, own = self.model(), config(3, (3, 1), deduplicate=False, min_size=1)
         with open_image(path) as reader, Inference(model, UNIT, device="cpu") as inference:
             result = result_of(inference, reader, own)
         expected = decoded_logits(model, image, (3, 1), UNIT, np.uint8)
         assert result.logits == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("policy", ["topk", "sample", "best_first"])
+@pytest.mark.parametrize("policy", ["top_k", "sample", "best_first"])
 def test_a_batch_of_eight_equals_eight_single_runs(readers, policy):
     own = config(3, (2, 2), policy=policy, budget=6)
     seeds = list(range(8))
@@ -179,7 +179,7 @@ def test_the_size_of_a_chunk_changes_nothing(readers, max_batch):
 def test_a_level_is_one_batch_for_all_images(readers):
     model = SmallModel()
     with Inference(model, UNIT, device="cpu", max_batch=1000) as inference:
-        run(inference, readers, config(3, (2, 1), once=False))
+        run(inference, readers, config(3, (2, 1), deduplicate=False))
     assert model.batches == [8, 16, 16]
 
 
@@ -271,9 +271,9 @@ def test_levels_end_where_a_view_would_be_finer_than_the_pixels(tmp_path):
         open_image(path) as reader,
     ):
         result = result_of(inference, reader, config(9, (1,)))
-        deeper = result_of(inference, reader, config(9, (1,), least_side=8))
+        deeper = result_of(inference, reader, config(9, (1,), min_size=8))
     assert [node.region.level for node in result.nodes] == [1, 2, 3]  # 130, 65, 32.5
-    assert result.stop == "pixels"
+    assert result.stop == "native_resolution"
     assert len(deeper.nodes) == 5
 
 
@@ -283,7 +283,7 @@ def test_confidence_ends_the_traversal(readers):
         sure = result_of(inference, readers[0], config(3, (2, 1), confidence=0.01))
         unsure = result_of(inference, readers[0], config(3, (2, 1), confidence=1.0))
     assert (sure.stop, len(sure.nodes)) == ("confidence", 1)
-    assert unsure.stop == "levels"
+    assert unsure.stop == "max_level"
 
 
 def test_padding_keeps_the_shape_of_an_image(tmp_path):
@@ -303,7 +303,7 @@ def test_a_whole_model_reads_one_region(readers):
     model = build_model("whole", {"backbone": "resnet10t", "view_size": 64}, classes=4)
     with Inference(model, UNIT, device="cpu") as inference:
         result = result_of(inference, readers[0], config(3, (2, 1)))
-    assert (len(result.nodes), result.stop) == (1, "levels")
+    assert (len(result.nodes), result.stop) == (1, "max_level")
 
 
 def test_no_gradient_is_kept(readers):
@@ -400,7 +400,7 @@ def test_a_checkpoint_reads_images_as_in_training(tmp_path):
         open_image(scene) as reader,
         open_image(plain) as grey,
     ):
-        own = description.config()
+        own = description.traversal_config()
         found = run(inference, [reader, grey], own.changed(confidence=1.0))
         hasty = result_of(inference, reader, own)
     assert hasty.stop == "confidence"
@@ -453,7 +453,7 @@ class BySize(SmallModel):
 
 @pytest.mark.parametrize("max_batch", [2, 1000])
 def test_views_of_a_size_per_region_are_encoded_by_size(readers, max_batch):
-    model, own = BySize(), config(3, (4, 4), least_side=1)
+    model, own = BySize(), config(3, (4, 4), min_size=1)
     with Inference(model, UNIT, device="cpu", max_batch=max_batch) as inference:
         together = run(inference, readers[:3], own)
         assert {shape for _, shape in model.shapes if shape[0] > max_batch} == set()

@@ -151,7 +151,7 @@ def test_what_cannot_be_read_back_is_refused_and_stays(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for special in (pipe, "/dev/null", tmp_path):
-        with pytest.raises(OutputError, match="no ordinary file"):
+        with pytest.raises(OutputError, match="not a regular file"):
             PredictionFile(special, overwrite=True).__enter__()
     assert pipe.is_fifo()
 

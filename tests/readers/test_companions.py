@@ -115,13 +115,13 @@ def test_overviews_of_a_vrt_and_metadata_in_xml_are_read(folder):
         (vrt(relative("&#47;vsicurl&#47;http://127.0.0.1/a")), "outside its folder"),
         (vrt(f"<SourceFilename>{MRF.replace('<', '&lt;')}</SourceFilename>"), "subdataset"),
         (vrt(f"<SourceFilename><![CDATA[{MRF}]]></SourceFilename>"), "not plain text"),
-        (vrt(relative("mrf.tif")), "no image of a kind"),
+        (vrt(relative("mrf.tif")), "not an image of a supported format"),
         (vrt(relative("gone.tif")), "does not exist"),
         (vrt(relative("NITF_IM:0:a.tif")), "subdataset"),
         (vrt(relative("a.tif<!-- -->/../b.tif")), "not plain text"),
         (vrt(relative(" a.tif")), "spaces around"),
         (vrt('<SourceFilename relativeToVRT="01">a.tif</SourceFilename>'), "relativeToVRT"),
-        (vrt('<SourceFilename shared="1" SHARED="0">a.tif</SourceFilename>'), "twice"),
+        (vrt('<SourceFilename shared="1" SHARED="0">a.tif</SourceFilename>'), "duplicate"),
         (vrt("<sOURCEfILENAME>/etc/hostname</sOURCEfILENAME>"), "outside its folder"),
         (vrt("").replace("<SimpleSource", '<SimpleSource SourceFilename="x"'), "sourcefilename"),
         (vrt(relative("a.tif") + "<OpenOptions/>"), "<OpenOptions>"),
@@ -164,7 +164,7 @@ def test_a_source_whose_text_another_driver_would_take_is_refused(folder):
     # A JPEG without a zero byte at its beginning may begin as text that other drivers look for.
     (folder / "c.jpg").write_bytes(b"\xff\xd8\xff\xe1PDS_VERSION_ID = PDS3 " + b"x" * 200)
     (folder / "a.vrt").write_text(vrt(relative("c.jpg")))
-    refused(folder / "a.vrt", "no image of a kind")
+    refused(folder / "a.vrt", "not an image of a supported format")
 
 
 @pytest.mark.parametrize("name", ["a.tif.ovr", "a.tif.msk", "a.tif.OVR", "a.tif.ovr.msk"])
@@ -223,7 +223,7 @@ def test_overviews_named_by_a_sidecar_or_a_source_are_refused(folder):
 @pytest.mark.parametrize("name", ["a.tif.aux.xml", "a.tfw", "a.tif.ovr", "metadata.dim", "a.IMD"])
 def test_a_pipe_beside_an_image_is_refused_without_waiting(folder, name):
     os.mkfifo(folder / name)
-    refused(folder / "a.tif", "no regular file")
+    refused(folder / "a.tif", "not a regular file")
 
 
 def test_an_unrelated_pipe_in_the_folder_harms_nobody(folder):

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.images import noise, write_geotiff
-from tests.readers.contract import assert_equal
 from tnetcli.geometry import Georeference, Size, Window
 from tnetcli.readers.base import Box, Cost, Resolution
 from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.wrappers import CroppedReader, with_context
+from tnetcli.testing.reader import assert_equal
 
 CROP = Box(37, 21, 120, 90)
 TRUTH = noise((300, 200), 3, seed=4)
@@ -45,7 +45,7 @@ def test_it_is_as_large_as_the_crop_and_otherwise_the_image(image):
     assert cropped.size == Size(120, 90)
     assert (cropped.path, cropped.name, cropped.bands) == (image.path, image.name, image.bands)
     assert (cropped.dtype, cropped.overviews) == (image.dtype, image.overviews)
-    assert [level.size for level in cropped.layout.levels] == [
+    assert [level.size for level in cropped.info.levels] == [
         Size(120, 90), Size(60, 45), Size(30, 23),
     ]  # fmt: skip
 
@@ -72,7 +72,7 @@ def test_a_window_inside_is_that_of_the_image(shared, x, y, width, height, wide,
     moved = Window(window.left + 37, window.top + 21, width, height)
     cropped = CroppedReader(shared, CROP)
     assert_equal(cropped.read(window, out), shared.read(moved, out))
-    assert cropped.decoded(window, out) == shared.decoded(moved, out)
+    assert cropped.estimate(window, out) == shared.estimate(moved, out)
 
 
 @given(
@@ -106,7 +106,7 @@ def test_outside_of_the_crop_is_invalid_and_free_though_the_image_goes_on(image,
     assert pixels.values.shape == (3, 3, 4)
     assert not pixels.valid.any()
     assert not pixels.values.any()
-    assert cropped.decoded(window, Size(4, 3)) == 0
+    assert cropped.estimate(window, Size(4, 3)) == 0
     assert cropped.cost == Cost(0, 0)
 
 
@@ -115,7 +115,7 @@ def test_only_what_the_crop_reaches_is_decoded(path):
         BLOCKS.clear()
         cropped = CroppedReader(image, Box(0, 0, 40, 40))
         asked = Window(-20, -20, 320, 220), Size(320, 220)
-        expected = cropped.decoded(*asked)
+        expected = cropped.estimate(*asked)
         cropped.read(*asked)
         assert cropped.cost.pixels_decoded == expected == 64 * 64
 
@@ -130,8 +130,8 @@ def test_it_lies_where_a_translation_moves_the_corner(image, path):
 
 def test_a_turned_image_is_moved_along_its_own_axes(image):
     turned = Georeference("EPSG:32633", (3.0, 1.0, 500.0, 2.0, -4.0, 900.0))
-    image.layout = type(image.layout)(
-        **{name: getattr(image.layout, name) for name in image.layout.__slots__}
+    image.info = type(image.info)(
+        **{name: getattr(image.info, name) for name in image.info.__slots__}
         | {"georeference": turned, "microns_per_pixel": Resolution(0.5, 0.25, "given")}
     )
     cropped = CroppedReader(image, CROP)
@@ -148,9 +148,9 @@ def test_an_image_without_a_place_has_none(tmp_path):
 
 def test_what_is_taken_off_of_pixels_leads_back_to_the_whole_image(image):
     cropped = CroppedReader(image, CROP)
-    assert cropped.layout.offset == (-37, -21)
-    assert cropped.layout.details["crop"] == [37, 21, 120, 90]
-    assert "crop" not in image.layout.details
+    assert cropped.info.offset == (-37, -21)
+    assert cropped.info.details["crop"] == [37, 21, 120, 90]
+    assert "crop" not in image.info.details
 
 
 def test_a_crop_of_a_crop_is_a_crop(image):
@@ -159,7 +159,7 @@ def test_a_crop_of_a_crop_is_a_crop(image):
     asked = Window(-3, 2, 40, 30), Size(13, 9)
     assert_equal(inner.read(*asked), direct.read(*asked))
     assert inner.georeference == direct.georeference
-    assert inner.layout.offset == direct.layout.offset
+    assert inner.info.offset == direct.info.offset
 
 
 def test_a_pickled_crop_reads_the_same_pixels(image):

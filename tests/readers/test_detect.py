@@ -21,7 +21,7 @@ from tests.slides import (
 )
 from tnetcli.errors import ImageError
 from tnetcli.files import is_remote
-from tnetcli.readers import image as photo
+from tnetcli.readers import image as image_reader
 from tnetcli.readers.detect import detect
 
 SCENE = noise((300, 200))
@@ -51,11 +51,11 @@ WRITERS = {
     "plain TIFF": ("raster", lambda p, a: write_pages(p, [a], rowsperstrip=16)),
     "Aperio": ("slide", write_svs),
     "Leica": ("slide", lambda p, a: write_scn(p, a, slide=(600, 500))),
-    "PNG": ("photo", lambda p, a: save(p, a, format="png")),
-    "JPEG": ("photo", lambda p, a: save(p, a, format="jpeg")),
-    "WebP": ("photo", lambda p, a: save(p, a, format="webp")),
-    "BMP": ("photo", lambda p, a: save(p, a, format="bmp")),
-    "GIF": ("photo", lambda p, a: save(p, a, format="gif")),
+    "PNG": ("image", lambda p, a: save(p, a, format="png")),
+    "JPEG": ("image", lambda p, a: save(p, a, format="jpeg")),
+    "WebP": ("image", lambda p, a: save(p, a, format="webp")),
+    "BMP": ("image", lambda p, a: save(p, a, format="bmp")),
+    "GIF": ("image", lambda p, a: save(p, a, format="gif")),
     "JPEG 2000": ("raster", lambda p, a: write_geotiff(p, a, driver="JP2OpenJPEG")),
     "VRT": ("raster", lambda p, a: write_vrt(p, "other.tif")),
     "OME-Zarr": ("ome_zarr", write_zarr),
@@ -87,11 +87,11 @@ def test_a_png_with_a_sidecar_is_for_gdal(tmp_path, sidecar):
 def test_a_file_beside_that_is_no_sidecar_changes_nothing(tmp_path, sidecar):
     path = save(tmp_path / "a.png")
     (tmp_path / sidecar).write_text("")
-    assert detect(str(path)) == "photo"
+    assert detect(str(path)) == "image"
 
 
-def test_a_photo_too_large_to_decode_at_once_is_for_gdal(tmp_path, monkeypatch):
-    monkeypatch.setattr(photo, "MOST_PIXELS", 59_999)
+def test_an_image_too_large_to_decode_at_once_is_for_gdal(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_reader, "MOST_PIXELS", 59_999)
     assert detect(str(save(tmp_path / "a.png"))) == "raster"
 
 
@@ -113,7 +113,7 @@ def test_a_zip_without_zarr_is_no_image(tmp_path):
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "text")
-    with pytest.raises(ImageError, match="no format") as caught:
+    with pytest.raises(ImageError, match="no reader recognises") as caught:
         detect(str(path))
     assert caught.value.hint
 
@@ -215,7 +215,7 @@ def test_a_file_below_a_file_is_an_image_error(tmp_path):
 
 def test_a_dangling_link_is_told_from_a_missing_file(tmp_path):
     (tmp_path / "a.tif").symlink_to(tmp_path / "gone.tif")
-    assert "link to nothing" in refused(tmp_path / "a.tif")
+    assert "broken link" in refused(tmp_path / "a.tif")
 
 
 def test_links_in_a_circle_are_an_image_error(tmp_path):
@@ -227,7 +227,7 @@ def test_links_in_a_circle_are_an_image_error(tmp_path):
 def test_a_link_is_followed(tmp_path):
     save(tmp_path / "a.png")
     (tmp_path / "b").symlink_to("a.png")
-    assert detect(str(tmp_path / "b")) == "photo"
+    assert detect(str(tmp_path / "b")) == "image"
 
 
 def test_an_empty_file_is_said_to_be_empty(tmp_path):

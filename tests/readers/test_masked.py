@@ -55,6 +55,6 @@ def test_what_a_hidden_window_touches_is_not_valid_and_the_rest_is_as_it_was(
 def test_closing_it_leaves_the_image_open(image):
     with MaskedReader(image, [Window(0, 0, 9, 9)]) as masked:
         assert (masked.size, masked.bands, masked.path) == (image.size, image.bands, image.path)
-        assert masked.decoded(Window(0, 0, 8, 8), Size(4, 4)) > 0
+        assert masked.estimate(Window(0, 0, 8, 8), Size(4, 4)) > 0
     assert image.read(Window(0, 0, 8, 8), Size(4, 4)).valid.all()
     assert masked.cost == image.cost

@@ -14,7 +14,6 @@ import tifffile
 from PIL import Image
 
 from tests.images import noise, write_geotiff, write_ome_tiff, write_pyramid_tiff, write_svs
-from tests.readers.contract import assert_equal, random_windows
 from tests.slides import (
     Once,
     copy_of_real,
@@ -30,6 +29,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.detect import READERS, open_image
+from tnetcli.testing.reader import assert_equal, random_windows
 
 SCENE = noise((300, 200))
 WHOLE, FULL = Window(0, 0, 300, 200), Size(300, 200)
@@ -103,7 +103,7 @@ def test_the_user_may_choose_another_reader(tmp_path, reader):
         assert np.array_equal(opened.read(WHOLE, FULL).values, SCENE)
 
 
-@pytest.mark.parametrize("reader", sorted({*READERS} - {"raster", "photo"}))
+@pytest.mark.parametrize("reader", sorted({*READERS} - {"raster", "image"}))
 def test_a_reader_that_does_not_know_the_format_refuses_with_a_hint(tmp_path, reader):
     path = save(tmp_path / "a.png")
     with pytest.raises(ImageError) as caught:
@@ -111,7 +111,7 @@ def test_a_reader_that_does_not_know_the_format_refuses_with_a_hint(tmp_path, re
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("reader", ["slide", "tiff", "photo", "raster"])
+@pytest.mark.parametrize("reader", ["slide", "tiff", "image", "raster"])
 def test_a_folder_given_to_a_reader_of_files_is_refused_with_a_hint(tmp_path, reader):
     path = write_zarr(tmp_path / "a.zarr", SCENE)
     with pytest.raises(ImageError) as caught:
@@ -451,6 +451,7 @@ def without(monkeypatch):
     """Make a library look as if it were not installed."""
 
     def forget(library, *modules):
+        monkeypatch.setattr(READERS, "_loaded", {})
         monkeypatch.setitem(sys.modules, library, None)
         for module in modules:
             monkeypatch.delitem(sys.modules, module, raising=False)

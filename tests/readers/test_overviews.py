@@ -15,7 +15,6 @@ import zarr
 
 from tests.commands import ROOT
 from tests.images import noise, write_geotiff, write_ome_tiff
-from tests.readers.contract import area_mean, assert_equal
 from tests.slides import spoil_tile, truncate, write_zarr
 from tnetcli.errors import ImageError, OutputError
 from tnetcli.geometry import Size, Window
@@ -24,6 +23,7 @@ from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.overviews import OverviewReader
+from tnetcli.testing.reader import area_mean, assert_equal
 
 WHOLE, SMALL = Window(0, 0, 1292, 972), Size(20, 15)
 
@@ -99,7 +99,7 @@ def test_a_flat_reader_tells_what_the_file_tells(path):
         assert isinstance(reader, OverviewReader)
         assert (reader.name, reader.path, reader.size) == ("raster", str(path), Size(1292, 972))
         assert (reader.bands, reader.dtype) == (inner.bands, inner.dtype)
-        assert (reader.overviews, reader.layout) == ((), inner.layout)
+        assert (reader.overviews, reader.info) == ((), inner.info)
         assert reader.georeference == inner.georeference
         assert reader.microns_per_pixel is None
 
@@ -141,13 +141,13 @@ def test_outside_of_the_image_is_zero_and_invalid(path):
 
 
 @pytest.mark.parametrize(
-    "layout",
+    "info",
     [{"blocksize": 64}, {"blocksize": None}, {"blocksize": None, "compress": None},
      {"blocksize": 128, "interleave": "band"}, {"compress": "jpeg", "photometric": "YCBCR"}],
     ids=["tiles", "strips", "raw strips", "planes", "jpeg"],
 )  # fmt: skip
-def test_any_layout_is_streamed(tmp_path, layout):
-    path = write_geotiff(tmp_path / "b.tif", SCENE, **layout)
+def test_any_layout_is_streamed(tmp_path, info):
+    path = write_geotiff(tmp_path / "b.tif", SCENE, **info)
     assert error(see(path), SCENE) < 2
 
 
@@ -199,7 +199,7 @@ def test_one_warning_names_the_remedy(path, caplog):
 
 def test_the_first_look_decodes_everything_once(path):
     with open_image(path) as reader:
-        assert reader.decoded(WHOLE, SMALL) == reader.size.pixels
+        assert reader.estimate(WHOLE, SMALL) == reader.size.pixels
         reader.read(WHOLE, SMALL)
         assert 1 <= reader.cost.pixels_decoded / reader.size.pixels < 1.2
 
@@ -217,7 +217,7 @@ def test_the_second_look_decodes_almost_nothing(path):
     first = see(path)
     BLOCKS.clear()
     with open_image(path) as reader:
-        assert reader.decoded(WHOLE, SMALL) < reader.size.pixels / 50
+        assert reader.estimate(WHOLE, SMALL) < reader.size.pixels / 50
         assert_equal(reader.read(WHOLE, SMALL), first)
         assert reader.cost.pixels_decoded < reader.size.pixels / 50
 

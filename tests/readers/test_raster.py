@@ -22,7 +22,6 @@ from tests.images import (
     write_geotiff,
     write_pyramid_tiff,
 )
-from tests.readers.contract import ReaderContract, area_mean, assert_equal, random_windows
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import pyramid
@@ -31,6 +30,7 @@ from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.tiff_files import check_directories
+from tnetcli.testing.reader import ReaderContract, area_mean, assert_equal, random_windows
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "geo"
 REAL_FILES = sorted(REAL.glob("*.[tT][iI][fF]"))
@@ -74,9 +74,9 @@ def read(path, window=WHOLE, out_size=FULL, *, direct=True, **options):
         return reader.read(window, out_size)
 
 
-def layout(path, **options):
+def info(path, **options):
     with RasterReader(str(path), ReadOptions(**options)) as reader:
-        return reader.layout
+        return reader.info
 
 
 def scene(bands=3, dtype="uint8", seed=0):
@@ -132,7 +132,7 @@ def test_a_transparent_pixel_is_invalid_and_alpha_is_no_band(path, direct):
     pixels = read(path, direct=direct)
     assert np.array_equal(pixels.valid, left_half())
     assert np.array_equal(pixels.values, np.where(left_half(), image[:3], 0))
-    assert layout(path).bands == ("red", "green", "blue")
+    assert info(path).bands == ("red", "green", "blue")
 
 
 def test_alpha_masks_also_when_bands_are_chosen(path, direct):
@@ -263,7 +263,7 @@ def test_overviews_in_a_sidecar_are_used(path, direct):
 def test_a_hidden_sidecar_is_mentioned(path, monkeypatch):
     write_geotiff(path, scene(), overviews=[2], external_overviews=True)
     monkeypatch.setenv("GDAL_DISABLE_READDIR_ON_OPEN", "EMPTY_DIR")
-    found = layout(path)
+    found = info(path)
     assert len(found.levels) == 1
     assert any("a.tif.ovr" in warning and "EMPTY_DIR" in warning for warning in found.warnings)
 
@@ -271,7 +271,7 @@ def test_a_hidden_sidecar_is_mentioned(path, monkeypatch):
 def test_without_a_hidden_sidecar_there_is_no_warning(path, monkeypatch):
     write_geotiff(path, scene(), overviews=[2])
     monkeypatch.setenv("GDAL_DISABLE_READDIR_ON_OPEN", "EMPTY_DIR")
-    assert layout(path).warnings == ()
+    assert info(path).warnings == ()
 
 
 @pytest.mark.parametrize("size", [(301, 203), (257, 127), (1000, 3)])
@@ -320,7 +320,7 @@ def test_an_image_of_one_huge_block_is_refused_with_a_way_out(path, monkeypatch)
     write_geotiff(path, scene(), blocksize=None, blockysize=SIDE)
     monkeypatch.setattr(pyramid, "MOST_BLOCK_BYTES", 1000)
     with pytest.raises(ImageError, match="one block") as caught:
-        layout(path)
+        info(path)
     assert "gdal_translate" in caught.value.hint
 
 
@@ -329,7 +329,7 @@ def test_an_image_of_one_huge_block_is_refused_with_a_way_out(path, monkeypatch)
 
 def test_the_georeference_is_that_of_the_file(path):
     write_geotiff(path, scene())
-    found = layout(path).georeference
+    found = info(path).georeference
     assert (found.crs, found.transform, found.source) == (
         UTM_33N,
         tuple(TRANSFORM)[:6],
@@ -340,24 +340,24 @@ def test_the_georeference_is_that_of_the_file(path):
 def test_a_rotated_transform_is_kept(path):
     rotated = Affine.translation(5e5, 5e6) @ Affine.rotation(30) @ Affine.scale(10, -10)
     write_geotiff(path, scene(), transform=rotated)
-    assert layout(path).georeference.transform == pytest.approx(tuple(rotated)[:6])
+    assert info(path).georeference.transform == pytest.approx(tuple(rotated)[:6])
 
 
 def test_a_transform_without_a_crs_is_kept(path):
     write_geotiff(path, scene(), crs=None)
-    found = layout(path).georeference
+    found = info(path).georeference
     assert (found.crs, found.transform) == (None, tuple(TRANSFORM)[:6])
 
 
 def test_an_image_without_any_place_has_no_georeference(path):
     write_geotiff(path, scene(), crs=None, transform=None)
-    assert layout(path).georeference is None
+    assert info(path).georeference is None
 
 
 def test_a_crs_without_a_code_is_kept_as_text(path):
     custom = "+proj=laea +lat_0=47.3 +lon_0=8.1 +x_0=10 +y_0=20 +datum=WGS84 +units=m"
     write_geotiff(path, scene(), crs=custom)
-    assert CRS.from_user_input(layout(path).georeference.crs) == CRS.from_user_input(custom)
+    assert CRS.from_user_input(info(path).georeference.crs) == CRS.from_user_input(custom)
 
 
 def test_ground_control_points_place_an_image_that_has_no_transform(path):
@@ -366,7 +366,7 @@ def test_ground_control_points_place_an_image_that_has_no_transform(path):
         GroundControlPoint(row, column, *(TRANSFORM @ (column, row))) for row, column in corners
     ]
     write_geotiff(path, scene(), transform=None, gcps=points)
-    found = layout(path).georeference
+    found = info(path).georeference
     assert (found.crs, found.source) == (UTM_33N, "gcps")
     assert found.transform == pytest.approx(tuple(TRANSFORM)[:6])
 
@@ -374,13 +374,13 @@ def test_ground_control_points_place_an_image_that_has_no_transform(path):
 def test_a_png_with_a_world_file_is_placed(tmp_path):
     path = write_geotiff(tmp_path / "a.png", scene(), crs=None, transform=None, driver="PNG")
     (tmp_path / "a.pgw").write_text("10\n0\n0\n-10\n399965\n5000035\n")
-    assert layout(path).georeference.transform == tuple(TRANSFORM)[:6]
+    assert info(path).georeference.transform == tuple(TRANSFORM)[:6]
     assert_same(read(path).values, scene())
 
 
 def test_the_resolution_tags_count_only_without_a_place(path):
     write_pyramid_tiff(path, scene(), resolution=(20_000, 20_000))
-    assert layout(path).microns_per_pixel.x == pytest.approx(0.5)
+    assert info(path).microns_per_pixel.x == pytest.approx(0.5)
 
 
 # Formats and layouts
@@ -412,7 +412,7 @@ def test_bands_of_different_types_are_refused_with_a_way_out(tmp_path, path):
     write_geotiff(path, scene(2))
     vrt = write_vrt(tmp_path / "a.vrt", path, bands=2, dtypes=["uint8", "uint16"])
     with pytest.raises(ImageError, match="different types") as caught:
-        layout(vrt)
+        info(vrt)
     assert "--bands" in caught.value.hint
     assert_same(read(vrt, bands=("2",)).values[0], scene(2)[1])
 
@@ -490,13 +490,13 @@ LOSSLESS = [
 ]
 
 
-@pytest.mark.parametrize("layout", LOSSLESS, ids=lambda each: "-".join(map(str, each.values())))
-def test_both_ways_of_reading_give_the_same_lossless_pixels(path, layout):
-    arguments = dict(layout)
+@pytest.mark.parametrize("info", LOSSLESS, ids=lambda each: "-".join(map(str, each.values())))
+def test_both_ways_of_reading_give_the_same_lossless_pixels(path, info):
+    arguments = dict(info)
     image = scene(3, arguments.pop("dtype"))
     write_geotiff(path, image, **arguments)
     with RasterReader(str(path)) as reader:
-        assert reader.layout.details["fast_levels"] == 1
+        assert reader.info.details["fast_levels"] == 1
     for window, out_size in [(WHOLE, FULL), (Window(50, 60, 40, 70), Size(40, 70))]:
         assert_equal(read(path, window, out_size), read(path, window, out_size, direct=False))
     assert_same(read(path).values, image)
@@ -522,7 +522,7 @@ def test_unusual_layouts_read_alike_both_ways(path, unusual):
 def test_both_ways_give_the_same_pixels_of_a_jpeg_that_keeps_its_colours(path):
     write_geotiff(path, scene(), compress="jpeg", photometric="RGB", overviews=[2])
     with RasterReader(str(path)) as reader:
-        assert reader.layout.details["fast_levels"] == 2
+        assert reader.info.details["fast_levels"] == 2
     assert_equal(read(path), read(path, direct=False))
     assert_equal(read(path, out_size=Size(80, 80)), read(path, out_size=Size(80, 80), direct=False))
 
@@ -552,7 +552,7 @@ def test_a_palette_is_expanded_to_colours(path, direct):
     write_geotiff(path, image, colormap=colours)
     pixels = read(path, direct=direct)
     assert_same(pixels.values, np.stack([image[0], 255 - image[0], image[0] // 2]))
-    found = layout(path)
+    found = info(path)
     assert (found.bands, found.dtype) == (("red", "green", "blue"), np.uint8)
     assert "palette" in found.details
 
@@ -570,7 +570,7 @@ def test_nodata_of_a_palette_is_an_index_and_not_a_colour(path, direct):
 
 def test_bands_are_named_by_their_description(path):
     write_geotiff(path, scene(), descriptions=["B04", "B03", "B02"])
-    assert layout(path).bands == ("B04", "B03", "B02")
+    assert info(path).bands == ("B04", "B03", "B02")
 
 
 @pytest.mark.parametrize(
@@ -591,14 +591,14 @@ def test_bands_are_chosen_by_the_name_of_their_colour(path, direct):
 def test_an_unknown_band_is_refused_with_a_list(path, wanted):
     write_geotiff(path, scene(), photometric="RGB")
     with pytest.raises(ImageError, match=f"no band `{wanted}`") as caught:
-        layout(path, bands=(wanted,))
+        info(path, bands=(wanted,))
     assert caught.value.hint == "it has: 1 red, 2 green, 3 blue"
 
 
 def test_scale_and_offset_are_told_and_not_applied(path):
     image = scene(2, "uint16")
     write_geotiff(path, image, scales=(0.0001, 0.0002), offsets=(-0.1, 0.0))
-    details = layout(path).details
+    details = info(path).details
     assert details["scales"] == [0.0001, 0.0002]
     assert details["offsets"] == [-0.1, 0.0]
     assert_same(read(path).values, image)
@@ -607,13 +607,13 @@ def test_scale_and_offset_are_told_and_not_applied(path):
 def test_complex_values_are_refused(path):
     write_geotiff(path, np.zeros((1, 64, 64), np.complex64))
     with pytest.raises(ImageError, match="complex64") as caught:
-        layout(path)
+        info(path)
     assert caught.value.hint
 
 
 def test_the_layout_tells_tiling_compression_and_size_on_disk(path):
     write_geotiff(path, scene(), compress="lzw")
-    found = layout(path)
+    found = info(path)
     assert (found.compression, found.tiled) == ("lzw", True)
     assert found.file_bytes == path.stat().st_size
     assert found.levels[0].block == Size(64, 64)
@@ -621,7 +621,7 @@ def test_the_layout_tells_tiling_compression_and_size_on_disk(path):
 
 def test_strips_are_told_from_tiles(path):
     write_geotiff(path, scene(), blocksize=None, blockysize=16)
-    assert not layout(path).tiled
+    assert not info(path).tiled
 
 
 def test_the_bytes_read_are_those_of_the_tiles(path):
@@ -723,7 +723,7 @@ def test_a_first_directory_that_is_lost_is_noticed(path):
     with pytest.raises(ImageError, match="truncated"):
         check_directories(str(path))
     with pytest.raises(ImageError) as caught:
-        layout(path)
+        info(path)
     assert caught.value.hint
 
 
@@ -796,7 +796,7 @@ def test_tiles_lost_at_the_end_are_noticed_on_opening(path):
     write_pyramid_tiff(path, scene(), factors=())
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(ImageError, match="truncated") as caught:
-        layout(path)
+        info(path)
     assert caught.value.hint
 
 
@@ -813,7 +813,7 @@ def test_what_is_no_image_is_refused_with_a_hint(tmp_path):
     path = tmp_path / "a.tif"
     path.write_text("not an image")
     with pytest.raises(ImageError, match=r"cannot open") as caught:
-        layout(path)
+        info(path)
     assert caught.value.hint
 
 
@@ -829,7 +829,7 @@ def real(name):
 
 def test_the_georeference_of_a_landsat_scene_is_that_of_rasterio():
     path = real("rasterio_RGB.byte.tif")
-    found = layout(path).georeference
+    found = info(path).georeference
     with rasterio.open(path) as dataset:
         assert CRS.from_user_input(found.crs) == dataset.crs
         assert found.transform == tuple(dataset.transform)[:6]
@@ -854,7 +854,7 @@ def test_both_ways_of_reading_agree_on_real_files(name):
         side = min(300, ours.size.width, ours.size.height)
         left, top = (ours.size.width - side) // 2, (ours.size.height - side) // 2
         middle = Window(left, top, side, side)
-        lossy = ours.layout.compression in ("jpeg", "ycbcr jpeg")
+        lossy = ours.info.compression in ("jpeg", "ycbcr jpeg")
         for window, out_size in [(whole, Size(64, 64)), (middle, Size(side, side))]:
             one, other = ours.read(window, out_size), gdals.read(window, out_size)
             assert np.array_equal(one.valid, other.valid)
@@ -871,7 +871,7 @@ def test_both_ways_of_reading_agree_on_real_files(name):
 def test_a_users_nodata_that_cannot_occur_keeps_the_mask_of_the_file(path, nodata):
     write_geotiff(path, scene(), mask=left_half())
     assert np.array_equal(read(path, nodata=nodata).valid, left_half())
-    assert any("nodata" in warning for warning in layout(path, nodata=nodata).warnings)
+    assert any("--nodata" in warning for warning in info(path, nodata=nodata).warnings)
 
 
 @pytest.mark.parametrize("nodata", [-(2**63), 2**53 + 1])
@@ -902,9 +902,9 @@ def test_a_raw_file_that_is_cut_off_is_an_image_error(tmp_path):
 
 def test_overviews_older_than_the_image_are_warned_of(path):
     write_geotiff(path, scene(), overviews=[2], external_overviews=True)
-    assert layout(path).warnings == ()
+    assert info(path).warnings == ()
     os.utime(f"{path}.ovr", (1, 1))
-    assert any("older" in warning for warning in layout(path).warnings)
+    assert any("older" in warning for warning in info(path).warnings)
 
 
 @pytest.mark.parametrize("side", [1e-3, 1e-4, 1e-7, 1e-9])

@@ -8,19 +8,19 @@ import tifffile
 from PIL import Image
 
 from tests.images import noise, write_constant_levels_tiff, write_pyramid_tiff, write_svs
-from tests.readers.contract import (
-    TRUTH,
-    ReaderContract,
-    area_mean,
-    assert_equal,
-    random_windows,
-)
 from tests.slides import DATA, Once, copy_of_real, real, spoil_tile, write_scn
 from tnetcli.errors import ImageError, UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.slide import SlideReader
+from tnetcli.testing.reader import (
+    TRUTH,
+    ReaderContract,
+    area_mean,
+    assert_equal,
+    random_windows,
+)
 
 JPEG = {"level": 95, "outcolorspace": "rgb"}
 HOSTILE = sorted(each for each in (DATA / "wsi" / "hostile").glob("*") if each.is_file())
@@ -72,9 +72,9 @@ def direct(request):
     return request.param
 
 
-def layout(path, **options):
+def info(path, **options):
     with SlideReader(str(path), ReadOptions(**options)) as reader:
-        return reader.layout
+        return reader.info
 
 
 def read(path, window, out_size, *, direct=True, **options):
@@ -97,52 +97,52 @@ def with_properties(monkeypatch, **changed):
 
 def test_the_resolution_is_the_scanners(tmp_path):
     path = write_svs(tmp_path / "a.svs", noise((200, 150)), mpp=0.25)
-    found = layout(path).microns_per_pixel
+    found = info(path).microns_per_pixel
     assert (found.x, found.y, found.source) == (0.25, 0.25, "aperio metadata")
 
 
 def test_the_users_resolution_wins_over_the_scanners(tmp_path):
     path = write_svs(tmp_path / "a.svs", noise((200, 150)), mpp=0.25)
-    found = layout(path, mpp=0.5).microns_per_pixel
-    assert (found.x, found.y, found.source) == (0.5, 0.5, "mpp")
+    found = info(path, mpp=0.5).microns_per_pixel
+    assert (found.x, found.y, found.source) == (0.5, 0.5, "--mpp")
 
 
 def test_a_default_resolution_does_not_win_over_the_scanners(tmp_path):
     path = write_svs(tmp_path / "a.svs", noise((200, 150)), mpp=0.25)
-    assert layout(path, default_mpp=0.5).microns_per_pixel.source == "aperio metadata"
+    assert info(path, default_mpp=0.5).microns_per_pixel.source == "aperio metadata"
 
 
 def test_a_default_resolution_stands_in_where_the_scanner_gave_none(tmp_path):
     path = write_svs(tmp_path / "a.svs", noise((200, 150)), mpp=None)
-    found = layout(path, default_mpp=0.5).microns_per_pixel
-    assert (found.x, found.source) == (0.5, "default_mpp")
+    found = info(path, default_mpp=0.5).microns_per_pixel
+    assert (found.x, found.source) == (0.5, "--default-mpp")
 
 
 def test_the_power_of_the_objective_is_told_but_is_no_resolution(tmp_path):
     path = write_svs(tmp_path / "a.svs", noise((200, 150)), mpp=None, magnification=40)
-    found = layout(path)
+    found = info(path)
     assert found.microns_per_pixel is None
     assert found.details["objective_power"] == "40"
 
 
 def test_resolution_tags_of_a_plain_tiff_are_used(tmp_path):
     path = write_pyramid_tiff(tmp_path / "a.tif", noise((200, 150)), resolution=(20_000, 40_000))
-    found = layout(path).microns_per_pixel
+    found = info(path).microns_per_pixel
     assert (found.x, found.y) == pytest.approx((0.5, 0.25))
     assert found.source == "TIFF resolution tags"
 
 
 def test_resolution_tags_of_a_printer_are_ignored_with_a_warning(tmp_path):
     path = write_pyramid_tiff(tmp_path / "a.tif", noise((200, 150)), resolution=(118, 118))
-    found = layout(path)
+    found = info(path)
     assert found.microns_per_pixel is None
     assert "ignored" in found.warnings[0]
 
 
 def test_a_resolution_that_no_microscope_has_is_a_usage_error(tmp_path):
     path = write_svs(tmp_path / "a.svs", noise((200, 150)))
-    with pytest.raises(UsageError, match="mpp") as caught:
-        layout(path, mpp=500.0)
+    with pytest.raises(UsageError, match="--mpp") as caught:
+        info(path, mpp=500.0)
     assert caught.value.hint
 
 
@@ -150,7 +150,7 @@ def test_a_resolution_that_no_microscope_has_is_a_usage_error(tmp_path):
 def test_a_resolution_that_is_no_length_is_not_believed(tmp_path, monkeypatch, text):
     path = write_svs(tmp_path / "a.svs", noise((200, 150)))
     with_properties(monkeypatch, **{"openslide.mpp-x": text, "openslide.mpp-y": text})
-    assert layout(path).microns_per_pixel is None
+    assert info(path).microns_per_pixel is None
 
 
 # Bounds and transparency
@@ -166,13 +166,13 @@ def scanned(level=1):
 
 
 def test_the_bounds_of_a_slide_give_the_offset(tmp_path):
-    found = layout(write_scn(tmp_path / "a.scn", AREA))
+    found = info(write_scn(tmp_path / "a.scn", AREA))
     assert found.offset == (64, 48)
     assert found.details["bounds"] == [64, 48, 200, 150]
 
 
 def test_a_slide_without_bounds_has_no_offset(tmp_path):
-    assert layout(write_svs(tmp_path / "a.svs", AREA)).offset == (0, 0)
+    assert info(write_svs(tmp_path / "a.svs", AREA)).offset == (0, 0)
 
 
 def test_the_offset_is_the_one_openslide_tells(tmp_path, monkeypatch):
@@ -182,14 +182,14 @@ def test_the_offset_is_the_one_openslide_tells(tmp_path, monkeypatch):
         zip((f"openslide.bounds-{each}" for each in names), (30, 20, 90, 80), strict=True)
     )
     with_properties(monkeypatch, **bounds)
-    assert layout(path).offset == (30, 20)
+    assert info(path).offset == (30, 20)
 
 
 @pytest.mark.parametrize("value", ["-5", "99999999999999", "nan", "1e400", ""])
 def test_bounds_outside_the_slide_are_ignored_with_a_warning(tmp_path, monkeypatch, value):
     path = write_scn(tmp_path / "a.scn", AREA)
     with_properties(monkeypatch, **{"openslide.bounds-x": value})
-    found = layout(path)
+    found = info(path)
     assert found.offset == (0, 0)
     assert "bounds" not in found.details
     assert any("bounds" in warning for warning in found.warnings)
@@ -199,12 +199,12 @@ def test_bounds_outside_the_slide_are_ignored_with_a_warning(tmp_path, monkeypat
 def test_a_tile_that_has_no_size_counts_as_the_usual_one(tmp_path, monkeypatch, value):
     path = write_scn(tmp_path / "a.scn", AREA)
     with_properties(monkeypatch, **{"openslide.level[0].tile-width": value})
-    assert layout(path).levels[0].block.width == 256
+    assert info(path).levels[0].block.width == 256
 
 
 def test_coordinates_are_those_of_the_uncropped_slide(tmp_path):
     path = write_scn(tmp_path / "a.scn", AREA)
-    assert layout(path).levels[0].size == Size(400, 300)
+    assert info(path).levels[0].size == Size(400, 300)
     pixels = read(path, Window(64, 48, 200, 150), Size(200, 150))
     assert pixels.valid.all()
     assert np.array_equal(pixels.values, AREA)
@@ -316,7 +316,7 @@ def test_both_ways_of_reading_nearly_agree_in_levels_of_odd_sizes(tmp_path, size
 
 def test_the_thumbnail_of_a_slide_is_no_level(tmp_path):
     path = write_svs(tmp_path / "a.svs", noise((600, 450)), (4,))
-    assert [level.size for level in layout(path).levels] == [Size(600, 450), Size(150, 113)]
+    assert [level.size for level in info(path).levels] == [Size(600, 450), Size(150, 113)]
 
 
 def test_colours_are_chosen_by_name_and_by_number(tmp_path, direct):
@@ -450,11 +450,11 @@ def test_files_of_one_dicom_series_are_levels_of_one_slide(tmp_path):
         copy_of_real(f"wsi/synthetic/{name}", tmp_path)
     with SlideReader(str(tmp_path / "boxes_0.dcm")) as reader:
         known = openslide.OpenSlide(tmp_path / "boxes_0.dcm").level_dimensions
-        assert [(each.size.width, each.size.height) for each in reader.layout.levels] == list(known)
+        assert [(each.size.width, each.size.height) for each in reader.info.levels] == list(known)
 
 
 def test_a_level_of_half_an_odd_width_has_the_scale_of_exactly_two():
-    found = layout(real("wsi/TCGA-CR-7395-01A-01-TS1.svs"))
+    found = info(real("wsi/TCGA-CR-7395-01A-01-TS1.svs"))
     assert found.levels[1].size == Size(2221, 1783)
     assert (found.levels[1].scale_x, found.levels[1].scale_y) == (2.0, 2.0)
 
@@ -476,4 +476,4 @@ def test_the_size_on_disk_counts_the_folder_of_a_mirax(tmp_path, monkeypatch):
     with_properties(monkeypatch, **{"openslide.vendor": "mirax"})
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "Data0000.dat").write_bytes(b"0" * 1000)
-    assert layout(path).file_bytes == path.stat().st_size + 1000
+    assert info(path).file_bytes == path.stat().st_size + 1000

@@ -71,7 +71,7 @@ def test_pixels_without_extent_are_no_place(tmp_path):
     path = write_geotiff(tmp_path / "a.tif", SCENE, transform=line)
     with open_image(path) as reader:
         assert reader.georeference is None
-        assert "its transform is no place on a map and is ignored" in reader.layout.warnings
+        assert "its transform is no place on a map and is ignored" in reader.info.warnings
 
 
 # Sidecars
@@ -242,7 +242,7 @@ with ImageReader(sys.argv[1]) as reader:
 """
 
 
-def test_a_photo_of_many_pixels_is_not_copied_more_often_than_needed(tmp_path):
+def test_an_image_of_many_pixels_is_not_copied_more_often_than_needed(tmp_path):
     path = tmp_path / "a.png"
     Image.new("P", (5000, 5000)).save(path, transparency=3)
     done = subprocess.run(

@@ -8,7 +8,6 @@ import tifffile
 
 from tests.commands import ROOT
 from tests.images import area_average, noise, write_ome_tiff, write_pyramid_tiff
-from tests.readers.contract import TRUTH, ReaderContract, area_mean, random_windows
 from tests.slides import (
     Once,
     forget_tile,
@@ -24,6 +23,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.tiff import TiffReader
+from tnetcli.testing.reader import TRUTH, ReaderContract, area_mean, random_windows
 
 SIDE = 150
 WHOLE, FULL = Window(0, 0, SIDE, SIDE), Size(SIDE, SIDE)
@@ -112,9 +112,9 @@ def read(path, window=WHOLE, out_size=FULL, **options):
         return reader.read(window, out_size)
 
 
-def layout(path, **options):
+def info(path, **options):
     with TiffReader(str(path), ReadOptions(**options)) as reader:
-        return reader.layout
+        return reader.info
 
 
 def scene(bands=3, dtype="uint8", seed=0):
@@ -176,7 +176,7 @@ def test_a_predictor_is_undone(path, dtype, predictor):
 def test_a_bigtiff_is_read_with_its_levels(path):
     image = scene()
     write_pages(path, pyramid(image), tile=(64, 64), compression="zstd", bigtiff=True)
-    assert layout(path).levels[2].size == Size(38, 38)
+    assert info(path).levels[2].size == Size(38, 38)
     assert np.array_equal(read(path).values, image)
 
 
@@ -205,7 +205,7 @@ def test_any_view_of_a_striped_stack_is_the_area_mean(path):
 
 def test_strips_are_told_from_tiles(path):
     tifffile.imwrite(path, scene()[0], rowsperstrip=16, compression="lzw", metadata=None)
-    found = layout(path)
+    found = info(path)
     assert (found.tiled, found.compression, found.levels[0].block) == (False, "lzw", Size(SIDE, 16))
 
 
@@ -234,7 +234,7 @@ def test_levels_of_odd_sizes_keep_everything_in_its_place(path):
 
 def test_channels_are_named_by_ome(path):
     write_ome_tiff(path, scene(), channels=("DAPI", "FITC", "Cy5"))
-    assert layout(path).bands == ("DAPI", "FITC", "Cy5")
+    assert info(path).bands == ("DAPI", "FITC", "Cy5")
 
 
 @pytest.mark.parametrize(
@@ -259,17 +259,17 @@ def test_one_sample_of_several_is_read_alone(path, planar):
 def test_an_unknown_channel_is_refused_with_a_list(path):
     write_ome_tiff(path, scene(), channels=("DAPI", "FITC", "Cy5"))
     with pytest.raises(ImageError, match="no band `Cy7`") as caught:
-        layout(path, bands=("Cy7",))
+        info(path, bands=("Cy7",))
     assert "2 FITC" in caught.value.hint
 
 
 def test_unnamed_colours_are_red_green_and_blue(path):
     write_ome_rgb(path, [scene()])
-    assert layout(path).bands == ("red", "green", "blue")
+    assert info(path).bands == ("red", "green", "blue")
 
 
 def test_a_qptiff_names_its_channels():
-    assert layout(real("wsi/small_vectra.qptiff")).bands == ("DAPI", "FITC", "Cy3")
+    assert info(real("wsi/small_vectra.qptiff")).bands == ("DAPI", "FITC", "Cy3")
 
 
 def test_a_qptiff_is_read_as_tifffile_reads_it():
@@ -311,14 +311,14 @@ def test_a_stack_is_not_read_without_a_choice(stack, options):
 def test_the_hint_names_every_option_and_its_range(stack):
     with pytest.raises(ImageError) as caught:
         read(stack, Window(0, 0, 100, 80), Size(100, 80))
-    assert "-O z=2" in caught.value.hint
-    assert "-O t=1" in caught.value.hint
+    assert "--z 0..2" in caught.value.hint
+    assert "--t 0..1" in caught.value.hint
 
 
 def test_a_stack_opens_without_a_choice_and_warns(stack):
-    found = layout(stack)
+    found = info(stack)
     assert found.details["planes"] == {"z": 3, "t": 2}
-    assert any("-O z" in warning for warning in found.warnings)
+    assert any("--z" in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize(("z", "t"), [(0, 0), (2, 0), (1, 1), (2, 1)])
@@ -338,18 +338,19 @@ def test_the_plane_of_an_overview_is_the_one_that_was_chosen(stack, z, t):
     [
         ({"z": 3}, "z = 3", "z = 0..2"),
         ({"t": 2}, "t = 2", "t = 0..1"),
+        ({"z": -1}, "z = -1", "0..2"),
     ],
 )
 def test_a_plane_that_is_not_there_is_refused_with_the_range(stack, chosen, problem, hint):
     with pytest.raises(ImageError, match=problem) as caught:
-        layout(stack, **chosen)
+        info(stack, **chosen)
     assert hint in caught.value.hint
 
 
 def test_a_plane_of_an_image_without_depth_is_refused(path):
     write_ome_tiff(path, scene())
     with pytest.raises(ImageError, match="no plane z = 1"):
-        layout(path, z=1)
+        info(path, z=1)
 
 
 @pytest.mark.parametrize("compression", [None, "deflate"])
@@ -381,7 +382,7 @@ def test_a_larger_second_image_is_mentioned(path):
     with tifffile.TiffWriter(path, ome=True) as writer:
         writer.write(scene(1)[0, :50, :50], metadata={"axes": "YX"})
         writer.write(scene(1)[0], metadata={"axes": "YX"})
-    assert any("2 images" in warning for warning in layout(path).warnings)
+    assert any("2 images" in warning for warning in info(path).warnings)
 
 
 # Resolution
@@ -392,7 +393,7 @@ def test_a_larger_second_image_is_mentioned(path):
 )
 def test_the_resolution_of_ome_is_turned_into_microns(path, unit, length):
     write_ome_tiff(path, scene(), microns=(length, length / 2), unit=unit)
-    found = layout(path).microns_per_pixel
+    found = info(path).microns_per_pixel
     assert (found.x, found.y) == pytest.approx((0.5, 0.25))
     assert found.source == "OME metadata"
 
@@ -401,14 +402,14 @@ def test_each_axis_of_ome_has_a_unit_of_its_own(path):
     metadata = {"axes": "CYX", "PhysicalSizeX": 0.5, "PhysicalSizeXUnit": "µm"}
     metadata |= {"PhysicalSizeY": 500.0, "PhysicalSizeYUnit": "nm"}
     tifffile.imwrite(path, scene(), ome=True, metadata=metadata, tile=(64, 64))
-    found = layout(path).microns_per_pixel
+    found = info(path).microns_per_pixel
     assert (found.x, found.y) == pytest.approx((0.5, 0.5))
 
 
 @pytest.mark.parametrize("unit", ["pixel", "reference frame"])
 def test_a_unit_that_is_no_length_gives_no_resolution(path, unit):
     write_ome_tiff(path, scene(), microns=(1, 1), unit=unit)
-    assert layout(path).microns_per_pixel is None
+    assert info(path).microns_per_pixel is None
 
 
 @pytest.mark.parametrize(("unit", "density"), [("CENTIMETER", 20_000), ("INCH", 50_800)])
@@ -416,7 +417,7 @@ def test_resolution_tags_are_turned_into_microns(path, unit, density):
     tifffile.imwrite(
         path, scene()[0], resolution=(density, density / 2), resolutionunit=unit, metadata=None
     )
-    found = layout(path).microns_per_pixel
+    found = info(path).microns_per_pixel
     assert (found.x, found.y) == pytest.approx((0.5, 1.0))
     assert found.source == "TIFF resolution tags"
 
@@ -426,7 +427,7 @@ def test_resolution_tags_out_of_range_are_ignored_with_a_warning(path, unit, den
     tifffile.imwrite(
         path, scene()[0], resolution=(density, density), resolutionunit=unit, metadata=None
     )
-    found = layout(path)
+    found = info(path)
     assert found.microns_per_pixel is None
     assert "ignored" in found.warnings[0]
 
@@ -435,7 +436,7 @@ def test_resolution_tags_out_of_range_are_ignored_with_a_warning(path, unit, den
 def test_resolution_tags_without_a_meaning_are_no_resolution(path, unit):
     density = (20_000, 20_000) if unit == "NONE" else (0, 0)
     tifffile.imwrite(path, scene()[0], resolution=density, resolutionunit=unit, metadata=None)
-    assert layout(path).microns_per_pixel is None
+    assert info(path).microns_per_pixel is None
 
 
 def test_ome_is_believed_before_the_tags(path):
@@ -444,12 +445,12 @@ def test_ome_is_believed_before_the_tags(path):
         path, scene(), ome=True, metadata=metadata, resolution=(20_000, 20_000),
         resolutionunit="CENTIMETER",
     )  # fmt: skip
-    assert layout(path).microns_per_pixel.x == 0.25
+    assert info(path).microns_per_pixel.x == 0.25
 
 
 def test_the_users_resolution_wins(path):
     write_ome_tiff(path, scene())
-    assert layout(path, mpp=0.3).microns_per_pixel.source == "mpp"
+    assert info(path, mpp=0.3).microns_per_pixel.source == "--mpp"
 
 
 # Validity
@@ -465,7 +466,7 @@ def test_a_transparent_pixel_is_invalid_and_alpha_is_no_band(path, planar):
         tile=(64, 64), metadata=None,
     )  # fmt: skip
     pixels = read(path)
-    assert layout(path).bands == ("red", "green", "blue")
+    assert info(path).bands == ("red", "green", "blue")
     assert np.array_equal(pixels.valid, image[3] > 0)
     assert np.array_equal(pixels.values, np.where(image[3] > 0, image[:3], 0))
 
@@ -597,10 +598,10 @@ def test_more_bands_than_an_image_can_have_are_refused(path, bands):
     tags = {256: [2], 257: [2], 258: [8], 259: [1], 262: [1], 273: [8], 277: [bands], 278: [2]}
     raw_tiff(path, {**tags, 279: [4 * bands]}, data=bytes(4 * bands))
     if bands == 4096:
-        assert len(layout(path).bands) == bands
+        assert len(info(path).bands) == bands
     else:
         with pytest.raises(ImageError, match="4,097 bands"):
-            layout(path)
+            info(path)
 
 
 def test_directories_in_a_circle_are_refused(path):
@@ -648,11 +649,11 @@ def test_a_plain_pyramid_with_a_small_page_of_another_shape_ignores_that_page(pa
     image = noise((400, 200), 3)
     label = noise((50, 50), 3, seed=4)
     write_pages(path, [image, area_average(image, 2), label], tile=(64, 64))
-    assert [level.size for level in layout(path).levels] == [Size(400, 200), Size(200, 100)]
+    assert [level.size for level in info(path).levels] == [Size(400, 200), Size(200, 100)]
 
 
 def test_a_pyramid_marked_by_subfile_types_is_read(path):
     image = scene()
     write_pyramid_tiff(path, image)
-    assert layout(path).levels[2].size == Size(38, 38)
+    assert info(path).levels[2].size == Size(38, 38)
     assert np.array_equal(read(path).values, image)

@@ -5,7 +5,6 @@ import rasterio
 import tifffile
 from rasterio.enums import MaskFlags
 
-from tests.readers.contract import area_mean, assert_equal, random_windows
 from tests.slides import DATA, real
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
@@ -14,6 +13,7 @@ from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.slide import SlideReader
 from tnetcli.readers.tiff import TiffReader
 from tnetcli.readers.zarr import OmeZarrReader
+from tnetcli.testing.reader import area_mean, assert_equal, random_windows
 
 CMU = "wsi/CMU-1-Small-Region.svs"
 TCGA = "wsi/TCGA-CR-7395-01A-01-TS1.svs"
@@ -150,7 +150,7 @@ def test_a_raster_reads_alike_directly_and_through_gdal(name):
 def test_a_raster_is_read_as_rasterio_alone_reads_it(name):
     path = str(real(f"geo/{name}"))
     with RasterReader(path, direct=False) as reader, rasterio.open(path) as dataset:
-        if "palette" in reader.layout.details:
+        if "palette" in reader.info.details:
             pytest.skip("we give the colours of a palette, rasterio its numbers")
         bands = [
             i for i in range(1, dataset.count + 1) if dataset.colorinterp[i - 1].name != "alpha"
@@ -165,7 +165,7 @@ def test_a_raster_is_read_as_rasterio_alone_reads_it(name):
 def test_a_raster_is_valid_where_rasterio_says_so(name):
     path = str(real(f"geo/{name}"))
     with RasterReader(path) as reader, rasterio.open(path) as dataset:
-        if "palette" in reader.layout.details:
+        if "palette" in reader.info.details:
             pytest.skip("a palette may hold transparent colours, which rasterio calls valid")
         nodata = MaskFlags.nodata in dataset.mask_flag_enums[0]
         if nodata and dataset.nodata not in (None, 0) and dataset.count > 1:

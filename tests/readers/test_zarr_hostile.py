@@ -476,7 +476,7 @@ def test_long_names_are_cut(tmp_path):
     edit_multiscale(path, lambda each: each["datasets"][0].update(path="0" + "/" * 10**5))
     with OmeZarrReader(path) as reader:
         assert max(map(len, reader.bands)) == 255
-        assert len(str(reader.layout.warnings)) < 1000
+        assert len(str(reader.info.warnings)) < 1000
     edit_multiscale(path, lambda each: each["datasets"][0].update(path="9" * 10**5))
     assert len(str(refused(path, "cannot open level", read=False))) < 1000
 

@@ -5,9 +5,9 @@ import pytest
 
 from tests.synth.test_landscape import RULES, SITES, maker_of, tile_files, whole
 from tests.synth.test_tiles import write_zip
+from tnetcli.data.config import TilesConfig
 from tnetcli.geometry import Window
 from tnetcli.synth.tiles import read_tiles
-from tnetcli.training.config import Tiles
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def drawn(scene):
 
 
 def test_a_crowd_is_wholly_determined_by_its_seed(maker):
-    one, same = (maker.scene(5, training=True, crowd=Tiles(crowded=1.0)) for _ in range(2))
-    other = maker.scene(6, training=True, crowd=Tiles(crowded=1.0))
+    one, same = (maker.scene(5, training=True, crowd=TilesConfig(crowded=1.0)) for _ in range(2))
+    other = maker.scene(6, training=True, crowd=TilesConfig(crowded=1.0))
     assert np.array_equal(one.draw(0, whole(one)), same.draw(0, whole(same)))
     assert one.boxes == same.boxes
     assert one.boxes != other.boxes
@@ -43,7 +43,7 @@ def test_scenes_without_a_crowd_stay_what_they_were(maker):
 
 
 def test_the_part_of_crowded_scenes_is_what_was_asked_for(maker):
-    found = scenes(maker, Tiles(crowded=0.7, sites=(2, 5)))
+    found = scenes(maker, TilesConfig(crowded=0.7, sites=(2, 5)))
     share = np.mean([scene.label == "" for scene in found])
     assert share == pytest.approx(0.7, abs=0.1)
     counts = Counter(len(scene.boxes) for scene in found if scene.label == "")
@@ -52,32 +52,34 @@ def test_the_part_of_crowded_scenes_is_what_was_asked_for(maker):
 
 
 def test_scenes_that_are_not_crowded_have_the_label_of_their_site(maker):
-    for scene in scenes(maker, Tiles(crowded=0.0), 40):
+    for scene in scenes(maker, TilesConfig(crowded=0.0), 40):
         assert drawn(scene) == ([] if scene.label == "none" else [scene.label])
         assert bool(scene.boxes) == (scene.label != "none")
 
 
 def test_labels_are_drawn_as_often_as_their_chances_say(maker):
-    crowd = Tiles(crowded=0.0, chances={"none": 0.2, "harbour": 0.2, "town": 0.6})
+    crowd = TilesConfig(crowded=0.0, weights={"none": 0.2, "harbour": 0.2, "town": 0.6})
     share = Counter(scene.label for scene in scenes(maker, crowd, 300))
     assert share["town"] / 300 == pytest.approx(0.6, abs=0.1)
     assert share["none"] / 300 == pytest.approx(0.2, abs=0.08)
 
 
 def test_a_label_of_no_chance_never_comes(maker):
-    crowd = Tiles(crowded=0.5, chances={"harbour": 0.0})
+    crowd = TilesConfig(crowded=0.5, weights={"harbour": 0.0})
     labels = {label for scene in scenes(maker, crowd, 60) for label in drawn(scene)}
     assert labels == {"town"}
 
 
 def test_without_chances_all_sites_of_a_crowd_come_as_often(maker):
-    share = Counter(label for scene in scenes(maker, Tiles(crowded=1.0)) for label in drawn(scene))
+    share = Counter(
+        label for scene in scenes(maker, TilesConfig(crowded=1.0)) for label in drawn(scene)
+    )
     assert set(share) == set(SITES)
     assert share["town"] / share.total() == pytest.approx(0.5, abs=0.08)
 
 
 def test_the_classes_under_a_crowd_are_counted_like_any_others(maker):
-    scene = maker.scene(1, training=True, crowd=Tiles(crowded=1.0))
+    scene = maker.scene(1, training=True, crowd=TilesConfig(crowded=1.0))
     shares = scene.fractions(Window(0, 0, 256, 256), 16)
     assert shares.shape == (16, 16, 6)
     assert np.allclose(shares.sum(2), 1)

@@ -61,7 +61,7 @@ def inside(image, box):
 def test_every_level_is_the_area_mean_of_the_first(protocol, size):
     scene = make(protocol, size, seed=3)
     full = scene.draw(0, Box(0, 0, size, size)).transpose(2, 0, 1)
-    for number, level in enumerate(scene.layout.levels):
+    for number, level in enumerate(scene.info.levels):
         drawn = scene.draw(number, Box(0, 0, level.size.width, level.size.height))
         expected = area_average(full, int(level.scale_x))
         assert np.abs(drawn.transpose(2, 0, 1).astype(int) - expected).max() <= 1
@@ -150,10 +150,10 @@ def test_the_class_is_invisible_from_the_hiding_scale_on(hidden_from):
     scenes = [
         make("site", 700, 3, label=str(digit), hidden_from=hidden_from) for digit in range(10)
     ]
-    levels = [i for i, each in enumerate(scenes[0].layout.levels) if each.scale_x >= hidden_from]
+    levels = [i for i, each in enumerate(scenes[0].info.levels) if each.scale_x >= hidden_from]
     assert levels
     for level in levels:
-        size = scenes[0].layout.levels[level].size
+        size = scenes[0].info.levels[level].size
         drawn = [each.draw(level, Box(0, 0, size.width, size.height)) for each in scenes]
         assert all(np.array_equal(drawn[0], each) for each in drawn[1:])
     # Nor in a view that is not aligned with blocks.

@@ -10,22 +10,21 @@ from PIL import Image
 from PIL.Image import Transpose
 
 from tests.images import area_average
-from tests.readers.contract import SMALL_BOXES, ReaderContract, area_mean, random_windows
 from tests.synth.test_tiles import EUROSAT, encode, needs_eurosat, write_zip
 from tnetcli.config import SPLITS
-from tnetcli.data.config import Landscape
+from tnetcli.data.config import LandscapeConfig, TilesConfig
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box, Cost
 from tnetcli.synth import landscape
 from tnetcli.synth.landscape import LandscapeMaker, cubic_weights
 from tnetcli.synth.tiles import read_tiles
-from tnetcli.training.config import Tiles
+from tnetcli.testing.reader import SMALL_BOXES, ReaderContract, area_mean, random_windows
 
 SIDE = 8
 BACKGROUND = ("crop", "forest", "pasture", "sea")
 SITES = ("harbour", "town")
-RULES = Landscape(size=128, background=BACKGROUND, sites=SITES, neighbours=5)
+RULES = LandscapeConfig(size=128, background=BACKGROUND, sites=SITES, neighbours=5)
 
 
 def tile_pixels(seed, kind, side=SIDE, bands=3):
@@ -71,7 +70,7 @@ def scene_with(maker, shift, training=False):
 
 
 def whole(scene, level=0):
-    size = scene.layout.levels[level].size
+    size = scene.info.levels[level].size
     return Box(0, 0, size.width, size.height)
 
 
@@ -175,7 +174,7 @@ def test_any_part_is_drawn_as_it_is_in_the_whole(maker):
 def test_levels_coarser_than_a_tile_are_area_means(tiles, size):
     scene = scene_with(maker_of(tiles, size=size), (1, 1))
     full = scene.draw(0, whole(scene)).transpose(2, 0, 1)
-    assert len(scene.layout.levels) == 5
+    assert len(scene.info.levels) == 5
     for level in (3, 4):  # a tile is a pixel, and half a pixel
         expected = area_average(full, 2**level).transpose(1, 2, 0).astype(int)
         drawn = scene.draw(level, whole(scene, level))
@@ -223,10 +222,6 @@ class TestLandscapeScene(ReaderContract):
     test_unpickling_opens_nothing = None
     test_a_file_replaced_while_open_is_an_error = None
     test_a_file_may_have_any_name = None
-    test_every_overview_is_used_at_its_own_scale = None
-    test_between_two_overviews_the_finer_one_is_used = None
-    test_past_the_coarsest_overview_that_one_is_used = None
-    test_a_view_finer_than_the_image_is_made_from_full_resolution = None
     test_the_cost_of_a_small_window_is_the_blocks_it_touches = None
 
     @pytest.mark.parametrize("box", SMALL_BOXES)
@@ -462,7 +457,7 @@ def test_where_no_class_is_empty_a_window_without_a_site_shows_nothing(tiles):
 
 
 def test_a_crowded_scene_has_several_sites_and_no_label(tiles):
-    maker, crowd = maker_of(tiles, size=512), Tiles(crowded=1.0, sites=(2, 3))
+    maker, crowd = maker_of(tiles, size=512), TilesConfig(crowded=1.0, sites=(2, 3))
     counts = Counter()
     for seed in range(40):
         scene = maker.scene(seed, training=True, crowd=crowd)
@@ -476,7 +471,7 @@ def test_a_crowded_scene_has_several_sites_and_no_label(tiles):
 
 
 def test_a_window_with_enough_of_two_kinds_of_sites_is_ambiguous(tiles):
-    maker, crowd = maker_of(tiles, size=512), Tiles(crowded=1.0, sites=(2, 2))
+    maker, crowd = maker_of(tiles, size=512), TilesConfig(crowded=1.0, sites=(2, 2))
     seen = Counter()
     for seed in range(40):
         scene = maker.scene(seed, training=False, crowd=crowd)
@@ -488,7 +483,7 @@ def test_a_window_with_enough_of_two_kinds_of_sites_is_ambiguous(tiles):
 
 
 def test_a_crowded_scene_is_pickled_as_such(tiles):
-    scene = maker_of(tiles).scene(1, training=True, crowd=Tiles(crowded=1.0))
+    scene = maker_of(tiles).scene(1, training=True, crowd=TilesConfig(crowded=1.0))
     other = pickle.loads(pickle.dumps(scene))
     assert other.boxes == scene.boxes
     assert np.array_equal(other.draw(0, whole(other)), scene.draw(0, whole(scene)))
@@ -556,7 +551,7 @@ def test_a_landscape_of_eurosat_is_its_tiles(tmp_path):
     with zipfile.ZipFile(EUROSAT) as archive:
         names = [name for name in archive.namelist() if name.endswith(".jpg")][::70]
         path = write_zip(tmp_path / "some.zip", {name: archive.read(name) for name in names})
-    rules = Landscape(
+    rules = LandscapeConfig(
         background=("Forest", "Pasture", "SeaLake"), sites=("Industrial", "River"), size=1024
     )
     scene = scene_with(LandscapeMaker(read_tiles(path), "train", rules), (1, 1), training=True)

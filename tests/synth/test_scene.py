@@ -4,14 +4,6 @@ import numpy as np
 import pytest
 
 from tests.images import area_average, noise
-from tests.readers.contract import (
-    SMALL_BOXES,
-    TRUTH,
-    ReaderContract,
-    area_mean,
-    assert_equal,
-    random_windows,
-)
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import pyramid as levels
 from tnetcli.readers.base import Box, Cost
@@ -29,6 +21,14 @@ from tnetcli.synth.scene import (
     random_bits,
     scene_levels,
 )
+from tnetcli.testing.reader import (
+    SMALL_BOXES,
+    TRUTH,
+    ReaderContract,
+    area_mean,
+    assert_equal,
+    random_windows,
+)
 
 CONSTANTS = (10, 20, 30)
 
@@ -38,11 +38,11 @@ class Painted(Scene):
 
     def __init__(self, truth, label="a"):
         super().__init__("painted", Size(truth.shape[2], truth.shape[1]), label=label)
-        self.levels = [area_average(truth, 2**each) for each in range(len(self.layout.levels))]
+        self.levels = [area_average(truth, 2**each) for each in range(len(self.info.levels))]
         self.drawn = []
 
     def draw(self, level, box):
-        size = self.layout.levels[level].size
+        size = self.info.levels[level].size
         assert 0 <= box.left < box.right <= size.width
         assert 0 <= box.top < box.bottom <= size.height
         self.drawn.append((level, box))
@@ -84,7 +84,7 @@ class TestScene(ReaderContract):
     def test_the_cost_is_the_pixels_that_are_drawn(self, reader, box):
         window, out_size = Window(*box), Size(box[2], box[3])
         expected = self.count_blocks(reader.size, box)
-        assert reader.decoded(window, out_size) == expected
+        assert reader.estimate(window, out_size) == expected
         assert reader.cost == Cost(0, 0)
         reader.read(window, out_size)
         assert reader.cost == Cost(expected, 0)
@@ -108,7 +108,7 @@ def test_levels_halve_down_to_about_64_pixels(size, scales):
 def test_the_last_pixel_of_a_level_ends_with_the_image():
     truth = noise((301, 203), seed=2)
     scene = Painted(truth)
-    assert scene.layout.levels[2].size == Size(76, 51)
+    assert scene.info.levels[2].size == Size(76, 51)
     window, out_size = Window(280, 180, 32, 32), Size(8, 8)
     pixels = scene.read(window, out_size)
     assert np.array_equal(pixels.valid, np.outer(np.arange(8) < 6, np.arange(8) < 6))

@@ -9,7 +9,7 @@ import rasterio
 from PIL import Image
 
 from tests.images import area_average
-from tnetcli.data.config import Data
+from tnetcli.data.config import DataConfig
 from tnetcli.data.manifest import read_examples
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.geometry import Size, Window
@@ -74,7 +74,7 @@ def test_digits_are_in_their_boxes_and_of_their_own_split(tmp_path, kind):
 
 def test_the_manifest_has_the_columns_of_a_training_manifest(tmp_path):
     made = synthesise(tmp_path / "out", order("site", images=20, classes=10))
-    found = read_examples(Data(path=made.manifest), 10)
+    found = read_examples(DataConfig(path=made.manifest), 10)
     assert [len(each) for each in (found.train, found.validation, found.test)] == [14, 3, 3]
     for example, row in zip(found.train, rows(made)[:14], strict=True):
         assert found.classes[example.label] == row["label"]

@@ -88,7 +88,7 @@ def keys_of(table):
     found = set(table)
     for key, value in table.items():
         for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, dict) and key not in ("grid", "chances"):
+            if isinstance(each, dict) and key not in ("grid", "weights"):
                 found |= keys_of(each)
     return found
 

@@ -8,5 +8,5 @@ from tnetcli.models.registry import FAMILIES, Family
 def small_family(monkeypatch):
     """Register SmallModel, so that stages find what it learns from."""
     family = Family("", ModelConfig, "tests.small_model:SmallModel")
-    monkeypatch.setitem(FAMILIES, "small", family)
+    monkeypatch.setitem(FAMILIES._loaded, "small", family)
     return family

@@ -11,7 +11,7 @@ from tests.runs import MODEL, UNIT
 from tnetcli.errors import ImageError
 from tnetcli.models.registry import build_model
 from tnetcli.readers.detect import open_image
-from tnetcli.training.config import Loss
+from tnetcli.training.config import LossConfig
 from tnetcli.training.data import Batch
 from tnetcli.training.episodes import blocked_cells, build_episodes
 from tnetcli.traversal.config import TraversalConfig
@@ -21,9 +21,9 @@ from tnetcli.traversal.runner import TorchRunner
 from tnetcli.traversal.views import Views
 
 CPU = torch.device("cpu")
-PAPER = Loss(rule="paper")
-TWO = TraversalConfig(levels=2, keep=(2,), once=False)
-THREE = TraversalConfig(levels=3, keep=(2, 1), once=False)
+PAPER = LossConfig(rule="paper")
+TWO = TraversalConfig(levels=2, keep=(2,), deduplicate=False)
+THREE = TraversalConfig(levels=3, keep=(2, 1), deduplicate=False)
 LABELS = [0, 2, 1, 2]
 
 
@@ -66,7 +66,7 @@ class Explored:
     found: Rollout
     runner: TorchRunner
     batch: Batch
-    loss: Loss
+    loss: LossConfig
     config: TraversalConfig
 
     def episodes(self) -> Any:
@@ -77,13 +77,13 @@ class Explored:
         return self._built()[1]
 
     def _built(self) -> Any:
-        blocked = blocked_cells(self.runner.model.grid, self.config.most_shared)
+        blocked = blocked_cells(self.runner.model.grid, self.config.max_overlap)
         return build_episodes(
             self.found,
             self.runner,
             self.batch.targets,
             self.loss,
-            least_valid=self.config.least_valid,
+            min_valid=self.config.min_valid,
             blocked=blocked,
         )
 
@@ -96,7 +96,7 @@ def explore(
     views: Views,
     readers: Any,
     config: TraversalConfig = THREE,
-    loss: Loss = PAPER,
+    loss: LossConfig = PAPER,
     *,
     seeds: Any = None,
     labels: Any = None,

@@ -1,13 +1,13 @@
 import pytest
 
-from tnetcli.training.config import Stage
+from tnetcli.training.config import StageConfig
 from tnetcli.training.validate import judge
 
 HEALTHY = {"entropy": 0.6, "distinct": 0.5, "accuracy": [0.5, 0.7]}
 
 
 def warnings(stage=None, **row):
-    return list(judge({**HEALTHY, **row}, stage or Stage(steps=1)))
+    return list(judge({**HEALTHY, **row}, stage or StageConfig(steps=1)))
 
 
 def test_healthy_attention_is_not_talked_about():
@@ -39,11 +39,11 @@ def test_where_nothing_was_chosen_nothing_is_judged():
 
 
 @pytest.mark.parametrize(
-    "stage", [Stage(steps=1, learn="tiles"), Stage(steps=1, freeze=["location"])]
+    "stage", [StageConfig(steps=1, learn="tiles"), StageConfig(steps=1, freeze=["location"])]
 )
 def test_a_stage_in_which_attention_does_not_learn_is_not_judged(stage):
     assert warnings(stage, entropy=1.0, distinct=0.0) == []
 
 
 def test_a_row_without_attention_is_not_judged():
-    assert list(judge({"accuracy": [0.1, 0.2]}, Stage(steps=1))) == []
+    assert list(judge({"accuracy": [0.1, 0.2]}, StageConfig(steps=1))) == []

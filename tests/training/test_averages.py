@@ -17,16 +17,16 @@ def test_without_a_decay_it_is_the_model_itself():
 def test_the_mean_follows_the_closed_form_of_its_decay():
     model = SmallModel()
     average = Average(model, 0.3)
-    expected = model.classifier.bias.detach().clone().double()
+    expected = model.head.bias.detach().clone().double()
     for step in range(1, 6):
         with torch.no_grad():
-            model.classifier.bias.fill_(float(step**2))
+            model.head.bias.fill_(float(step**2))
         average.update()
         decay = min(0.3, step / (step + 10))  # the first steps move faster
         expected = decay * expected + (1 - decay) * step**2
-    found = average.model(model).classifier.bias.detach()
+    found = average.model(model).head.bias.detach()
     assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
-    assert model.classifier.bias.tolist() == [25.0] * 3
+    assert model.head.bias.tolist() == [25.0] * 3
 
 
 def test_running_statistics_are_averaged_and_counters_are_copied():
@@ -54,7 +54,7 @@ def test_an_average_that_is_loaded_goes_on_as_if_nothing_had_happened():
     def move(average, steps):
         for step in steps:
             with torch.no_grad():
-                model.classifier.weight.fill_(float(step))
+                model.head.weight.fill_(float(step))
             average.update()
 
     move(one, range(4))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.runs import UNIT
-from tnetcli.data.config import Augmentation
+from tnetcli.data.config import AugmentConfig
 from tnetcli.data.views import Augmented
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Grid, Size, Window
-from tnetcli.readers.base import Layout, Level, Pixels
+from tnetcli.readers.base import ImageInfo, Level, Pixels
 from tnetcli.training.data import AHEAD, Batches, Item, take
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import ScoredRegion
@@ -24,7 +24,7 @@ class Flat:
 
     bands, dtype, name = ("red", "green", "blue"), np.dtype("uint8"), "flat"
     size = Size(40, 30)
-    layout = Layout((Level(size, 1.0, 1.0, Size(64, 64)),), bands, dtype)
+    layout = ImageInfo((Level(size, 1.0, 1.0, Size(64, 64)),), bands, dtype)
 
     def __init__(self, number):
         self.number, self.path = number, str(number)
@@ -68,7 +68,7 @@ def batches(source, views=None, *, size=4, seed=0, fit="stretch", augmentation=N
     return Batches(
         source,
         views or Submitted(),
-        augmentation or Augmentation(),
+        augmentation or AugmentConfig(),
         batch_size=size,
         seed=seed,
         traversal=TraversalConfig(fit=fit),
@@ -160,7 +160,7 @@ def test_what_threads_read_ahead_is_what_is_there():
 
 
 def test_augmentation_is_drawn_by_the_seed_of_the_image():
-    augmentation = Augmentation(crop=(0.3, 0.9), flip="both")
+    augmentation = AugmentConfig(crop=(0.3, 0.9), flip="both")
     one, same = (
         [
             r.pose
@@ -223,7 +223,7 @@ def test_fixed_regions_move_with_the_augmented_image():
             fixed = None if number else (ScoredRegion(Window(0, 0, 10, 6), 0.5),)
             return Item(Flat(number), 0, (), str(number), fixed)
 
-    flipped = batches(Given(2), size=2, augmentation=Augmentation(flip="both"))
+    flipped = batches(Given(2), size=2, augmentation=AugmentConfig(flip="both"))
     found = {}
     for batch in flipped.since(0, 30):
         for name, fixed in zip(batch.names, batch.fixed, strict=True):

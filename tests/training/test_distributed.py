@@ -38,7 +38,7 @@ traversal: {{levels: 2, keep: [2]}}
 data: {{path: images/images.csv}}
 augmentation: {{flip: both, colour: true}}
 loss: {{baseline: per_class, reinforce: 0.5}}
-optimizer: {{rate: 0.003}}
+optimizer: {{lr: 0.003}}
 stages: [{{steps: {STEPS}}}]
 training: {{batch_size: 4, validate_every: 5, log_every: 5, threads: 1, device: cpu}}
 """

@@ -26,7 +26,7 @@ from tnetcli.geometry import Grid, Window
 from tnetcli.models.base import EncoderOutput
 from tnetcli.readers.detect import open_image
 from tnetcli.tasks import Classification
-from tnetcli.training.config import Loss
+from tnetcli.training.config import LossConfig
 from tnetcli.training.episodes import (
     blocked_cells,
     chosen_log_probability,
@@ -180,7 +180,7 @@ def test_independent_probabilities_are_those_of_the_papers():
 )
 def test_the_way_of_choosing_decides_what_a_choice_is_worth(settings, second):
     found = chosen_log_probability(
-        torch.tensor([FIVE]), torch.tensor([[1, 0]]), ALL[:, :5], Loss(**settings)
+        torch.tensor([FIVE]), torch.tensor([[1, 0]]), ALL[:, :5], LossConfig(**settings)
     )
     assert found.exp().tolist()[0] == pytest.approx([0.05, second])
 
@@ -217,15 +217,15 @@ def test_entropy_of_no_choice_is_one_and_its_gradient_finite():
     assert attention.grad[:2].eq(0).all()
 
 
-@pytest.mark.parametrize("most_shared", [0.0, 0.2, 0.3, 0.5])
-def test_cells_are_blocked_as_the_traversal_passes_over_them(most_shared):
-    grid, blocked = Grid(3, 3, 0.5), blocked_cells(Grid(3, 3, 0.5), most_shared)
+@pytest.mark.parametrize("max_overlap", [0.0, 0.2, 0.3, 0.5])
+def test_cells_are_blocked_as_the_traversal_passes_over_them(max_overlap):
+    grid, blocked = Grid(3, 3, 0.5), blocked_cells(Grid(3, 3, 0.5), max_overlap)
     root = Window(0, 0, 64, 64)
     boxes = [root.cell(grid, row, column).box for row, column in grid.cells()]
     for one, other in permutations(range(9), 2):
         (x0, y0, x1, y1), (u0, v0, u1, v1) = boxes[one], boxes[other]
         common = max(min(x1, u1) - max(x0, u0), 0) * max(min(y1, v1) - max(y0, v0), 0)
-        assert bool(blocked[one, other]) == (common / 32**2 > most_shared)
+        assert bool(blocked[one, other]) == (common / 32**2 > max_overlap)
 
 
 def test_nothing_is_blocked_where_all_may_be_shared():
@@ -248,15 +248,15 @@ def most_chi_square(freedom):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "most_shared", "uniform"),
+    ("temperature", "max_overlap", "uniform"),
     [(0.5, 1.0, 0.1), (2.0, 0.3, 0.0), (1.0, 0.3, 0.1)],
 )
-def test_traversals_draw_as_often_as_their_probability(temperature, most_shared, uniform):
+def test_traversals_draw_as_often_as_their_probability(temperature, max_overlap, uniform):
     valid = [True, True, True, False, True, True, True, True, True]
     chances = mix(torch.tensor([ATTENTION], dtype=torch.float64), uniform, torch.tensor([valid]))
     chances = chances[0].tolist()
-    blocked = blocked_cells(Grid(3, 3, 0.5), most_shared)
-    own = config(2, (2,), "sample", temperature=temperature, most_shared=most_shared)
+    blocked = blocked_cells(Grid(3, 3, 0.5), max_overlap)
+    own = config(2, (2,), "sample", temperature=temperature, max_overlap=max_overlap)
     times = 1500
     counts = draw_by_traversals(chances, valid, own, times)
     draws = [
@@ -329,7 +329,7 @@ def test_logits_of_each_level_are_those_of_the_regions_down_to_it(model, views, 
 
 
 def test_an_image_that_ends_early_keeps_its_logits(model, views, readers, tmp_path):
-    own = THREE.changed(least_side=40)
+    own = THREE.changed(min_size=40)
     with open_image(write_geotiff(tmp_path / "small.tif", noise((60, 60)))) as small:
         episodes = explore(model, views, [small, readers[0]], own).episodes()
         alone = explore(model, views, [small], own).episodes()
@@ -357,7 +357,7 @@ def test_the_papers_probability_of_a_region_is_its_own_attention(model, views, r
 
 
 def test_a_draw_is_as_probable_as_its_cells_in_the_order_they_were_drawn(model, views, readers):
-    loss = Loss(selection="sample", uniform=0.2, temperature=1.7)
+    loss = LossConfig(selection="sample", uniform=0.2, temperature=1.7)
     explored = explore(model, views, readers, TWO, loss)
     episodes = explored.episodes()
     attention = probabilities(explored.found.rounds[0])
@@ -394,7 +394,7 @@ def test_channels_count_by_their_log_sum(readers):
     for several in (True, False):
         model = Channels(several)
         with views_of(model) as views:
-            explored = explore(model, views, readers, TWO, Loss(selection="sample"))
+            explored = explore(model, views, readers, TWO, LossConfig(selection="sample"))
         episodes = explored.episodes()
         (gradient,) = torch.autograd.grad(episodes.log_p.sum(), model.scale)
         found.append((explored.regions(2), episodes.log_p, episodes.entropy, gradient))
@@ -404,7 +404,7 @@ def test_channels_count_by_their_log_sum(readers):
 
 
 def test_samples_of_an_image_lie_side_by_side(model, views, readers):
-    loss = Loss(selection="sample", samples=3, uniform=0.9)
+    loss = LossConfig(selection="sample", samples=3, uniform=0.9)
     explored = explore(model, views, readers[:2], TWO, loss)
     episodes = explored.episodes()
     assert episodes.samples == 3
@@ -430,7 +430,7 @@ def gradients(model, loss, episodes):
     return dict(zip(names, found, strict=True))
 
 
-def parts_of(found, *parts):
+def read_chunks(found, *parts):
     return {name: each for name, each in found.items() if name.split(".")[0] in parts}
 
 
@@ -438,19 +438,19 @@ def parts_of(found, *parts):
 def test_rewards_teach_the_location_module_alone_and_labels_all_the_rest(
     model, views, readers, rule
 ):
-    loss = Loss(rule=rule, reinforce=0.0)
+    loss = LossConfig(rule=rule, reinforce=0.0)
     episodes = explore(model.train(), views, readers, THREE, loss).episodes()
     by_labels = gradients(model, loss, episodes)
     by_both = gradients(model, loss.model_copy(update={"reinforce": 1000.0}), episodes)
-    location = parts_of(by_labels, "location")
+    location = read_chunks(by_labels, "location")
     assert location
     assert all(each is None or not each.any() for each in location.values())
-    rest = ("backbone", "position", "classifier", "weighting")
-    for name, each in parts_of(by_labels, *rest).items():
+    rest = ("backbone", "position", "head", "aggregator")
+    for name, each in read_chunks(by_labels, *rest).items():
         assert each is not None, name
         assert torch.equal(each, by_both[name]), name
-    assert all(each.any() for each in parts_of(by_labels, "classifier", "backbone").values())
-    moved = [each for each in parts_of(by_both, "location").values() if each is not None]
+    assert all(each.any() for each in read_chunks(by_labels, "head", "backbone").values())
+    moved = [each for each in read_chunks(by_both, "location").values() if each is not None]
     assert sum(bool(each.any()) for each in moved) > len(location) / 2
 
 
@@ -460,7 +460,7 @@ def test_an_image_that_fails_is_left_out_with_all_its_samples(
     model, views, readers, samples, width
 ):
     """Level 2 has a width of 100, level 3 of 50."""
-    loss = Loss(selection="sample", samples=samples, reinforce=1.0, label_smoothing=0.1)
+    loss = LossConfig(selection="sample", samples=samples, reinforce=1.0, label_smoothing=0.1)
     torn = [readers[0], Torn(readers[1], width), readers[2], readers[3]]
     found = explore(model, views, torn, THREE, loss, seeds=[1, 2, 3, 4])
     assert set(found.found.errors) <= set(range(samples, 2 * samples))
@@ -483,7 +483,7 @@ def test_an_image_that_fails_is_left_out_with_all_its_samples(
 
 
 def test_one_failed_sample_removes_the_others(model, views, readers):
-    loss = Loss(selection="sample", samples=2)
+    loss = LossConfig(selection="sample", samples=2)
     explored = explore(model, views, readers[:2], TWO, loss)
     explored.found.errors[3] = ValueError("torn")
     episodes = explored.episodes()
@@ -497,7 +497,7 @@ def test_entropy_counts_cells_with_data(model, views, tmp_path):
     image = noise((200, 200))
     image[:, :, 90:] = 0
     path = write_geotiff(tmp_path / "half.tif", image, nodata=0)
-    loss = Loss(selection="sample", uniform=0.9)
+    loss = LossConfig(selection="sample", uniform=0.9)
     with open_image(path) as reader:
         explored = explore(model, views, [reader] * 2, TWO, loss)
     shares = probabilities(explored.found.rounds[0])[0] * np.array([1, 1, 0] * 3)
@@ -507,8 +507,8 @@ def test_entropy_counts_cells_with_data(model, views, tmp_path):
 
 
 def test_siblings_that_overlap_too_much_are_passed_over(model, views, readers):
-    own = TWO.changed(keep=(4,), most_shared=0.3)
-    explored = explore(model, views, readers, own, Loss(selection="sample"))
+    own = TWO.changed(keep=(4,), max_overlap=0.3)
+    explored = explore(model, views, readers, own, LossConfig(selection="sample"))
     assert explored.episodes().log_p.isfinite().all()
     for image in range(4):
         boxes = [region.window for region in explored.regions(image)[1:]]

@@ -4,7 +4,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tnetcli.errors import MissingExtraError
-from tnetcli.training.config import Stage
+from tnetcli.training.config import StageConfig
 from tnetcli.training.run_dir import Events
 
 
@@ -31,7 +31,7 @@ class Listener:
 def test_figures_can_be_read_by_tensorboard_and_are_passed_on(tmp_path):
     listener = Listener()
     events = Events(listener, tmp_path)
-    events.stage(Stage(steps=9), 9)
+    events.stage(StageConfig(steps=9), 9)
     events.step({"step": 7, "stage": "train", "loss": 0.5, "accuracy": [0.25, 0.75]}, 7, 9)
     events.validation({"loss": 0.4, "hit": [0.9]}, True)
     events.warn("flat")

@@ -17,7 +17,7 @@ from tnetcli.models.configs import (
 )
 from tnetcli.models.two_stream import ranking_loss
 from tnetcli.tasks import Classification
-from tnetcli.training.config import Loss
+from tnetcli.training.config import LossConfig
 from tnetcli.training.reinforce import Baselines, policy_terms, total_loss
 
 LN3, LN9 = math.log(3), math.log(9)
@@ -200,7 +200,7 @@ IMAGES = 4
 
 def family_terms(objective, episodes, config, loss=None, baselines=None, **task):
     """Return the terms of a family beside those of rewards, which give the advantage."""
-    loss = loss or Loss()
+    loss = loss or LossConfig()
     own = Classification(range(3), reward=loss.reward)
     own.state = task
     _, episodes = policy_terms(episodes, own, loss, baselines or Baselines(loss.baseline, 3))
@@ -255,7 +255,7 @@ def test_glimpses_are_rewarded_by_the_advantage_of_their_image(objective, config
     log_p = torch.randn(5, dtype=torch.float64, requires_grad=True)
     baselines = Baselines("per_class", 3, classes=3)
     baselines.values = torch.rand(4, 3)
-    usual, loss = baselines.values[0].clone(), Loss(baseline="per_class")
+    usual, loss = baselines.values[0].clone(), LossConfig(baseline="per_class")
     found = with_aux(
         episodes, image, log_p=log_p, side_logits=torch.zeros(5, 1, 3), imitation=torch.zeros(5)
     )
@@ -270,7 +270,7 @@ def test_the_other_samples_are_what_glimpses_are_compared_with():
     episodes = random_episodes(samples=2)
     log_p = torch.zeros(IMAGES, dtype=torch.float64, requires_grad=True)
     found = with_aux(episodes, range(IMAGES), log_p=log_p, imitation=torch.zeros(IMAGES))
-    loss = Loss(baseline="leave_one_out", samples=2)
+    loss = LossConfig(baseline="leave_one_out", samples=2)
     family_terms(saccader.objective, found, SaccaderObjective(), loss)["glimpses"][1].backward()
     worth = Classification(range(3)).reward(episodes.logits, episodes.targets).tolist()
     expected = [-(worth[i] - worth[i ^ 1]) / IMAGES for i in range(IMAGES)]  # side by side

@@ -6,10 +6,10 @@ from tests.runs import MODEL, changed, copied
 from tests.small_model import SmallModel
 from tnetcli.errors import RecipeError
 from tnetcli.models.registry import build_model
-from tnetcli.training.config import Stage
+from tnetcli.training.config import StageConfig
 from tnetcli.training.optim import prepare_parts
 
-PARTS = ("backbone", "location", "position", "weighting", "classifier")
+PARTS = ("backbone", "location", "position", "aggregator", "head")
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def learning(model):
 
 
 def stage(**settings):
-    return Stage(steps=1, **settings)
+    return StageConfig(steps=1, **settings)
 
 
 def test_all_parts_learn_by_themselves(model):
@@ -53,18 +53,18 @@ def test_statistics_of_a_frozen_backbone_stay_while_it_encodes(model):
 
 
 def test_a_backbone_of_rate_zero_is_frozen(model):
-    prepare_parts(model, stage(optimizer={"backbone_rate": 0}))
+    prepare_parts(model, stage(optimizer={"backbone_lr": 0}))
     assert learning(model) == set(PARTS) - {"backbone"}
     assert not model.backbone.training
 
 
 def test_a_stage_of_tiles_leaves_alone_what_chooses_and_weighs(model):
     prepare_parts(model, stage(learn="tiles"))
-    assert learning(model) == {"backbone", "position", "classifier"}
+    assert learning(model) == {"backbone", "position", "head"}
 
 
 def test_what_one_stage_froze_learns_again_in_the_next(model):
-    prepare_parts(model, stage(freeze=["backbone", "classifier"]))
+    prepare_parts(model, stage(freeze=["backbone", "head"]))
     prepare_parts(model, stage())
     assert learning(model) == set(PARTS)
 
@@ -119,6 +119,6 @@ def test_preparing_again_changes_nothing():
 
 def test_a_linear_layer_is_a_part_like_any_other():
     small = SmallModel()
-    prepare_parts(small, stage(freeze=["classifier"]))
-    assert isinstance(small.classifier, nn.Linear)
+    prepare_parts(small, stage(freeze=["head"]))
+    assert isinstance(small.head, nn.Linear)
     assert learning(small) == set()

@@ -93,7 +93,7 @@ class TestCurves:
             [line(0), line(10, loss=float("nan")), line(20, loss=float("inf")), line(30)],
             [line(0, accuracy=None, validation=None), line(1, accuracy=[0.1, None], entropy="x")],
             [line(0, accuracy=[0.1]), line(1, accuracy=[0.1, 0.2]), line(2, accuracy=0.5)],
-            [line(0, validation={"accuracy": [0.1, 0.2], "hit": [0.5], "by_chance": 0.1})],
+            [line(0, validation={"accuracy": [0.1, 0.2], "hit": [0.5], "random_accuracy": 0.1})],
             [{"stage": name, "step": 0, "loss": 1.0} for name in STRANGE],
         ],
         ids=range(8),
@@ -241,7 +241,7 @@ class TestFiles:
         ("name", "problem"),
         [
             ("there", "exists"),
-            ("folder", "a folder is in the way"),
+            ("folder", "is a folder"),
             ("none/a", "there is no folder"),
             ("x" * 300, "not a name"),
         ],

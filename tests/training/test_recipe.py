@@ -77,10 +77,10 @@ def test_keep_is_written_as_on_the_command_line_or_as_a_list(keep, expected):
         ({"policy": "best_first"}, "best_first needs a budget"),
         ({"policy": "worst"}, "traversal.policy"),
         ({"confidence": 1.5}, "traversal.confidence"),
-        ({"least_valid": 1}, "traversal.least_valid"),
+        ({"min_valid": 1}, "traversal.min_valid"),
         ({"temperature": float("nan")}, "traversal.temperature"),
         ({"fit": "crop"}, "traversal.fit"),
-        ({"least_side": 0}, "traversal.least_side"),
+        ({"min_size": 0}, "traversal.min_size"),
         ({"background": [255, 230]}, "background ends before it begins"),
         ([1], "traversal"),
     ],
@@ -426,7 +426,7 @@ TRAINED = {
     "optimizer": {"kind": "sgd", "clip": 5.0},
     "schedule": {"kind": "step", "drops": [0.5, 0.75]},
     "stages": [
-        {"name": "near", "epochs": 3, "levels": 2, "optimizer": {"rate": 0.5}},
+        {"name": "near", "epochs": 3, "levels": 2, "optimizer": {"lr": 0.5}},
         {"name": "far", "steps": 9, "keep": "2,1", "loss": {"cap": 2}, "freeze": ["backbone"]},
     ],
     "training": {"batch_size": 8, "average": 0.99},
@@ -442,7 +442,7 @@ def test_a_recipe_without_stages_trains_once_through():
 def test_a_stage_changes_sections_key_by_key():
     near, far = check_recipe(TRAINED).stages
     assert near.optimizer.kind == far.optimizer.kind == "sgd"
-    assert (near.optimizer.rate, far.optimizer.rate) == (0.5, 1e-3)
+    assert (near.optimizer.lr, far.optimizer.lr) == (0.5, 1e-3)
     assert (near.loss.cap, far.loss.cap) == (None, 2)
     assert near.loss.rule == far.loss.rule == "paper"
     assert near.augmentation == far.augmentation == check_recipe(TRAINED).augmentation
@@ -458,7 +458,7 @@ def test_a_stage_has_the_traversal_but_for_what_it_changes():
 
 def test_the_papers_rule_stands_for_its_choices():
     loss = check_recipe({**MODEL, "loss": {"rule": "paper"}}).loss
-    assert (loss.selection, loss.baseline, loss.reward) == ("topk", "ema", "correct")
+    assert (loss.selection, loss.baseline, loss.reward) == ("top_k", "ema", "correct")
     assert (loss.per_feature, loss.uniform) == ("each", 0.0)
 
 
@@ -514,15 +514,15 @@ def test_a_card_names_files_and_not_where_they_were():
              "data": {"path": "a.csv"}},
             "`keep` is empty", "",
         ),
-        ({"loss": {"rule": "paper", "selection": "sample"}}, "means `selection: topk`", ""),
+        ({"loss": {"rule": "paper", "selection": "sample"}}, "means `selection: top_k`", ""),
         (
             {"loss": {"rule": "paper"},
              "stages": [{"steps": 1, "loss": {"baseline": "per_level"}}]},
             "`rule: paper` means `baseline: ema`, not `per_level`", "",
         ),
         ({"loss": {"baseline": "leave_one_out"}}, "needs `samples` of 2 or more", ""),
-        ({"loss": {"selction": "topk"}}, "unknown key `loss.selction`", "did you mean `selection`"),
-        ({"optimizer": {"rate": 0}}, "`optimizer.rate` is `0`", "the learning rate"),
+        ({"loss": {"selction": "top_k"}}, "unknown key `loss.selction`", "mean `selection`"),
+        ({"optimizer": {"lr": 0}}, "`optimizer.lr` is `0`", "the learning rate"),
         ({"training": {"precision": "fp8"}}, "`training.precision`", "fp32, bf16, fp16"),
         ({"augmentation": {"crop": [0.9, 0.1]}}, "`crop` ends before it begins", ""),
         ({"seed": -1}, "`seed` is `-1`", ""),
@@ -551,11 +551,11 @@ def test_a_training_that_cannot_be_is_refused_in_one_line(data, part, hint):
             "`whole` learns from scenes",
         ),
         (
-            {"stages": [{"steps": 1, "learn": "tiles", "tiles": {"chances": {"twon": 1}}}]},
+            {"stages": [{"steps": 1, "learn": "tiles", "tiles": {"weights": {"twon": 1}}}]},
             "no scene is labelled `twon`",
         ),
         (
-            {"stages": [{"steps": 1, "learn": "tiles", "tiles": {"chances": {"town": 0}}}]},
+            {"stages": [{"steps": 1, "learn": "tiles", "tiles": {"weights": {"town": 0}}}]},
             "leave nothing to draw",
         ),
         ({"data": {**MOSAIC["data"], "class_weights": "balanced"}}, "`class_weights` are of"),
@@ -632,7 +632,7 @@ def test_windows_are_told_to_a_second_level_only(family, levels):
     recipe = {
         "model": {"family": family, "classes": 2},
         "traversal": {"levels": levels},
-        "data": {"path": "a.csv", "windows": "w.csv"},
+        "data": {"path": "a.csv", "regions": "w.csv"},
     }
     assert "there is only level 1" in str(problem(check_recipe, recipe))
     if family != "whole":

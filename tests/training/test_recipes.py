@@ -18,7 +18,7 @@ from tests.commands import ROOT
 from tests.images import noise
 from tnetcli.models.checkpoint import load_checkpoint
 from tnetcli.models.registry import build_model, read_model_config
-from tnetcli.training.config import Stage
+from tnetcli.training.config import StageConfig
 from tnetcli.training.recipe import Recipe, read_recipe
 from tnetcli.training.run import run_recipe
 
@@ -194,23 +194,23 @@ def test_a_recipe_trains_as_published(path, name, settings):
     assert recipe.data.statistics == "unit"  # from -1 to 1
 
 
-def _kept(recipe: Recipe, stage: Stage) -> tuple[int, ...]:
+def _kept(recipe: Recipe, stage: StageConfig) -> tuple[int, ...]:
     """Return what is kept at each level of a stage that has cells."""
     levels = stage.levels or recipe.traversal.levels
     keep = stage.keep or recipe.traversal.keep
     return keep[: levels - 1]
 
 
-def _check_optimizer(stage: Stage, run: Run) -> None:
+def _check_optimizer(stage: StageConfig, run: Run) -> None:
     optimizer, schedule = stage.optimizer, stage.schedule
     assert (optimizer.kind, optimizer.betas, optimizer.epsilon) == ("adam", (0.9, 0.999), 1e-7)
-    assert (optimizer.rate, optimizer.backbone_rate) == (run.rate, run.backbone_rate)
+    assert (optimizer.lr, optimizer.backbone_lr) == (run.rate, run.backbone_rate)
     assert (optimizer.weight_decay, optimizer.clip, optimizer.accumulate) == (0, None, 1)
     assert (schedule.kind, schedule.warmup, schedule.factor) == ("step", 0, 0.1)
     assert schedule.drops == pytest.approx((run.drop_at,), abs=1e-6)
 
 
-def _check_loss(stage: Stage, run: Run, sequence: float, cap: int | None) -> None:
+def _check_loss(stage: StageConfig, run: Run, sequence: float, cap: int | None) -> None:
     loss = stage.loss
     assert (loss.sequence, loss.cap) == (sequence, cap)
     if run.keep != ((),):
@@ -223,7 +223,7 @@ def _check_loss(stage: Stage, run: Run, sequence: float, cap: int | None) -> Non
     assert loss.label_smoothing == 0
 
 
-def _check_augmentation(stage: Stage, run: Run) -> None:
+def _check_augmentation(stage: StageConfig, run: Run) -> None:
     changed = stage.augmentation
     assert (changed.crop, changed.aspect, changed.flip) == ((0.85, 1.0), (0.5, 2.0), "horizontal")
     coloured = run.augmentation == "colour"
@@ -266,7 +266,7 @@ TINY = [
 OF_FILES = ["model.classes=3", "data.statistics_images=2"]
 ONE_WINDOW = ["traversal.keep=1"]
 SMALL_VIEWS = ["model.view_size=64"]  # of whole images
-SMALLER_VIEWS = ["model.view_size=32", "traversal.least_side=4"]  # where cells may be anywhere
+SMALLER_VIEWS = ["model.view_size=32", "traversal.min_size=4"]  # where cells may be anywhere
 # 512 pixels are to 32 what 2048 are to 128: all three levels are there.
 OF_TILES = [
     *("model.view_size=32", "data.landscape.size=512", "data.landscape.neighbours=2"),
@@ -283,11 +283,11 @@ GLIMPSES = {
 }
 STREAMS = [  # of two_stream: two networks, and one that thinks in steps
     *("model.backbone=compact", "model.view_size=32", "model.local_size=16"),
-    *("model.state_size=16", "traversal.least_side=4"),
+    *("model.state_size=16", "traversal.min_size=4"),
 ]
 ONE_IMAGE = ["training.batch_size=1"]  # where views are as large as the papers'
 # Larger models on NABirds are those of CUB once more.
-SECOND_TIME = ["model.alignment=nearest", "model.view_size=96", "traversal.least_side=4"]
+SECOND_TIME = ["model.alignment=nearest", "model.view_size=96", "traversal.min_size=4"]
 
 
 class Silent:
@@ -296,7 +296,7 @@ class Silent:
     def __init__(self) -> None:
         self.rows: list[Mapping[str, Any]] = []
 
-    def stage(self, stage: Stage, steps: int) -> None: ...
+    def stage(self, stage: StageConfig, steps: int) -> None: ...
 
     def step(self, row: Mapping[str, Any], done: int, steps: int) -> None:
         self.rows.append(row)
@@ -365,7 +365,7 @@ def small(
     if recipe.model.family in GLIMPSES:
         return read_recipe(path, [*changes, *GLIMPSES[recipe.model.family]])
     if recipe.model.family == "anchornet":
-        return read_recipe(path, [*changes, "model.view_size=128", "traversal.least_side=4"])
+        return read_recipe(path, [*changes, "model.view_size=128", "traversal.min_size=4"])
     if recipe.model.family == "two_stream":
         return read_recipe(path, [*changes, *STREAMS])
     if recipe.model.arguments.model_dump()["alignment"] != "reference":

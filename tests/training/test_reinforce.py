@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tests.training.test_episodes import NEIGHBOURS, all_draws, chain, padded
 from tnetcli.models.base import Episodes
 from tnetcli.tasks import Classification
-from tnetcli.training.config import Loss
+from tnetcli.training.config import LossConfig
 from tnetcli.training.episodes import draw_log_probability, independent_log_probability, mix
 from tnetcli.training.reinforce import (
     Baselines,
@@ -72,7 +72,7 @@ def worked_example():
 
 
 def paper(**more):
-    return Loss(rule="paper", reinforce=0.1, sequence=0.3, reinforce_sequence=0.3, **more)
+    return LossConfig(rule="paper", reinforce=0.1, sequence=0.3, reinforce_sequence=0.3, **more)
 
 
 def test_the_worked_example_of_the_papers_rule_is_met():
@@ -192,7 +192,7 @@ def by_hand(episodes, loss, weights, baselines):
 )
 @pytest.mark.parametrize("weights", [None, [0.5, 2.0, 1.5]])
 def test_each_term_is_what_counting_by_hand_gives(settings, weights):
-    episodes, loss, baselines = random_episodes(), Loss(**settings), Baselines("per_level", 3)
+    episodes, loss, baselines = random_episodes(), LossConfig(**settings), Baselines("per_level", 3)
     baselines.values = torch.tensor([0.2, 9.0, 0.3, 0.6])
     expected = by_hand(episodes, loss, weights or [1.0] * 3, baselines)
     parts = learn(episodes, loss, baselines, class_weights=weights).parts
@@ -200,7 +200,7 @@ def test_each_term_is_what_counting_by_hand_gives(settings, weights):
 
 
 def test_the_total_is_the_weighted_sum_of_its_parts():
-    loss = Loss(
+    loss = LossConfig(
         sequence=0.2,
         reinforce_sequence=0.6,
         reinforce=0.4,
@@ -224,7 +224,7 @@ def test_the_total_is_the_weighted_sum_of_its_parts():
 def test_the_reported_rewards_and_advantage_are_means():
     episodes = worked_example()
     baselines = Baselines("per_level", 2, start=0.4)
-    parts = learn(episodes, Loss(reward="correct"), baselines).parts
+    parts = learn(episodes, LossConfig(reward="correct"), baselines).parts
     assert parts["rewards"] == pytest.approx(0.5)
     assert parts["advantage"] == pytest.approx(0.75 - 0.4)
 
@@ -233,14 +233,14 @@ def test_entropy_counts_only_below_half_of_a_uniform_choice():
     episodes = replace(
         random_episodes(), entropy=torch.tensor([0.1, 0.9, 0.5, 0.4], requires_grad=True)
     )
-    losses = learn(episodes, Loss(entropy=2.0), Baselines("per_level", 3))
+    losses = learn(episodes, LossConfig(entropy=2.0), Baselines("per_level", 3))
     assert losses.parts["entropy"] == pytest.approx((0.4 + 0.1) / 4)
     losses.total.backward()
     assert episodes.entropy.grad.tolist() == pytest.approx([-0.5, 0, 0, -0.5])
 
 
 def test_the_baseline_before_the_step_is_used_and_then_moved():
-    episodes, loss = random_episodes(), Loss(baseline="ema", reinforce=1.0)
+    episodes, loss = random_episodes(), LossConfig(baseline="ema", reinforce=1.0)
     baselines = Baselines("ema", 3, start=0.3)
     first = learn(episodes, loss, baselines).total.item()
     assert baselines.mean != pytest.approx(0.3)
@@ -262,8 +262,10 @@ def gradients(episodes, loss, kind, **more):
 @pytest.mark.parametrize("reward", ["correct", "probability"])
 def test_rewards_teach_nothing_but_the_choice(kind, reward):
     episodes = random_episodes(samples=2)
-    *without, without_p, _ = gradients(episodes, Loss(reward=reward, reinforce=0.0), kind)
-    *with_rewards, log_p, entropy = gradients(episodes, Loss(reward=reward, reinforce=50.0), kind)
+    *without, without_p, _ = gradients(episodes, LossConfig(reward=reward, reinforce=0.0), kind)
+    *with_rewards, log_p, entropy = gradients(
+        episodes, LossConfig(reward=reward, reinforce=50.0), kind
+    )
     assert all(torch.equal(a, b) for a, b in zip(without, with_rewards, strict=True))
     assert not without_p.any()
     assert log_p[episodes.level > 1].any()
@@ -275,7 +277,7 @@ def test_rewards_teach_nothing_but_the_choice(kind, reward):
 def test_labels_teach_nothing_about_the_choice(per_feature):
     episodes = random_episodes()
     once, more = (
-        gradients(episodes, Loss(per_feature=per_feature), "ema", class_weights=weights)
+        gradients(episodes, LossConfig(per_feature=per_feature), "ema", class_weights=weights)
         for weights in ([1.0, 2.0, 3.0], [100.0, 200.0, 300.0])
     )
     assert not torch.allclose(once[0], more[0])
@@ -286,7 +288,7 @@ def test_labels_teach_nothing_about_the_choice(per_feature):
 @pytest.mark.parametrize("kind", ["ema", "per_level"])
 @pytest.mark.parametrize("per_feature", ["each", "mixture"])
 def test_samples_count_as_the_mean_of_single_ones(kind, per_feature):
-    loss = Loss(
+    loss = LossConfig(
         contrastive=2.0, entropy=0.0, reinforce=1.0, per_feature=per_feature, label_smoothing=0.1
     )
     episodes = random_episodes(samples=3, images=12)
@@ -338,7 +340,7 @@ def test_a_whole_image_alone_is_cross_entropy(kind, per_feature):
         log_p=torch.zeros(4),
         entropy=torch.zeros(0),
     )
-    losses = learn(episodes, Loss(entropy=1.0, per_feature=per_feature), Baselines(kind, 1))
+    losses = learn(episodes, LossConfig(entropy=1.0, per_feature=per_feature), Baselines(kind, 1))
     expected = nn.functional.cross_entropy(scores, labels)
     assert losses.total.item() == pytest.approx(expected.item())
     found = torch.autograd.grad(losses.total, scores, retain_graph=True)[0]
@@ -349,7 +351,9 @@ def test_a_mixture_learns_even_from_hopeless_logits():
     episodes = worked_example()
     scores = torch.tensor([[0.0, 300.0]] * 6, requires_grad=True)
     episodes = replace(episodes, region_logits=scores, targets=torch.tensor([0, 0]))
-    losses = learn(episodes, Loss(per_feature="mixture", sequence=0.0), Baselines("per_level", 2))
+    losses = learn(
+        episodes, LossConfig(per_feature="mixture", sequence=0.0), Baselines("per_level", 2)
+    )
     assert losses.parts["ce_windows"] == pytest.approx(300)
     losses.total.backward()
     assert scores.grad[:, 0].tolist() == pytest.approx([-1 / 6] * 6)
@@ -386,7 +390,7 @@ def test_l2_is_the_sum_of_squares_without_norms_and_frozen_parts(of):
     model = Parts()
     counted = [model.backbone_head.weight, model.backbone_head.bias]
     counted += [*model.backbone[0].parameters()] if of == "all" else []
-    found = l2_penalty(model, Loss(l2=0.01, l2_of=of))
+    found = l2_penalty(model, LossConfig(l2=0.01, l2_of=of))
     assert found.item() == pytest.approx(
         0.01 * sum(value**2 for weight in counted for value in weight.flatten().tolist())
     )
@@ -398,7 +402,7 @@ def test_l2_is_the_sum_of_squares_without_norms_and_frozen_parts(of):
 
 
 def test_no_l2_costs_nothing():
-    found = l2_penalty(Parts(), Loss())
+    found = l2_penalty(Parts(), LossConfig())
     assert found.item() == 0
     assert not found.requires_grad
 
@@ -487,7 +491,7 @@ def values_of(numbers):
 
 def rewards_only(kind, sequence):
     samples = 2 if kind == "leave_one_out" else 1
-    return Loss(baseline=kind, samples=samples, reinforce=1.0, reinforce_sequence=sequence)
+    return LossConfig(baseline=kind, samples=samples, reinforce=1.0, reinforce_sequence=sequence)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,12 +8,14 @@ from tnetcli.geometry import Region, Window
 from tnetcli.models.base import Episodes
 from tnetcli.models.registry import build_model
 from tnetcli.tasks import Classification
-from tnetcli.training.config import Stage
+from tnetcli.training.config import StageConfig
 from tnetcli.training.reinforce import label_terms, total_loss
 from tnetcli.training.replay import ReplayBuffer
 from tnetcli.traversal.config import TraversalConfig
 
-STAGE = Stage(steps=1, freeze=("backbone",), rehearse=2, remember=5, loss={"label_smoothing": 0.1})
+STAGE = StageConfig(
+    steps=1, freeze=("backbone",), replay=2, replay_size=5, loss={"label_smoothing": 0.1}
+)
 CONFIG = TraversalConfig(levels=2, keep=(2,))
 TASK = Classification(range(2), label_smoothing=0.1)
 ROOT = Region(Window(0, 0, 96, 96))
@@ -83,7 +85,7 @@ def test_pooled_features_may_come_in_another_order(model):
 
 def test_images_with_fewer_regions_are_aggregated_from_what_they_have(model):
     fewer = encode(model, 1, seed=3, regions=2)
-    buffer = buffer_of(model, STAGE.model_copy(update={"remember": 1}))
+    buffer = buffer_of(model, STAGE.model_copy(update={"replay_size": 1}))
     buffer.add(encode(model, 1, seed=0))
     buffer.add(fewer)  # in the place of the first
     assert buffer.loss(0, 0).item() == pytest.approx(label_loss(fewer), rel=1e-5)
@@ -113,9 +115,9 @@ def test_only_what_follows_the_backbone_learns_and_attention_does_not(model):
     buffer.add(encode(model, 4, seed=5))
     buffer.loss(0, 0).backward()
     learned = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
-    assert learned == {"position", "weighting", "classifier"}
+    assert learned == {"position", "aggregator", "head"}
 
 
 def test_features_of_a_backbone_that_learns_cannot_be_replayed():
     with pytest.raises(ValueError, match="needs `freeze: \\[backbone\\]`"):
-        Stage(steps=1, rehearse=2)
+        StageConfig(steps=1, rehearse=2)

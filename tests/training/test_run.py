@@ -260,7 +260,7 @@ def trained(path, classes=CLASSES, dtype="uint8", **arguments):
     model.baseline.fill_(0.875)
     description = Description(
         family="tnet",
-        arguments=model.arguments.model_dump(mode="json"),
+        config=model.config.model_dump(mode="json"),
         classes=classes,
         bands=("red", "green", "blue"),
         normalisation={"dtype": dtype, "mean": [90.5, 91.0, 92.0], "std": [40.0, 41.0, 42.0]},
@@ -288,9 +288,9 @@ def test_for_other_classes_the_classifier_alone_starts_anew(
         run = begin(small(images, init=str(tmp_path / "start.safetensors")))
     own = copied(run.model)
     fresh = copied(begin(small(images)).model)
-    same = {name for name in weights if not name.startswith("classifier.")}
+    same = {name for name in weights if not name.startswith("head.")}
     assert not changed({n: weights[n] for n in same}, {n: own[n] for n in same})
-    assert torch.equal(own["classifier.weight"], fresh["classifier.weight"])
+    assert torch.equal(own["head.weight"], fresh["head.weight"])
     assert "the classifier starts anew" in caplog.text
 
 
@@ -298,7 +298,7 @@ def test_for_other_classes_the_classifier_alone_starts_anew(
     ("arguments", "name"),
     [
         ({"location_size": 16}, "location."),
-        ({"weighting": False}, "weighting."),
+        ({"aggregator": "mean"}, "aggregator."),
         ({"location": "context"}, "location."),
     ],
 )

@@ -251,7 +251,7 @@ def test_a_pipe_in_a_run_folder_is_refused_and_not_waited_for(folder, recipe, na
         folder.forget_after(0)
         enter(folder)
 
-    assert "regular file" in (said := refused(resume)) or "no ordinary file" in said
+    assert "regular file" in refused(resume)
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "a: &a [*a]", "1" * 5000, "\udc00"])

@@ -22,7 +22,7 @@ from tnetcli.training.trainer import train
 from tnetcli.traversal.policies import ScoredRegion
 
 pytestmark = pytest.mark.usefixtures("small_family")
-SGD = {"kind": "sgd", "rate": 0.05, "momentum": 0.0, "weight_decay": 0.0}
+SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.0, "weight_decay": 0.0}
 PLAIN = {"schedule": {"kind": "constant", "warmup": 0.0}, "loss": {"rule": "paper"}}
 
 
@@ -102,7 +102,7 @@ def test_the_recipe_names_the_stage(images, tmp_path):
 
 def test_one_step_of_sgd_is_the_gradient_of_the_cross_entropy(images, tmp_path):
     run = small_run(images, tmp_path, stages=[{"steps": 1, "levels": 1, "batch_size": 8}])
-    start = run.model.classifier.weight.detach().clone()
+    start = run.model.head.weight.detach().clone()
     train(run)
     features, labels = [], []
     for number in range(8):
@@ -117,7 +117,7 @@ def test_one_step_of_sgd_is_the_gradient_of_the_cross_entropy(images, tmp_path):
     chances /= chances.sum(1, keepdims=True)
     chances[np.arange(8), labels] -= 1
     expected = start.numpy() - 0.05 * chances.T @ seen / 8
-    found = run.keeper.stages["train"]["classifier.weight"].numpy()
+    found = run.keeper.stages["train"]["head.weight"].numpy()
     assert np.allclose(found, expected, atol=1e-5)
 
 
@@ -139,7 +139,7 @@ def test_classes_count_as_the_recipe_weighs_them(images, tmp_path):
 
 
 def test_every_choice_is_followed_whatever_a_prediction_spares(images, tmp_path, monkeypatch):
-    traversal = {"levels": 3, "keep": [4, 4], "budget": 3, "confidence": 0.01, "least_side": 1}
+    traversal = {"levels": 3, "keep": [4, 4], "budget": 3, "confidence": 0.01, "min_size": 1}
     run = small_run(images, tmp_path, traversal=traversal, stages=[{"steps": 1, "batch_size": 2}])
     found = read_by(scene_stage(run), monkeypatch)
     assert torch.bincount(found.level).tolist() == [0, 2, 8, 32]
@@ -260,7 +260,7 @@ def test_a_family_adds_its_own_terms_or_replaces_the_others(
 ):
     terms = f"{__name__}:own_terms"
     family = replace(small_family, terms=terms, replaces_loss=replaces)
-    monkeypatch.setitem(FAMILIES, "small", family)
+    monkeypatch.setitem(FAMILIES._loaded, "small", family)
     run = small_run(images, tmp_path, stages=[{"steps": 1, "levels": 1}])
     stage = scene_stage(run)
     with stage.views:

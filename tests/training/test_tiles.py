@@ -11,14 +11,14 @@ from tnetcli.geometry import Grid, Region, Size, Window
 from tnetcli.models.registry import build_model
 from tnetcli.synth.landscape import LandscapeMaker
 from tnetcli.synth.tiles import read_tiles
-from tnetcli.training.config import Tiles
+from tnetcli.training.config import TilesConfig
 from tnetcli.training.data import Landscapes
 from tnetcli.training.tiles import TilePretraining
 from tnetcli.traversal.views import Views
 
 CPU = torch.device("cpu")
 GRID = Grid(3, 3, 0.5)
-SOME = Tiles(views=(5, 4, 3))
+SOME = TilesConfig(views=(5, 4, 3))
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def touches(window, boxes):
 
 def test_closer_views_are_over_sites_where_they_are_to_be(pretraining, monkeypatch):
     scenes = Scenes(monkeypatch)
-    batch = pretraining(Tiles(views=(1, 0, 20), crowded=1.0, near=1.0))._prepare(0)
+    batch = pretraining(TilesConfig(views=(1, 0, 20), crowded=1.0, near=1.0))._prepare(0)
     (scene,) = scenes.made
     assert all(touches(region.window, scene.boxes) for region in batch.regions)
     middles = [(r.window.left, r.window.top) for r in batch.regions[1:]]
@@ -116,7 +116,7 @@ def test_closer_views_are_over_sites_where_they_are_to_be(pretraining, monkeypat
 
 
 def test_closer_views_are_anywhere_where_they_need_not_be_near(pretraining):
-    batch = pretraining(Tiles(views=(1, 60), near=0.0))._prepare(0)
+    batch = pretraining(TilesConfig(views=(1, 60), near=0.0))._prepare(0)
     windows = {region.window for region in batch.regions[1:]}
     assert len(windows) == 9  # all cells
 
@@ -142,7 +142,7 @@ class Seer(torch.nn.Module):
     (1, 2, {(0, 1), (0, 2), (1, 1), (1, 2)}),
 ])  # fmt: skip
 def test_doubted_views_are_where_the_map_sees_a_site(pretraining, model, row, column, cells):
-    made = pretraining(Tiles(views=(3, 40, 40), doubt=1.0))
+    made = pretraining(TilesConfig(views=(3, 40, 40), doubt=1.0))
     made.dense = Seer(6, made._first_site, row, column)
     batch = made._prepare(0)
     paths = [region.path for region in batch.regions]
@@ -158,7 +158,7 @@ def test_doubted_views_are_where_the_map_sees_a_site(pretraining, model, row, co
 
 
 def test_reading_where_the_map_errs_leaves_no_trace(pretraining, model):
-    made = pretraining(Tiles(views=(3, 4), doubt=1.0))
+    made = pretraining(TilesConfig(views=(3, 4), doubt=1.0))
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     made._prepare(0)
@@ -167,7 +167,7 @@ def test_reading_where_the_map_errs_leaves_no_trace(pretraining, model):
 
 
 def test_levels_without_views_are_passed_over_in_doubt(pretraining):
-    batch = pretraining(Tiles(views=(2, 0, 5), doubt=1.0))._prepare(0)
+    batch = pretraining(TilesConfig(views=(2, 0, 5), doubt=1.0))._prepare(0)
     assert batch.level.tolist() == [1] * 2 + [3] * 5
 
 
@@ -213,13 +213,13 @@ def test_tiles_do_not_teach_the_location_module(pretraining, model):
         for name, weight in model.named_parameters()
         if weight.grad is not None and weight.grad.any()
     }
-    assert taught == {"backbone", "position", "classifier"}
+    assert taught == {"backbone", "position", "head"}
     assert made.dense.weight.grad.any()
     assert {name for name, _ in made.named_parameters()} == {"dense.weight", "dense.bias"}
 
 
 def test_a_batch_in_which_no_view_has_a_label_teaches_what_is_under_it(pretraining, monkeypatch):
-    made = pretraining(Tiles(views=(1,)))
+    made = pretraining(TilesConfig(views=(1,)))
     batch = made._prepare(0)
     monkeypatch.setattr(made, "_prepare", lambda step: batch._replace(labels=torch.full((1,), -1)))
     total, parts = made(0)

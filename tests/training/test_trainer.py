@@ -132,7 +132,7 @@ def test_metrics_are_reported_as_they_are_written(rich):
     assert [row["validation"] for row in rows if "validation" in row] == run.listener.validations
     assert [len(row["accuracy"]) for row in run.listener.rows] == [2, 2, 3, 3]
     for row in run.listener.rows:
-        assert {"loss", "entropy", "distinct", "rate", "windows_per_second"} <= row.keys()
+        assert {"loss", "entropy", "distinct", "lr", "windows_per_second"} <= row.keys()
     # 2 images, 2 samples of each: 1 + 2 windows, or 1 + 2 + 2
     assert [row["windows"] for row in run.listener.rows] == [12, 12, 20, 20]
 
@@ -174,7 +174,7 @@ def test_every_family_goes_on_as_if_never_stopped(images, tmp_path, family, argu
     recipe = recipe_of(
         images,
         model={"family": family, "classes": 2, "dropout": 0.5, **arguments},
-        traversal={"levels": levels, "keep": [1], "least_side": 16},
+        traversal={"levels": levels, "keep": [1], "min_size": 16},
         training={"batch_size": 2},
         stages=[{"steps": 3}],
     )
@@ -236,7 +236,7 @@ def test_stages_of_tiles_and_of_scenes_can_be_gone_on_with(tiles, tmp_path):
         tiles,
         stages=[
             {"name": "tiles", "learn": "tiles", "steps": 2, "tiles": {"views": [3, 2]}},
-            {"name": "look", "steps": 2, "freeze": ["backbone"], "rehearse": 2, "batch_size": 2},
+            {"name": "look", "steps": 2, "freeze": ["backbone"], "replay": 2, "batch_size": 2},
         ],
     )
     whole = finished(recipe, tmp_path / "whole")
@@ -246,20 +246,20 @@ def test_stages_of_tiles_and_of_scenes_can_be_gone_on_with(tiles, tmp_path):
     same_runs(whole, go_on(recipe, tmp_path / "run", keeper=run.keeper))
     first, second = whole.keeper.stages["tiles"], whole.keeper.stages["look"]
     start = copied(prepare(recipe, tmp_path / "start").model)
-    assert parts_of(changed(start, first)) == {"backbone", "position", "classifier"}
-    assert "backbone" not in parts_of(changed(first, second))
-    assert "location" in parts_of(changed(first, second))
+    assert read_chunks(changed(start, first)) == {"backbone", "position", "head"}
+    assert "backbone" not in read_chunks(changed(first, second))
+    assert "location" in read_chunks(changed(first, second))
     tile_row, scene_row = whole.listener.rows[0], whole.listener.rows[-1]
     assert {"dense", "window", "window_accuracy"} <= tile_row.keys()
     assert "entropy" in scene_row
     assert len(whole.listener.validations) == 2  # a stage of tiles has none
 
 
-def parts_of(names):
+def read_chunks(names):
     return {name.split(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("part", ["backbone", "location", "position", "weighting", "classifier"])
+@pytest.mark.parametrize("part", ["backbone", "location", "position", "aggregator", "head"])
 def test_a_frozen_part_stays_as_it_is_with_its_statistics(images, tmp_path, part):
     recipe = recipe_of(
         images, stages=[{"steps": 2, "freeze": [part]}], training={"validate_every": 2}
@@ -267,10 +267,8 @@ def test_a_frozen_part_stays_as_it_is_with_its_statistics(images, tmp_path, part
     run = prepare(recipe, tmp_path)
     before = copied(run.model)
     train(run)
-    moved = parts_of(changed(before, copied(run.model)))
-    assert moved == {"backbone", "location", "position", "weighting", "classifier", "baseline"} - {
-        part
-    }
+    moved = read_chunks(changed(before, copied(run.model)))
+    assert moved == {"backbone", "location", "position", "aggregator", "head", "baseline"} - {part}
 
 
 @pytest.mark.parametrize("average", [None, 0.9])
@@ -288,14 +286,14 @@ def test_steps_follow_the_schedule(images, tmp_path):
     recipe = recipe_of(
         images,
         stages=[{"steps": 4}],
-        optimizer={"rate": 0.02, "backbone_rate": 0.001},
+        optimizer={"lr": 0.02, "backbone_lr": 0.001},
         schedule={"kind": "step", "warmup": 0.5, "drops": [0.75], "factor": 0.1},
     )
     rows = finished(recipe, tmp_path).listener.rows
-    assert [row["rate"] for row in rows] == pytest.approx([0.01, 0.02, 0.02, 0.002])
+    assert [row["lr"] for row in rows] == pytest.approx([0.01, 0.02, 0.02, 0.002])
 
 
-SGD = {"kind": "sgd", "rate": 0.05, "momentum": 0.0, "weight_decay": 0.0}
+SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.0, "weight_decay": 0.0}
 PLAIN = {"schedule": {"kind": "constant", "warmup": 0.0}, "loss": {"rule": "paper"}}
 
 
@@ -317,9 +315,9 @@ def test_two_batches_a_step_are_one_of_twice_the_size(images, tmp_path, levels):
             optimizer={**SGD, "accumulate": accumulate},
         )
         train(run)
-        weights.append(run.keeper.stages["train"]["classifier.weight"])
+        weights.append(run.keeper.stages["train"]["head.weight"])
     assert torch.allclose(*weights, atol=1e-6)
-    assert changed({"w": SmallModel(classes=2).classifier.weight}, {"w": weights[0]})
+    assert changed({"w": SmallModel(classes=2).head.weight}, {"w": weights[0]})
 
 
 @pytest.mark.parametrize(("clip", "longest"), [(0.01, 0.05 * 0.01), (None, math.inf)])
@@ -351,7 +349,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_the_last_model_survives(
         stages=[{"name": "good", "steps": 2}, {"name": "bad", "steps": 6}],
     )
     explosive = recipe.stages[1].model_copy(
-        update={"optimizer": recipe.stages[1].optimizer.model_copy(update={"rate": 1e30})}
+        update={"optimizer": recipe.stages[1].optimizer.model_copy(update={"lr": 1e30})}
     )
     recipe = recipe.model_copy(update={"stages": (recipe.stages[0], explosive)})
     run = prepare(recipe, tmp_path)
@@ -373,7 +371,7 @@ def test_weights_that_are_no_numbers_are_never_kept(images, tmp_path, monkeypatc
         row = step(updates, number)
         if number == 1:  # the loss was fine, the gradient was not
             with torch.no_grad():
-                run.model.classifier.weight[0, 0] = float("nan")
+                run.model.head.weight[0, 0] = float("nan")
         return row
 
     monkeypatch.setattr(Updates, "step", poison)
@@ -381,7 +379,7 @@ def test_weights_that_are_no_numbers_are_never_kept(images, tmp_path, monkeypatc
         train(run)
     progress, tensors = run.folder.load_state()
     assert progress.step == 1
-    assert tensors["module.0.classifier.weight"].isfinite().all()
+    assert tensors["module.0.head.weight"].isfinite().all()
 
 
 def worse_and_worse(monkeypatch, losses):
@@ -471,7 +469,7 @@ def test_half_precision_learns_on_a_processor(images, tmp_path, precision):
     run = prepare(recipe, tmp_path)
     before = copied(run.model)
     train(run)
-    assert parts_of(changed(before, copied(run.model))) >= {"backbone", "location", "classifier"}
+    assert read_chunks(changed(before, copied(run.model))) >= {"backbone", "location", "head"}
     assert all(value.dtype != torch.float16 for value in run.model.state_dict().values())
     assert all(math.isfinite(row["loss"]) for row in run.listener.rows)
 
@@ -484,13 +482,13 @@ def test_the_scale_of_gradients_in_half_precision_is_gone_on_with(images, tmp_pa
 
 
 def test_a_stage_in_which_nothing_can_learn_is_a_recipe_error(images, tmp_path):
-    parts = ["backbone", "location", "position", "weighting", "classifier"]
+    parts = ["backbone", "location", "position", "aggregator", "head"]
     with pytest.raises(RecipeError, match="nothing"):
         finished(recipe_of(images, stages=[{"steps": 1, "freeze": parts}]), tmp_path)
 
 
 def test_attention_alone_may_learn_even_where_there_is_nothing_to_choose(images, tmp_path):
-    parts = ["backbone", "position", "weighting", "classifier"]
+    parts = ["backbone", "position", "aggregator", "head"]
     recipe = recipe_of(
         images,
         stages=[
@@ -501,7 +499,7 @@ def test_attention_alone_may_learn_even_where_there_is_nothing_to_choose(images,
     run = prepare(recipe, tmp_path)
     before = copied(run.model)
     train(run)
-    assert parts_of(changed(before, run.keeper.stages["train"])) == {"location", "baseline"}
+    assert read_chunks(changed(before, run.keeper.stages["train"])) == {"location", "baseline"}
     assert run.listener.rows[1]["accuracy"]
 
 
@@ -529,7 +527,7 @@ def test_a_model_of_one_level_learns_as_well(images, tmp_path):
     run = prepare(recipe, tmp_path)
     before = copied(run.model)
     train(run)
-    assert parts_of(changed(before, copied(run.model))) == {"classifier"}
+    assert read_chunks(changed(before, copied(run.model))) == {"head"}
     assert len(run.listener.validations[0]["accuracy"]) == 1
     assert run.listener.warnings == []
 

@@ -102,15 +102,17 @@ def test_random_choices_are_compared_on_the_same_images(source, monkeypatch):
     learned = np.mean(
         [s.logits.argmax() == i.label for i, s in zip(items[:4], results[:4], strict=True)]
     )
-    assert found.row["gain_over_chance"] == pytest.approx(learned - found.row["by_chance"])
-    assert found.row["by_chance"] * 4 == pytest.approx(round(found.row["by_chance"] * 4))
+    assert found.row["gain_over_random"] == pytest.approx(learned - found.row["random_accuracy"])
+    assert found.row["random_accuracy"] * 4 == pytest.approx(
+        round(found.row["random_accuracy"] * 4)
+    )
 
 
 def test_one_level_has_nothing_to_compare_with(source):
     found = run(source, TWO.changed(levels=1))
     assert len(found.row["accuracy"]) == 1
     assert found.row["windows"] == 0
-    assert "by_chance" not in found.row
+    assert "random_accuracy" not in found.row
     assert not found.row.get("hit")
 
 

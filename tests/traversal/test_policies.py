@@ -58,12 +58,12 @@ from tnetcli.traversal.tree import CellScores, traverse
         ({"confidence": 0.0}, "confidence"),
         ({"confidence": 1.1}, "confidence"),
         ({"confidence": math.nan}, "confidence"),
-        ({"least_valid": 1.0}, "least_valid"),
-        ({"least_valid": -0.1}, "least_valid"),
-        ({"least_side": -1.0}, "least_side"),
-        ({"least_side": math.nan}, "least_side"),
-        ({"most_shared": 1.1}, "most_shared"),
-        ({"most_shared": math.nan}, "most_shared"),
+        ({"min_valid": 1.0}, "min_valid"),
+        ({"min_valid": -0.1}, "min_valid"),
+        ({"min_size": -1.0}, "min_size"),
+        ({"min_size": math.nan}, "min_size"),
+        ({"max_overlap": 1.1}, "max_overlap"),
+        ({"max_overlap": math.nan}, "max_overlap"),
         ({"background": (5, -5)}, "background ends before it begins"),
     ],
 )
@@ -82,9 +82,9 @@ def test_the_last_keep_repeats():
 
 def test_a_configuration_names_its_policy():
     assert type(build_policy(config())) is TopK
-    assert build_policy(config(policy="best_first", budget=3)) == BestFirst()
+    assert type(build_policy(config(policy="best_first", budget=3))) is BestFirst
     own = config(policy="sample", temperature=2.0)
-    assert build_policy(own, 7, uniform=0.1) == Sample(7, 2.0, 0.1)
+    assert vars(build_policy(own, 7, uniform=0.1)) == vars(Sample(7, 2.0, 0.1))
     with pytest.raises(ValueError, match="seed is below 0"):
         build_policy(own, -1)
 
@@ -119,7 +119,7 @@ def test_large_logits_do_not_overflow():
     assert TopK().probabilities(Region(ROOT), logits).tolist() == [0.5, 0.5, 0.0]
 
 
-@given(worlds(), configs(("sample",), budget=None, least_side=None, once=False))
+@given(worlds(), configs(("sample",), budget=None, min_size=None, deduplicate=False))
 def test_a_draw_is_without_replacement(world, config):
     for node in world.run(config).nodes:
         if node.region.level < config.levels:
@@ -158,7 +158,7 @@ def test_a_part_of_the_draw_ignores_attention():
 
 
 def test_the_first_draw_follows_attention_over_the_paths_of_one_image():
-    found = run(config(5, (8, 8, 8, 1), "sample", once=False), seeds=[7])
+    found = run(config(5, (8, 8, 8, 1), "sample", deduplicate=False), seeds=[7])
     fourth = [node for node in found.nodes if node.region.level == 4]
     counts = Counter(cells_of(node)[0] for node in fourth)
     assert len(fourth) == 512
@@ -221,12 +221,12 @@ def best_first_by_brute_force(world, config, name):
             break
         _, _, _, child, chance = min(options, key=lambda option: option[:3])
         tried.add(child.path)
-        if not (config.once and any(same_pixels(r.window, child.window) for r, _ in read)):
+        if not (config.deduplicate and any(same_pixels(r.window, child.window) for r, _ in read)):
             read.append((child, chance))
     return [region.path for region, _ in read]
 
 
-@given(worlds(), configs(("best_first",), least_side=None))
+@given(worlds(), configs(("best_first",), min_size=None))
 def test_best_first_is_what_brute_force_finds(world, config):
     found = world.run(config)
     for image, name in enumerate(world.names):
@@ -264,7 +264,7 @@ def test_best_first_reads_several_regions_a_round(batch, budget, rounds):
 
 
 def test_a_round_of_several_regions_spends_no_more_than_the_budget():
-    own = config(3, (), "best_first", budget=6, once=False)
+    own = config(3, (), "best_first", budget=6, deduplicate=False)
     found = traverse([ROOT], always(), GRID, own, [BestFirst(4)])
     assert (len(found.nodes), found.stops) == (6, ("budget",))
     # The second round: 0.30 * 0.30 leads, then what is left of level 2.
@@ -295,7 +295,7 @@ class TestFixed:
             (0.4, 0.4, 1),
             (0.3, 0.3, 2),
         ]
-        assert found.stops == ("levels",)
+        assert found.stops == ("max_level",)
 
     def test_regions_of_equal_attention_come_in_the_order_of_the_file(self):
         even = [ScoredRegion(each.window, 0.25) for each in self.regions]
@@ -305,7 +305,7 @@ class TestFixed:
         assert paths(self.run(keep=(9,))) == ["root", "root/w1", "root/w2", "root/w3", "root/w4"]
 
     def test_their_own_cells_are_followed_as_usual(self):
-        found = self.run(levels=3, keep=(1, 2), least_side=1.0)
+        found = self.run(levels=3, keep=(1, 2), min_size=1.0)
         assert paths(found) == ["root", "root/w2", "root/w2/0-0", "root/w2/2-0"]
         assert found.nodes[2].region.window == self.regions[1].window.cell(GRID, 0, 0)
         assert found.nodes[2].joint == pytest.approx(0.4 * 0.30)
@@ -315,17 +315,17 @@ class TestFixed:
     def test_neither_their_size_nor_data_nor_shared_pixels_matter(self):
         nothing = always(np.zeros((3, 3)), valid=np.zeros((3, 3)))
         near = [ScoredRegion(Window(left, left, 50, 50), 0.5) for left in (0, 1)]
-        found = self.run(near, nothing, least_side=1000.0, most_shared=0.0)
+        found = self.run(near, nothing, min_size=1000.0, max_overlap=0.0)
         assert paths(found) == ["root", "root/w1", "root/w2"]
 
     def test_the_same_pixels_are_read_once(self):
         twice = [ScoredRegion(Window(0, 0, 50, 50), share) for share in (0.6, 0.4)]
         assert paths(self.run(twice)) == ["root", "root/w1"]
-        assert paths(self.run(twice, once=False)) == ["root", "root/w1", "root/w2"]
+        assert paths(self.run(twice, deduplicate=False)) == ["root", "root/w1", "root/w2"]
 
     def test_no_regions_are_a_dead_end(self):
         found = self.run(())
-        assert (paths(found), found.stops) == (["root"], ("empty",))
+        assert (paths(found), found.stops) == (["root"], ("no_data",))
 
     def test_other_images_keep_their_cells(self):
         found = run(config(), roots=[ROOT, ROOT], fixed=[self.regions, None])
@@ -347,7 +347,7 @@ class TestFixed:
         assert len({paths(found)[1] for found in drawn}) > 30
 
     def test_the_best_of_all_may_be_fixed_or_a_cell(self):
-        found = self.run(policy="best_first", budget=4, levels=3, most_shared=0.0)
+        found = self.run(policy="best_first", budget=4, levels=3, max_overlap=0.0)
         # 0.4 first; then 0.3 before 0.2, before the best cell of the first, 0.4 * 0.3.
         assert paths(found) == ["root", "root/w2", "root/w4", "root/w3"]
 

@@ -18,13 +18,13 @@ from tests.training.explore import (
 from tnetcli.errors import ImageError, ModelError
 from tnetcli.prediction.inference import Inference
 from tnetcli.readers.detect import open_image
-from tnetcli.training.config import Loss
+from tnetcli.training.config import LossConfig
 from tnetcli.traversal.policies import Random, TopK, build_policy
 from tnetcli.traversal.rollout import by_image, effective, rollout
 from tnetcli.traversal.runner import TorchRunner
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-DRAWN = Loss(selection="sample")
+DRAWN = LossConfig(selection="sample")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_cells_without_data_are_never_drawn(model, views, tmp_path):
     image[:, :, 90:] = 0
     path = write_geotiff(tmp_path / "half.tif", image, nodata=0)
     with open_image(path) as reader:
-        loss = Loss(selection="sample", uniform=0.9)
+        loss = LossConfig(selection="sample", uniform=0.9)
         explored = explore(model, views, [reader] * 4, TWO, loss)
     assert {window.left for window in windows(explored)} <= {0.0, 50.0}
 
@@ -103,7 +103,7 @@ def test_levels_end_at_the_view_size_by_default(model, views, tmp_path, scale, s
     with open_image(write_geotiff(tmp_path / "a.tif", noise((side, side)))) as reader:
         found = explore(model, views, [reader], effective(THREE, model, scale=scale)).found
     assert found.level.max() == levels
-    assert effective(THREE.changed(least_side=3), model).least_side == 3
+    assert effective(THREE.changed(min_size=3), model).min_size == 3
 
 
 def test_a_family_limits_the_levels(model):
@@ -118,7 +118,9 @@ def test_images_that_cannot_be_read_are_in_errors_at_whatever_level(
     model, views, readers, samples, width
 ):
     given = [readers[0], Torn(readers[1], width), readers[2], Torn(readers[3], width)]
-    found = explore(model, views, given, THREE, Loss(selection="sample", samples=samples)).found
+    found = explore(
+        model, views, given, THREE, LossConfig(selection="sample", samples=samples)
+    ).found
     assert {image // samples for image in found.errors} == {1, 3}
     assert all("is torn" in str(each) for each in found.errors.values())
     assert {node.image // samples for node in found.nodes} == {0, 2}
@@ -201,7 +203,7 @@ def test_attention_that_is_no_number_is_a_model_error(model, views, readers):
         model.location.score.bias.fill_(float("nan"))
     with pytest.raises(ModelError, match="not a number") as caught:
         explore(model, views, readers)
-    assert "optimizer.rate" in caught.value.hint
+    assert "learning rate" in caught.value.hint
 
 
 def test_features_are_padded_image_by_image():

@@ -59,7 +59,7 @@ def summary(found):
 
 def test_a_single_level_needs_no_keep():
     found = run(config(1, ()))
-    assert (paths(found), found.stops) == (["root"], ("levels",))
+    assert (paths(found), found.stops) == (["root"], ("max_level",))
 
 
 def test_chosen_cells_are_read_in_reading_order_not_by_probability():
@@ -75,7 +75,7 @@ def test_a_level_is_image_major_then_by_parent_then_by_cell():
         calls.append(nodes)
         return always()(nodes)
 
-    run(config(3, (2,), once=False), encode, roots=[ROOT, ROOT])
+    run(config(3, (2,), deduplicate=False), encode, roots=[ROOT, ROOT])
     assert [(node.image, node.region.path) for node in calls[2]] == [
         (image, f"root/{first}/{second}")
         for image, first, second in product((0, 1), ("0-0", "2-0"), ("0-0", "2-0"))
@@ -88,7 +88,7 @@ def test_nodes_are_those_given_to_the_encoder(world, config):
     assert list(found.nodes) == [node for call in world.calls for node in call]
 
 
-@given(worlds(), configs(("topk", "sample")))
+@given(worlds(), configs(("top_k", "sample")))
 def test_a_level_of_all_images_is_encoded_at_once(world, config):
     found = world.run(config)
     assert [{node.region.level for node in call} for call in world.calls] == [
@@ -102,7 +102,7 @@ def test_a_round_of_best_first_reads_one_region_of_every_image(world, config):
     found = world.run(config)
     for call in world.calls:
         assert len({node.image for node in call}) == len(call) > 0
-    assert len(world.calls) == max(len(found.of(image)) for image in range(len(world.names)))
+    assert len(world.calls) == max(len(nodes_of(found, image)) for image in range(len(world.names)))
 
 
 def test_no_images_need_no_encoder():
@@ -110,7 +110,7 @@ def test_no_images_need_no_encoder():
     assert (found.nodes, found.stops) == ((), ())
 
 
-@given(worlds(), configs(least_side=None), numbers(1.0, 1e6), numbers(1.0, 1e6))
+@given(worlds(), configs(min_size=None), numbers(1.0, 1e6), numbers(1.0, 1e6))
 def test_a_traversal_does_not_depend_on_the_size_of_the_image(world, config, width, height):
     scaled = world.run(config, root=Window(3.7, -2.9, width, height))
     plain = world.run(config)
@@ -153,7 +153,7 @@ def test_edges_lead_to_the_nodes_that_show_their_cells(world, config):
             assert same_pixels(edge.node.region.window, child.window)
             reached[edge.node] += 1
     assert set(reached) == set(found.nodes)
-    assert config.once or set(reached.values()) == {1}
+    assert config.deduplicate or set(reached.values()) == {1}
 
 
 def topk_by_brute_force(world, config, name):
@@ -170,17 +170,17 @@ def topk_by_brute_force(world, config, name):
     return [region.path for region in found]
 
 
-@given(worlds(), configs(("topk",), budget=None, least_side=None, once=False))
+@given(worlds(), configs(("top_k",), budget=None, min_size=None, deduplicate=False))
 def test_topk_is_what_brute_force_finds(world, config):
     found = world.run(config)
     for image, name in enumerate(world.names):
         assert paths(found, image) == topk_by_brute_force(world, config, name)
 
 
-@given(grids(most=4), st.sampled_from(["topk", "sample"]), st.integers(0, 3))
+@given(grids(most=4), st.sampled_from(["top_k", "sample"]), st.integers(0, 3))
 def test_all_cells_can_be_followed(grid, policy, more):
     encode = always(np.full((grid.rows, grid.columns), 0.5))
-    own = config(2, (grid.rows * grid.columns + more,), policy, once=False)
+    own = config(2, (grid.rows * grid.columns + more,), policy, deduplicate=False)
     found = run(own, encode, grid=grid)
     assert paths(found)[1:] == [f"root/{row}-{column}" for row, column in grid.cells()]
 
@@ -189,7 +189,7 @@ def test_all_cells_can_be_followed(grid, policy, more):
 def test_one_level_is_one_round(world, config):
     found = world.run(config)
     assert len(world.calls) == 1
-    assert set(found.stops) == {"levels"}
+    assert set(found.stops) == {"max_level"}
     assert len(found.nodes) == len(world.names)
 
 
@@ -228,13 +228,13 @@ def test_cells_of_logit_minus_infinity_are_never_chosen(policy):
     found = run(config(2, (9,), policy, budget=10))
     assert len(found.nodes) == 9
     assert "root/1-1" not in paths(found)
-    assert found.stops == ("levels",)
+    assert found.stops == ("max_level",)
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_a_view_that_proposes_no_cell_is_a_dead_end(policy):
     found = run(config(2, (9,), policy, budget=10), always(np.zeros((3, 3))))
-    assert (paths(found), found.stops) == (["root"], ("empty",))
+    assert (paths(found), found.stops) == (["root"], ("no_data",))
 
 
 @given(worlds(), configs())
@@ -289,10 +289,10 @@ def test_candidates_are_a_struct_of_arrays():
 @given(worlds(), configs())
 def test_no_image_gets_more_regions_than_its_budget(world, config):
     found = world.run(config)
-    assert all(len(found.of(image)) <= config.budget for image in range(len(world.names)))
+    assert all(len(nodes_of(found, image)) <= config.budget for image in range(len(world.names)))
 
 
-@given(worlds(), configs(("topk", "sample"), least_side=None), FEW)
+@given(worlds(), configs(("top_k", "sample"), min_size=None), FEW)
 def test_a_level_over_budget_keeps_its_most_probable_regions_in_order(world, config, name):
     world.names = [name]
     free = world.run(config.changed(budget=None))
@@ -314,7 +314,7 @@ def test_a_budget_cuts_the_level_that_would_exceed_it():
 
 def test_a_budget_stops_a_traversal_only_where_it_cuts():
     assert run(config(2, (3,), budget=3)).stops == ("budget",)
-    assert run(config(2, (3,), budget=4)).stops == ("levels",)
+    assert run(config(2, (3,), budget=4)).stops == ("max_level",)
 
 
 def test_sure_images_stop_and_the_others_continue():
@@ -326,8 +326,8 @@ def test_sure_images_stop_and_the_others_continue():
 
     found = run(config(3, (2,)), roots=[ROOT] * 3, confident=confident)
     assert asked == [[0, 1, 2], [0, 2]]  # and not after the last level: nothing would continue
-    assert found.stops == ("levels", "confidence", "levels")
-    assert [len(found.of(image)) for image in range(3)] == [7, 1, 7]
+    assert found.stops == ("max_level", "confidence", "max_level")
+    assert [len(nodes_of(found, image)) for image in range(3)] == [7, 1, 7]
     assert found.nodes[1].edges == ()
 
 
@@ -345,7 +345,7 @@ def test_best_first_asks_for_confidence_after_every_round():
 def test_confidence_may_be_an_array_but_answers_for_every_image():
     two, own = [ROOT] * 2, config()
     found = run(own, roots=two, confident=lambda _: np.array([True, False]))
-    assert found.stops == ("confidence", "levels")
+    assert found.stops == ("confidence", "max_level")
     with pytest.raises(ValueError, match="shorter"):
         run(own, roots=two, confident=lambda _: [True])
 
@@ -353,12 +353,12 @@ def test_confidence_may_be_an_array_but_answers_for_every_image():
 @pytest.mark.parametrize(("once", "third"), [(True, 49), (False, 81)])
 @given(windows(), st.sampled_from(EVERY_POLICY))
 def test_the_9_positions_of_the_third_level_are_7_different_ones(once, third, root, policy):
-    own = config(3, (9,), policy, budget=1000, once=once)
+    own = config(3, (9,), policy, budget=1000, deduplicate=once)
     found = run(own, always(np.full((3, 3), 1 / 9)), roots=[root])
     assert levels_of(found) == {1: 1, 2: 9, 3: third}
 
 
-@given(worlds(), configs(once=True))
+@given(worlds(), configs(deduplicate=True))
 def test_no_image_is_shown_the_same_pixels_twice(world, config):
     found = world.run(config)
     for image in range(len(world.names)):
@@ -369,7 +369,7 @@ def test_no_image_is_shown_the_same_pixels_twice(world, config):
 @given(windows(), st.integers(2, 5), numbers(0.1, 0.9))
 def test_only_regions_with_the_same_pixels_are_merged(root, count, fraction):
     grid, encode = Grid(1, count, fraction), always(np.full((1, count), 0.5))
-    free = run(config(3, (count,), once=False), encode, grid=grid, roots=[root])
+    free = run(config(3, (count,), deduplicate=False), encode, grid=grid, roots=[root])
     once = run(config(3, (count,)), encode, grid=grid, roots=[root])
     lefts = [node.region.window.left for node in free.nodes if node.region.level == 3]
     different = np.diff(np.sort(lefts)) > SAME * root.width * fraction**2
@@ -393,20 +393,22 @@ def test_parents_share_a_node():
 
 def test_the_same_region_of_two_images_is_read_twice():
     found = run(config(2, (2,)), roots=[ROOT, ROOT])
-    assert len(found.of(0)) == len(found.of(1)) == 3
+    assert len(nodes_of(found, 0)) == len(nodes_of(found, 1)) == 3
 
 
 def test_best_first_notes_a_region_that_was_read_and_takes_the_next():
     own = config(2, (), "best_first", budget=5)
     found = run(own, always(np.full((1, 2), 0.5)), grid=Grid(1, 2, 1.0))
     assert edges(found, found.nodes[0]) == [(0, 0), (1, 0)]
-    assert found.stops == ("repeats",)
+    assert found.stops == ("exhausted",)
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
-@pytest.mark.parametrize(("once", "count", "stop"), [(True, 1, "repeats"), (False, 4, "levels")])
+@pytest.mark.parametrize(
+    ("once", "count", "stop"), [(True, 1, "exhausted"), (False, 4, "max_level")]
+)
 def test_a_1_x_1_grid_shows_nothing_new(policy, once, count, stop):
-    own = config(4, (1,), policy, budget=9, once=once)
+    own = config(4, (1,), policy, budget=9, deduplicate=once)
     found = run(own, always([[1.0]]), grid=Grid(1, 1, 0.5))
     assert (len(found.nodes), found.stops) == (count, (stop,))
     assert edges(found, found.nodes[0]) == [(0, 0 if once else 1)]
@@ -415,25 +417,25 @@ def test_a_1_x_1_grid_shows_nothing_new(policy, once, count, stop):
 @pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_an_image_without_data_is_one_region(policy):
     found = run(config(3, (2,), policy, budget=9), always(valid=np.zeros((3, 3))))
-    assert (len(found.nodes), found.stops) == (1, ("empty",))
+    assert (len(found.nodes), found.stops) == (1, ("no_data",))
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
 @pytest.mark.parametrize(("side", "depth"), [(1023.9, 1), (1024, 2), (2048, 3), (2047.9, 2)])
 def test_levels_end_at_the_pixels_of_the_image(policy, side, depth):
-    own = config(9, (1,), policy, budget=100, least_side=512)
+    own = config(9, (1,), policy, budget=100, min_size=512)
     found = run(own, roots=[Window(0, 0, side, side)])
-    assert (max(levels_of(found)), found.stops) == (depth, ("pixels",))
+    assert (max(levels_of(found)), found.stops) == (depth, ("native_resolution",))
 
 
 def test_the_longer_side_of_a_cell_decides_whether_it_is_read():
-    found = run(config(9, least_side=512), roots=[Window(0, 0, 100, 2048)])
-    assert (max(levels_of(found)), found.stops) == (3, ("pixels",))
+    found = run(config(9, min_size=512), roots=[Window(0, 0, 100, 2048)])
+    assert (max(levels_of(found)), found.stops) == (3, ("native_resolution",))
 
 
 @given(st.integers(8, 4096), numbers(0.05, 1.0))
 def test_rounding_does_not_end_a_traversal_before_the_last_pixel(view_size, fraction):
-    own, side = config(2, least_side=view_size, once=False), view_size / fraction
+    own, side = config(2, min_size=view_size, deduplicate=False), view_size / fraction
     encode, root = always(np.full((2, 2), 0.25)), Window(0, 0, side, side)
     assert len(run(own, encode, grid=Grid(2, 2, fraction), roots=[root]).nodes) == 2
 
@@ -446,10 +448,10 @@ def test_an_image_that_fails_ends_and_the_others_continue(policy):
             for node in nodes
         ]
 
-    found = run(config(3, (2,), policy, budget=7, once=False), encode, roots=[ROOT] * 3)
+    found = run(config(3, (2,), policy, budget=7, deduplicate=False), encode, roots=[ROOT] * 3)
     assert found.stops[1] == "failed"
-    assert {found.stops[0], found.stops[2]} <= {"levels", "budget"}
-    assert [len(found.of(image)) for image in (0, 2)] == [7, 7]
+    assert {found.stops[0], found.stops[2]} <= {"max_level", "budget"}
+    assert [len(nodes_of(found, image)) for image in (0, 2)] == [7, 7]
 
 
 def test_a_region_that_fails_ends_its_image_though_its_siblings_were_read():
@@ -464,7 +466,7 @@ def test_a_region_that_fails_ends_its_image_though_its_siblings_were_read():
 
 def test_best_first_ends_with_the_levels_or_its_budget():
     found = run(config(2, (), "best_first", budget=100))
-    assert (len(found.nodes), found.stops) == (9, ("levels",))
+    assert (len(found.nodes), found.stops) == (9, ("max_level",))
     assert run(config(2, (), "best_first", budget=8)).stops == ("budget",)
 
 
@@ -475,7 +477,7 @@ def test_a_region_without_data_is_no_end_while_others_go_deeper(policy):
         return [scores(CHANCES, np.full((3, 3), 0.0 if each else 1.0)) for each in empty]
 
     found = run(config(3, (9,), policy, budget=1000), encode)
-    assert (found.nodes[1].edges, found.stops) == ((), ("levels",))
+    assert (found.nodes[1].edges, found.stops) == ((), ("max_level",))
 
 
 def test_every_image_has_its_own_stop_reason():
@@ -484,12 +486,12 @@ def test_every_image_has_its_own_stop_reason():
         return [given.get(node.image, scores(CHANCES)) for node in nodes]
 
     found = run(
-        config(2, (1,), least_side=50),
+        config(2, (1,), min_size=50),
         encode,
         roots=[ROOT, ROOT, Window(0, 0, 40, 40), ROOT, ROOT],
         confident=lambda images: [image == 3 for image in images],
     )
-    assert found.stops == ("levels", "empty", "pixels", "confidence", "failed")
+    assert found.stops == ("max_level", "no_data", "native_resolution", "confidence", "failed")
 
 
 @given(worlds(), configs())
@@ -497,11 +499,11 @@ def test_every_image_stops_for_a_reason_that_is_true(world, config):
     found = world.run(config)
     for image, stop in enumerate(found.stops):
         nodes = nodes_of(found, image)
-        assert (stop == "levels") <= (max(node.region.level for node in nodes) == config.levels)
-        assert (stop == "empty") <= any(not usable(world.of(node), config) for node in nodes)
+        assert (stop == "max_level") <= (max(node.region.level for node in nodes) == config.levels)
+        assert (stop == "no_data") <= any(not usable(world.of(node), config) for node in nodes)
         assert (stop == "budget") <= (len(nodes) == config.budget)
-        assert (stop == "pixels") <= (config.least_side is not None)
-        assert (stop == "repeats") <= config.once
+        assert (stop == "native_resolution") <= (config.min_size is not None)
+        assert (stop == "exhausted") <= config.deduplicate
         assert stop not in ("failed", "confidence")
 
 
@@ -550,7 +552,7 @@ def overlap(one, other):
 def test_siblings_share_no_more_than_allowed(policy, grid):
     attention = np.random.default_rng(0).dirichlet(np.ones(grid.rows * grid.columns))
     encode = always(attention.reshape(grid.rows, grid.columns))
-    own = config(2, (4,), policy, budget=6, most_shared=0.3)
+    own = config(2, (4,), policy, budget=6, max_overlap=0.3)
     found = run(own, encode, grid=grid, seeds=[3])
     shown = [node.region.window for node in found.nodes[1:]]
     assert len(shown) > 2
@@ -559,11 +561,11 @@ def test_siblings_share_no_more_than_allowed(policy, grid):
 
 def test_the_best_cell_that_stands_apart_is_next():
     encode = always([[0.3, 0.25, 0.02, 0.2, 0.15, 0.07, 0.01]])
-    found = run(config(2, (3,), most_shared=0.3), encode, grid=Grid(1, 7, 0.25))
+    found = run(config(2, (3,), max_overlap=0.3), encode, grid=Grid(1, 7, 0.25))
     assert cells_of(found.nodes[0]) == [0, 3, 5]
 
 
-@pytest.mark.parametrize("policy", ["topk", "best_first"])
+@pytest.mark.parametrize("policy", ["top_k", "best_first"])
 def test_edges_are_numbered_in_the_order_of_their_attention(policy):
     root = run(config(2, (4,), policy, budget=5)).nodes[0]
     by_order = sorted(root.edges, key=lambda edge: edge.order)

@@ -160,11 +160,6 @@ def test_what_is_no_number_is_not_valid(tmp_path, poison):
     assert view.cell_valid == pytest.approx([1, 0, 1, 0])
 
 
-def test_a_background_that_ends_before_it_begins_is_refused():
-    with pytest.raises(ValueError, match="background"):
-        Views(8, GRID, UNIT, background=(5, -5))
-
-
 def test_one_view_can_be_asked_for_and_fetched_later(reader):
     windows = [Window(0, 0, 300, 200), Window(40.5, 20, 90, 60), Window(-30, -20, 90, 90)]
     with Views(16, GRID, UNIT, threads=2) as views:

@@ -13,13 +13,13 @@ from tnetcli.traversal.tree import SAME, CellScores, traverse
 
 GRID = Grid(3, 3, 0.5)
 ROOT = Window(0, 0, 1024, 1024)
-EVERY_POLICY = ("topk", "sample", "best_first")
+EVERY_POLICY = ("top_k", "sample", "best_first")
 # Uneven, with a cell that is never chosen.
 CHANCES = np.array([[0.30, 0.05, 0.10], [0.15, 0.00, 0.08], [0.20, 0.02, 0.10]])
 FEW = st.integers(0, 10_000)
 
 
-def config(levels=2, keep=(1,), policy="topk", **more):
+def config(levels=2, keep=(1,), policy="top_k", **more):
     return TraversalConfig(levels=levels, keep=keep, policy=policy, **more)
 
 
@@ -86,12 +86,12 @@ def probabilities(scores):
 
 def usable(scores, config):
     """Return the cells that hold enough data and have any attention."""
-    has = (scores.valid > config.least_valid) & np.isfinite(scores.logits[:, 0])
+    has = (scores.valid > config.min_valid) & np.isfinite(scores.logits[:, 0])
     return np.flatnonzero(has).tolist()
 
 
 def nodes_of(found, image=0):
-    return [found.nodes[i] for i in found.of(image)]
+    return [node for node in found.nodes if node.image == image]
 
 
 def paths(found, image=0):

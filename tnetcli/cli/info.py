@@ -134,7 +134,7 @@ def _assumptions(
 ) -> Assumptions:
     if model is not None:
         described = read_description(find_model_file(model))
-        config = described.config(levels=levels, keep=keep)
+        config = described.traversal_config(levels=levels, keep=keep)
         return Assumptions(config, described.view_size, described.grid)
     default = Assumptions()
     config = default.config
@@ -157,7 +157,7 @@ def inspect(
 ) -> dict[str, Any]:
     """Return facts about an image and warnings, as plain values; raise TnetError if it fails."""
     with closing(open_image(image, reader=reader_name, options=options)) as reader:
-        layout, first = reader.layout, reader.layout.levels[0]
+        layout, first = reader.info, reader.info.levels[0]
         georeference, microns = reader.georeference, reader.microns_per_pixel
         ground = georeference.ground_size(reader.size) if georeference else None
         return {
@@ -213,14 +213,14 @@ def _prediction_cost(reader: Reader, assumed: Assumptions) -> dict[str, Any]:
 
     config = assumed.config
     config = config.changed(
-        policy="topk" if config.policy == "sample" else config.policy,
-        least_side=assumed.view_size if config.least_side is None else config.least_side,
-        once=False,  # regions that coincide count each time
+        policy="top_k" if config.policy == "sample" else config.policy,
+        min_size=assumed.view_size if config.min_size is None else config.min_size,
+        deduplicate=False,  # regions that coincide count each time
         confidence=None,
     )
     found = traverse([Window.whole(reader.size)], encode, grid, config, [build_policy(config)])
     regions = [node.region for node in found.nodes]
-    pixels = sum(reader.decoded(region.window, view) for region in regions)
+    pixels = sum(reader.estimate(region.window, view) for region in regions)
     return {
         "levels": max(region.level for region in regions),
         "view_size": assumed.view_size,
@@ -232,13 +232,13 @@ def _prediction_cost(reader: Reader, assumed: Assumptions) -> dict[str, Any]:
 
 def _costs(reader: Reader, window: Window, grid: Grid, view: Size) -> NDArray[np.float64]:
     """Return logits (cells, 1) that prefer the cells that decode the most pixels."""
-    decoded = [reader.decoded(window.cell(grid, *cell), view) for cell in grid.cells()]
+    decoded = [reader.estimate(window.cell(grid, *cell), view) for cell in grid.cells()]
     logits = np.where(grid.choices().ravel(), np.log(np.maximum(decoded, 1)), -np.inf)
     return logits[:, None]
 
 
 def _warnings(reader: Reader) -> list[str]:
-    layout, first = reader.layout, reader.layout.levels[0]
+    layout, first = reader.info, reader.info.levels[0]
     warnings = list(layout.warnings)
     if isinstance(reader, OverviewReader):
         state = "a small copy is cached" if reader.has_copy else "the first view decodes all pixels"

@@ -81,7 +81,7 @@ def list_models() -> dict[str, dict[str, str]]:
     """Return summaries of families, bundled models and tested backbones; imports no torch."""
     bundled = {name: read_description(path) for name, path in bundled_models().items()}
     return {
-        "families": {name: each.summary.replace("\n", " ") for name, each in FAMILIES.items()},
+        "families": {name: FAMILIES.load(name).summary.replace("\n", " ") for name in FAMILIES},
         "bundled": {
             name: each.summary or ", ".join(each.classes) for name, each in bundled.items()
         },
@@ -121,7 +121,7 @@ def read_card(name_or_path: str) -> tuple[dict[str, Any], Description]:
         "name": described.pop("name") or bundled_name,
         "summary": described.pop("summary"),
         "family": described.pop("family"),
-        "backbone": description.model_arguments.backbone,
+        "backbone": description.model_settings.backbone,
         "parameters": sum(math.prod(shape) for shape in shapes),
         "view_size": description.view_size,
         "grid": {"rows": grid.rows, "columns": grid.columns, "cell_fraction": grid.cell_fraction},
@@ -131,7 +131,7 @@ def read_card(name_or_path: str) -> tuple[dict[str, Any], Description]:
 
 
 def _list_text(found: dict[str, Any]) -> str:
-    families = {name: each.summary.split("\n") for name, each in FAMILIES.items()}
+    families = {name: FAMILIES.load(name).summary.split("\n") for name in FAMILIES}
     bundled = found["bundled"] or {"none": "no model is installed: give the path of a file"}
     return "\n".join(
         [
@@ -151,13 +151,13 @@ def _card_text(facts: dict[str, Any], description: Description) -> str:
         "name": facts["name"] or "",
         "summary": facts["summary"] or "",
         "family": facts["family"],
-        "  is": FAMILIES[facts["family"]].summary.split("\n"),
+        "  is": FAMILIES.load(facts["family"]).summary.split("\n"),
         "backbone": facts["backbone"],
         "parameters": f"{facts['parameters']}, running statistics included",
         "view size": f"{facts['view_size']} x {facts['view_size']} pixels",
         "grid": description.grid.describe(),
         "levels": f"{traversal['levels']}{keep}",
-        "glimpses": str(facts["arguments"].get("glimpses", "")),
+        "glimpses": str(facts["config"].get("glimpses", "")),
         "fit": traversal["fit"],
         "crop": CROPS[description.crop],
         "classes": f"{len(facts['classes'])}: {_some(facts['classes'])}",

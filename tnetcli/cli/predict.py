@@ -4,9 +4,8 @@ import logging
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -40,9 +39,6 @@ from tnetcli.errors import SomeFailedError, UsageError, common_error_class, erro
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.watch import READ_TIMEOUT, watching
 from tnetcli.text import counted, printable
-
-if TYPE_CHECKING:
-    from tnetcli.traversal.config import PolicyName as Policy
 
 LONGEST = 300  # characters of a line
 MOST_REASONS = 5
@@ -156,21 +152,6 @@ KEPT = "what is done is kept: run the same command again to go on"
 LOST = "what is done was shown; with -o FILE.jsonl it is kept, and a later run goes on"
 
 
-class PolicyName(StrEnum):
-    """How cells are chosen."""
-
-    topk = "topk"
-    sample = "sample"
-    best_first = "best-first"
-
-
-POLICIES: dict[PolicyName, "Policy"] = {
-    PolicyName.topk: "topk",
-    PolicyName.sample: "sample",
-    PolicyName.best_first: "best_first",
-}
-
-
 def predict(
     context: typer.Context,
     images: Images = None,
@@ -212,9 +193,10 @@ def predict(
         typer.Option(min=1, help="Windows per image, the whole image included."),
     ] = None,
     policy: Annotated[
-        PolicyName | None,
+        str | None,
         typer.Option(
-            help="Follow the best cells, draw them, or take the best of all levels.",
+            metavar="top_k|sample|best_first",
+            help="How cells are chosen.",
             show_default="as trained",
         ),
     ] = None,
@@ -319,7 +301,6 @@ def predict(
     batch = Batch(len(named))
     most = 0 if fail_fast else max_failures
 
-    from tnetcli.devices import limit_threads
     from tnetcli.exporters.export import Overlays
     from tnetcli.prediction.batch import (
         DEFAULT_MODEL,
@@ -328,7 +309,7 @@ def predict(
         predict_images,
     )
     from tnetcli.prediction.predictor import PredictConfig
-    from tnetcli.system import available_cores
+    from tnetcli.system import available_cores, limit_threads
 
     overlays = None if overlay is None else Overlays(overlay, overwrite=overwrite)
     if overlays is not None:
@@ -339,7 +320,7 @@ def predict(
     settings = PredictConfig(
         levels=levels,
         keep=counts,
-        policy=POLICIES[policy] if policy else None,
+        policy=policy,
         budget=budget,
         confidence=confidence,
         seed=seed,

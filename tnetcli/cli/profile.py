@@ -34,8 +34,8 @@ from tnetcli.training.recipe import read_recipe
 from tnetcli.traversal.config import TraversalConfig
 
 if TYPE_CHECKING:
-    from tnetcli.devices import Precision
     from tnetcli.models.base import Model
+    from tnetcli.system import Precision
 
 SCHEMA = "tnet.profile/2"
 DEFAULT_WINDOWS = range(6)
@@ -93,7 +93,7 @@ def profile(
     counts = None if windows is None else parse_windows(windows)
     timing = None if no_timing else Timing(device, precision.value, repeats)
     if timing is not None:
-        from tnetcli.devices import choose_device  # imports torch
+        from tnetcli.system import choose_device  # imports torch
 
         choose_device(device)
     if chosen == ["recipe"]:
@@ -139,8 +139,8 @@ def profile_checkpoint(
 
     loaded = load_model(name)
     model = loaded.model
-    counter = Counter(model.family, model.arguments, classes=model.classes, bands=model.bands)
-    return _profile(name, counter, loaded.description.config(), windows, model, timing)
+    counter = Counter(model.family, model.config, classes=model.classes, bands=model.bands)
+    return _profile(name, counter, loaded.description.traversal_config(), windows, model, timing)
 
 
 def _profile(
@@ -163,7 +163,7 @@ def _profile(
         "schema": SCHEMA,
         "source": source,
         "family": model.family,
-        "backbone": model.arguments.backbone,
+        "backbone": model.config.backbone,
         "view_size": model.view_size,
         "grid": grid and [grid.rows, grid.columns, grid.cell_fraction],
         "cells": "no cells" if grid is None else grid.describe(),
@@ -200,7 +200,7 @@ def _count_parts(model: "Model") -> dict[str, dict[str, int]]:
 def _max_followed(model: "Model") -> int:
     """Return how many cells of one region can be followed."""
     cells = model.grid.rows * model.grid.columns
-    return min(cells, getattr(model, "most_named", cells))
+    return min(cells, getattr(model, "max_patches", cells))
 
 
 def _counts(windows: Sequence[int] | None, model: "Model") -> list[int]:
@@ -228,7 +228,7 @@ def _measure(
     """Return the milliseconds of each traversal, and how they were measured."""
     import torch
 
-    from tnetcli.devices import choose_device
+    from tnetcli.system import choose_device
     from tnetcli.traversal.runner import TorchRunner
 
     device = choose_device(timing.device)

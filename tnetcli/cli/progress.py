@@ -13,14 +13,14 @@ from tnetcli.text import counted, printable, redacted
 
 if TYPE_CHECKING:
     from tnetcli.cli.predict import Batch
-    from tnetcli.training.config import Stage
+    from tnetcli.training.config import StageConfig
 
 LONGEST = 2000  # characters of a message
 SECONDS_BETWEEN_LINES = 30.0  # where standard error is not a terminal
 Advance = Callable[[float], None]
 TRAINING_FIGURES = (
     ("window_accuracy", "view accuracy", "{:.1%}"),
-    ("by_chance", "random regions", "{:.1%}"),
+    ("random_accuracy", "random regions", "{:.1%}"),
     ("entropy", "entropy", "{:.2f}"),
     ("windows_per_second", "regions/s", "{:.0f}"),
 )
@@ -242,7 +242,7 @@ class TrainingProgress:
         if not self._quiet and self._interval.is_over():
             self.say(f"reading tiles: {fraction:.0%}")
 
-    def stage(self, stage: "Stage", steps: int) -> None:
+    def stage(self, stage: "StageConfig", steps: int) -> None:
         """Start a stage."""
         self._stage, self._start, self._first = stage.name, time.monotonic(), None
         self._warned.clear()

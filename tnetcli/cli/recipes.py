@@ -53,7 +53,7 @@ def list_recipes(json: Json = False) -> None:
     """List the recipes with family, number of classes and purpose."""
     from tnetcli.training.recipe import read_recipe  # completion of names does without
 
-    found = []
+    found: list[dict[str, Any]] = []
     for name, path in _present().items():
         try:
             model = read_recipe(path).model

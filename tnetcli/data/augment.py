@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.data.config import Augmentation
+from tnetcli.data.config import AugmentConfig
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.base import Box, Layout, Level, Resolution
+from tnetcli.readers.base import Box, ImageInfo, Level, Resolution
 
 # The papers' four; a fifth case, as likely, changes nothing.
 ORDERS = (
@@ -58,7 +58,7 @@ class Jitter:
 
 
 def draw_jitter(
-    augmentation: Augmentation,
+    augmentation: AugmentConfig,
     bands: int,
     limits: tuple[float, float],
     random: np.random.Generator,
@@ -235,7 +235,7 @@ class Pose:
                 found.append(inside)
         return tuple(found)
 
-    def layout(self, layout: Layout) -> Layout:
+    def layout(self, layout: ImageInfo) -> ImageInfo:
         """Return what is known of the result; it has no place on a map."""
         microns = layout.microns_per_pixel
         if self.across and microns is not None:
@@ -275,7 +275,7 @@ def overlap(one: Window, other: Window) -> Window | None:
     return Window(left, top, width, height) if width > 0 and height > 0 else None
 
 
-def draw_pose(augmentation: Augmentation, size: Size, random: np.random.Generator) -> Pose:
+def draw_pose(augmentation: AugmentConfig, size: Size, random: np.random.Generator) -> Pose:
     """Choose a pose; each choice has numbers of its own, so that one does not change another."""
     flips, turn, angle = random.random(2) < 0.5, int(random.integers(4)), random.uniform(-1, 1)
     shifts, tries = random.uniform(-1, 1, 2), random.random((TRIES, 4))
@@ -300,7 +300,7 @@ def draw_pose(augmentation: Augmentation, size: Size, random: np.random.Generato
     )
 
 
-def _draw_crop(augmentation: Augmentation, size: Size, tries: NDArray[np.float64]) -> Box:
+def _draw_crop(augmentation: AugmentConfig, size: Size, tries: NDArray[np.float64]) -> Box:
     """Return the first box that fits into the image, of those that area and shape are drawn of."""
     least, most = augmentation.crop or (1.0, 1.0)
     narrowest, widest = augmentation.aspect

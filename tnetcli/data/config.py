@@ -8,7 +8,7 @@ from tnetcli.config import File, Range, Share, Strict, Weight, check_range
 from tnetcli.readers.wrappers import CropKind
 
 
-class Landscape(Strict):
+class LandscapeConfig(Strict):
     """How labelled tiles are composed into scenes: fields of nature, and a site or none."""
 
     size: int = Field(default=2048, ge=64, le=131_072, description="pixels a side of a scene")
@@ -52,7 +52,49 @@ class Landscape(Strict):
         return (*([] if self.empty is None else [self.empty]), *self.sites)
 
 
-class Data(Strict):
+class TilesConfig(Strict):
+    """Learning from the labels of tiles, before scenes: what the backbone can tell at each scale.
+
+    Views of all levels are looked at; the map is asked for the classes under it, the features for
+    the label of what the view shows.
+    """
+
+    views: tuple[int, ...] = Field(
+        default=(24, 10, 6), min_length=1, description="views in a step, of each level"
+    )
+    crowded: float = Field(
+        default=0.7, ge=0, le=1, description="the part of the scenes that hold several sites"
+    )
+    sites: tuple[int, int] = Field(default=(2, 5), description="sites in a crowded scene")
+    weights: dict[str, Weight] = Field(
+        default={}, description="how often each label is drawn; 1 where it is not named"
+    )
+    near: float = Field(
+        default=0.7, ge=0, le=1, description="the part of closer views that are over a site"
+    )
+    doubt: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="the part of closer views that are where the view above seems to show a site",
+    )
+    site_weights: tuple[Weight, ...] = Field(
+        default=(6.0, 2.0),
+        min_length=1,
+        description="how much more sites count, by level; the last repeats",
+    )
+    dense: Weight = Field(default=1.0, description="weight of the classes under the map")
+    window: Weight = Field(default=0.5, description="weight of the label of the view")
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> Self:
+        check_range("sites", self.sites)
+        if min(self.views) < 0 or self.views[0] < 1 or self.sites[0] < 1:
+            raise ValueError("`views` and `sites` are counts, of level 1 one at least")
+        return self
+
+
+class DataConfig(Strict):
     """Images and their labels."""
 
     kind: Literal["manifest", "folder", "mosaic"] = Field(
@@ -72,7 +114,7 @@ class Data(Strict):
         description="show the images' boxes only, or with some of what lies around them, as large "
         "boxes need less of that than small ones",
     )
-    windows: File | None = Field(
+    regions: File | None = Field(
         default=None,
         description="what level 2 looks at instead of cells: predictions of another model, or a "
         "CSV with path, left, top, right, bottom",
@@ -97,7 +139,9 @@ class Data(Strict):
         gt=0,
         description="metres of a pixel of the images; the model warns of other ones",
     )
-    landscape: Landscape | None = Field(default=None, description="how tiles make scenes (mosaic)")
+    landscape: LandscapeConfig | None = Field(
+        default=None, description="how tiles make scenes (mosaic)"
+    )
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -105,8 +149,8 @@ class Data(Strict):
             raise ValueError("`landscape` belongs to `kind: mosaic`, and that needs it")
         if self.crop != "none" and self.kind != "manifest":
             raise ValueError(f"`crop: {self.crop}` wants boxes: only a manifest has them")
-        if self.windows is not None and (self.kind == "mosaic" or self.crop != "none"):
-            raise ValueError("`windows` are of whole images, not of scenes or crops")
+        if self.regions is not None and (self.kind == "mosaic" or self.crop != "none"):
+            raise ValueError("`regions` are of whole images, not of scenes or crops")
         if self.kind == "mosaic" and self.class_weights != "none":
             raise ValueError("`class_weights` are of images: scenes of all classes come as often")
         if self.validation + self.test >= 1:
@@ -114,7 +158,7 @@ class Data(Strict):
         return self
 
 
-class Augmentation(Strict):
+class AugmentConfig(Strict):
     """What is changed in training images, once per image so that all its windows agree."""
 
     flip: Literal["none", "horizontal", "both"] = Field(default="none", description="by chance")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tnetcli.config import SPLIT_NAMES
-from tnetcli.data.config import Data
+from tnetcli.data.config import DataConfig
 from tnetcli.errors import ManifestError
 from tnetcli.files import is_pipe, open_input, read_chunks
 from tnetcli.geometry import Window
@@ -172,7 +172,7 @@ class Listed:
     crop: Crop | None = None
 
 
-def list_manifest(data: Data, problems: Problems) -> Iterator[Listed]:
+def list_manifest(data: DataConfig, problems: Problems) -> Iterator[Listed]:
     """Yield the rows of a CSV, and note what is wrong with each."""
     rows = read_rows(data.path, ("path", "label"))
     for name in rows[0].values:
@@ -267,7 +267,7 @@ def _crop(
     return None
 
 
-def _options(data: Data) -> ReadOptions:
+def _options(data: DataConfig) -> ReadOptions:
     return ReadOptions(bands=data.bands, nodata=data.nodata, mpp=data.mpp)
 
 
@@ -299,7 +299,7 @@ def read_options(row: Row, options: ReadOptions, problems: Problems) -> ReadOpti
     return options
 
 
-def list_folder(data: Data, problems: Problems) -> Iterator[Listed]:
+def list_folder(data: DataConfig, problems: Problems) -> Iterator[Listed]:
     """Yield the images of a folder for each class, or of such folders for each split."""
     folders = _folders(data.path, problems)
     parts = [("", label, path) for label, path in folders.items()]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tnetcli.config import SPLITS
-from tnetcli.data.config import Data
+from tnetcli.data.config import DataConfig
 from tnetcli.data.listing import Listed, Problems, list_folder, list_manifest, nearest
 from tnetcli.data.splits import assign_splits, check_splits
 from tnetcli.data.statistics import Kind
@@ -108,7 +108,7 @@ class Examples:
 
 
 def read_examples(
-    data: Data,
+    data: DataConfig,
     classes: int | tuple[str, ...],
     *,
     check_images: bool = True,

@@ -6,12 +6,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tnetcli.data.config import Data
+from tnetcli.data.config import DataConfig
 from tnetcli.data.listing import Listed, Problems
 from tnetcli.text import shorten
 
 
-def assign_splits(listed: Sequence[Listed], data: Data | None, problems: Problems) -> list[Listed]:
+def assign_splits(
+    listed: Sequence[Listed], data: DataConfig | None, problems: Problems
+) -> list[Listed]:
     """Return all images with a split; those of a group share the one that any of them names.
 
     Groups that name none are divided in the shares of `data`; without it, all are for the test.

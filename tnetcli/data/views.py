@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.data.augment import Blur, Jitter, Pose, as_window, draw_jitter, draw_pose, overlap
-from tnetcli.data.config import Augmentation
+from tnetcli.data.config import AugmentConfig
 from tnetcli.data.statistics import finite, read_small
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.base import Box, Cost, DescribedByLayout, Pixels, Reader
+from tnetcli.readers.base import Box, Cost, Pixels, Reader
 from tnetcli.readers.handles import ForkSafeLock
 from tnetcli.readers.resample import LEAST_SHARE, round_within
 
@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]
 
 def augment(
     reader: Reader,
-    augmentation: Augmentation,
+    augmentation: AugmentConfig,
     seed: int,
     *,
     value_range: tuple[float, float] | None = None,
@@ -58,7 +58,7 @@ def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
     return float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
 
 
-class Augmented(DescribedByLayout):
+class Augmented(Reader):
     """A reader over an image in another pose and with other values; closing it closes the image.
 
     Where the pose crops, a pixel of a view across the edge of the crop shows what lies beyond too.
@@ -67,7 +67,7 @@ class Augmented(DescribedByLayout):
     def __init__(
         self, image: Reader, pose: Pose, jitter: Jitter | None = None, blur: Blur | None = None
     ) -> None:
-        self.name, self.path, self.layout = image.name, image.path, pose.layout(image.layout)
+        self.name, self.path, self.info = image.name, image.path, pose.layout(image.info)
         self.pose = pose
         self._image, self._jitter, self._blur = image, jitter, blur
         crop = as_window(pose.crop)
@@ -104,14 +104,14 @@ class Augmented(DescribedByLayout):
         with np.errstate(invalid="ignore", over="ignore"):  # floats may be infinite
             return self._change_values(pixels)
 
-    def decoded(self, window: Window, out_size: Size) -> int:
+    def estimate(self, window: Window, out_size: Size) -> int:
         """Return how many pixels `read` would decode at most, without reading."""
         measured = 0
         if self._before is not None and self._centre is None:
             bare = Augmented(self._image, self.pose)
-            measured = bare.decoded(Window.whole(self.size), self.size.within(SMALL_SIDE))
+            measured = bare.estimate(Window.whole(self.size), self.size.within(SMALL_SIDE))
         asked = self._asked(*self._grown(window, out_size))
-        return measured + (0 if asked is None else self._image.decoded(*asked))
+        return measured + (0 if asked is None else self._image.estimate(*asked))
 
     def _grown(self, window: Window, out_size: Size) -> tuple[Window, Size]:
         """Return the window with as much around it as a blur needs."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tnetcli.config import Split
-from tnetcli.data.config import Data
+from tnetcli.data.config import DataConfig
 from tnetcli.data.manifest import read_examples
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Window
@@ -71,7 +71,7 @@ class Composed:
 
 
 def read_labelled(
-    source: str | os.PathLike[str] | Data,
+    source: str | os.PathLike[str] | DataConfig,
     split: Split,
     classes: tuple[str, ...],
     *,
@@ -85,7 +85,7 @@ def read_labelled(
     `bands` and `crop`, if given, are in the place of what a recipe says.
     Files are not opened, so that one that is broken does not keep the others from being looked at.
     """
-    data = source if isinstance(source, Data) else _find_data(Path(source))
+    data = source if isinstance(source, DataConfig) else _find_data(Path(source))
     changes: dict[str, Any] = {"bands": bands, "crop": crop}
     data = _changed(data, {name: value for name, value in changes.items() if value is not None})
     if data.kind == "mosaic":
@@ -101,20 +101,20 @@ def read_labelled(
     return splits[split]
 
 
-def read_told(source: str | os.PathLike[str] | Data) -> RegionFile | None:
+def read_told(source: str | os.PathLike[str] | DataConfig) -> RegionFile | None:
     """Return the windows that a recipe tells of its images, if it tells any."""
-    data = source if isinstance(source, Data) else _find_data(Path(source))
-    return None if data.windows is None else RegionFile(data.windows)
+    data = source if isinstance(source, DataConfig) else _find_data(Path(source))
+    return None if data.regions is None else RegionFile(data.regions)
 
 
-def _changed(data: Data, changes: dict[str, Any]) -> Data:
+def _changed(data: DataConfig, changes: dict[str, Any]) -> DataConfig:
     if changes.get("crop", "none") != "none" and data.kind != "manifest":
         raise ManifestError(
             f"no boxes to crop the images of `{data.path}` to", hint="only a manifest has boxes"
         )
-    if changes.get("crop", "none") != "none" and data.windows is not None:
+    if changes.get("crop", "none") != "none" and data.regions is not None:
         raise ManifestError(
-            f"the windows of `{data.windows}` are of whole images, not of crops",
+            f"the windows of `{data.regions}` are of whole images, not of crops",
             hint="leave one of them away",
         )
     return data.model_copy(update=changes)
@@ -122,19 +122,19 @@ def _changed(data: Data, changes: dict[str, Any]) -> Data:
 
 def _is_divided(source: object) -> bool:
     """Say whether a recipe tells how to divide what is in no split."""
-    return isinstance(source, Data) or Path(str(source)).suffix.lower() in RECIPES
+    return isinstance(source, DataConfig) or Path(str(source)).suffix.lower() in RECIPES
 
 
-def _find_data(path: Path) -> Data:
+def _find_data(path: Path) -> DataConfig:
     if path.suffix.lower() in RECIPES:
         data = read_recipe(path).data
         if data is None:
             raise RecipeError(f"recipe `{path}` has no section `data`", hint="give a CSV instead")
         return data
-    return Data(kind="folder" if path.is_dir() else "manifest", path=path)
+    return DataConfig(kind="folder" if path.is_dir() else "manifest", path=path)
 
 
-def _compose(data: Data, split: Split, classes: tuple[str, ...]) -> list[Composed]:
+def _compose(data: DataConfig, split: Split, classes: tuple[str, ...]) -> list[Composed]:
     rules = data.landscape
     assert rules is not None  # the section sees to it
     unknown = [name for name in rules.classes if name not in classes]

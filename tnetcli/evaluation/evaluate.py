@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.config import Split
-from tnetcli.data.config import Data
+from tnetcli.data.config import DataConfig
 from tnetcli.errors import TnetError, UsageError, common_error_class
 from tnetcli.evaluation.data import Labelled, read_labelled, read_told
 from tnetcli.evaluation.metrics import (
@@ -140,7 +140,7 @@ class Tally:
         self._counts, self._seed = counts, seed
         model = inference.model
         self._counter = Counter(
-            model.family, model.arguments, classes=model.classes, bands=model.bands
+            model.family, model.config, classes=model.classes, bands=model.bands
         )
         self._counted: dict[tuple[tuple[int, ...], int], int] = {}
         self._number = 0
@@ -394,7 +394,7 @@ class Evaluation:
 
 def evaluate(
     model: str | PathLike[str],
-    data: str | PathLike[str] | Data,
+    data: str | PathLike[str] | DataConfig,
     *,
     split: Split = "test",
     levels: int | None = None,
@@ -421,7 +421,7 @@ def evaluate(
     start = time.perf_counter()
     checkpoint = load_model(model)
     description, grid = checkpoint.description, checkpoint.model.grid
-    config = description.config(levels=levels, keep=keep)
+    config = description.traversal_config(levels=levels, keep=keep)
     most = sum(step.views for step in steps_of_config(config, grid)) - 1
     chosen = choose_counts(counts, most)
     if crop is None and description.crop != "none":
@@ -446,7 +446,7 @@ def evaluate(
     return Evaluation(
         model=str(model),
         model_sha256=checkpoint.sha256,
-        data=str(data.path if isinstance(data, Data) else data),
+        data=str(data.path if isinstance(data, DataConfig) else data),
         split=split,
         classes=description.classes,
         config=config,

@@ -1,9 +1,9 @@
-"""AnchorNet: name the patches that hold the evidence, then classify these.
+"""AnchorNet: select patches from class maps of small receptive fields, then classify them.
 
 "Localizing Multi-scale Semantic Patches for Image Classification".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,45 +20,41 @@ from tnetcli.models.base import (
     Episodes,
     Model,
     Terms,
-    refuse_unread,
+    init_efficientnet,
+    init_weights,
+    masked_features,
     side_loss,
-    start_as_bagnet,
-    start_as_efficientnet,
 )
 from tnetcli.models.configs import ANCHORNET, AnchorNetConfig, AnchorNetObjective
-from tnetcli.models.encoders import BAGNET, build_backbone
-from tnetcli.models.lsp import LOCALISATIONS, AnchorGrid, propose_patches
+from tnetcli.models.encoders import build_backbone
+from tnetcli.models.lsp import LSP_SETTINGS, AnchorGrid, propose_patches
 from tnetcli.tasks import Task
 
-CHANNELS = 96
-EVEN = 8  # MobileNetV3 keeps its widths multiples of that
-MOST_LOST = 0.9  # and rounds down only as far as this
-FIRST_DEVIATION = 0.01  # of the weights of classifiers
-
-# Of each block: expanded, outputs, kernel, stride, squeezed, h-swish.
-HEAD = (
-    (16, 16, 3, 2, False, False),
-    (72, 24, 3, 2, False, False),
-    (88, 24, 1, 1, False, False),
-    (96, 40, 1, 1, True, True),
-    (240, 40, 1, 1, True, True),
-    (240, 40, 1, 1, True, True),
-    (120, 48, 1, 1, True, True),
-    (144, 48, 3, 1, True, True),
-    (288, 96, 3, 1, True, True),
+STEM, CHANNELS = 16, 96
+SQUEEZE_RATIO = 4  # as the published 1.6 M parameters need
+HEAD_DEVIATION = 0.01  # of the weights of heads at initialisation
+# Blocks of the trunk: expanded channels, outputs, kernel, stride, squeeze-excitation and h-swish.
+TRUNK = (
+    (16, 16, 3, 2, False),
+    (72, 24, 3, 2, False),
+    (88, 24, 1, 1, False),
+    (96, 40, 1, 1, True),
+    (240, 40, 1, 1, True),
+    (240, 40, 1, 1, True),
+    (120, 48, 1, 1, True),
+    (144, 48, 3, 1, True),
+    (288, 96, 3, 1, True),
 )
-STEM = 16
-# The kernels of the two blocks of B63, B95 and B111.
-KERNELS = ((3, 1), (3, 5), (5, 5))
+KERNELS = ((3, 1), (3, 5), (5, 5))  # of the two blocks of B63, B95 and B111
 EXPANDED = (480, 576)
 ATTENTION_EXPANDED = 192
 
 
 class AnchorNet(Model):
-    """AnchorNet encodes the whole image; its patches have a classifier of their own.
+    """AnchorNet encodes the whole image; a second network classifies its patches.
 
-    Features are class logits. With a classifier for patches there are two levels; an AnchorNet
-    that encodes its patches itself can go deeper.
+    Features are class logits. With a backbone for patches there are two levels; an AnchorNet that
+    encodes its own patches can go deeper.
     """
 
     family = "anchornet"
@@ -66,26 +62,28 @@ class AnchorNet(Model):
 
     def __init__(
         self,
-        arguments: AnchorNetConfig,
+        config: AnchorNetConfig,
         *,
         classes: int,
         bands: int = 3,
         pretrained: bool | Path = False,
     ) -> None:
-        super().__init__(arguments, grid=arguments.grid, classes=classes, bands=bands)
-        self.anchor = Anchors(arguments, classes=classes, bands=bands)
-        self.attended = arguments.heat == "attended"
-        self.localisation = LOCALISATIONS[arguments.patches]
-        self.most_named = self.localisation.most_of(arguments.view_size)
-        self.encodes_patches = arguments.backbone == ANCHORNET
+        super().__init__(config, grid=config.grid, classes=classes, bands=bands)
+        self.anchor = Anchors(config, classes=classes, bands=bands)
+        self.lsp = LSP_SETTINGS[config.patches]
+        self.max_patches = self.lsp.max_patches(config.view_size)
+        self.encodes_patches = config.backbone == ANCHORNET
         if self.encodes_patches:
-            _check_nothing_to_load(pretrained)
+            if pretrained:
+                raise ModelError(
+                    f"`{ANCHORNET}` has no backbone to load weights into",
+                    hint="start from a trained model (init: FILE), or choose another backbone",
+                )
             return
-        self.backbone = build_backbone(arguments, bands=bands, pretrained=pretrained)
-        self.dropout = nn.Dropout(arguments.dropout)
-        self.classifier = nn.Linear(self.backbone.feature_size, classes)
-        start = start_as_bagnet if arguments.backbone == BAGNET else start_as_efficientnet
-        start(self.classifier)
+        self.backbone = build_backbone(config, bands=bands, pretrained=pretrained)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(self.backbone.feature_size, classes)
+        init_weights(config.backbone, self.head)
 
     @property
     def feature_size(self) -> int:
@@ -96,43 +94,42 @@ class AnchorNet(Model):
         """Return AnchorNet itself for level 1, the classifier of patches below it."""
         if level == 1 or self.encodes_patches:
             return self
-        return PatchClassifier(self.backbone, self.dropout, self.classifier, self.grid)
+        return PatchClassifier(self.backbone, self.dropout, self.head, self.grid)
 
     def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the logits of the decided branch; `cell_logits` hold one class map per branch.
 
-        Maps stand in their branch's block of the grid, those of the decided class. `aux` has the
+        Each map is that of the decided class, in its branch's block of the grid. `aux` has the
         decided `branch` (n,) and, in training, `side_logits` (n, branches, classes).
         """
         branches: list[BranchOutput] = self.anchor(views)
-        logits = torch.stack([each.scores for each in branches], dim=1)  # (n, 3, classes)
+        logits = torch.stack([each.logits for each in branches], dim=1)  # (n, 3, classes)
         label, branch = decide(logits)
         rows = torch.arange(views.shape[0], device=views.device)
         maps = views.new_zeros(views.shape[0], self.grid.rows, self.grid.columns)
         for number, each in enumerate(branches if score_cells else ()):
             block = self.grid.block_of(number)
-            heat = each.heat(label, attended=self.attended)  # (n, height, width)
-            maps[:, block, block] = heat.detach().to(maps)
+            maps[:, block, block] = each.class_map(label).detach().to(maps)
         aux = {"branch": branch}
         if self.training:
-            aux["side_logits"] = _with_auxiliary(logits, branches)
+            auxiliary = [each.auxiliary for each in branches if each.auxiliary is not None]
+            aux["side_logits"] = torch.cat([logits, *(a.unsqueeze(1) for a in auxiliary)], dim=1)
         return EncoderOutput(logits[rows, branch], maps.flatten(1).unsqueeze(2), aux)
 
     def propose(
         self, cell_logits: NDArray[np.float32], aux: Mapping[str, NDArray[Any]]
     ) -> NDArray[np.float32]:
-        """Return logits (n, places, 1) of the patches that LSP takes, -inf for all others."""
-        if "branch" not in aux:  # of patches: nothing is read below them
+        """Return logits (n, places, 1) of the patches that LSP selects, -inf for all others."""
+        if "branch" not in aux:  # of patches, which have no cells
             return cell_logits
         heat, branch = cell_logits[..., 0], aux["branch"]
-        return propose_patches(heat, branch, self.grid, self.localisation)[..., None]
+        return propose_patches(heat, branch, self.grid, self.lsp)[..., None]
 
     def aggregate(
         self, features: Tensor, mask: Tensor, levels: Tensor, unread: Tensor | None = None
     ) -> Aggregated:
-        """Average the probabilities of the patches; without any, AnchorNet's own answer stands."""
-        refuse_unread(unread)
-        features = features.masked_fill(~mask.unsqueeze(-1), 0)  # as 0 times NaN is NaN
+        """Average the probabilities of the patches, or return level 1's if there are none."""
+        features = masked_features(features, mask, unread)
         patches = mask & (levels > 1)  # (images, regions)
         counted = torch.where(patches.any(dim=1, keepdim=True), patches, mask)
         log_probs = self.classify(features, levels)  # (images, regions, classes)
@@ -148,244 +145,210 @@ class AnchorNet(Model):
 
 
 class PatchClassifier(nn.Module):
-    """Encode patches with a network of their own; it proposes no further cells."""
+    """Encode patches as class logits; no further cells are proposed."""
 
     def __init__(
-        self, backbone: nn.Module, dropout: nn.Module, classifier: nn.Module, grid: AnchorGrid
+        self, backbone: nn.Module, dropout: nn.Module, head: nn.Module, grid: AnchorGrid
     ) -> None:
         super().__init__()
-        self.backbone, self.dropout, self.classifier = backbone, dropout, classifier
+        self.backbone, self.dropout, self.head = backbone, dropout, head
         self.places = grid.rows * grid.columns
 
     def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the class logits of each patch."""
         _, features = self.backbone(views)
-        logits: Tensor = self.classifier(self.dropout(features))
-        nothing = logits.new_full((views.shape[0], self.places, 1), -torch.inf)
-        return EncoderOutput(logits, nothing, {})
+        logits: Tensor = self.head(self.dropout(features))
+        none = logits.new_full((views.shape[0], self.places, 1), -torch.inf)
+        return EncoderOutput(logits, none, {})
 
 
 def decide(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the class (n,) and the branch (n,) decided from logits (n, branches, classes).
 
-    The class is what two branches agree on, else that of the surest branch; the branch is the
-    surest of those that name the class. Ties: the first class, the smallest receptive field.
+    The class is the one on which two branches agree, else that of the most confident branch. The
+    branch is the most confident one of those that predict the class. Ties: the first class, the
+    smallest receptive field.
     """
-    # Log-probabilities in double precision: probabilities near 1 round to 1, and would tie.
+    # Log-probabilities in double precision: probabilities near 1 would tie.
     log_probs = logits.detach().double().log_softmax(dim=-1)
-    sureness, named = log_probs.max(dim=2)  # (n, branches)
-    votes = (named.unsqueeze(1) == named.unsqueeze(2)).sum(dim=2)  # (n, branches)
+    confidence, predicted = log_probs.max(dim=2)  # (n, branches)
+    votes = (predicted.unsqueeze(1) == predicted.unsqueeze(2)).sum(dim=2)  # (n, branches)
     agreed = votes >= 2
-    first = torch.where(agreed.any(dim=1), agreed.int().argmax(dim=1), sureness.argmax(dim=1))
-    label = named.gather(1, first.unsqueeze(1))  # (n, 1)
-    branch = sureness.masked_fill(named != label, -torch.inf).argmax(dim=1)
+    first = torch.where(agreed.any(dim=1), agreed.int().argmax(dim=1), confidence.argmax(dim=1))
+    label = predicted.gather(1, first.unsqueeze(1))  # (n, 1)
+    branch = confidence.masked_fill(predicted != label, -torch.inf).argmax(dim=1)
     return label.squeeze(1), branch
 
 
-def _check_nothing_to_load(pretrained: bool | Path) -> None:
-    if pretrained:
-        raise ModelError(
-            f"`{ANCHORNET}` has no backbone to load weights for",
-            hint="start from a trained model: init: FILE, or give another backbone",
+class BranchOutput(NamedTuple):
+    """Output of one branch."""
+
+    logits: Tensor  # (n, classes)
+    maps: Tensor  # (n, classes, height, width), logits of each position by its attention
+    auxiliary: Tensor | None  # (n, classes), logits for training
+
+    def class_map(self, labels: Tensor) -> Tensor:
+        """Return the map (n, height, width) of one class per view (n,)."""
+        index = labels.view(-1, 1, 1, 1).expand(-1, 1, *self.maps.shape[2:])
+        return self.maps.gather(1, index).squeeze(1)
+
+
+class Anchors(nn.Module):
+    """The trunk and its three branches."""
+
+    def __init__(self, config: AnchorNetConfig, *, classes: int, bands: int) -> None:
+        super().__init__()
+        squeeze = config.squeeze == "output"
+        self.trunk = Trunk(bands, squeeze=squeeze)
+        self.branches = nn.ModuleList(
+            Branch(kernels, classes=classes, squeeze=squeeze, auxiliary=config.auxiliary)
+            for kernels in KERNELS
         )
+        init_efficientnet(self)
+        for branch in self.branches:
+            assert isinstance(branch, Branch)
+            for layer in (branch.head, branch.auxiliary, branch.attention.score):
+                if layer is not None:
+                    nn.init.normal_(layer.weight, std=HEAD_DEVIATION)
+
+    def forward(self, views: Tensor) -> list[BranchOutput]:
+        """Return the output of each branch for views (n, bands, height, width), B63 first."""
+        x = self.trunk(views)
+        return [branch(x) for branch in self.branches]
 
 
-def _with_auxiliary(logits: Tensor, branches: "Sequence[BranchOutput]") -> Tensor:
-    more = [branch.auxiliary for branch in branches if branch.auxiliary is not None]
-    return torch.cat([logits, torch.stack(more, dim=1)], dim=1) if more else logits
+class Trunk(nn.Sequential):
+    """Layers that all branches share: a position sees 47 pixels a side, 8 from the next."""
 
-
-class SqueezeExcite(nn.Module):
-    """Scale channels by what the whole map shows; the one part that is not local."""
-
-    def __init__(self, channels: int, inner: int) -> None:
-        super().__init__()
-        self.reduce = nn.Conv2d(channels, inner, 1)
-        self.expand = nn.Conv2d(inner, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a map of the same shape."""
-        mean = x.mean(dim=(2, 3), keepdim=True)  # (views, channels, 1, 1)
-        return x * functional.hardsigmoid(self.expand(functional.relu(self.reduce(mean))))
-
-
-class Bottleneck(nn.Module):
-    """Expand, filter each channel without padding, project; beside a shortcut that is cropped."""
-
-    def __init__(
-        self,
-        inputs: int,
-        expanded: int,
-        outputs: int,
-        arguments: AnchorNetConfig,
-        *,
-        kernel: int = 1,
-        stride: int = 1,
-        squeezed: bool = True,
-        swish: bool = True,
-    ) -> None:
-        super().__init__()
-        kind = nn.Hardswish if swish else nn.ReLU
-        squeeze = arguments.squeeze if squeezed else "none"
-        ratio = arguments.squeeze_ratio
-        self.cut = kernel - 1 if stride == 1 and inputs == outputs else None
-        self.crop = arguments.crop
-        layers: list[nn.Module] = [
-            nn.Conv2d(inputs, expanded, 1, bias=False),
-            nn.BatchNorm2d(expanded),
-            kind(),
-            nn.Conv2d(expanded, expanded, kernel, stride, groups=expanded, bias=False),
-            nn.BatchNorm2d(expanded),
-            kind(),
-        ]
-        if squeeze in ("input", "expanded", "mobilenetv3"):
-            width = inputs if squeeze == "input" else expanded
-            inner = _even(width / ratio) if squeeze == "mobilenetv3" else max(width // ratio, 1)
-            layers.append(SqueezeExcite(expanded, inner))
-        layers += [nn.Conv2d(expanded, outputs, 1, bias=False), nn.BatchNorm2d(outputs)]
-        if squeeze == "output":
-            layers.append(SqueezeExcite(outputs, max(outputs // ratio, 1)))
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a map (views, outputs, height, width); convolutions are not padded."""
-        seen: Tensor = self.layers(x)
-        if self.cut is None:
-            return seen
-        first = self.cut // 2 if self.crop == "center" else 0
-        height, width = seen.shape[2:]
-        return seen + x[:, :, first : first + height, first : first + width]
-
-
-def _even(width: float) -> int:
-    near = max(EVEN, int(width + EVEN / 2) // EVEN * EVEN)
-    return near + EVEN if near < MOST_LOST * width else near
-
-
-class Head(nn.Sequential):
-    """What all branches share: a position sees 47 pixels a side, 8 from the next."""
-
-    def __init__(self, bands: int, arguments: AnchorNetConfig) -> None:
+    def __init__(self, bands: int, *, squeeze: bool) -> None:
         blocks: list[nn.Module] = [
             nn.Conv2d(bands, STEM, 3, 2, bias=False),
             nn.BatchNorm2d(STEM),
             nn.Hardswish(),
         ]
         inputs = STEM
-        for expanded, outputs, kernel, stride, squeezed, swish in HEAD:
+        for expanded, outputs, kernel, stride, late in TRUNK:
+            activation = nn.Hardswish if late else nn.ReLU
             blocks.append(
                 Bottleneck(
                     inputs,
                     expanded,
                     outputs,
-                    arguments,
-                    kernel=kernel,
-                    stride=stride,
-                    squeezed=squeezed,
-                    swish=swish,
+                    kernel,
+                    stride,
+                    squeeze=squeeze and late,
+                    activation=activation,
                 )
             )
             inputs = outputs
         super().__init__(*blocks)
 
 
-class Attended(NamedTuple):
-    """What the attention of a branch makes of its map."""
+class Branch(nn.Module):
+    """Score each position of a map for each class, and weight positions by attention."""
 
-    shares: Tensor  # (views, 1, height, width), of sum 1 over positions
-    seen: Tensor  # (views, channels, height, width), what they were found from
+    def __init__(
+        self, kernels: tuple[int, int], *, classes: int, squeeze: bool, auxiliary: bool
+    ) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            *(
+                Bottleneck(CHANNELS, expanded, CHANNELS, kernel, squeeze=squeeze)
+                for expanded, kernel in zip(EXPANDED, kernels, strict=True)
+            )
+        )
+        self.attention = Attention(squeeze=squeeze)
+        self.head = nn.Conv2d(CHANNELS, classes, 1)
+        self.auxiliary = nn.Linear(CHANNELS, classes) if auxiliary else None
+
+    def forward(self, x: Tensor) -> BranchOutput:
+        """Return the output for a map (n, channels, height, width), 23 x 23 for 224 pixels."""
+        x = self.blocks(x)
+        attention, attended = self.attention(x)
+        maps = attention * self.head(x)  # (n, classes, height, width)
+        auxiliary = None
+        if self.auxiliary is not None and self.training:
+            auxiliary = self.auxiliary(attended.mean(dim=(2, 3)))
+        # A sum, where the paper prints a mean: the attention sums to 1 already.
+        return BranchOutput(maps.sum(dim=(2, 3)), maps, auxiliary)
 
 
 class Attention(nn.Module):
-    """Find out which positions count: by place, by channel, then by place again."""
+    """Attention over positions, then channels, then positions again."""
 
-    def __init__(self, arguments: AnchorNetConfig) -> None:
+    def __init__(self, *, squeeze: bool) -> None:
         super().__init__()
-        self.block = Bottleneck(CHANNELS, ATTENTION_EXPANDED, CHANNELS, arguments)
+        self.block = Bottleneck(CHANNELS, ATTENTION_EXPANDED, CHANNELS, squeeze=squeeze)
         self.score = nn.Conv2d(CHANNELS, 1, 1)
 
-    def forward(self, x: Tensor) -> Attended:
-        """Weigh the positions of a map (views, channels, height, width)."""
-        seen = self.block(x)
-        places = over_positions(self.score(seen))  # (views, 1, height, width)
-        channels = (places * seen).sum(dim=(2, 3), keepdim=True).softmax(dim=1)
-        return Attended(over_positions((channels * seen).sum(dim=1, keepdim=True)), seen)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return attention (n, 1, height, width) with sum 1, and the map it was computed from."""
+        maps = self.block(x)
+        places = softmax_positions(self.score(maps))  # (n, 1, height, width)
+        channels = (places * maps).sum(dim=(2, 3), keepdim=True).softmax(dim=1)
+        return softmax_positions((channels * maps).sum(dim=1, keepdim=True)), maps
 
 
-def over_positions(logits: Tensor) -> Tensor:
-    """Return the softmax over all positions of each view (views, 1, height, width)."""
+def softmax_positions(logits: Tensor) -> Tensor:
+    """Return the softmax over all positions of each view (n, 1, height, width)."""
     return logits.flatten(1).softmax(dim=1).view_as(logits)
 
 
-class BranchOutput(NamedTuple):
-    """Output of one branch."""
-
-    scores: Tensor  # (views, classes), logits
-    logits: Tensor  # (views, classes, height, width), of each position before attention
-    shares: Tensor  # (views, 1, height, width), how much each position counts
-    auxiliary: Tensor | None  # (views, classes), logits for training
-
-    def heat(self, labels: Tensor, *, attended: bool) -> Tensor:
-        """Return the map (views, height, width) of one class a view (views,)."""
-        index = labels.view(-1, 1, 1, 1).expand(-1, 1, *self.logits.shape[2:])
-        heat = self.logits.gather(1, index)  # (views, 1, height, width)
-        return (self.shares * heat if attended else heat).squeeze(1)
-
-
-class Branch(nn.Module):
-    """Score each position of a map of one receptive field for each class."""
+class Bottleneck(nn.Module):
+    """An unpadded inverted residual of MobileNetV3, with a shortcut cropped at the centre."""
 
     def __init__(
-        self, kernels: tuple[int, int], arguments: AnchorNetConfig, *, classes: int
+        self,
+        inputs: int,
+        expanded: int,
+        outputs: int,
+        kernel: int = 1,
+        stride: int = 1,
+        *,
+        squeeze: bool,
+        activation: type[nn.Module] = nn.Hardswish,
     ) -> None:
         super().__init__()
-        first, second = (
-            Bottleneck(CHANNELS, expanded, CHANNELS, arguments, kernel=kernel)
-            for expanded, kernel in zip(EXPANDED, kernels, strict=True)
-        )
-        self.blocks = nn.Sequential(first, second)
-        self.attention = Attention(arguments)
-        self.classifier = nn.Conv2d(CHANNELS, classes, 1)
-        self.auxiliary = nn.Linear(CHANNELS, classes) if arguments.auxiliary else None
-        self.pool = arguments.pool
+        self.cut = (kernel - 1) // 2 if stride == 1 and inputs == outputs else None
+        layers: list[nn.Module] = [
+            nn.Conv2d(inputs, expanded, 1, bias=False),
+            nn.BatchNorm2d(expanded),
+            activation(),
+            nn.Conv2d(expanded, expanded, kernel, stride, groups=expanded, bias=False),
+            nn.BatchNorm2d(expanded),
+            activation(),
+            nn.Conv2d(expanded, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        ]
+        if squeeze:
+            layers.append(SqueezeExcite(outputs))
+        self.layers = nn.Sequential(*layers)
 
-    def forward(self, x: Tensor) -> BranchOutput:
-        """See a map (views, channels, height, width), of 23 x 23 where views have 224 pixels."""
-        x = self.blocks(x)
-        shares, seen = self.attention(x)
-        logits = self.classifier(x)  # (views, classes, height, width)
-        attended = shares * logits
-        scores = attended.sum(dim=(2, 3)) if self.pool == "sum" else attended.mean(dim=(2, 3))
-        more = None
-        if self.auxiliary is not None and self.training:
-            more = self.auxiliary(seen.mean(dim=(2, 3)))
-        return BranchOutput(scores, logits, shares, more)
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a map (n, outputs, height, width)."""
+        maps: Tensor = self.layers(x)
+        if self.cut is None:
+            return maps
+        height, width = maps.shape[2:]
+        return maps + x[:, :, self.cut : self.cut + height, self.cut : self.cut + width]
 
 
-class Anchors(nn.Module):
-    """The head and its three branches."""
+class SqueezeExcite(nn.Module):
+    """Scale channels by a gate on the mean of the map; the only layer that is not local."""
 
-    def __init__(self, arguments: AnchorNetConfig, *, classes: int, bands: int) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.head = Head(bands, arguments)
-        self.branches = nn.ModuleList(
-            Branch(kernels, arguments, classes=classes) for kernels in KERNELS
-        )
-        start_as_efficientnet(self)
-        for branch in self.branches:
-            assert isinstance(branch, Branch)
-            for layer in (branch.classifier, branch.auxiliary, branch.attention.score):
-                if layer is not None:
-                    nn.init.normal_(layer.weight, std=FIRST_DEVIATION)
+        self.reduce = nn.Conv2d(channels, channels // SQUEEZE_RATIO, 1)
+        self.expand = nn.Conv2d(channels // SQUEEZE_RATIO, channels, 1)
 
-    def forward(self, views: Tensor) -> list[BranchOutput]:
-        """Return the output of each branch for (views, bands, height, width), B63 first."""
-        x = self.head(views)
-        return [branch(x) for branch in self.branches]
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a map of the same shape."""
+        mean = x.mean(dim=(2, 3), keepdim=True)  # (n, channels, 1, 1)
+        return x * functional.hardsigmoid(self.expand(functional.relu(self.reduce(mean))))
 
 
 def objective(episodes: Episodes, task: Task, config: AnchorNetObjective) -> Terms:
-    """Let every branch and auxiliary classifier learn the label."""
+    """Return the losses of all branches and auxiliary heads."""
     if "side_logits" not in episodes.aux:
         return {}
     return {"side": (config.side, side_loss(episodes, task))}

@@ -1,4 +1,4 @@
-"""The interface of models: encoder output, aggregation, and weight initialisation."""
+"""The interface of models, and the losses that families share."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,60 +15,21 @@ from tnetcli.geometry import Grid, Region
 from tnetcli.models.configs import ModelConfig
 from tnetcli.tasks import Task
 
-# The standard deviation of a normal distribution cut off at two of its own.
+# Standard deviation of a normal distribution that is truncated at two of its own.
 TRUNCATED = 0.87962566103423978
-
-
-def start_as_bagnet(module: nn.Module) -> None:
-    """Glorot-normal weights and zero biases."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d | nn.Linear):
-            nn.init.xavier_normal_(part.weight)
-            _zero(part.bias)
-
-
-def start_as_efficientnet(module: nn.Module) -> None:
-    """Variance by fan-out: truncated normal for convolutions, uniform for dense layers."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d):
-            fan_out = part.out_channels // part.groups * math.prod(part.kernel_size)
-            deviation = math.sqrt(2 / fan_out) / TRUNCATED
-            _truncated_normal(part.weight, deviation)
-            _zero(part.bias)
-        elif isinstance(part, nn.Linear):
-            reach = math.sqrt(1 / part.out_features)
-            nn.init.uniform_(part.weight, -reach, reach)
-            _zero(part.bias)
-
-
-def _truncated_normal(weight: Tensor, deviation: float) -> None:
-    """Fill from a normal distribution cut off at two deviations.
-
-    By the inverse of its distribution function: torch's own draws until all fit, which takes most
-    of the time to build a network.
-    """
-    end = math.erf(math.sqrt(2))
-    with torch.no_grad():
-        weight.uniform_(-end, end).erfinv_().mul_(deviation * math.sqrt(2))
-
-
-def _zero(bias: Tensor | None) -> None:
-    if bias is not None:
-        with torch.no_grad():
-            bias.zero_()
 
 
 class EncoderOutput(NamedTuple):
     """Output of an encoder for n views.
 
     `cell_logits` are raw: policies take a softmax over places where they need probabilities.
-    Places are the cells of the model's grid in reading order. Keys of `aux` that the rest of the
-    program knows:
+    Places are the cells of the model's grid in row-major order. Keys of `aux` that other packages
+    use:
 
     - `pooled` (n, D): features before the positional encoding, for replay;
     - `step_weights` (n, steps): weight of each recurrent step;
     - `glimpse_boxes` (n, glimpses, 4): left, top, right, bottom; a view spans 0 to 1;
-    - `glimpse_features` (n, glimpses, D): features of each glimpse, or after it.
+    - `glimpse_features` (n, glimpses, D): features of each glimpse.
     """
 
     features: Tensor  # (n, D)
@@ -79,12 +40,12 @@ class EncoderOutput(NamedTuple):
 class Aggregated(NamedTuple):
     """Output of an aggregator.
 
-    `parts` holds what the family computes on the way: logits of the `whole` view and of the
-    `regions` (images, classes), and of `instances`, each region alone (images, regions, classes).
+    Keys of `parts`: logits of the `whole` view and of the `regions` (images, classes), and of
+    `instances`, each region alone (images, regions, classes).
     """
 
     logits: Tensor  # (images, classes)
-    weights: Tensor  # (images, regions), they sum to 1
+    weights: Tensor  # (images, regions); each image's sum is 1
     embedding: Tensor  # (images, D), the input of the head
     parts: dict[str, Tensor]
 
@@ -98,18 +59,18 @@ class Model(nn.Module, ABC):
 
     family: str
     max_levels: int | None  # None: no limit
-    smallest_view: int  # pixels a side below which a region is finer than the image
+    min_view_size: int  # pixels per side; a smaller region has reached native resolution
 
-    def __init__(self, arguments: ModelConfig, *, grid: Grid, classes: int, bands: int) -> None:
+    def __init__(self, config: ModelConfig, *, grid: Grid, classes: int, bands: int) -> None:
         super().__init__()
         if classes < 1 or bands < 1:
             raise ValueError(f"a model needs a class and a band: `{classes}`, `{bands}`")
-        self.arguments = arguments
-        self.max_levels = arguments.max_levels
+        self.config = config
+        self.max_levels = config.max_levels
         self.grid = grid
         self.classes = classes
         self.bands = bands
-        self.view_size = self.smallest_view = arguments.view_size
+        self.view_size = self.min_view_size = config.view_size
 
     @property
     @abstractmethod
@@ -119,14 +80,14 @@ class Model(nn.Module, ABC):
     def encoder(self, level: int) -> nn.Module:
         """Return the module (views, positions, score_cells=True) -> EncoderOutput of a level.
 
-        `views` (n, bands, side, side) are normalised, `positions` (n, 3) are those of the regions.
+        `views` (n, bands, side, side) are normalised; `positions` (n, 3) are those of the regions.
         Without `score_cells`, as at the last level, an encoder may skip its location module and
         return zeros. A family with one encoder implements it as its `forward`.
         """
         return self
 
     def view_size_of(self, region: Region) -> int:
-        """Return the pixels a side at which a region is read."""
+        """Return the side in pixels at which a region is read."""
         return self.view_size
 
     def propose(
@@ -158,33 +119,37 @@ class Model(nn.Module, ABC):
         """Return the logits of single regions: (..., D), (...) -> (..., classes)."""
 
 
-def refuse_unread(unread: Tensor | None) -> None:
-    """Raise a ValueError if unread evidence is given to an aggregator that does not use it."""
+def masked_features(features: Tensor, mask: Tensor, unread: Tensor | None) -> Tensor:
+    """Return features with zeros where `mask` is false, as 0 times NaN would be NaN.
+
+    Raise ValueError if unread evidence is given: no family uses it yet.
+    """
     if unread is not None:
         raise ValueError("this aggregator does not use unread evidence")
+    return features.masked_fill(~mask.unsqueeze(-1), 0)
 
 
-# Terms of a loss by name, each with its weight; one of weight None is only a metric.
+# Loss terms by name, each with its weight; a term with weight None is only a metric.
 Terms: TypeAlias = dict[str, tuple[float | None, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episodes:
-    """Outcome of the rollouts of one batch, as losses read it.
+    """Results of the rollouts of one batch, as losses need them.
 
-    `aux` holds the model's auxiliary outputs: the region that each row belongs to, and the values.
-    `advantage` is what each image's answer was worth beyond its baseline.
+    `aux` holds the model's auxiliary outputs: the region of each row, and the values.
+    `advantage` is the reward of each image minus its baseline.
     """
 
-    targets: Tensor  # (images,), the samples of an image side by side
+    targets: Tensor  # (images,); the samples of an image are adjacent
     logits: Tensor  # (images, outputs)
-    level_logits: Tensor  # (levels, images, outputs), had the traversal ended at each level
+    level_logits: Tensor  # (levels, images, outputs), if the traversal ended at each level
     embedding: Tensor  # (images, D)
     region_logits: Tensor  # (regions, outputs), of each region alone
     image: Tensor  # (regions,)
     level: Tensor  # (regions,), from 1
-    log_p: Tensor  # (regions,), log-probability that its cell was chosen, with gradient
-    entropy: Tensor  # (choices,), as a fraction of the largest possible, with gradient
+    log_p: Tensor  # (regions,), log-probability of choosing its cell, with gradient
+    entropy: Tensor  # (choices,), as a fraction of the maximum, with gradient
     aux: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     position: Tensor | None = None  # (regions, 3)
     samples: int = 1
@@ -200,19 +165,19 @@ FamilyTerms: TypeAlias = Callable[[Episodes, Task, Any], Terms]
 
 
 def side_loss(episodes: Episodes, task: Task) -> Tensor:
-    """Return the loss of `side_logits` (views, several, outputs), each of which learns the label.
+    """Return the loss of `side_logits` (views, heads, outputs), all with the image's label.
 
-    That is the mean over images of the mean over their views of the sum over the several.
+    Sum over heads, mean over the views of an image, mean over images.
     """
     region, logits = episodes.aux["side_logits"]
-    image, several = episodes.image[region], logits.shape[1]
-    weights = image_weights(image, episodes, task).repeat_interleave(several)
-    targets = episodes.targets[image].repeat_interleave(several)
+    image, heads = episodes.image[region], logits.shape[1]
+    weights = image_weights(image, episodes, task).repeat_interleave(heads)
+    targets = episodes.targets[image].repeat_interleave(heads)
     return task.loss(logits.flatten(0, 1), targets, weights)
 
 
 def glimpse_loss(episodes: Episodes) -> Tensor:
-    """Return the REINFORCE loss of what was drawn inside views, by their image's advantage."""
+    """Return the REINFORCE loss of the choices made inside views, by their image's advantage."""
     region, log_p = episodes.aux["log_p"]
     assert episodes.advantage is not None
     advantage = episodes.advantage[episodes.image[region]]  # (views,)
@@ -222,9 +187,9 @@ def glimpse_loss(episodes: Episodes) -> Tensor:
 def image_weights(
     image: Tensor, episodes: Episodes, task: Task, weights: Tensor | None = None
 ) -> Tensor:
-    """Return weights (n,) of rows of images, so that every image counts by its importance.
+    """Return weights (n,) of rows such that each image counts by its importance.
 
-    Rows of an image share its part, by `weights` (n,) if given.
+    The rows of an image share its weight equally, or in proportion to `weights` (n,).
     """
     images = len(episodes.targets)
     own = torch.ones_like(image, dtype=torch.float32) if weights is None else weights.float()
@@ -236,8 +201,48 @@ def image_weights(
 def mean_by_image(
     values: Tensor, image: Tensor, images: int, weights: Tensor | None = None
 ) -> Tensor:
-    """Return the mean, or by weights, of each image's values (images,); 0 where it has none."""
+    """Return the (weighted) mean of each image's values (images,); 0 for an image without any."""
     shares = torch.ones_like(values) if weights is None else weights.to(values.dtype)
     total = values.new_zeros(images).index_add(0, image, values * shares)
     weight = values.new_zeros(images).index_add(0, image, shares)
     return total / torch.where(weight > 0, weight, 1)
+
+
+def init_weights(backbone: str, *modules: nn.Module) -> None:
+    """Initialise modules as the papers do for a backbone."""
+    for module in modules:
+        (init_bagnet if backbone == "bagnet77" else init_efficientnet)(module)
+
+
+def init_bagnet(module: nn.Module) -> None:
+    """Set Glorot-normal weights and zero biases."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            nn.init.xavier_normal_(part.weight)
+            _zero_bias(part)
+
+
+def init_efficientnet(module: nn.Module) -> None:
+    """Scale variance by fan-out: truncated normal for convolutions, uniform for dense layers."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            fan_out = part.out_channels // part.groups * math.prod(part.kernel_size)
+            _truncated_normal(part.weight, math.sqrt(2 / fan_out) / TRUNCATED)
+            _zero_bias(part)
+        elif isinstance(part, nn.Linear):
+            bound = math.sqrt(1 / part.out_features)
+            nn.init.uniform_(part.weight, -bound, bound)
+            _zero_bias(part)
+
+
+def _truncated_normal(weight: Tensor, deviation: float) -> None:
+    # By the inverse distribution function: torch's rejection sampling takes most of the time that
+    # building a network takes.
+    end = math.erf(math.sqrt(2))
+    with torch.no_grad():
+        weight.uniform_(-end, end).erfinv_().mul_(deviation * math.sqrt(2))
+
+
+def _zero_bias(layer: nn.Conv2d | nn.Linear) -> None:
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)

@@ -25,144 +25,150 @@ from tnetcli.geometry import Grid
 from tnetcli.models.configs import ModelConfig
 from tnetcli.models.registry import build_model, read_model_config
 from tnetcli.readers.wrappers import CropKind
+from tnetcli.tasks import TASKS
 from tnetcli.text import did_you_mean, first_line, parse_json, printable, reason, shorten
 from tnetcli.traversal.config import TraversalConfig, warn_unused
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from tnetcli.models.base import Model
 
 log = logging.getLogger(__name__)
 SCHEMA = "tnet.model/2"
-WHOLE_VIEW = Grid(1, 1, 1.0)  # of a family that has no cells
-
+SUFFIX = ".safetensors"
+KEY = "tnet"  # of the description in the file's metadata
+STATE_KEY = "tnet_state"  # of a training state in the file's metadata
+MAX_HEADER = 2**24  # bytes; a thousand tensors and a description need a few hundred kilobytes
+DAMAGED = "the file is damaged or was edited: copy it again, or ask its author"
 Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class TaskDescription(Strict):
-    """The task of a model, and the state that was fitted to its training targets."""
+    """The task of a model and the state fitted to its training targets."""
 
-    name: Literal["classification"] = "classification"
+    name: str = "classification"
     state: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in TASKS:
+            raise ValueError(f"unknown task: `{shorten(name)}`")
+        return name
 
 
 class Description(Strict):
-    """Family, classes, bands, scaling and traversal of a model, and how it was trained.
+    """Family, classes, bands, normalisation and traversal of a model, and its training.
 
-    `arguments` are complete, so that a new default does not change a stored model. `traversal` is
-    the one of training; inference may use another. `save_checkpoint` sets `weights`.
+    `config` is complete, so that a new default does not change a stored model. `traversal` is the
+    one of training; inference may use another. `save_checkpoint` sets `weights`.
     """
 
     family: Name
-    arguments: dict[str, Any]
+    config: dict[str, Any]
     classes: tuple[Name, ...] = Field(min_length=1)
     bands: tuple[Name, ...] = Field(min_length=1)
     normalisation: Normalisation
     traversal: TraversalConfig
     task: TaskDescription = TaskDescription()
     recipe: dict[str, Any] | None = None
-    metrics: dict[str, Whole | float] = Field(default_factory=dict)
+    metrics: dict[str, Integer | float] = Field(default_factory=dict)
     tnet: str = __version__
     data_licence: str = ""
-    pixel_size: float | None = Field(default=None, gt=0)  # metres, of the images trained on
+    pixel_size: float | None = Field(default=None, gt=0)  # metres, of the training images
     name: str | None = None
     summary: str | None = None
     weights: Literal["float32", "float16"] = "float32"
 
-    @field_validator("arguments", mode="before")
+    @field_validator("config", mode="before")
     @classmethod
     def _complete(cls, given: Any, info: ValidationInfo) -> Any:
         if "family" not in info.data:
-            return {}  # that problem is reported already
+            return {}  # the family is reported as missing
         given = given.model_dump() if isinstance(given, ModelConfig) else given
         return read_model_config(info.data["family"], given).model_dump(mode="json")
 
     @field_validator("recipe")
     @classmethod
-    def _as_json_has_it(cls, recipe: dict[str, Any] | None) -> Any:
+    def _as_json(cls, recipe: dict[str, Any] | None) -> Any:
         try:
             return json.loads(json.dumps(recipe, allow_nan=False))
         except (TypeError, RecursionError) as error:
             raise ValueError(str(error)) from error
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check(self) -> Self:
         bands, numbers = len(self.bands), len(self.normalisation.mean)
-        levels, most = self.traversal.levels, self.model_arguments.max_levels
+        levels, most = self.traversal.levels, self.model_settings.max_levels
         (name, times), *_ = Counter(self.classes).most_common(1)
         if times > 1:
-            raise ValueError(f"two classes share a name: `{name}`")
+            raise ValueError(f"two classes have the same name: `{name}`")
         if numbers != bands:
-            raise ValueError(f"`normalisation` is of {numbers} bands, the model has {bands}")
+            raise ValueError(f"`normalisation` has {numbers} bands, the model has {bands}")
         if most is not None and levels > most:
-            raise ValueError(f"`levels` is above the {most} of `{self.family}`: `{levels}`")
+            raise ValueError(f"`levels` is `{levels}`: `{self.family}` has at most {most}")
         return self
 
     @property
-    def model_arguments(self) -> ModelConfig:
-        """Return the arguments as the family knows them."""
-        return read_model_config(self.family, self.arguments)
+    def model_settings(self) -> ModelConfig:
+        """Return `config` as the family's own class."""
+        return read_model_config(self.family, self.config)
 
     @property
     def view_size(self) -> int:
-        """Return the pixels a side of what the model sees."""
-        return self.model_arguments.view_size
+        """Return the side of a view in pixels."""
+        return self.model_settings.view_size
 
     @property
     def grid(self) -> Grid:
-        """Return the cells of a window; one, where the family has none."""
-        grid = getattr(self.model_arguments, "grid", WHOLE_VIEW)
+        """Return the cells of a region; a single one if the family has no grid."""
+        grid = getattr(self.model_settings, "grid", None) or Grid(1, 1, 1.0)
         assert isinstance(grid, Grid)
         return grid
 
     @property
     def crop(self) -> CropKind:
-        """Return which part of images it was trained on: all, their boxes, or some more."""
+        """Return which part of its training images was used: all, their boxes, or more."""
         data = (self.recipe or {}).get("data")
-        told = data.get("crop") if isinstance(data, dict) else None
-        return next((kind for kind in get_args(CropKind) if kind == told), "none")
+        crop = data.get("crop") if isinstance(data, dict) else None
+        return next((kind for kind in get_args(CropKind) if kind == crop), "none")
 
-    def config(
+    def traversal_config(
         self, *, levels: int | None = None, keep: tuple[int, ...] | None = None
     ) -> TraversalConfig:
-        """Return the traversal the model was trained with, or one of other levels and cells.
+        """Return the traversal of training, with other levels or cells if given.
 
-        Beyond the trained depth the last number repeats, and no family goes deeper than it can;
-        both are warned about.
+        Beyond the trained depth the last number of `keep` repeats; `levels` is limited to what the
+        family supports. Both are logged as warnings.
         """
         trained = self.traversal
-        depth, most = levels or trained.levels, self.model_arguments.max_levels
+        depth, most = levels or trained.levels, self.model_settings.max_levels
         if most is not None and depth > most:
-            log.warning("%d levels asked for: the family `%s` has %d", depth, self.family, most)
+            log.warning("the family `%s` has %d levels: %d requested", self.family, most, depth)
             depth = most
         if depth > trained.levels:
             log.warning(
-                "%d levels asked of a model trained with %d: beyond, each follows as many cells as "
-                "the one before",
-                depth,
+                "the model was trained with %d levels, %d requested: deeper levels follow as many "
+                "cells as the last one",
                 trained.levels,
+                depth,
             )
         if keep is not None:
             warn_unused(depth, keep)
         return trained.changed(levels=depth, keep=keep or trained.keep or (1,))
 
     def as_json(self) -> str:
-        """Return the text that goes into the file."""
+        """Return the text that is stored in the file."""
         return json.dumps(
             {"schema": SCHEMA, **self.model_dump(mode="json")}, ensure_ascii=False, allow_nan=False
         )
 
 
-SUFFIX = ".safetensors"
-MOST_HEADER = 2**24  # bytes; a thousand tensors and a description take a few hundred kilobytes
-
-
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """An open file with a valid header; `shapes` are in the order of the data."""
+    """An open safetensors file with a valid header; `shapes` are in the order of the data."""
 
     path: Path
     metadata: dict[str, str]
@@ -182,7 +188,7 @@ class TensorFile:
 
     @property
     def sha256(self) -> str:
-        """Return the digest of the file."""
+        """Return the SHA-256 of the file."""
         self._file.seek(0)
         return hashlib.file_digest(self._file, "sha256").hexdigest()
 
@@ -193,8 +199,8 @@ def open_tensor_file(
 ) -> Iterator[TensorFile]:
     """Open a safetensors file and check its header; no tensor is read, nothing is unpickled.
 
-    The `framework` of its tensors is `numpy` or `pt` (imports torch). Raise ModelError if the file
-    cannot be read or is damaged, be it while its tensors are read.
+    `framework` is `numpy` or `pt` (imports torch). Raise ModelError if the file cannot be read or
+    is damaged, also while its tensors are read.
     """
     path = Path(path)
     try:
@@ -208,23 +214,23 @@ def open_tensor_file(
     except SafetensorError as error:
         raise ModelError(
             f"not a valid safetensors file: `{path}`: {printable(first_line(error), 200)}",
-            hint=f"copy or download it again; a model is one {SUFFIX} file, never a pickle, which "
+            hint=f"copy or download it again; a model is a {SUFFIX} file, never a pickle, which "
             "can run any code",
         ) from error
     except (OSError, ValueError) as error:
-        hint = "check path and rights; `tnet models` lists the bundled models"
+        hint = "check the path and its permissions; `tnet models` lists the bundled models"
         if isinstance(error, IsADirectoryError):
             hint = f"give the file, such as `{path / f'model{SUFFIX}'}`"
         raise ModelError(f"cannot read the weights `{path}`: {reason(error)}", hint=hint) from error
 
 
 def _open_checked(path: Path, file: BufferedReader, framework: str) -> Any:
-    if int.from_bytes(file.read(8), "little") > MOST_HEADER:
+    if int.from_bytes(file.read(8), "little") > MAX_HEADER:
         raise SafetensorError("header too large")
-    # Not mapped into memory: a mapped file that is cut off meanwhile ends the process.
+    # Not memory-mapped: the process would die if the file were truncated meanwhile.
     opened = safe_open(path, framework, backend="pread")
     if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-        raise SafetensorError("it was replaced while it was opened")
+        raise SafetensorError("the file was replaced while it was opened")
     return opened
 
 
@@ -235,22 +241,17 @@ def write_tensor_file(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write a file atomically; the same input gives the same bytes.
+    """Write a safetensors file atomically; the same input gives the same bytes.
 
-    The metadata have one key and its text: the library writes several in random order.
+    The metadata are one key and its text, as the library writes several in random order.
     """
     from safetensors.torch import save
 
     if Path(path).suffix != SUFFIX:
-        raise OutputError(f"a model file ends in {SUFFIX}: `{path}`", hint="choose that ending")
+        raise OutputError(f"not a {SUFFIX} file name: `{path}`", hint=f"use the suffix {SUFFIX}")
     if os.path.exists(os.path.realpath(path)) and not overwrite:
         raise OutputError(f"`{path}` exists", hint="use --overwrite to replace it")
     write_file(path, save(dict(tensors), metadata=dict([metadata])), "the model")
-
-
-KEY = "tnet"  # of the description in the metadata of the file
-STATE_KEY = "tnet_state"  # of the state of a training
-OTHER_MAKER = "the file was damaged or edited: copy it again, or ask its author"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,15 +278,15 @@ def save_checkpoint(
     """
     for name, described, actual in (
         ("family", description.family, model.family),
-        ("arguments", description.arguments, model.arguments.model_dump(mode="json")),
+        ("config", description.config, model.config.model_dump(mode="json")),
         ("classes", len(description.classes), model.classes),
         ("bands", len(description.bands), model.bands),
     ):
         if described != actual:
             raise ValueError(f"`{name}` does not fit the model: `{described}`, not `{actual}`")
-    learned = {name for name, _ in model.named_parameters()} if half else set()
+    parameters = {name for name, _ in model.named_parameters()} if half else set()
     tensors = {
-        name: _stored(name, value, half=name in learned)
+        name: _stored(name, value, half=name in parameters)
         for name, value in model.state_dict().items()
     }
     text = description.model_copy(update={"weights": "float16" if half else "float32"}).as_json()
@@ -299,43 +300,42 @@ def _stored(name: str, value: "Tensor", *, half: bool) -> "Tensor":
         if not value.isfinite().all():
             raise ModelError(
                 f"the weights are not finite: `{name}`",
-                hint="the training diverged: lower the learning rate",
+                hint="training diverged: lower the learning rate",
             )
         small = value.half()
         if half and small.isfinite().all():
             value = small
-    return value.contiguous().clone()  # safetensors refuses tensors that share their memory
+    return value.contiguous().clone()  # safetensors rejects tensors that share memory
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, device: str = "cpu") -> Checkpoint:
-    """Load a model for inference and check all that its file says; nothing is unpickled.
+    """Load and check a model file for inference; nothing is unpickled.
 
     The global random state is left unchanged.
     """
     import torch
 
-    from tnetcli.devices import choose_device
+    from tnetcli.system import choose_device
 
     place = choose_device(device)
     with open_tensor_file(path, "pt") as file:
         description = describe(file)
         with _naming(file.path), torch.random.fork_rng(devices=[]):
-            # On the meta device first: a description cannot ask for more memory than the file
-            # fills. Backbones that compute while they are built fail here (timm's `gemma4_vit`).
+            # On the meta device first, so that a description cannot allocate more memory than the
+            # file has. Backbones that compute while they are built fail here (`gemma4_vit`).
             with torch.device("meta"):
-                _compare(file, _build(description).state_dict())
+                _check_shapes(file, _build(description).state_dict())
             model = _build(description)
             expected, values = model.state_dict(), {}
             for name, value in file.tensors():
-                _check(name, value, expected[name].dtype, half=description.weights == "float16")
+                _check_values(name, value, expected[name], half=description.weights == "float16")
                 values[name] = value
         sha256 = file.sha256
     model.load_state_dict(values)
     return Checkpoint(model.eval().to(place), description, sha256, file.path)
 
 
-def _compare(file: TensorFile, expected: "Mapping[str, Tensor]") -> None:
-    """Raise ModelError if names or shapes differ from those of the model."""
+def _check_shapes(file: TensorFile, expected: "Mapping[str, Tensor]") -> None:
     for kind, names in (
         ("missing", [name for name in expected if name not in file.shapes]),
         ("unknown", [name for name in file.shapes if name not in expected]),
@@ -343,19 +343,18 @@ def _compare(file: TensorFile, expected: "Mapping[str, Tensor]") -> None:
         if names:
             raise ModelError(f"a tensor is {kind}: `{names[0]}` (1 of {len(names)})")
     for name, value in expected.items():
-        if file.shapes[name] != tuple(value.shape):
-            raise ModelError(
-                f"the tensor `{name}` has the shape {file.shapes[name]}, the model "
-                f"{tuple(value.shape)}"
-            )
+        if file.shapes[name] != (shape := tuple(value.shape)):
+            raise ModelError(f"the tensor `{name}` has shape {file.shapes[name]}, expected {shape}")
 
 
-def _check(name: str, value: "Tensor", expected: "torch.dtype", *, half: bool) -> None:
+def _check_values(name: str, value: "Tensor", expected: "Tensor", *, half: bool) -> None:
     import torch
 
-    allowed = (expected, torch.float16) if half and expected.is_floating_point else (expected,)
+    allowed = {expected.dtype} | (
+        {torch.float16} if half and expected.is_floating_point() else set()
+    )
     if value.dtype not in allowed:
-        raise ModelError(f"the tensor `{name}` is of {value.dtype}, expected {expected}")
+        raise ModelError(f"the tensor `{name}` is {value.dtype}, expected {expected.dtype}")
     if not value.isfinite().all():
         raise ModelError(f"the weights are not finite: `{name}`")
 
@@ -364,12 +363,12 @@ def _build(description: Description) -> "Model":
     try:
         return build_model(
             description.family,
-            description.model_arguments,
+            description.model_settings,
             classes=len(description.classes),
             bands=len(description.bands),
         )
     except (RuntimeError, ValueError, TypeError, AssertionError, OverflowError) as error:
-        raise ModelError(f"it cannot be built: {first_line(error)}") from error
+        raise ModelError(f"the model cannot be built: {first_line(error)}") from error
 
 
 def read_description(path: str | os.PathLike[str]) -> Description:
@@ -379,31 +378,31 @@ def read_description(path: str | os.PathLike[str]) -> Description:
 
 
 def describe(file: TensorFile) -> Description:
-    """Return the description in an open file."""
+    """Return the description in an open file; raise ModelError if there is none."""
     if STATE_KEY in file.metadata:
         raise ModelError(
-            f"this is the state of a training, not a model: `{file.path}`",
+            f"not a model but a training state: `{file.path}`",
             hint=f"the model is `{file.path.with_name(f'model{SUFFIX}')}`",
         )
     if KEY not in file.metadata:
         raise ModelError(
-            f"these are weights without a description: `{file.path}`",
-            hint="a backbone can start from them: write `pretrained: FILE` into a recipe",
+            f"weights without a description: `{file.path}`",
+            hint="to start a backbone from them, set `pretrained: FILE` in a recipe",
         )
     with _naming(file.path):
         try:
             data = parse_json(file.metadata[KEY])
             if not isinstance(data, dict):
-                raise ModelError("its description is not a table of keys and values")
+                raise ModelError("its description is not an object")
             if (schema := data.pop("schema", None)) != SCHEMA:
                 raise ModelError(
-                    f"its schema is `{shorten(schema)}`, this version of tnet reads `{SCHEMA}`",
-                    hint=f"use the tnet that wrote it, `{shorten(data.get('tnet'))}`",
+                    f"its schema is `{shorten(schema)}`, expected `{SCHEMA}`",
+                    hint=f"use the version of tnet that wrote it: `{shorten(data.get('tnet'))}`",
                 )
-            json.dumps(data, ensure_ascii=False).encode()  # half a character can be spelt in JSON
+            json.dumps(data, ensure_ascii=False).encode()  # JSON can hold lone surrogates
             return validate(Description, data, "description", ModelError)
         except ValueError as error:
-            raise ModelError("its description is not JSON that makes sense") from error
+            raise ModelError("its description is not valid JSON") from error
 
 
 @contextmanager
@@ -413,7 +412,7 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except ModelError as error:
         problem = f"cannot load `{path}`: {error}"
-        raise ModelError(problem, hint=error.hint or OTHER_MAKER) from error
+        raise ModelError(problem, hint=error.hint or DAMAGED) from error
 
 
 def bundled_models() -> dict[str, Path]:
@@ -423,14 +422,14 @@ def bundled_models() -> dict[str, Path]:
 
 
 def load_model(name_or_path: str | os.PathLike[str], *, device: str = "cpu") -> Checkpoint:
-    """Load a bundled model by name, or a file."""
+    """Load a bundled model by name, or a model file."""
     return load_checkpoint(find_model_file(name_or_path), device=device)
 
 
 def find_model_file(name_or_path: str | os.PathLike[str]) -> Path:
     """Return the file of a bundled model, or a path as given; `./name` is always a path.
 
-    A path is not checked here: opening it raises the error.
+    Raise ModelError for an unknown name; whether a path exists is checked when it is opened.
     """
     text, bundled = os.fspath(name_or_path), bundled_models()
     if text in bundled:
@@ -440,6 +439,6 @@ def find_model_file(name_or_path: str | os.PathLike[str]) -> Path:
         raise ModelError(f"a model is a local file: `{text}`", hint="download it first")
     if text and (path.name != text or path.suffix or os.path.exists(text)):
         return path
-    names = f"bundled: {', '.join(bundled)}" if bundled else "no model is bundled with this version"
+    names = f"bundled models: {', '.join(bundled)}" if bundled else "no model is bundled"
     hint = did_you_mean(text, bundled, f"{names}; or give a {SUFFIX} file")
     raise ModelError(f"unknown model: `{text}`", hint=hint)

@@ -1,4 +1,4 @@
-"""Configuration of each family; plain values, validated without torch."""
+"""Configuration of each family: plain values, validated without torch."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -6,45 +6,49 @@ from pydantic import Field, model_validator
 
 from tnetcli.config import Strict
 from tnetcli.geometry import Grid
-from tnetcli.models.lsp import FIELDS, STRIDE, AnchorGrid, Localising
+from tnetcli.models.lsp import FIELDS, STRIDE, AnchorGrid, LspSetting
 
-MOST_CELLS = 256  # a side
-MOST_CHANNELS = 65_536
+MAX_CELLS = 256  # per side
+MAX_CHANNELS = 65_536
+MIN_TEMPERATURE = 0.02  # below, single precision rounds probabilities to 0
+BAGNET_FIELD, BAGNET_STRIDE = 77, 8  # pixels seen by one position of BagNet-77's map, and its step
+ANCHORNET = "anchornet"  # the backbone of an AnchorNet that encodes its own patches
 Pooling = Literal["mean", "mean_max"]
-Alignment = Literal["reference", "nearest", "pool"]
+PositionMode = Literal["add", "concat", "mix"]
+Steps = Literal["attention", "last", "none"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-
-
 Weight = Annotated[float, Field(ge=0)]
 
 
 class Objective(Strict):
-    """Loss terms of a family beside labels and REINFORCE: by default none."""
+    """Weights of a family's own loss terms; none by default."""
 
 
 class ModelConfig(Strict):
-    """What every family shares."""
+    """Keys that all families share."""
 
-    # Whether all that follows the backbone takes its pooled features alone, so that they can be
-    # kept and learned from again; and whether it can be pre-trained on the labels of tiles.
+    # Whether the pooled features of the backbone suffice to train what follows it (replay), and
+    # whether the family can be pre-trained on labelled tiles.
     replays: ClassVar[bool] = False
     pretrains_on_tiles: ClassVar[bool] = False
 
     backbone: str = Field(
         "tf_efficientnet_b0",
         min_length=1,
-        description="`bagnet77`, `compact` or the name of a timm model",
+        description="encoder network: `bagnet77`, `compact` or the name of a timm model",
     )
     view_size: int = Field(224, ge=8, le=4096, description="side of a view in pixels")
     pooling: Pooling = Field(
-        "mean", description="of the map, for a view's features: what is small needs the maximum"
+        "mean",
+        description="pooling of the feature map; `mean_max` appends the maximum, which keeps small "
+        "objects visible",
     )
     feature_dropout: Fraction = Field(
-        0.0, description="dropped of a view's features, before anything uses them"
+        0.0, description="dropout rate of the pooled features, before all other modules"
     )
-    dropout: Fraction = Field(0.0, description="dropped before the classifier")
+    dropout: Fraction = Field(0.0, description="dropout rate before the head")
     drop_path: Fraction = Field(
-        0.0, description="stochastic depth: the rate of the last block, growing towards it"
+        0.0, description="stochastic depth rate of the last block; it grows linearly up to it"
     )
 
     @property
@@ -54,13 +58,13 @@ class ModelConfig(Strict):
 
 
 class WholeConfig(ModelConfig):
-    """The baseline: a classifier of one view of the whole image."""
+    """Baseline: one view of the whole image."""
 
     replays: ClassVar[bool] = True
 
     @property
     def max_levels(self) -> int:
-        """Return 1: only the whole image is encoded."""
+        """Return 1."""
         return 1
 
 
@@ -71,122 +75,102 @@ class TNetConfig(ModelConfig):
     pretrains_on_tiles: ClassVar[bool] = True
 
     grid: Grid = Field(
-        Grid(3, 3, 0.5), description="the cells of a window: rows, columns, cell_fraction"
+        Grid(3, 3, 0.5), description="cells of a region: rows, columns, cell_fraction"
     )
     tap: Annotated[int, Field(strict=True)] | str | None = Field(
         None,
-        description="where the location module reads the backbone: a stage by number, a module by "
-        "name; default: the deepest map with two pixels per cell",
+        description="feature map that the location module reads: the index of a stage, or the name "
+        "of a module; default: the deepest map with two pixels per cell",
     )
-    alignment: Alignment = Field(
+    alignment: Literal["reference", "pool"] = Field(
         "pool",
-        description="how the map becomes one vector a cell: the papers' own table, the nearest "
-        "receptive field, or the pixels under the cell, pooled",
+        description="how the map becomes one vector per cell: `pool` averages the pixels of the "
+        "cell, `reference` picks the published positions",
     )
     location: Literal["squeeze", "context"] = Field(
-        "squeeze", description="cells weighed by squeeze-excite, or beside the view's features"
+        "squeeze",
+        description="location module: `squeeze` (squeeze-excitation) or `context` (cells beside "
+        "the features of the whole view)",
     )
     location_size: int | None = Field(
         None,
         ge=1,
-        le=MOST_CHANNELS,
-        description="channels inside the location module; default: as in the papers",
+        le=MAX_CHANNELS,
+        description="channels inside the location module; default: as published",
     )
     centered: bool = Field(
-        False, description="subtract the mean of the cells' logits before they are normalised"
+        False, description="subtract the mean of the cell logits before they are normalised"
     )
     temperature: float = Field(
         1.0,
-        ge=0.02,  # below, single precision rounds probabilities to 0
-        description="of the attention: 0.1 lets it be sharp, 1 keeps it near uniform",
+        ge=MIN_TEMPERATURE,
+        description="temperature of the attention: 0.1 allows a sharp one, 1 keeps it near uniform",
     )
-    position: Literal["add", "concat", "mix"] = Field(
+    position: PositionMode = Field(
         "add",
-        description="how the position of a region enters its features: added, concatenated, or "
-        "concatenated and passed through SiLU",
+        description="how the positional encoding enters the features: `add`, `concat`, or `mix` "
+        "(concatenate, then SiLU)",
     )
     position_size: int | None = Field(
         None,
         ge=12,
-        le=MOST_CHANNELS,
-        description="width of the positional encoding; default: as in the papers",
+        le=MAX_CHANNELS,
+        description="width of the positional encoding; default: as published",
     )
-    weighting: bool = Field(
-        False, description="learn the weight of each region; otherwise all weigh the same"
+    aggregator: Literal["mean", "gated"] = Field(
+        "mean", description="weights of the regions: equal (`mean`) or learned (`gated`)"
     )
 
     @model_validator(mode="after")
-    def _has_a_pixel_per_cell(self) -> Self:
-        check_cells(self.grid, self.view_size)
+    def _check_grid(self) -> Self:
+        check_grid(self.grid, self.view_size)
         return self
 
 
-def check_cells(grid: Grid, view_size: int) -> None:
-    """Raise a ValueError if a grid has more cells a side than a view, or any grid, may have."""
+def check_grid(grid: Grid, view_size: int) -> None:
+    """Raise ValueError if a grid has more cells per side than a view has pixels, or than 256."""
     for side in ("rows", "columns"):
         count = getattr(grid, side)
-        if count > min(MOST_CELLS, view_size):
+        if count > min(MAX_CELLS, view_size):
             raise ValueError(
-                f"`grid.{side}` is `{count}`: at most {MOST_CELLS}, and no more cells than "
-                f"the view has pixels, {view_size}"
+                f"`grid.{side}` is `{count}`: at most {MAX_CELLS}, and not above the view's "
+                f"{view_size} pixels"
             )
 
 
-ANCHORNET = "anchornet"
-MOST_PIXELS = 1024  # a side of the view: 41,555 patches
-Squeeze = Literal["output", "input", "expanded", "mobilenetv3", "none"]
-Crop = Literal["center", "corner"]
-Pool = Literal["sum", "mean"]
-Heat = Literal["attended", "bare"]
-
-
 class AnchorNetObjective(Objective):
-    """Labels of the branches."""
+    """Loss terms of AnchorNet."""
 
     side: Weight = Field(
-        default=1.0, description="weight of the labels of each branch and auxiliary classifier"
+        default=1.0, description="weight of the loss of each branch and auxiliary head"
     )
 
 
 class AnchorNetConfig(ModelConfig):
-    """Patches named by maps of small receptive fields, and a classifier of these patches."""
+    """Patches selected from class maps of small receptive fields, and a classifier for them."""
 
     backbone: str = Field(
         "tf_efficientnet_b0",
         min_length=1,
-        description="what classifies the patches: `bagnet77`, `compact`, the name of a timm model, "
-        f"or `{ANCHORNET}`, which then sees its patches itself, to any depth",
+        description="network that classifies the patches: `bagnet77`, `compact`, the name of a "
+        f"timm model, or `{ANCHORNET}`, which encodes its own patches to any depth",
     )
     view_size: int = Field(
         224,
-        ge=max(FIELDS) + STRIDE,  # two positions a side: there has to be something to choose
-        le=MOST_PIXELS,
-        description="side of a view in pixels; patches are of 63, 95 and 111 of these",
+        ge=max(FIELDS) + STRIDE,  # at least two positions per side
+        le=1024,  # 41,555 patches
+        description="side of a view in pixels; patches have 63, 95 and 111 of them",
     )
-    patches: Localising = Field(
+    patches: LspSetting = Field(
         "loose",
-        description="how many patches, and how alike: `strict` to show, `loose` to classify",
+        description="number of patches and their overlap: `strict` to visualise, `loose` to "
+        "classify",
     )
-    heat: Heat = Field(
-        "attended", description="the map that patches are taken from: after attention, or before it"
-    )
-    pool: Pool = Field(
-        "sum", description="over positions, for class scores; `mean`, as printed, divides twice"
-    )
-    squeeze: Squeeze = Field(
-        "output",
-        description="squeeze-excite of each block: of its output, as the published 1.6 M "
-        "parameters have it; of the expanded map, as wide as the block's input or as that map by "
-        "squeeze_ratio (`mobilenetv3`: a multiple of 8)",
-    )
-    squeeze_ratio: int = Field(4, ge=1, le=64, description="how much squeeze-excite narrows")
-    crop: Crop = Field(
-        "center",
-        description="what a shortcut keeps beside convolutions without padding; the later public "
-        "code keeps the upper left corner",
+    squeeze: Literal["output", "none"] = Field(
+        "output", description="squeeze-excitation of the output of each block, or none"
     )
     auxiliary: bool = Field(
-        True, description="three more classifiers for training, which prediction never runs"
+        True, description="add an auxiliary head to each branch; used in training only"
     )
 
     @property
@@ -196,22 +180,14 @@ class AnchorNetConfig(ModelConfig):
 
     @property
     def grid(self) -> AnchorGrid:
-        """Return all patches of a view."""
+        """Return the grid of all patches of a view."""
         return AnchorGrid(self.view_size)
 
 
-MOST_STEPS = 1000
-Steps = Literal["attention", "last", "sum", "single", "none"]
-StepVectors = Literal["own", "shared"]
-Patches = Literal["cam", "even"]
-
-
 class TwoStreamObjective(Objective):
-    """Labels of both streams, and a ranking loss between them."""
+    """Loss terms of the two streams."""
 
-    local: Weight = Field(
-        default=1.0, description="weight of the labels of regions beside those of the whole image"
-    )
+    local: Weight = Field(default=1.0, description="weight of the loss of the local stream")
     ranking: Weight = Field(
         default=0.5, description="weight of the ranking loss between local and global predictions"
     )
@@ -219,35 +195,30 @@ class TwoStreamObjective(Objective):
         default=0.5,
         ge=0,
         lt=1,
-        description="by how much the local probability of the true class is to be larger",
+        description="margin by which the local probability of the true class should exceed the "
+        "global one",
     )
     hold_global: bool = Field(
-        default=False, description="let the ranking loss train the local stream only"
+        default=False, description="stop the gradient of the ranking loss to the global stream"
     )
 
 
 class TwoStreamConfig(ModelConfig):
-    """A stream for the whole image, and a recurrent one for its regions."""
+    """A stream for the whole image and a recurrent stream for its regions."""
 
     grid: Grid = Field(
-        Grid(3, 3, 0.5), description="the cells of the whole image: rows, columns, cell_fraction"
+        Grid(3, 3, 0.5), description="cells of the whole image: rows, columns, cell_fraction"
     )
-    patches: Patches = Field(
+    patches: Literal["cam", "even"] = Field(
         "cam",
-        description="what scores the cells: `cam`, the evidence under each for the class that the "
-        "whole image seems to be, or `even`, all alike, for sampled or fixed regions",
+        description="scores of the cells: `cam`, the class activation map of the predicted class, "
+        "or `even`, all equal, for sampled or fixed regions",
     )
     temperature: float = Field(
         1.0,
-        ge=0.02,  # below, single precision rounds probabilities to 0
-        description="of the cells' scores: 0.1 lets them be sharp, 1 keeps them near uniform",
-    )
-    widening: int | None = Field(
-        None,
-        ge=1,
-        le=MOST_CHANNELS,
-        description="channels of two more 1 x 1 convolutions of the global stream, such as 1024; "
-        "default: none",
+        ge=MIN_TEMPERATURE,
+        description="temperature of the cell scores: 0.1 allows a sharp choice, 1 keeps it near "
+        "uniform",
     )
     local_backbone: str | None = Field(
         None,
@@ -258,38 +229,18 @@ class TwoStreamConfig(ModelConfig):
         None,
         ge=8,
         le=4096,
-        description="pixels a side that the local stream sees of a view, which is shrunk to them; "
-        "by itself all",
+        description="side of the local stream's views in pixels; default: `view_size`",
     )
     local_weight: float = Field(
-        1.0, gt=0, le=1000, description="of the windows' scores beside those of the whole image"
+        1.0, gt=0, le=1000, description="weight of the local logits beside the global ones"
     )
     steps: Steps = Field(
         "attention",
-        description="what is made of the steps: their weighted mean, the last (each learns), the "
-        "sum from first_step to last_step, only last_step, or no steps at all",
+        description="use of the recurrent steps: their mean by learned weights (`attention`), the "
+        "last step (`last`; each step has a loss), or no recurrence (`none`)",
     )
-    step_count: int = Field(10, ge=1, le=MOST_STEPS, description="steps of the recurrence")
-    first_step: int = Field(1, ge=1, description="of a `sum`, counted from 1")
-    last_step: int | None = Field(
-        None, ge=1, description="of a `sum`, or the `single` one; default: step_count"
-    )
-    step_vectors: StepVectors = Field(
-        "own", description="what scores the steps: a vector for each, or one for all"
-    )
-    state_size: int = Field(512, ge=1, le=MOST_CHANNELS, description="size of the recurrent state")
-    self_attention: bool = Field(
-        False, description="attend to the map at each step instead of reading its mean"
-    )
-    key_channels: int | None = Field(
-        None,
-        ge=1,
-        le=MOST_CHANNELS,
-        description="channels of the map used as keys, the rest are values; default: half",
-    )
-    basis_channels: int = Field(
-        64, ge=0, le=4096, description="channels of the spatial basis, for self_attention"
-    )
+    step_count: int = Field(10, ge=1, le=1000, description="number of recurrent steps")
+    state_size: int = Field(512, ge=1, le=MAX_CHANNELS, description="size of the recurrent state")
 
     @property
     def max_levels(self) -> int:
@@ -297,147 +248,109 @@ class TwoStreamConfig(ModelConfig):
         return 2
 
     @property
-    def seen_locally(self) -> int:
-        """Return the pixels a side that the local stream sees."""
+    def local_view_size(self) -> int:
+        """Return the side of the local stream's views in pixels."""
         return self.local_size or self.view_size
 
-    @property
-    def steps_made(self) -> int:
-        """Return how many steps are needed: none after the last that counts."""
-        if self.steps == "none":
-            return 0
-        return self.last_step or self.step_count
-
     @model_validator(mode="after")
-    def _steps_are_there(self) -> Self:
-        if self.last_step is not None and self.steps not in ("sum", "single"):
-            raise ValueError(f"`last_step` is of a `sum` or `single`, not of `{self.steps}`")
-        if self.first_step != 1 and self.steps != "sum":
-            raise ValueError(f"`first_step` is of a `sum`, not of `{self.steps}`")
-        last = self.last_step or self.step_count
-        if not self.first_step <= last <= self.step_count:
+    def _check(self) -> Self:
+        if self.local_view_size > self.view_size:
             raise ValueError(
-                f"steps `{self.first_step}` to `{last}` are not within 1 to {self.step_count}"
+                f"`local_size` is `{self.local_size}`, above `view_size`: {self.view_size}"
             )
-        if self.self_attention and self.steps == "none":
-            raise ValueError("`self_attention` asks at every step: `steps` cannot be `none`")
-        if self.key_channels is not None and not self.self_attention:
-            raise ValueError("`key_channels` are of `self_attention`")
+        check_grid(self.grid, self.view_size)
         return self
-
-    @model_validator(mode="after")
-    def _views_are_large_enough(self) -> Self:
-        if self.local_size is not None and self.local_size > self.view_size:
-            raise ValueError(
-                f"`local_size` is `{self.local_size}`: views of {self.view_size} pixels are only "
-                "shrunk, never enlarged"
-            )
-        check_cells(self.grid, self.view_size)
-        return self
-
-
-# BagNet-77: a place of the map sees 77 pixels a side, and the next one begins 8 further on.
-GLIMPSE, STEP = 77, 8
 
 
 class SaccaderObjective(Objective):
-    """Rewards of the glimpses, and imitation of the places with the most evidence."""
+    """Loss terms of Saccader."""
 
-    glimpses: Weight = Field(default=1.0, description="weight of the rewards of the glimpses")
+    glimpses: Weight = Field(default=1.0, description="weight of REINFORCE for the glimpses")
     imitation: Weight = Field(
-        default=0.0, description="weight of imitating the places with the most evidence"
+        default=0.0, description="weight of imitating the positions with the most evidence"
     )
 
 
 class SaccaderConfig(ModelConfig):
-    """Hard attention over the places of one map of the whole view.
-
-    Elsayed et al. 2019, as in google-research/google-research,
-    saccader/visual_attention/saccader_config.py.
-    """
+    """Hard attention over the positions of one feature map (Elsayed et al. 2019)."""
 
     backbone: str = Field(
-        "bagnet77", min_length=1, description="`bagnet77`: places that see 77 pixels, no more"
+        "bagnet77", min_length=1, description="`bagnet77`; each position sees 77 pixels"
     )
-    view_size: int = Field(224, ge=GLIMPSE, le=2304, description="side of a view in pixels")
-    glimpses: int = Field(6, ge=1, description="glimpses per view, no place twice")
+    view_size: int = Field(224, ge=BAGNET_FIELD, le=2304, description="side of a view in pixels")
+    glimpses: int = Field(6, ge=1, description="glimpses per view; no position twice")
     width: float = Field(
         1.0,
         ge=1 / 16,
         le=2.0,
-        description="width multiplier; 1 as published, 0.125 trains on a laptop",
+        description="width multiplier: 1 as published; 0.125 trains on a laptop",
     )
 
     @property
-    def places(self) -> int:
-        """Return how many places a side the map of a view has."""
-        return (self.view_size - GLIMPSE) // STEP + 1
+    def positions(self) -> int:
+        """Return the positions per side of a view's feature map."""
+        return (self.view_size - BAGNET_FIELD) // BAGNET_STRIDE + 1
 
     @property
     def grid(self) -> Grid:
-        """Return the places as cells of a window."""
-        return Grid(self.places, self.places, GLIMPSE / self.view_size)
+        """Return the positions as cells of a region."""
+        return Grid(self.positions, self.positions, BAGNET_FIELD / self.view_size)
 
     @model_validator(mode="after")
-    def _is_what_can_be_built(self) -> Self:
+    def _check(self) -> Self:
         if self.backbone != "bagnet77":
-            raise ValueError(f"`backbone` is `{self.backbone}`: a Saccader has a bagnet77")
+            raise ValueError(f"`backbone` is `{self.backbone}`: Saccader needs `bagnet77`")
         if self.pooling != "mean" or self.drop_path:
-            raise ValueError("a bagnet77 has pooling `mean` and no stochastic depth")
-        if self.places > MOST_CELLS:
-            raise ValueError(f"`view_size` is `{self.view_size}`: more than {MOST_CELLS} places")
-        if self.glimpses > self.places**2:
-            raise ValueError(f"`glimpses` is `{self.glimpses}`: a view has {self.places**2} places")
+            raise ValueError("`bagnet77` supports pooling `mean` only, and no drop_path")
+        if self.positions > MAX_CELLS:
+            raise ValueError(f"`view_size` is `{self.view_size}`: above {MAX_CELLS} positions")
+        if self.glimpses > self.positions**2:
+            raise ValueError(
+                f"`glimpses` is `{self.glimpses}`: a view has {self.positions**2} positions"
+            )
         return self
 
 
 class DramObjective(Objective):
-    """Labels after every glimpse, and rewards of the places."""
+    """Loss terms of DRAM."""
 
     side: Weight = Field(
-        default=1.0, description="weight of the labels after each glimpse but the last"
+        default=1.0, description="weight of the loss after each glimpse but the last"
     )
-    glimpses: Weight = Field(default=1.0, description="weight of the rewards of the glimpses")
+    glimpses: Weight = Field(default=1.0, description="weight of REINFORCE for the glimpses")
 
 
 class DramConfig(ModelConfig):
-    """A recurrent network that takes one glimpse after another.
-
-    Ba et al. 2014, for ImageNet as in google-research/google-research,
-    saccader/visual_attention/dram_config.py.
-    """
+    """A recurrent network that takes one glimpse after another (Ba et al. 2014)."""
 
     backbone: str = Field(
         "resnetv2_50",
         min_length=1,
-        description="sees the glimpses: `bagnet77`, `compact` or the name of a timm model",
+        description="encoder of the glimpses: `bagnet77`, `compact` or the name of a timm model",
     )
     glimpses: int = Field(
-        6, ge=1, le=1000, description="glimpses per view, after the first look at its centre"
+        6, ge=1, le=1000, description="glimpses per view, after the first one at its centre"
     )
-    glimpse_size: int = Field(77, ge=8, le=2048, description="pixels a side of a glimpse")
+    glimpse_size: int = Field(77, ge=8, le=2048, description="side of a glimpse in pixels")
     scales: int = Field(
-        3, ge=1, le=16, description="fields of view of a glimpse, from its own to the whole view"
+        3, ge=1, le=16, description="scales of a glimpse, from its own size to the whole view"
     )
     sharp_only: bool = Field(
         True,
-        description="classify by the sharpest scale, as published; the others only tell where to "
-        "look first",
+        description="classify by the finest scale, as published; the others only choose the first "
+        "position",
     )
     state_size: int = Field(
-        1024, ge=1, le=MOST_CHANNELS, description="units of each of the two recurrent layers"
+        1024, ge=1, le=MAX_CHANNELS, description="units of each of the two recurrent layers"
     )
     deviation: float = Field(
         0.1,
         ge=0.001,
         le=1.0,
-        description="how far from its mean a place is drawn while learning; a view is 2 wide",
+        description="standard deviation of sampled positions in training; a view is 2 wide",
     )
     cells: int = Field(
-        7,
-        ge=2,
-        le=MOST_CELLS,
-        description="cells per side of the grid that attention is reported on",
+        7, ge=2, le=MAX_CELLS, description="cells per side of the grid of the reported attention"
     )
 
     @property
@@ -447,16 +360,13 @@ class DramConfig(ModelConfig):
 
     @property
     def of_glimpses(self) -> ModelConfig:
-        """Return what the network is built from that sees the glimpses."""
+        """Return the configuration of the network that encodes glimpses."""
         shared = {name: getattr(self, name) for name in ModelConfig.model_fields}
         return ModelConfig(**(shared | {"view_size": self.glimpse_size}))
 
     @model_validator(mode="after")
-    def _fits_into_the_view(self) -> Self:
-        if self.glimpse_size > self.view_size:
-            raise ValueError(
-                f"`glimpse_size` is `{self.glimpse_size}`: the view has {self.view_size} pixels"
-            )
-        if self.cells > self.view_size:
-            raise ValueError(f"`cells` is `{self.cells}`: the view has {self.view_size} pixels")
+    def _check(self) -> Self:
+        for name in ("glimpse_size", "cells"):
+            if (value := getattr(self, name)) > self.view_size:
+                raise ValueError(f"`{name}` is `{value}`: a view has {self.view_size} pixels")
         return self

@@ -1,9 +1,8 @@
-"""Parameters, FLOPs and views of a traversal."""
+"""Cost of a model: parameters, multiplications, and views of a traversal."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tnetcli.errors import UsageError
 from tnetcli.geometry import Grid, Region, Window
@@ -16,11 +15,10 @@ if TYPE_CHECKING:
 
     from tnetcli.models.base import Model
 
-MAX_VIEWS = 2000  # on one level; more would be a mistake in keep or levels
+MAX_VIEWS = 2000  # per level; more is a mistake in keep or levels
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
+class Parameters(NamedTuple):
     """Number of parameters; `total` includes running statistics and the reward baseline."""
 
     trainable: int
@@ -28,26 +26,24 @@ class Parameters:
 
 
 def count_parameters(model: "nn.Module") -> Parameters:
-    """Count parameters and buffers; the step counters of batch norm are left out."""
-    trainable = sum(each.numel() for each in model.parameters())
-    kept = sum(
+    """Count parameters and buffers, without batch norm's counts of batches."""
+    total = sum(
         value.numel()
         for name, value in model.state_dict().items()
         if not name.endswith("num_batches_tracked")
     )
-    return Parameters(trainable, kept)
+    return Parameters(sum(each.numel() for each in model.parameters()), total)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Views of one level, encoded in one batch; scored where some cells are followed."""
+class Step(NamedTuple):
+    """Views of one level, encoded in one batch; `scored` if some of their cells are followed."""
 
     level: int
     views: int
     scored: bool
 
     def regions(self, grid: Grid) -> list[Region]:
-        """Return regions of the level; the cost does not depend on which ones."""
+        """Return regions of the level; the cost does not depend on which."""
         region = Region(Window(0.0, 0.0, 1.0, 1.0))
         for _ in range(self.level - 1):
             region = region.child(grid, 0, 0)
@@ -70,17 +66,17 @@ def steps_of(keep: Sequence[int], *, root_always_scored: bool = False) -> Steps:
 def steps_of_config(config: TraversalConfig, grid: Grid, *, most: int | None = None) -> Steps:
     """Return the steps of the most expensive traversal.
 
-    At most `most` cells of a region are followed; None stands for all cells of the grid.
+    At most `most` cells of a region are followed, by default all cells of the grid.
     """
     cells = grid.rows * grid.columns if most is None else most
     if config.policy == "best_first":
-        # One region at a time, and any of them may lead deeper.
+        # One region at a time; each may lead deeper.
         reachable = sum(cells**depth for depth in range(1, config.levels))
-        more = _affordable(min((config.budget or 1) - 1, reachable))
+        more = _check_views(min((config.budget or 1) - 1, reachable))
         return (Step(1, 1, config.levels > 1), *[Step(2, 1, config.levels > 2)] * more)
     steps, views, left = [], 1, config.budget or math.inf
     for level in range(1, config.levels + 1):
-        views = _affordable(min(views, left))
+        views = _check_views(min(views, left))
         if views:
             steps.append(Step(level, views, level < config.levels))
         left -= views
@@ -88,7 +84,7 @@ def steps_of_config(config: TraversalConfig, grid: Grid, *, most: int | None = N
     return tuple(steps)
 
 
-def _affordable(views: float) -> int:
+def _check_views(views: float) -> int:
     if views > MAX_VIEWS:
         raise UsageError(
             f"the traversal reads more than {MAX_VIEWS} regions on one level",
@@ -98,58 +94,61 @@ def _affordable(views: float) -> int:
 
 
 class Counter:
-    """Counts the multiplications of traversals on a model without numbers (meta device).
+    """Count the multiplications of traversals with a model on the meta device.
 
-    They are half of the FLOPs of `torch.utils.flop_counter`, which sees convolutions and matrix
-    products: no norm, activation or elementwise product.
+    They are half the FLOPs of `torch.utils.flop_counter`, which counts convolutions and matrix
+    products; no norm, activation or elementwise product.
     """
 
     def __init__(
-        self, family: str, arguments: ModelConfig | dict[str, Any], *, classes: int, bands: int = 3
+        self, family: str, config: ModelConfig | dict[str, Any], *, classes: int, bands: int = 3
     ) -> None:
-        self.model = _build_blank(family, arguments, classes=classes, bands=bands)
-        self._of_view: dict[tuple[bool, bool], int] = {}
+        self.model = _build_on_meta(family, config, classes=classes, bands=bands)
+        self._per_view: dict[tuple[bool, bool], int] = {}
 
     def count(self, steps: Steps) -> int:
-        """Return the multiplications of a traversal, the aggregation included."""
+        """Return the multiplications of a traversal, aggregation included."""
         import torch
-        from torch.utils.flop_counter import FlopCounterMode
 
         views = sum(step.views for step in steps)
-        with FlopCounterMode(display=False) as flops, torch.no_grad():
-            features = torch.empty(1, views, self.model.feature_size, device="meta")
-            mask = torch.ones(1, views, dtype=torch.bool, device="meta")
-            self.model.aggregate(features, mask, mask.long())
-        aggregation: int = flops.get_total_flops() // 2
+        features = torch.empty(1, views, self.model.feature_size, device="meta")
+        mask = torch.ones(1, views, dtype=torch.bool, device="meta")
+        aggregation = _multiplications(lambda: self.model.aggregate(features, mask, mask.long()))
         return aggregation + sum(step.views * self._count_view(step) for step in steps)
 
     def _count_view(self, step: Step) -> int:
-        """Return the multiplications of one view; some families have a network for level 1."""
         import torch
-        from torch.utils.flop_counter import FlopCounterMode
 
-        kind = (step.level == 1, step.scored)
-        if kind not in self._of_view:
+        kind = (step.level == 1, step.scored)  # some families have a network for level 1
+        if kind not in self._per_view:
             side = self.model.view_size_of(step.regions(self.model.grid)[0])
             view = torch.empty(1, self.model.bands, side, side, device="meta")
             positions = torch.empty(1, 3, dtype=torch.long, device="meta")
-            with FlopCounterMode(display=False) as flops, torch.no_grad():
-                self.model.encoder(step.level)(view, positions, step.scored)
-            self._of_view[kind] = flops.get_total_flops() // 2
-        return self._of_view[kind]
+            encoder = self.model.encoder(step.level)
+            self._per_view[kind] = _multiplications(lambda: encoder(view, positions, step.scored))
+        return self._per_view[kind]
 
 
-def _build_blank(
-    family: str, arguments: ModelConfig | dict[str, Any], *, classes: int, bands: int
+def _multiplications(run: Callable[[], Any]) -> int:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as flops, torch.no_grad():
+        run()
+    return int(flops.get_total_flops()) // 2
+
+
+def _build_on_meta(
+    family: str, config: ModelConfig | dict[str, Any], *, classes: int, bands: int
 ) -> "Model":
     import torch
 
     try:
         with torch.device("meta"):
-            model = build_model(family, arguments, classes=classes, bands=bands)
+            model = build_model(family, config, classes=classes, bands=bands)
     except RuntimeError as error:
         if "meta" not in str(error).lower():
             raise
-        # Some networks of timm compute while they are built, which takes numbers.
-        model = build_model(family, arguments, classes=classes, bands=bands)
+        # Some timm networks compute while they are built.
+        model = build_model(family, config, classes=classes, bands=bands)
     return model.eval().to("meta")

@@ -1,8 +1,8 @@
-"""DRAM: a recurrent network that takes glimpses of a view, each where the one before has led it.
+"""DRAM: a recurrent network that takes glimpses of a view, each chosen after the one before.
 
-Ba, Mnih and Kavukcuoglu 2014, in the form that was compared with Saccader on ImageNet; written anew
+Ba, Mnih and Kavukcuoglu 2014, in the form that was compared with Saccader on ImageNet. Written anew
 from google-research/google-research, saccader/visual_attention/dram.py, emission_model.py and
-glimpse_model.py (Apache 2.0). docs/decisions/0011 says what differs.
+glimpse_model.py (Apache 2.0); docs/decisions/0011 lists the differences.
 """
 
 import math
@@ -19,55 +19,48 @@ from tnetcli.models.base import (
     Episodes,
     Terms,
     glimpse_loss,
+    init_bagnet,
     side_loss,
-    start_as_bagnet,
 )
 from tnetcli.models.configs import DramConfig, DramObjective
 from tnetcli.models.encoders import build_backbone
-from tnetcli.models.location import cell_places
 from tnetcli.tasks import Task
 
-FORGET = 1.0  # added to the forget gate, as TensorFlow does: memories last from the start
-EVERYWHERE = 1e-3  # of the attention is uniform: a bell curve rounds to 0 far away
-# Places at the far edge must not lose a pixel to rounding.
-HAIR = 1e-3
+FORGET_BIAS = 1.0  # added to the forget gate, as in TensorFlow
+UNIFORM = 1e-3  # fraction of the attention that is uniform: a normal density underflows far away
+EDGE = 1e-3  # pixels; glimpses at the far edge must not lose a pixel to rounding
 
 
 class Dram(WeightedMean):
-    """All glimpses are cut out of one view, so one look takes them all.
+    """One forward pass takes all glimpses of a view.
 
-    One level is the published model. Further levels, which are ours, look at the cells it attended
-    to at a higher resolution, beginning anew with the same weights.
+    One level is the published model. Further levels, which are ours, read the attended cells at
+    higher resolution with the same weights.
     """
 
     family = "dram"
     centres: Tensor
 
     def __init__(
-        self,
-        arguments: DramConfig,
-        *,
-        classes: int,
-        bands: int = 3,
-        pretrained: bool | Path = False,
+        self, config: DramConfig, *, classes: int, bands: int = 3, pretrained: bool | Path = False
     ) -> None:
-        super().__init__(arguments, grid=arguments.grid, classes=classes, bands=bands)
-        self.count, self.sharp_only = arguments.glimpses, arguments.sharp_only
-        self.cut = Glimpses(self.view_size, arguments.glimpse_size, arguments.scales)
+        super().__init__(config, grid=config.grid, classes=classes, bands=bands)
+        self.count, self.sharp_only = config.glimpses, config.sharp_only
+        self.cut = Glimpses(self.view_size, config.glimpse_size, config.scales)
         self.backbone = build_backbone(
-            arguments.of_glimpses, bands=self.cut.channels(bands), pretrained=pretrained
+            config.of_glimpses, bands=self.cut.channels(bands), pretrained=pretrained
         )
-        size = arguments.state_size
-        self.recurrent = Recurrent(self.backbone.feature_size, size)
-        reach = 1 - arguments.glimpse_size / self.view_size  # a glimpse stays inside of the view
-        self.location = Emission(size, reach, arguments.deviation)
-        self.weighting = Mean()
-        self.dropout = nn.Dropout(arguments.dropout)
-        self.classifier = nn.Linear(size, classes)
-        centres = cell_places(self.grid).flatten(0, 1)
+        size = config.state_size
+        self.recurrent = LstmCell(self.backbone.feature_size, size)
+        reach = 1 - config.glimpse_size / self.view_size  # keeps glimpses inside the view
+        self.location = Emission(size, reach, config.deviation)
+        self.aggregator = Mean()
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(size, classes)
+        centres = cell_centres(self.grid).flatten(0, 1)
         self.register_buffer("centres", centres, persistent=False)  # (cells, 2)
-        for part in (self.recurrent, self.location, self.classifier):
-            start_as_bagnet(part)
+        for part in (self.recurrent, self.location, self.head):
+            init_bagnet(part)
 
     @property
     def feature_size(self) -> int:
@@ -77,81 +70,100 @@ class Dram(WeightedMean):
     def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the state after the last glimpse.
 
-        In training places are sampled, otherwise they are the most probable ones. Where all but
-        the location module trains (a stage that freezes it), they are sampled from the whole view.
+        In training, glimpse positions are sampled; otherwise they are the most probable ones. If
+        the location module is frozen, they are sampled uniformly over the view.
 
-        In training `aux` has `side_logits` (n, glimpses, classes), those after the first look and
-        after each glimpse but the last, and `log_p` (n,) of the places, unless the location module
-        is frozen.
+        In training `aux` has `side_logits` (n, glimpses, classes), those of the context and of each
+        glimpse but the last, and `log_p` (n,) of the positions unless the location module is
+        frozen.
         """
-        anywhere = self.training and not self.location.training
-        glimpsed = self.glimpse(views, sample=self.training, anywhere=anywhere)
+        uniform = self.training and not self.location.training
+        glimpsed = self.glimpse(views, sample=self.training, uniform=uniform)
         aux = {
-            "glimpse_boxes": self.cut.sharpest(glimpsed.places),
+            "glimpse_boxes": self.cut.boxes(glimpsed.places),
             "glimpse_features": glimpsed.features,
         }
         if self.training:
-            first = glimpsed.context.unsqueeze(1)  # (n, 1, size)
-            earlier = torch.cat([first, glimpsed.features[:, :-1]], dim=1)
-            aux["side_logits"] = self.classifier(self.dropout(earlier))
+            context = glimpsed.context.unsqueeze(1)  # (n, 1, size)
+            earlier = torch.cat([context, glimpsed.features[:, :-1]], dim=1)
+            aux["side_logits"] = self.head(self.dropout(earlier))
             if self.location.training:
                 aux["log_p"] = glimpsed.log_p.sum(dim=1)
         return EncoderOutput(glimpsed.features[:, -1], glimpsed.attention.log().unsqueeze(2), aux)
 
-    def glimpse(self, views: Tensor, *, sample: bool = False, anywhere: bool = False) -> "Glimpsed":
-        """Take glimpses of `views` (regions, bands, height, width), and return each of them.
+    def glimpse(self, views: Tensor, *, sample: bool = False, uniform: bool = False) -> "Glimpsed":
+        """Take glimpses of `views` (n, bands, height, width).
 
-        The first look, at the centre and by all scales, only says where to begin: what is
-        classified starts from nothing again. With `sample` places are drawn, with `anywhere` from
-        the whole view.
+        A first glimpse at the centre, with all scales, only chooses the first position; the
+        recurrence then starts again from zeros. `sample` draws positions from the emission,
+        `uniform` from the whole view.
         """
-        nowhere = views.new_zeros(views.shape[0], 2)
-        context = self.recurrent(self._see(views, nowhere, sharp_only=False), None)
-        emitted = self.location(context.output, None, sample=sample, anywhere=anywhere)
-        state, seen, emissions = None, [], [emitted]
+        centre = views.new_zeros(views.shape[0], 2)
+        context = self.recurrent(self._encode(views, centre, sharp_only=False), None)
+        emitted = self.location(context.output, None, sample=sample, uniform=uniform)
+        state, outputs, emissions = None, [], [emitted]
         for number in range(self.count):
-            features = self._see(views, emitted.place, sharp_only=self.sharp_only)
+            features = self._encode(views, emitted.place, sharp_only=self.sharp_only)
             state = self.recurrent(features, state)
-            seen.append(state.output)
-            if number + 1 < self.count:  # no further place is needed
-                emitted = self.location(
-                    state.output, emitted.state, sample=sample, anywhere=anywhere
-                )
+            outputs.append(state.output)
+            if number + 1 < self.count:
+                emitted = self.location(state.output, emitted.state, sample=sample, uniform=uniform)
                 emissions.append(emitted)
         return Glimpsed(
-            torch.stack(seen, dim=1),
+            torch.stack(outputs, dim=1),
             torch.stack([each.place for each in emissions], dim=1),
             torch.stack([each.log_p for each in emissions], dim=1),
             self._attention(torch.stack([each.mean for each in emissions], dim=1)),
             context.output,
         )
 
-    def _see(self, views: Tensor, places: Tensor, *, sharp_only: bool) -> Tensor:
-        glimpses = self.cut(views, places, sharp_only=sharp_only)
-        _, features = self.backbone(glimpses)
-        found: Tensor = features
-        return found
+    def _encode(self, views: Tensor, places: Tensor, *, sharp_only: bool) -> Tensor:
+        _, features = self.backbone(self.cut(views, places, sharp_only=sharp_only))
+        encoded: Tensor = features
+        return encoded
 
     def _attention(self, means: Tensor) -> Tensor:
-        """Return how likely each cell was (regions, cells), over all of the glimpses.
+        """Return the attention (n, cells) by the density of glimpses around their means.
 
-        A place is drawn around its mean (regions, glimpses, 2): cells share it by how near they
-        are.
+        `means` is (n, glimpses, 2).
         """
-        apart = (means.unsqueeze(2) - self.centres.to(means)).square().sum(dim=3)
-        each = (-apart / (2 * self.location.deviation**2)).softmax(dim=2)
-        return (1 - EVERYWHERE) * each.mean(dim=1) + EVERYWHERE / each.shape[2]
+        distance = (means.unsqueeze(2) - self.centres.to(means)).square().sum(dim=3)
+        each = (-distance / (2 * self.location.deviation**2)).softmax(dim=2)
+        return (1 - UNIFORM) * each.mean(dim=1) + UNIFORM / each.shape[2]
+
+
+def cell_centres(grid: Grid) -> Tensor:
+    """Return the centres of cells (rows, columns, 2), row then column; a view spans -1 to 1."""
+    axes = []
+    for count in (grid.rows, grid.columns):
+        reach = 1 - grid.cell_fraction if count > 1 else 0.0
+        axes.append(torch.linspace(-reach, reach, count))
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
+
+
+class Glimpsed(NamedTuple):
+    """Glimpses of n views, in order.
+
+    A place is the row and the column of a glimpse's centre; -1 and 1 are the edges of the view.
+    `context` is the state that chooses the first place.
+    """
+
+    features: Tensor  # (n, glimpses, size), the state after each glimpse
+    places: Tensor  # (n, glimpses, 2), without gradient
+    log_p: Tensor  # (n, glimpses), of each place given those before, with gradient
+    attention: Tensor  # (n, cells); each view's sum is 1
+    context: Tensor  # (n, size)
 
 
 class State(NamedTuple):
-    """What a recurrent layer remembers."""
+    """State of a recurrent layer."""
 
-    output: Tensor  # (regions, size)
-    memory: Tensor  # (regions, size)
+    output: Tensor  # (n, size)
+    memory: Tensor  # (n, size)
 
 
-class Recurrent(nn.Module):
-    """A step of an LSTM; one dense layer makes all gates, so that it is counted as one."""
+class LstmCell(nn.Module):
+    """An LSTM step; one dense layer computes all gates, so that its cost is counted."""
 
     def __init__(self, inputs: int, size: int) -> None:
         super().__init__()
@@ -159,51 +171,50 @@ class Recurrent(nn.Module):
         self.gates = nn.Linear(inputs + size, 4 * size)
 
     def forward(self, x: Tensor, state: State | None) -> State:
-        """Go on from `state`, or begin, with what is seen now (regions, inputs)."""
+        """Return the state after input (n, inputs); None is the zero state."""
         if state is None:
-            nothing = x.new_zeros(x.shape[0], self.size)
-            state = State(nothing, nothing)
+            zeros = x.new_zeros(x.shape[0], self.size)
+            state = State(zeros, zeros)
         gates: Tensor = self.gates(torch.cat([x, state.output.to(x)], dim=1))
         enter, new, keep, leave = gates.chunk(4, dim=1)
-        memory = state.memory * (keep + FORGET).sigmoid() + enter.sigmoid() * new.tanh()
+        memory = state.memory * (keep + FORGET_BIAS).sigmoid() + enter.sigmoid() * new.tanh()
         return State(memory.tanh() * leave.sigmoid(), memory)
 
 
 class Emitted(NamedTuple):
-    """Where to look next."""
+    """The next glimpse position."""
 
-    place: Tensor  # (regions, 2), without gradient
-    mean: Tensor  # (regions, 2)
-    log_p: Tensor  # (regions,), of what was drawn, with gradient
+    place: Tensor  # (n, 2), without gradient
+    mean: Tensor  # (n, 2)
+    log_p: Tensor  # (n,), of the sampled position, with gradient
     state: State
 
 
 class Emission(nn.Module):
-    """Says where to look next, from what was seen so far.
+    """Location module: emits the next glimpse position.
 
-    Gradients stop here: what is seen is learned from labels, where to look from rewards.
+    Its inputs are detached: the encoder learns from labels, the emission from rewards.
     """
 
     def __init__(self, size: int, reach: float, deviation: float) -> None:
         super().__init__()
         self.reach, self.deviation = reach, deviation
-        self.recurrent = Recurrent(size, size)
+        self.recurrent = LstmCell(size, size)
         self.place = nn.Linear(size, 2)
 
     def forward(
-        self, seen: Tensor, state: State | None, *, sample: bool, anywhere: bool = False
+        self, outputs: Tensor, state: State | None, *, sample: bool, uniform: bool = False
     ) -> Emitted:
-        """Go on from `state` with what is seen (regions, size); with `sample`, draw the place.
+        """Return the next position given outputs (n, size) of the encoder.
 
-        What is drawn beyond the reach falls on its edge; how likely it was is that of the draw,
-        or rewards would not move a mean that is at the edge as they should. With `anywhere` the
-        place ignores the mean.
+        Samples beyond the reach are clamped to it; `log_p` is that of the unclamped sample, so that
+        rewards can move a mean away from the edge. With `uniform` the mean is ignored.
         """
-        state = self.recurrent(seen.detach(), state)
-        # Half precision would round places to pixels of its own.
+        state = self.recurrent(outputs.detach(), state)
+        # Half precision would round positions to several pixels.
         mean = self.reach * self.place(state.output).float().tanh()
         drawn = mean.detach()
-        if anywhere:
+        if uniform:
             drawn = self.reach * (2 * torch.rand_like(drawn) - 1)
         elif sample:
             drawn = drawn + self.deviation * torch.randn_like(drawn)
@@ -212,31 +223,17 @@ class Emission(nn.Module):
         return Emitted(drawn.clamp(-self.reach, self.reach), mean, log_p, state)
 
 
-class Glimpsed(NamedTuple):
-    """The glimpses of some views, in order.
-
-    A place is the row and the column of a glimpse's centre; -1 and 1 are the edges of the view.
-    `context` is the state before the first glimpse, which chooses the first place.
-    """
-
-    features: Tensor  # (regions, glimpses, features), of each glimpse, or after it
-    places: Tensor  # (regions, glimpses, 2), without gradient
-    log_p: Tensor  # (regions, glimpses), of each choice given those before it, with gradient
-    attention: Tensor  # (regions, cells), each region's sum to 1
-    context: Tensor  # (regions, features)
-
-
-def fields_of_view(view_size: int, glimpse_size: int, scales: int) -> tuple[int, ...]:
-    """Return the pixels a side that glimpses show: from their own size up to the whole view."""
+def glimpse_fields(view_size: int, glimpse_size: int, scales: int) -> tuple[int, ...]:
+    """Return the side in view pixels of each scale, from the glimpse's own to the whole view."""
     step = (view_size - glimpse_size) / max(scales - 1, 1)
     return (glimpse_size, *(int(glimpse_size + step * scale) for scale in range(1, scales)))
 
 
 class Glimpses(nn.Module):
-    """Cuts glimpses of several scales out of views, each with where its pixels lie.
+    """Crop glimpses of several scales from views, with the coordinates of their pixels.
 
-    The sharpest shows the view's own pixels; the others show more of it, in area means. (The
-    original interpolates between four pixels, which skips some of the wider ones.)
+    The finest scale has the view's own pixels; the others are area means. (The original
+    interpolates bilinearly, which skips pixels of the coarser scales.)
     """
 
     position: Tensor
@@ -244,40 +241,40 @@ class Glimpses(nn.Module):
     def __init__(self, view_size: int, glimpse_size: int, scales: int) -> None:
         super().__init__()
         self.size = glimpse_size
-        self.fields = fields_of_view(view_size, glimpse_size, scales)
+        self.fields = glimpse_fields(view_size, glimpse_size, scales)
         axis = torch.linspace(-1, 1, view_size)
         position = torch.stack(torch.meshgrid(axis, axis, indexing="ij"))
         self.register_buffer("position", position, persistent=False)  # (2, height, width)
         self.means = nn.ModuleList(_AreaMean(field, glimpse_size) for field in self.fields)
 
     def channels(self, bands: int) -> int:
-        """Return how many channels the glimpses of all scales have together."""
+        """Return the number of channels of all scales together."""
         return len(self.fields) * (bands + 2)
 
     def forward(self, views: Tensor, places: Tensor, *, sharp_only: bool = False) -> Tensor:
-        """Return glimpses (regions, channels, size, size) at `places` (regions, 2).
+        """Return glimpses (n, channels, size, size) at `places` (n, 2).
 
-        With `sharp_only` the wider scales show nothing but their mean.
+        With `sharp_only` the coarser scales are replaced by their mean.
         """
         position = self.position.to(views).expand(views.shape[0], -1, -1, -1)
-        placed = torch.cat([views, position], dim=1)  # (regions, bands + 2, height, width)
+        placed = torch.cat([views, position], dim=1)  # (n, bands + 2, height, width)
         glimpses = []
         for number, (field, mean) in enumerate(zip(self.fields, self.means, strict=True)):
-            glimpse = mean(_cut(placed, places, field))
+            glimpse = mean(_crop(placed, places, field))
             if number and sharp_only:
                 glimpse = glimpse.mean(dim=(2, 3), keepdim=True).expand_as(glimpse)
             glimpses.append(glimpse)
         return torch.cat(glimpses, dim=1).detach()
 
-    def sharpest(self, places: Tensor) -> Tensor:
-        """Return what glimpses show at the view's own pixels: (..., 2) -> (..., 4), parts of it."""
+    def boxes(self, places: Tensor) -> Tensor:
+        """Return the boxes of the finest scale: (..., 2) -> (..., 4), as fractions of the view."""
         length = self.position.shape[-1]
         start = _start(places, self.size, length).flip(-1)  # across, then down
         return torch.cat([start, start + self.size], dim=-1) / length
 
 
-def _cut(images: Tensor, places: Tensor, field: int) -> Tensor:
-    """Return `field` pixels a side around each place; past the edge its last pixel goes on."""
+def _crop(images: Tensor, places: Tensor, field: int) -> Tensor:
+    """Return `field` pixels a side around each place; edge pixels are repeated outside."""
     count, channels, height, width = images.shape
     rows = _pixels(places[:, 0], field, height)[:, None, :, None]
     columns = _pixels(places[:, 1], field, width)[:, None, None]
@@ -286,35 +283,34 @@ def _cut(images: Tensor, places: Tensor, field: int) -> Tensor:
 
 
 def _pixels(at: Tensor, field: int, length: int) -> Tensor:
-    """Return the pixels (regions, field) of a span around places along one axis."""
     start = _start(at, field, length)
     return (start[:, None] + torch.arange(field, device=at.device)).clamp(0, length - 1)
 
 
 def _start(at: Tensor, field: int, length: int) -> Tensor:
-    return (length * (at.float() + 1) / 2 - field / 2 + HAIR).floor().long()
+    return (length * (at.float() + 1) / 2 - field / 2 + EDGE).floor().long()
 
 
 class _AreaMean(nn.Module):
-    """Makes maps smaller; each pixel of the result is the mean of the area under it."""
+    """Downsample maps by area means."""
 
     weights: Tensor
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.is_exact = inputs == outputs
-        side_by_side = Grid(outputs, outputs, 1 / outputs)
-        weights = torch.tensor(side_by_side.row_weights(inputs), dtype=torch.float32)
+        self.is_identity = inputs == outputs
+        rows = Grid(outputs, outputs, 1 / outputs).row_weights(inputs)
+        weights = torch.tensor(rows, dtype=torch.float32)
         self.register_buffer("weights", weights, persistent=False)  # (outputs, inputs)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(regions, channels, inputs, inputs) -> (regions, channels, outputs, outputs)."""
+        """(n, channels, inputs, inputs) -> (n, channels, outputs, outputs)."""
         weights = self.weights.to(maps)
-        return maps if self.is_exact else weights @ maps @ weights.T
+        return maps if self.is_identity else weights @ maps @ weights.T
 
 
 def objective(episodes: Episodes, task: Task, config: DramObjective) -> Terms:
-    """Let every glimpse learn the label, and rewards teach where to place them."""
+    """Return the losses of all glimpses, and REINFORCE for their positions."""
     terms: Terms = {"side": (config.side, side_loss(episodes, task))}
     if "log_p" in episodes.aux:
         terms["glimpses"] = config.glimpses, glimpse_loss(episodes)

@@ -1,83 +1,80 @@
-"""Location modules and positional encoding."""
+"""Location modules: align a feature map with the cells of a region, and score the cells.
 
-from typing import Literal
+Papadopoulos et al. 2021, sec. 3.1 and its appendix.
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
+from tnetcli.models.configs import Pooling, TNetConfig
+from tnetcli.models.encoders import Backbone
+from tnetcli.models.nets import MapSize
 
-LOWEST_FREQUENCY = 1 / 100
-SMALLEST = 12  # numbers: sine and cosine of two frequencies for row, column and depth
-
-
-def encode_positions(positions: Tensor, size: int) -> Tensor:
-    """Turn (regions, 3) rows, columns and depths into (regions, size) sines and cosines."""
-    if size < SMALLEST:
-        raise ValueError(f"a position needs two frequencies, twelve numbers at least: `{size}`")
-    count = size // 6
-    powers = torch.arange(count, dtype=torch.float64, device=positions.device) / (count - 1)
-    frequencies = LOWEST_FREQUENCY**powers  # (count,), from 1 down to 1/100
-    angles = positions.double().unsqueeze(-1) * frequencies  # (regions, 3, count)
-    waves = torch.stack([angles.sin(), angles.cos()], dim=2)  # (regions, 3, 2, count)
-    return nn.functional.pad(waves.flatten(1), (0, size - 6 * count)).float()
-
-
-class Position(nn.Module):
-    """Mix the position of each region into its features."""
-
-    def __init__(
-        self,
-        feature_size: int,
-        mode: Literal["add", "concat", "mix"],
-        size: int | None,
-    ) -> None:
-        super().__init__()
-        self.mode = mode
-        # As the papers: as wide as the features to stand beside them, a quarter to be added.
-        own = feature_size if mode == "concat" else feature_size // 4
-        self.size = size or max(own, SMALLEST)
-        inputs = self.size if mode == "add" else feature_size + self.size
-        self.linear = nn.Linear(inputs, feature_size)
-
-    def forward(self, features: Tensor, positions: Tensor) -> Tensor:
-        """Return features (n, D) mixed with the encoding of their positions (n, 3)."""
-        code = encode_positions(positions, self.size).to(features)  # (n, size)
-        if self.mode == "add":
-            return nn.functional.silu(features + self.linear(code))
-        mixed: Tensor = self.linear(torch.cat([features, code], dim=1))
-        return mixed if self.mode == "concat" else nn.functional.silu(mixed)
-
-
-def cell_places(grid: Grid) -> Tensor:
-    """Return the centres of cells (rows, columns, 2), row then column; a view spans -1 to 1."""
-    axes = []
-    for count in (grid.rows, grid.columns):
-        reach = 1 - grid.cell_fraction if count > 1 else 0.0
-        axes.append(torch.linspace(-reach, reach, count))
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
-
-
-SMALLEST_NORM = 1e-12
+MIN_NORM = 1e-12
 
 
 def normalised_logits(logits: Tensor, *, centered: bool, temperature: float) -> Tensor:
     """Scale logits (n, rows, columns) to unit norm, then divide by the temperature: (n, cells).
 
-    They are single precision at least, so that the logarithm of their softmax can be learned from.
-    Divided by their norm, logits cannot diverge; at temperature 1 attention stays close to uniform.
-    Centering keeps a common offset out of the norm.
+    The result has single precision or better. The unit norm keeps logits from diverging; at
+    temperature 1 attention stays close to uniform. Centering removes a common offset first.
     """
-    exact = torch.promote_types(logits.dtype, torch.float32)  # half cannot hold the smallest norm
+    exact = torch.promote_types(logits.dtype, torch.float32)  # MIN_NORM underflows in half
     flat = logits.flatten(1).to(exact)  # (n, cells)
     if centered:
         flat = flat - flat.mean(dim=1, keepdim=True)
-    return functional.normalize(flat, dim=1, eps=SMALLEST_NORM) / temperature
+    return functional.normalize(flat, dim=1, eps=MIN_NORM) / temperature
+
+
+class SqueezeLocation(nn.Module):
+    """Score cells by their own features with squeeze-excitation (fMoW, CUB and NABirds)."""
+
+    def __init__(self, channels: int, size: int | None = None) -> None:
+        super().__init__()
+        inner = size or channels
+        self.enter = nn.Conv2d(channels, inner, 1)
+        self.squeeze = SqueezeExcite(inner)
+        self.coordinates = Coordinates()
+        self.mix = nn.Conv2d(inner + 2, inner, 1)
+        self.score = nn.Conv2d(inner, 1, 1)
+
+    def forward(self, cells: Tensor, features: Tensor) -> Tensor:
+        """Return logits (n, rows, columns); the view's features are not used."""
+        cells = self.squeeze(functional.silu(self.enter(cells)))
+        cells = functional.silu(self.mix(self.coordinates(cells)))
+        logits: Tensor = self.score(cells).squeeze(1)
+        return logits
+
+
+class ContextLocation(nn.Module):
+    """Score cells by their own features and those of the whole view (ImageNet)."""
+
+    SLOPE = 0.2  # of the leaky ReLU: TensorFlow's default
+    SIZE = 512
+
+    def __init__(self, channels: int, feature_size: int, size: int | None = None) -> None:
+        super().__init__()
+        inner = size or self.SIZE
+        self.coordinates = Coordinates()
+        self.mix = nn.Conv2d(channels + feature_size + 2, inner, 1)
+        self.score = nn.Conv2d(inner, 1, 1)
+
+    def forward(self, cells: Tensor, features: Tensor) -> Tensor:
+        """Return logits (n, rows, columns)."""
+        context = features[:, :, None, None].expand(-1, -1, *cells.shape[2:])
+        cells = self.coordinates(torch.cat([cells, context], dim=1))
+        cells = functional.leaky_relu(self.mix(cells), self.SLOPE)
+        logits: Tensor = self.score(cells).squeeze(1)
+        return logits
 
 
 class Coordinates(nn.Module):
-    """Append the row and the column of each cell as two channels, each scaled as learned."""
+    """Append the row and the column of each cell as two channels, with a learned scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,25 +82,23 @@ class Coordinates(nn.Module):
         self.bias = nn.Parameter(torch.zeros(2))
 
     def forward(self, cells: Tensor) -> Tensor:
-        """(regions, channels, rows, columns) -> (regions, channels + 2, rows, columns)."""
-        regions, _, rows, columns = cells.shape
+        """(n, channels, rows, columns) -> (n, channels + 2, rows, columns)."""
+        count, _, rows, columns = cells.shape
         down = _from_minus_one_to_one(rows, cells) * self.weight[0] + self.bias[0]
         across = _from_minus_one_to_one(columns, cells) * self.weight[1] + self.bias[1]
-        shape = (regions, 1, rows, columns)
-        return torch.cat(
-            [cells, down.view(1, 1, -1, 1).expand(shape), across.view(1, 1, 1, -1).expand(shape)],
-            dim=1,
-        )
+        shape = (count, 1, rows, columns)
+        added = [down.view(1, 1, -1, 1).expand(shape), across.view(1, 1, 1, -1).expand(shape)]
+        return torch.cat([cells, *added], dim=1)
 
 
 def _from_minus_one_to_one(count: int, like: Tensor) -> Tensor:
-    if count == 1:  # a lone row or column is in the middle
+    if count == 1:  # a single row or column is in the middle
         return torch.zeros(1, dtype=like.dtype, device=like.device)
     return torch.linspace(-1, 1, count, dtype=like.dtype, device=like.device)
 
 
 class SqueezeExcite(nn.Module):
-    """Scale channels by what the whole map holds."""
+    """Scale channels by a gate computed from the mean of the map."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -118,43 +113,97 @@ class SqueezeExcite(nn.Module):
         return scaled
 
 
-class SqueezeLocation(nn.Module):
-    """Score cells by their own features, squeeze-excited (fMoW, CUB and NABirds)."""
+class Reference(NamedTuple):
+    """Published alignment: side of the map, rows and columns picked, and where it is tapped."""
 
-    def __init__(self, channels: int, size: int | None = None) -> None:
+    map_side: int
+    picks: tuple[int, ...]
+    tap: str | None = None
+
+
+_FIVE = Reference(28, (5, 9, 13, 17, 21), "blocks.2.1")
+# By backbone and cells per side: Papadopoulos et al. 2021, appendix, tables 4 and 5; the models of
+# CUB and NABirds as in the authors' code.
+REFERENCES = {
+    ("bagnet77", 5): Reference(9, (0, 2, 4, 6, 8)),
+    ("tf_efficientnet_b0", 3): Reference(14, (2, 6, 10), "blocks.3.2"),
+    ("tf_efficientnet_b0", 5): Reference(14, (2, 4, 6, 8, 10), "blocks.3.0"),
+    **{(f"tf_efficientnet_b{size}", 5): _FIVE for size in (1, 2, 3, 4)},
+}
+
+
+def find_reference(backbone: str, grid: Grid) -> Reference:
+    """Return the published alignment; raise ModelError if there is none."""
+    found = REFERENCES.get((backbone.split(".")[0], grid.rows))
+    if found is None or grid.rows != grid.columns:
+        known = ", ".join(f"{name} {side}x{side}" for name, side in REFERENCES)
+        raise ModelError(
+            f"no published alignment of `{backbone}` with {grid.rows} x {grid.columns} cells",
+            hint=f"use alignment `pool`; published: {known}",
+        )
+    return found
+
+
+def build_alignment(backbone: Backbone, config: TNetConfig) -> "Pool | Pick":
+    """Return a module (n, channels, height, width) -> (n, channels, rows, columns)."""
+    size, grid = backbone.map_size, config.grid
+    if config.alignment == "pool":
+        return Pool(size, grid, config.pooling)
+    reference = find_reference(config.backbone, grid)
+    if (size.height, size.width) != (reference.map_side, reference.map_side):
+        raise ModelError(
+            f"the published alignment needs a map of {reference.map_side} pixels a side, this one "
+            f"has {size.height} x {size.width}",
+            hint="use the published view_size (77 for bagnet77, 224 otherwise), or `pool`",
+        )
+    return Pick(size.channels, reference.picks)
+
+
+class Pick(nn.Module):
+    """Take the map pixels at given rows, which are also the columns."""
+
+    picks: Tensor
+
+    def __init__(self, channels: int, picks: tuple[int, ...]) -> None:
         super().__init__()
-        inner = size or channels
-        self.enter = nn.Conv2d(channels, inner, 1)
-        self.squeeze = SqueezeExcite(inner)
-        self.coordinates = Coordinates()
-        self.mix = nn.Conv2d(inner + 2, inner, 1)
-        self.score = nn.Conv2d(inner, 1, 1)
+        self.channels = channels
+        self.register_buffer("picks", torch.tensor(picks), persistent=False)
 
-    def forward(self, cells: Tensor, features: Tensor) -> Tensor:
-        """Return logits (regions, rows, columns); the view's features are not used."""
-        cells = self.squeeze(functional.silu(self.enter(cells)))
-        cells = functional.silu(self.mix(self.coordinates(cells)))
-        logits: Tensor = self.score(cells).squeeze(1)
-        return logits
+    def forward(self, maps: Tensor) -> Tensor:
+        """(n, channels, height, width) -> (n, channels, rows, columns)."""
+        return maps.index_select(2, self.picks).index_select(3, self.picks)
 
 
-class ContextLocation(nn.Module):
-    """Score cells beside the features of the whole view (ImageNet)."""
+class Pool(nn.Module):
+    """Take the area mean of the map in each cell; with `mean_max`, append the maximum."""
 
-    SLOPE = 0.2  # of the leaky ReLU, TensorFlow's default
-    SIZE = 512
+    down: Tensor
+    across: Tensor
 
-    def __init__(self, channels: int, feature_size: int, size: int | None = None) -> None:
+    def __init__(self, size: MapSize, grid: Grid, pooling: Pooling = "mean") -> None:
         super().__init__()
-        inner = size or self.SIZE
-        self.coordinates = Coordinates()
-        self.mix = nn.Conv2d(channels + feature_size + 2, inner, 1)
-        self.score = nn.Conv2d(inner, 1, 1)
+        rows, columns = grid.row_weights(size.height), grid.column_weights(size.width)
+        down = torch.tensor(rows, dtype=torch.float32)
+        across = torch.tensor(columns, dtype=torch.float32)
+        self.register_buffer("down", down, persistent=False)  # (rows, height)
+        self.register_buffer("across", across.T.contiguous(), persistent=False)  # (width, columns)
+        self.pooling = pooling
+        self.channels = size.channels if pooling == "mean" else 2 * size.channels
+        self._row_spans = [_span(each.tolist()) for each in rows]
+        self._column_spans = [_span(each.tolist()) for each in columns]
 
-    def forward(self, cells: Tensor, features: Tensor) -> Tensor:
-        """Return logits (regions, rows, columns)."""
-        context = features[:, :, None, None].expand(-1, -1, *cells.shape[2:])
-        cells = self.coordinates(torch.cat([cells, context], dim=1))
-        cells = functional.leaky_relu(self.mix(cells), self.SLOPE)
-        logits: Tensor = self.score(cells).squeeze(1)
-        return logits
+    def forward(self, maps: Tensor) -> Tensor:
+        """(n, channels, height, width) -> (n, channels, rows, columns)."""
+        mean = self.down.to(maps) @ maps @ self.across.to(maps)
+        if self.pooling == "mean":
+            return mean
+        most = torch.stack([maps[:, :, span].amax(dim=2) for span in self._row_spans], dim=2)
+        most = torch.stack([most[..., span].amax(dim=3) for span in self._column_spans], dim=3)
+        return torch.cat([mean, most], dim=1)
+
+
+def _span(weights: list[float]) -> slice:
+    """Return the map pixels that a cell covers by half or more of the best covered one."""
+    least = max(weights) / 2
+    inside = [index for index, weight in enumerate(weights) if weight >= least]
+    return slice(inside[0], inside[-1] + 1)

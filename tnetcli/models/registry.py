@@ -1,4 +1,4 @@
-"""The families of models by name; nothing here loads torch."""
+"""The families of models by name, plug-ins included; nothing here loads torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,21 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from tnetcli.config import validate
 from tnetcli.errors import ModelError
-from tnetcli.models.configs import (
-    AnchorNetConfig,
-    AnchorNetObjective,
-    DramConfig,
-    DramObjective,
-    ModelConfig,
-    Objective,
-    SaccaderConfig,
-    SaccaderObjective,
-    TNetConfig,
-    TwoStreamConfig,
-    TwoStreamObjective,
-    WholeConfig,
-)
-from tnetcli.text import did_you_mean
+from tnetcli.models import configs
+from tnetcli.models.configs import ModelConfig, Objective
+from tnetcli.registry import Registry
 
 if TYPE_CHECKING:
     from tnetcli.models.base import FamilyTerms, Model
@@ -30,69 +18,78 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A kind of model: its configuration, its class, and what it learns from.
+    """A kind of model: its configuration, its class and its training objective.
 
-    `terms` adds to the losses of labels and REINFORCE, or with `replaces_loss` stands in for them.
+    `model` and `terms` are `module:name`, imported when a model is built or trained. `terms` is a
+    function (Episodes, Task, Objective) -> Terms that adds to the cross-entropy and REINFORCE
+    losses, or with `replaces_loss` replaces them.
     """
 
     summary: str
-    arguments: type[ModelConfig]
-    builder: str  # module:class, imported when a model is built
+    config: type[ModelConfig]
+    model: str
     objective: type[Objective] = Objective
-    terms: str | None = None  # module:function, imported when a model is trained
+    terms: str | None = None
     replaces_loss: bool = False
 
 
-FAMILIES = {
-    "tnet": Family(
-        "recursive hard attention: scores the cells of a view and encodes the best of them\n"
-        "at higher resolution with the same network; cost follows the number of regions",
-        TNetConfig,
-        "tnetcli.models.tnet:TNet",
-    ),
-    "anchornet": Family(
-        "selects patches from class maps of small receptive fields (LSP);\n"
-        "a second classifier reads them, and their probabilities are averaged",
-        AnchorNetConfig,
-        "tnetcli.models.anchornet:AnchorNet",
-        AnchorNetObjective,
-        "tnetcli.models.anchornet:objective",
-    ),
-    "two_stream": Family(
-        "two streams: one for the whole image, a recurrent one for its regions;\n"
-        "reports the weight of each step",
-        TwoStreamConfig,
-        "tnetcli.models.two_stream:TwoStream",
-        TwoStreamObjective,
-        "tnetcli.models.two_stream:objective",
-        replaces_loss=True,
-    ),
-    "saccader": Family(
-        "a bag of 77-pixel patches: classifies a view by a few glimpses,\n"
-        "chosen one after another from one map of the whole view",
-        SaccaderConfig,
-        "tnetcli.models.saccader:Saccader",
-        SaccaderObjective,
-        "tnetcli.models.saccader:objective",
-    ),
-    "dram": Family(
-        "a recurrent network that takes glimpses of a view at several scales,\n"
-        "each where the one before has led it",
-        DramConfig,
-        "tnetcli.models.dram:Dram",
-        DramObjective,
-        "tnetcli.models.dram:objective",
-    ),
-    "whole": Family(
-        "the baseline: the whole image in one view, however large it is;\nany backbone of timm",
-        WholeConfig,
-        "tnetcli.models.whole:Whole",
-    ),
-}
-# Backbones that are tested; any other name is looked up in timm.
+TNET = Family(
+    "recursive hard attention: scores the cells of a view and encodes the best of them\n"
+    "at higher resolution with the same network; cost follows the number of regions",
+    configs.TNetConfig,
+    "tnetcli.models.tnet:TNet",
+)
+ANCHORNET = Family(
+    "selects patches from class maps of small receptive fields (LSP);\n"
+    "a second network classifies them, and their probabilities are averaged",
+    configs.AnchorNetConfig,
+    "tnetcli.models.anchornet:AnchorNet",
+    configs.AnchorNetObjective,
+    "tnetcli.models.anchornet:objective",
+)
+TWO_STREAM = Family(
+    "two streams: one for the whole image, a recurrent one for its regions;\n"
+    "reports the weight of each step",
+    configs.TwoStreamConfig,
+    "tnetcli.models.two_stream:TwoStream",
+    configs.TwoStreamObjective,
+    "tnetcli.models.two_stream:objective",
+    replaces_loss=True,
+)
+SACCADER = Family(
+    "a bag of 77-pixel patches: classifies a view by a few glimpses,\n"
+    "chosen one after another from one feature map of the whole view",
+    configs.SaccaderConfig,
+    "tnetcli.models.saccader:Saccader",
+    configs.SaccaderObjective,
+    "tnetcli.models.saccader:objective",
+)
+DRAM = Family(
+    "a recurrent network that takes glimpses of a view at several scales,\n"
+    "each chosen after the one before",
+    configs.DramConfig,
+    "tnetcli.models.dram:Dram",
+    configs.DramObjective,
+    "tnetcli.models.dram:objective",
+)
+WHOLE = Family(
+    "the baseline: the whole image in one view, however large it is;\nany backbone of timm",
+    configs.WholeConfig,
+    "tnetcli.models.tnet:Whole",
+)
+FAMILIES: Registry[Family] = Registry(
+    "family",
+    {
+        name.lower(): f"{__name__}:{name}"
+        for name in ("TNET", "ANCHORNET", "TWO_STREAM", "SACCADER", "DRAM", "WHOLE")
+    },
+    plural="families",
+    error=ModelError,
+)
+# Backbones that are tested; any other name of timm works too.
 BACKBONES = {
     "bagnet77": "BagNet-77, the small-patch network of the TNet paper (views of 77 pixels)",
-    "compact": "a small residual network, 0.4 M parameters, quick to train on a processor",
+    "compact": "a small residual network with 0.4 M parameters, fast to train on a CPU",
     "tf_efficientnet_b0": "EfficientNet B0 with the padding of the papers; also b1, b2, b3, b4",
     "resnet50": "ResNet; also resnet18, resnet34, resnet101",
     "mobilenetv3_large_100": "MobileNetV3; also mobilenetv3_small_100",
@@ -102,43 +99,42 @@ BACKBONES = {
 
 
 def find_family(name: str) -> Family:
-    """Return the family, or say which names are close."""
-    if name in FAMILIES:
-        return FAMILIES[name]
-    hint = did_you_mean(name, FAMILIES, f"choose one of: {', '.join(FAMILIES)}")
-    raise ModelError(f"unknown family: `{name}`", hint=hint)
+    """Return a family; raise ModelError with the closest name if it is unknown."""
+    return FAMILIES.load(name)
 
 
-def read_model_config(family: str, arguments: Mapping[str, Any]) -> ModelConfig:
-    """Check what a model of `family` is to be built from."""
-    return validate(find_family(family).arguments, arguments, f"model `{family}`", ModelError)
+def read_model_config(family: str, config: Mapping[str, Any]) -> ModelConfig:
+    """Validate the configuration of a model; raise ModelError if it is invalid."""
+    return validate(find_family(family).config, config, f"model `{family}`", ModelError)
 
 
 def build_model(
     family: str,
-    arguments: Mapping[str, Any] | ModelConfig,
+    config: Mapping[str, Any] | ModelConfig,
     *,
     classes: int,
     bands: int = 3,
     pretrained: bool | Path = False,
 ) -> "Model":
-    """Build a model; its weights are random, or the backbone's are the hub's or a local file's."""
-    if not isinstance(arguments, ModelConfig):
-        arguments = read_model_config(family, arguments)
+    """Build a model with random weights.
+
+    With `pretrained`, the backbone has the weights of the hub (True) or of a local file.
+    """
+    if not isinstance(config, ModelConfig):
+        config = read_model_config(family, config)
     found = find_family(family)
-    if not isinstance(arguments, found.arguments):
-        raise TypeError(f"`{type(arguments).__name__}` do not describe a `{family}`")
-    builder = _imported(found.builder)
-    model: Model = builder(arguments, classes=classes, bands=bands, pretrained=pretrained)
+    if not isinstance(config, found.config):
+        raise TypeError(f"`{type(config).__name__}` is not the configuration of a `{family}`")
+    model: Model = _load(found.model)(config, classes=classes, bands=bands, pretrained=pretrained)
     return model
 
 
 def find_terms(family: str) -> "FamilyTerms | None":
     """Return the function that computes a family's own loss terms, None if it has none."""
     terms = find_family(family).terms
-    return None if terms is None else _imported(terms)
+    return None if terms is None else _load(terms)
 
 
-def _imported(name: str) -> Any:
+def _load(name: str) -> Any:
     module, attribute = name.split(":")
     return getattr(import_module(module), attribute)

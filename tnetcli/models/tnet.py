@@ -1,4 +1,4 @@
-"""TNet: encode a view, score its cells, aggregate all regions that were read.
+"""TNet, and the baseline `whole`: TNet's backbone and head on one view of the whole image.
 
 Papadopoulos, Korus and Memon 2021, "Hard-Attention for Scalable Image Classification".
 """
@@ -7,64 +7,60 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from tnetcli.models.aggregators import Mean, WeightedMean, Weighting
-from tnetcli.models.alignment import build_alignment, find_reference
-from tnetcli.models.base import EncoderOutput, start_as_bagnet, start_as_efficientnet
-from tnetcli.models.configs import TNetConfig
-from tnetcli.models.encoders import BAGNET, build_backbone
-from tnetcli.models.location import ContextLocation, Position, SqueezeLocation, normalised_logits
+from tnetcli.geometry import Grid
+from tnetcli.models.aggregators import Gated, Mean, WeightedMean
+from tnetcli.models.base import EncoderOutput, init_weights
+from tnetcli.models.configs import PositionMode, TNetConfig, WholeConfig
+from tnetcli.models.encoders import build_backbone
+from tnetcli.models.location import (
+    ContextLocation,
+    SqueezeLocation,
+    build_alignment,
+    find_reference,
+    normalised_logits,
+)
 
 FIRST_BASELINE = 0.5
+LOWEST_FREQUENCY = 1 / 100
+MIN_ENCODING = 12  # sine and cosine of two frequencies for row, column and depth
 
 
 class TNet(WeightedMean):
-    """One set of weights for all levels."""
+    """Encode a view, score its cells, aggregate all regions; all levels share the weights."""
 
     family = "tnet"
-    baseline: Tensor  # (1,), the mean reward so far; training compares with it
+    baseline: Tensor  # (1,), running mean of the reward
 
     def __init__(
-        self,
-        arguments: TNetConfig,
-        *,
-        classes: int,
-        bands: int = 3,
-        pretrained: bool | Path = False,
+        self, config: TNetConfig, *, classes: int, bands: int = 3, pretrained: bool | Path = False
     ) -> None:
-        super().__init__(arguments, grid=arguments.grid, classes=classes, bands=bands)
-        tap = arguments.tap
-        if tap is None and arguments.alignment == "reference":
-            tap = find_reference(arguments.backbone, self.grid).tap
+        super().__init__(config, grid=config.grid, classes=classes, bands=bands)
+        tap = config.tap
+        if tap is None and config.alignment == "reference":
+            tap = find_reference(config.backbone, self.grid).tap
         self.backbone = build_backbone(
-            arguments,
+            config,
             bands=bands,
             tap=tap,
             cells=max(self.grid.rows, self.grid.columns),
             pretrained=pretrained,
         )
-        self.align = build_alignment(
-            arguments.alignment,
-            self.backbone,
-            self.grid,
-            name=arguments.backbone,
-            view_size=self.view_size,
-            pooling=arguments.pooling,
-        )
+        self.align = build_alignment(self.backbone, config)
         channels, size = self.align.channels, self.feature_size
         self.location = (
-            ContextLocation(channels, size, arguments.location_size)
-            if arguments.location == "context"
-            else SqueezeLocation(channels, arguments.location_size)
+            ContextLocation(channels, size, config.location_size)
+            if config.location == "context"
+            else SqueezeLocation(channels, config.location_size)
         )
-        self.position = Position(size, arguments.position, arguments.position_size)
-        self.weighting = Weighting(size) if arguments.weighting else Mean()
-        self.dropout = nn.Dropout(arguments.dropout)
-        self.classifier = nn.Linear(size, classes)
+        self.position = Position(size, config.position, config.position_size)
+        self.aggregator = Gated(size) if config.aggregator == "gated" else Mean()
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(size, classes)
+        self.centered, self.temperature = config.centered, config.temperature
         self.register_buffer("baseline", torch.full((1,), FIRST_BASELINE))
-        start = start_as_bagnet if arguments.backbone == BAGNET else start_as_efficientnet
-        for part in (self.location, self.position, self.weighting, self.classifier):
-            start(part)
+        init_weights(config.backbone, self.location, self.position, self.aggregator, self.head)
 
     @property
     def feature_size(self) -> int:
@@ -83,15 +79,72 @@ class TNet(WeightedMean):
     def score(self, maps: Tensor, pooled: Tensor) -> Tensor:
         """Return the logits (n, cells) of the location module.
 
-        It is given no gradient to pass on: the backbone learns from labels, attention from rewards.
+        Inputs are detached: the backbone learns from labels, the location module from rewards.
         """
         logits = self.location(self.align(maps), pooled)  # (n, rows, columns)
-        assert isinstance(self.arguments, TNetConfig)
-        return normalised_logits(
-            logits, centered=self.arguments.centered, temperature=self.arguments.temperature
-        )
+        return normalised_logits(logits, centered=self.centered, temperature=self.temperature)
 
     def embed(self, pooled: Tensor, positions: Tensor) -> Tensor:
-        """Return the pooled features mixed with the encoding of their positions."""
+        """Return the pooled features combined with the encoding of their positions."""
         features: Tensor = self.position(pooled, positions)
         return features
+
+
+class Position(nn.Module):
+    """Combine features with a positional encoding."""
+
+    def __init__(self, feature_size: int, mode: PositionMode, size: int | None) -> None:
+        super().__init__()
+        self.mode = mode
+        # As published: as wide as the features where concatenated, a quarter where added.
+        default = feature_size if mode == "concat" else feature_size // 4
+        self.size = size or max(default, MIN_ENCODING)
+        inputs = self.size if mode == "add" else feature_size + self.size
+        self.linear = nn.Linear(inputs, feature_size)
+
+    def forward(self, features: Tensor, positions: Tensor) -> Tensor:
+        """Return features (n, D) combined with the encoding of positions (n, 3)."""
+        code = encode_positions(positions, self.size).to(features)  # (n, size)
+        if self.mode == "add":
+            return functional.silu(features + self.linear(code))
+        mixed: Tensor = self.linear(torch.cat([features, code], dim=1))
+        return mixed if self.mode == "concat" else functional.silu(mixed)
+
+
+def encode_positions(positions: Tensor, size: int) -> Tensor:
+    """Encode rows, columns and depths (n, 3) as sines and cosines (n, size)."""
+    if size < MIN_ENCODING:
+        raise ValueError(f"a positional encoding needs at least 12 numbers: `{size}`")
+    count = size // 6
+    powers = torch.arange(count, dtype=torch.float64, device=positions.device) / (count - 1)
+    frequencies = LOWEST_FREQUENCY**powers  # (count,), from 1 down to 1/100
+    angles = positions.double().unsqueeze(-1) * frequencies  # (n, 3, count)
+    waves = torch.stack([angles.sin(), angles.cos()], dim=2)  # (n, 3, 2, count)
+    return functional.pad(waves.flatten(1), (0, size - 6 * count)).float()
+
+
+class Whole(WeightedMean):
+    """A backbone and a head on one view; its cost and accuracy compare with TNet's."""
+
+    family = "whole"
+
+    def __init__(
+        self, config: WholeConfig, *, classes: int, bands: int = 3, pretrained: bool | Path = False
+    ) -> None:
+        super().__init__(config, grid=Grid(1, 1, 1.0), classes=classes, bands=bands)
+        self.backbone = build_backbone(config, bands=bands, pretrained=pretrained)
+        self.aggregator = Mean()
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(self.feature_size, classes)
+        init_weights(config.backbone, self.head)
+
+    @property
+    def feature_size(self) -> int:
+        """Return the length of a feature vector."""
+        return self.backbone.feature_size
+
+    def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
+        """Encode views; the only cell is the whole view."""
+        _, features = self.backbone(views)
+        cell_logits = features.new_zeros(features.shape[0], 1, 1)
+        return EncoderOutput(features, cell_logits, {"pooled": features})

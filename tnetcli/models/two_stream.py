@@ -20,17 +20,13 @@ from tnetcli.models.base import (
     Model,
     Terms,
     image_weights,
-    refuse_unread,
-    start_as_bagnet,
-    start_as_efficientnet,
+    init_weights,
+    masked_features,
 )
-from tnetcli.models.configs import Steps, StepVectors, TwoStreamConfig, TwoStreamObjective
-from tnetcli.models.encoders import BAGNET, Stream
-from tnetcli.models.location import normalised_logits
-from tnetcli.models.nets import MapSize, Pool
+from tnetcli.models.configs import TwoStreamConfig, TwoStreamObjective
+from tnetcli.models.encoders import Stream
+from tnetcli.models.location import Pool, normalised_logits
 from tnetcli.tasks import Task, at_least_single
-
-WIDTH = 512  # of the inner layers of queries and answers
 
 
 class TwoStream(Model):
@@ -43,22 +39,33 @@ class TwoStream(Model):
 
     def __init__(
         self,
-        arguments: TwoStreamConfig,
+        config: TwoStreamConfig,
         *,
         classes: int,
         bands: int = 3,
         pretrained: bool | Path = False,
     ) -> None:
-        super().__init__(arguments, grid=arguments.grid, classes=classes, bands=bands)
+        super().__init__(config, grid=config.grid, classes=classes, bands=bands)
+        local_backbone = config.local_backbone or config.backbone
+        if isinstance(pretrained, Path) and local_backbone != config.backbone:
+            raise ModelError(
+                f"`{pretrained}` cannot hold the weights of `{config.backbone}` and "
+                f"`{local_backbone}`",
+                hint="use one backbone for both streams, or the hub's weights: pretrained: true",
+            )
+        local = {"backbone": local_backbone, "view_size": config.local_view_size}
         self.global_stream = GlobalStream(
-            arguments, classes=classes, bands=bands, pretrained=pretrained
+            config, Stream(config, bands=bands, pretrained=pretrained), classes
         )
         self.local_stream = LocalStream(
-            arguments, classes=classes, bands=bands, pretrained=pretrained
+            config,
+            Stream(config.model_copy(update=local), bands=bands, pretrained=pretrained),
+            classes,
         )
-        self.dropout = nn.Dropout(arguments.dropout)
-        self.local_weight = arguments.local_weight
-        self.smallest_view = arguments.seen_locally
+        init_weights(local_backbone, self.local_stream.head)
+        self.dropout = nn.Dropout(config.dropout)
+        self.local_weight = config.local_weight
+        self.local_size = self.min_view_size = config.local_view_size
         self.steps = self.local_stream.steps
 
     @property
@@ -67,23 +74,22 @@ class TwoStream(Model):
         return max(self.global_stream.feature_size, self.local_stream.feature_size)
 
     def encoder(self, level: int) -> nn.Module:
-        """Return the stream of a level, which returns features of the common length."""
+        """Return the stream of a level, with features of the common length."""
         stream = self.global_stream if level == 1 else self.local_stream
         return StreamEncoder(stream, self.feature_size, self.dropout)
 
     def view_size_of(self, region: Region) -> int:
-        """Return the pixels a side at which a region is read: each stream has its own."""
-        return self.view_size if region.level == 1 else self.local_stream.view_size
+        """Return the side in pixels at which a region is read: each stream has its own."""
+        return self.view_size if region.level == 1 else self.local_size
 
     def aggregate(
         self, features: Tensor, mask: Tensor, levels: Tensor, unread: Tensor | None = None
     ) -> Aggregated:
-        """Add the logits of the whole image and, by their weight, the mean ones of the regions.
+        """Add the logits of the whole image and the weighted mean logits of its regions.
 
-        Where only one stream has encoded something, its answer stands.
+        If only one stream has features, its logits are returned.
         """
-        refuse_unread(unread)
-        features = features.masked_fill(~mask.unsqueeze(-1), 0)  # as 0 times NaN is NaN
+        features = masked_features(features, mask, unread)
         logits = self.classify(features, levels)  # (images, regions, classes)
         local = levels > 1
         streams = torch.stack([mask & ~local, mask & local], dim=1)  # (images, 2, regions)
@@ -100,17 +106,17 @@ class TwoStream(Model):
         return Aggregated(total, weights, mean, parts)
 
     def classify(self, features: Tensor, levels: Tensor) -> Tensor:
-        """Return the logits of single regions, each by the stream of its level."""
-        whole, near = self.global_stream, self.local_stream
+        """Return the logits of single regions, each from the stream of its level."""
+        whole, local = self.global_stream, self.local_stream
         return torch.where(
             (levels > 1).unsqueeze(-1),
-            near.classifier(self.dropout(features[..., : near.feature_size])),
-            whole.classifier(self.dropout(features[..., : whole.feature_size])),
+            local.head(self.dropout(features[..., : local.feature_size])),
+            whole.head(self.dropout(features[..., : whole.feature_size])),
         )
 
 
 class StreamEncoder(nn.Module):
-    """One stream, with its feature vectors padded to the length that both streams share."""
+    """One stream with its feature vectors padded to the common length."""
 
     def __init__(self, stream: "GlobalStream | LocalStream", size: int, dropout: nn.Module) -> None:
         super().__init__()
@@ -121,136 +127,111 @@ class StreamEncoder(nn.Module):
         """Encode views (n, bands, side, side)."""
         features, cell_logits, aux = self.stream(views, score_cells)
         if "step_outputs" in aux:
-            aux["step_logits"] = self.stream.classifier(self.dropout(aux.pop("step_outputs")))
+            aux["step_logits"] = self.stream.head(self.dropout(aux.pop("step_outputs")))
         return EncoderOutput(functional.pad(features, (0, self.padding)), cell_logits, aux)
 
 
 class GlobalStream(nn.Module):
-    """A map of the whole image, its mean, and a dense classifier."""
+    """A backbone and a head; cells are scored by the class activation map."""
 
-    def __init__(
-        self,
-        arguments: TwoStreamConfig,
-        *,
-        classes: int,
-        bands: int,
-        pretrained: bool | Path = False,
-    ) -> None:
+    def __init__(self, config: TwoStreamConfig, backbone: Stream, classes: int) -> None:
         super().__init__()
-        self.backbone = Stream(arguments, bands=bands, pretrained=pretrained)
-        size, wide = self.backbone.map_size, arguments.widening
-        self.widen: nn.Module = nn.Identity()
-        if wide is not None:
-            self.widen = nn.Sequential(
-                nn.Conv2d(size.channels, wide, 1), nn.ReLU(), nn.Conv2d(wide, wide, 1), nn.ReLU()
-            )
-            size = size._replace(channels=wide)
-        self.patches, self.temperature = arguments.patches, arguments.temperature
-        self.pool_cells = Pool(size, arguments.grid, arguments.pooling)
+        self.backbone = backbone
+        self.uses_cam, self.temperature = config.patches == "cam", config.temperature
+        self.pool_cells = Pool(backbone.map_size, config.grid, config.pooling)
         self.feature_size = self.pool_cells.channels
-        self.classifier = nn.Linear(self.feature_size, classes)
-        start = start_as_bagnet if arguments.backbone == BAGNET else start_as_efficientnet
-        for part in (self.widen, self.classifier):
-            start(part)
+        self.head = nn.Linear(self.feature_size, classes)
+        init_weights(config.backbone, self.head)
 
     def forward(self, views: Tensor, score_cells: bool = True) -> EncoderOutput:
-        """Return the pooled map, and as cell logits the evidence for the most probable class."""
-        maps = self.widen(self.backbone(views))  # (n, channels, height, width)
+        """Return the pooled map, and as cell logits the evidence for the predicted class."""
+        maps = self.backbone(views)  # (n, channels, height, width)
         vectors = self.backbone.pool(maps)  # (n, features)
         rows, columns = self.pool_cells.down.shape[0], self.pool_cells.across.shape[1]
         evidence = vectors.new_zeros(vectors.shape[0], rows, columns)
-        if score_cells and self.patches == "cam":
+        if score_cells and self.uses_cam:
             evidence = self.cell_evidence(maps.detach(), vectors.detach())
         logits = normalised_logits(evidence, centered=True, temperature=self.temperature)
         return EncoderOutput(vectors, logits.unsqueeze(2), {})
 
     def cell_evidence(self, maps: Tensor, vectors: Tensor) -> Tensor:
-        """Return the class activation map of the most probable class, pooled (n, rows, columns).
+        """Return the class activation map of the predicted class, pooled (n, rows, columns).
 
-        That is the logit that the class would have if the view were nothing but the cell, without
-        the constant. It has no gradient.
+        That is the logit of the class, without its bias, if the view were only the cell. It has no
+        gradient.
         """
-        label = self.classifier(vectors).argmax(dim=1)  # (n,)
-        weights = self.classifier.weight.detach()[label]  # (n, features)
+        label = self.head(vectors).argmax(dim=1)  # (n,)
+        weights = self.head.weight.detach()[label]  # (n, features)
         cells: Tensor = self.pool_cells(maps)  # (n, features, rows, columns)
         return (weights[:, :, None, None] * cells).sum(dim=1)
 
 
 class LocalStream(nn.Module):
-    """A map of a region, the same vector fed at every step, attention over the steps."""
+    """A backbone, recurrent steps on the same input, and attention over the steps."""
 
-    def __init__(
-        self,
-        arguments: TwoStreamConfig,
-        *,
-        classes: int,
-        bands: int,
-        pretrained: bool | Path = False,
-    ) -> None:
+    def __init__(self, config: TwoStreamConfig, backbone: Stream, classes: int) -> None:
         super().__init__()
-        name = arguments.local_backbone or arguments.backbone
-        if isinstance(pretrained, Path) and name != arguments.backbone:
-            raise ModelError(
-                f"`{pretrained}` cannot hold the weights of `{arguments.backbone}` and `{name}`",
-                hint="use one backbone for both streams, or the hub's weights: pretrained: true",
-            )
-        self.view_size, self.steps = arguments.seen_locally, arguments.steps_made
-        self.each_step_learns = arguments.steps == "last"
-        self.places = arguments.grid.rows * arguments.grid.columns
-        built = arguments.model_copy(update={"backbone": name, "view_size": self.view_size})
-        self.backbone = Stream(built, bands=bands, pretrained=pretrained)
-        self.attend: SelfAttention | None = None
-        self.feature_size = self.backbone.feature_size
+        self.backbone = backbone
+        self.steps = 0 if config.steps == "none" else config.step_count
+        self.last_only = config.steps == "last"
+        self.places = config.grid.rows * config.grid.columns
+        self.feature_size = backbone.feature_size
         if self.steps:
-            size = self.feature_size = arguments.state_size
-            if arguments.self_attention:
-                self.attend = SelfAttention(
-                    self.backbone.map_size,
-                    size,
-                    keys=arguments.key_channels,
-                    basis=arguments.basis_channels,
-                )
-            self.memory = Recurrence(size if self.attend else self.backbone.feature_size, size)
-            self.weigh = build_step_shares(
-                arguments.steps,
-                self.steps,
-                first=arguments.first_step,
-                size=size,
-                vectors=arguments.step_vectors,
+            size = self.feature_size = config.state_size
+            self.memory = Recurrence(backbone.feature_size, size)
+            self.weigh: nn.Module = (
+                LastStep() if self.last_only else StepAttention(self.steps, size)
             )
-        self.classifier = nn.Linear(self.feature_size, classes)
-        start = start_as_bagnet if name == BAGNET else start_as_efficientnet
-        start(self.classifier)
+        self.head = nn.Linear(self.feature_size, classes)
 
     def forward(self, views: Tensor, score_cells: bool = True) -> EncoderOutput:
-        """Return the vector to be classified; all cells are alike, as nothing is read below."""
+        """Return the features of views; all cell logits are 0, as no level follows."""
         maps = self.backbone(views)  # (n, channels, height, width)
         cell_logits = maps.new_zeros(views.shape[0], self.places, 1).float()
         if not self.steps:
             return EncoderOutput(self.backbone.pool(maps), cell_logits, {})
-        outputs: Tensor  # (n, steps, size)
-        if self.attend is not None:
-            outputs = self.attend(self.backbone.dropout(maps), self.memory, self.steps)
-        else:
-            outputs = self.memory(self.backbone.pool(maps), self.steps)
+        outputs: Tensor = self.memory(self.backbone.pool(maps), self.steps)  # (n, steps, size)
         weights = self.weigh(outputs)  # (n, steps)
         aux = {"step_weights": weights}
-        if self.training and self.each_step_learns:
+        if self.training and self.last_only:
             aux["step_outputs"] = outputs
-        return EncoderOutput(weigh_steps(outputs, weights), cell_logits, aux)
+        return EncoderOutput((weights.unsqueeze(2) * outputs).sum(dim=1), cell_logits, aux)
+
+
+class StepAttention(nn.Module):
+    """Learned weights of the steps, with one vector per step."""
+
+    def __init__(self, steps: int, size: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(size)
+        self.vectors = nn.Parameter(torch.empty(steps, size).uniform_(-bound, bound))
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """(n, steps, size) -> weights (n, steps) with sum 1."""
+        return (outputs * self.vectors).sum(dim=2).softmax(dim=1)
+
+
+class LastStep(nn.Module):
+    """Weight 1 for the last step."""
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """(n, steps, size) -> weights (n, steps)."""
+        weights = outputs.new_zeros(outputs.shape[1])
+        weights[-1] = 1
+        return weights.expand(outputs.shape[0], -1)
 
 
 class State(NamedTuple):
-    """State of one layer between steps."""
+    """State of one LSTM layer."""
 
-    output: Tensor  # (regions, size)
-    cell: Tensor  # (regions, size)
+    output: Tensor  # (n, size)
+    cell: Tensor  # (n, size)
 
 
-class Memory(nn.Module):
-    """One layer of long short-term memory; gates are in the order of torch: in, forget, new, out.
+class LstmLayer(nn.Module):
+    """One LSTM layer; gates are in torch's order: input, forget, cell, output.
 
-    Of dense layers and not of torch's own, so that what it multiplies is counted.
+    It consists of dense layers, so that its multiplications are counted.
     """
 
     def __init__(self, inputs: int, size: int) -> None:
@@ -261,226 +242,74 @@ class Memory(nn.Module):
             nn.init.uniform_(parameter, -1 / math.sqrt(size), 1 / math.sqrt(size))
 
     def forward(self, entered: Tensor, state: State) -> State:
-        """Take what `enter` made of the input, (regions, 4 x size), and return the next state."""
+        """Return the next state from the output of `enter` (n, 4 x size)."""
         gates = entered + self.recall(state.output)
-        enter, forget, new, out = gates.chunk(4, dim=1)  # (regions, size) each
+        enter, forget, new, out = gates.chunk(4, dim=1)  # (n, size) each
         cell = forget.sigmoid() * state.cell + enter.sigmoid() * new.tanh()
         return State(out.sigmoid() * cell.tanh(), cell)
 
 
 class Recurrence(nn.Module):
-    """Layers of memory on top of each other; all begin with zeros."""
+    """Stacked LSTM layers with zero initial states."""
 
     def __init__(self, inputs: int, size: int, layers: int = 2) -> None:
         super().__init__()
         self.size = size
         self.layers = nn.ModuleList(
-            Memory(size if layer else inputs, size) for layer in range(layers)
+            LstmLayer(size if layer else inputs, size) for layer in range(layers)
         )
 
-    def start(self, like: Tensor) -> list[State]:
-        """Return what is remembered before the first step of as many regions as `like` has."""
-        zeros = like.new_zeros(like.shape[0], self.size)
-        return [State(zeros, zeros) for _ in self.layers]
-
-    def enter(self, inputs: Tensor) -> Tensor:
-        """Return what the first layer makes of (regions, inputs), to be shared by equal steps."""
-        first = self.layers[0]
-        assert isinstance(first, Memory)
-        entered: Tensor = first.enter(inputs)
-        return entered
-
-    def advance(self, entered: Tensor, states: list[State]) -> list[State]:
-        """Make one step; the last state is that of the topmost layer."""
-        after: list[State] = []
-        for layer, state in zip(self.layers, states, strict=True):
-            assert isinstance(layer, Memory)
-            after.append(layer(layer.enter(after[-1].output) if after else entered, state))
-        return after
-
     def forward(self, inputs: Tensor, steps: int) -> Tensor:
-        """Show the same (regions, inputs) at every step -> outputs (regions, steps, size)."""
-        entered, states, outputs = self.enter(inputs), self.start(inputs), []
+        """Feed the same inputs (n, inputs) at every step; return outputs (n, steps, size)."""
+        first, *others = self.layers
+        assert isinstance(first, LstmLayer)
+        entered = first.enter(inputs)  # the same at every step
+        zeros = inputs.new_zeros(inputs.shape[0], self.size)
+        states, outputs = [State(zeros, zeros) for _ in self.layers], []
         for _ in range(steps):
-            states = self.advance(entered, states)
-            outputs.append(states[-1].output)
-        return torch.stack(outputs, dim=1)
-
-
-class StepAttention(nn.Module):
-    """Learn how much each step counts, from what it says."""
-
-    def __init__(self, steps: int, size: int, vectors: StepVectors) -> None:
-        super().__init__()
-        self.vectors: nn.Parameter | None = None
-        self.score: nn.Linear | None = None
-        if vectors == "own":
-            reach = 1 / math.sqrt(size)
-            self.vectors = nn.Parameter(torch.empty(steps, size).uniform_(-reach, reach))
-        else:
-            self.score = nn.Linear(size, 1)
-
-    def forward(self, outputs: Tensor) -> Tensor:
-        """(regions, steps, size) -> shares (regions, steps), which sum to 1."""
-        if self.vectors is not None:
-            scores = (outputs * self.vectors).sum(dim=2)
-        else:
-            assert self.score is not None
-            scores = self.score(outputs).squeeze(2)
-        return scores.softmax(dim=1)
-
-
-class FixedSteps(nn.Module):
-    """Let some steps count by 1 and the others not at all."""
-
-    shares: Tensor
-
-    def __init__(self, steps: int, first: int, last: int) -> None:
-        super().__init__()
-        shares = torch.zeros(steps)
-        shares[first - 1 : last] = 1.0
-        self.register_buffer("shares", shares, persistent=False)  # (steps,)
-
-    def forward(self, outputs: Tensor) -> Tensor:
-        """(regions, steps, size) -> shares (regions, steps)."""
-        return self.shares.to(outputs).expand(outputs.shape[0], -1)
-
-
-def build_step_shares(
-    steps: Steps, made: int, *, first: int, size: int, vectors: StepVectors
-) -> StepAttention | FixedSteps:
-    """Return what tells how much each of the steps that are made counts."""
-    if steps == "attention":
-        return StepAttention(made, size, vectors)
-    return FixedSteps(made, first if steps == "sum" else made, made)
-
-
-def weigh_steps(outputs: Tensor, shares: Tensor) -> Tensor:
-    """(regions, steps, size), (regions, steps) -> their weighted sum (regions, size)."""
-    return (shares.unsqueeze(2) * outputs).sum(dim=1)
-
-
-def spatial_basis(channels: int, height: int, width: int) -> Tensor:
-    """Return `channels` fixed waves (channels, height, width) that tell pixels of a map apart.
-
-    Each is the product of one wave down and one across: cosine and sine of pi k y, k = 1, 2, ...,
-    with y from 0 to 1 in the middle of pixels. Slow waves come first.
-    """
-    count = math.isqrt(max(channels - 1, 0)) + 1  # waves an axis: their pairs are enough
-    down, across = _waves(count, height), _waves(count, width)
-    pairs = sorted(
-        ((row, column) for row in range(count) for column in range(count)),
-        key=lambda pair: (max(pair), pair),
-    )[:channels]
-    rows = torch.tensor([row for row, _ in pairs], dtype=torch.long, device=down.device)
-    columns = torch.tensor([column for _, column in pairs], dtype=torch.long, device=down.device)
-    return down[rows].unsqueeze(2) * across[columns].unsqueeze(1)
-
-
-def _waves(count: int, length: int) -> Tensor:
-    """Return cosine and sine of slow, then of faster waves: (count, length)."""
-    places = (torch.arange(length) + 0.5) / length  # (length,)
-    frequencies = torch.arange(count) // 2 + 1  # (count,): 1, 1, 2, 2, ...
-    angles = math.pi * frequencies.unsqueeze(1) * places
-    is_cosine = (torch.arange(count) % 2 == 0).unsqueeze(1)
-    return torch.where(is_cosine, angles.cos(), angles.sin())
-
-
-def _two_layers(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, WIDTH), nn.ReLU(), nn.Linear(WIDTH, outputs))
-
-
-class SelfAttention(nn.Module):
-    """Compare a question with keys, and answer with the values under them.
-
-    The first channels of the map are keys, the rest are values; both know their place.
-    """
-
-    basis: Tensor
-
-    def __init__(
-        self, size: MapSize, state_size: int, *, keys: int | None = None, basis: int = 64
-    ) -> None:
-        super().__init__()
-        keys = size.channels // 2 if keys is None else keys
-        if not 0 < keys < size.channels:
-            raise ModelError(
-                f"{keys} of {size.channels} channels are keys: none are left for questions or "
-                "answers",
-                hint=f"give key_channels between 1 and {size.channels - 1}",
-            )
-        self.keys = keys
-        waves = spatial_basis(basis, size.height, size.width).flatten(1)
-        self.register_buffer("basis", waves, persistent=False)  # (basis, pixels)
-        self.ask = _two_layers(state_size, keys + basis)
-        self.understand = _two_layers(size.channels - keys + basis, state_size)
-
-    def split(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """(regions, channels, height, width) -> keys and values (regions, ..., pixels)."""
-        pixels = seen.flatten(2)  # (regions, channels, pixels)
-        basis = self.basis.to(pixels).expand(pixels.shape[0], -1, -1)
-        keys = torch.cat([pixels[:, : self.keys], basis], dim=1)
-        values = torch.cat([pixels[:, self.keys :], basis], dim=1)
-        return keys, values
-
-    def attend(self, state: Tensor, keys: Tensor) -> Tensor:
-        """(regions, size), (regions, keys, pixels) -> attention (regions, pixels), sums to 1."""
-        question = self.ask(state).unsqueeze(1)  # (regions, 1, keys)
-        scores: Tensor = (question @ keys).squeeze(1) / math.sqrt(keys.shape[1])
-        return scores.softmax(dim=1)
-
-    def answer(self, attention: Tensor, values: Tensor) -> Tensor:
-        """(regions, pixels), (regions, values, pixels) -> input of the memory (regions, size)."""
-        answer: Tensor = self.understand((values @ attention.unsqueeze(2)).squeeze(2))
-        return answer
-
-    def forward(self, seen: Tensor, memory: Recurrence, steps: int) -> Tensor:
-        """Ask `steps` times, first of a blank memory -> its outputs (regions, steps, size)."""
-        keys, values = self.split(seen)
-        states, outputs = memory.start(keys), []
-        for _ in range(steps):
-            answer = self.answer(self.attend(states[-1].output, keys), values)
-            states = memory.advance(memory.enter(answer), states)
+            states[0] = first(entered, states[0])
+            for number, layer in enumerate(others, 1):
+                assert isinstance(layer, LstmLayer)
+                states[number] = layer(layer.enter(states[number - 1].output), states[number])
             outputs.append(states[-1].output)
         return torch.stack(outputs, dim=1)
 
 
 def objective(episodes: Episodes, task: Task, config: TwoStreamObjective) -> Terms:
-    """Return the labels of both streams and the ranking loss between them.
+    """Return the losses of both streams and the ranking loss between them.
 
-    Every image counts by its importance, whatever the number of its regions. Where each step has a
-    loss of its own, their mean replaces the loss of the regions. `p_global` and `p_local`, the mean
+    Each image counts by its importance, whatever the number of its regions. With `step_logits`,
+    the mean loss of the steps replaces the loss of the regions. `p_global` and `p_local`, the mean
     probabilities of the true class, are metrics only.
     """
     targets, images = episodes.targets, len(episodes.targets)
-    whole, near = episodes.level == 1, episodes.level > 1  # (regions,)
+    whole, local = episodes.level == 1, episodes.level > 1  # (regions,)
     order = episodes.image[whole].argsort()
-    overall = episodes.region_logits[whole][order]  # (images, classes)
     if len(order) != images:
         raise ValueError("not every image has exactly one view of the whole")
-    closer, image = episodes.region_logits[near], episodes.image[near]  # (patches, ...)
-    weights = image_weights(image, episodes, task)  # (patches,)
-    truth = targets[image]  # (patches,)
+    global_logits = episodes.region_logits[whole][order]  # (images, classes)
+    local_logits, image = episodes.region_logits[local], episodes.image[local]  # (patches, ...)
+    weights, truth = image_weights(image, episodes, task), targets[image]  # (patches,)
     if "step_logits" in episodes.aux:
         region, logits = episodes.aux["step_logits"]
-        steps = logits.shape[1]
-        of_step = image_weights(episodes.image[region], episodes, task) / steps
+        steps, step_image = logits.shape[1], episodes.image[region]
+        step_weights = image_weights(step_image, episodes, task) / steps
         ce_local = task.loss(
             logits.flatten(0, 1),
-            targets[episodes.image[region]].repeat_interleave(steps),
-            of_step.repeat_interleave(steps),
+            targets[step_image].repeat_interleave(steps),
+            step_weights.repeat_interleave(steps),
         )
     else:
-        ce_local = task.loss(closer, truth, weights)
-    beside = overall[image].detach() if config.hold_global else overall[image]
-    behind = ranking_loss(beside, closer, truth, margin=config.margin)  # (patches,)
-    own = task.importance(targets) / images  # (images,)
-    p_local = true_probability(closer, truth).sum() / max(len(truth), 1)
+        ce_local = task.loss(local_logits, truth, weights)
+    reference = global_logits[image].detach() if config.hold_global else global_logits[image]
+    ranking = ranking_loss(reference, local_logits, truth, margin=config.margin)  # (patches,)
+    importance = task.importance(targets) / images  # (images,)
+    p_local = true_probability(local_logits, truth).sum() / max(len(truth), 1)
     return {
-        "ce_global": (1.0, task.loss(overall, targets, own)),
+        "ce_global": (1.0, task.loss(global_logits, targets, importance)),
         "ce_local": (config.local, ce_local),
-        "ranking": (config.ranking, (behind * weights).sum()),
-        "p_global": (None, true_probability(overall, targets).mean()),
+        "ranking": (config.ranking, (ranking * weights).sum()),
+        "p_global": (None, true_probability(global_logits, targets).mean()),
         "p_local": (None, p_local),
     }
 
@@ -488,7 +317,7 @@ def objective(episodes: Episodes, task: Task, config: TwoStreamObjective) -> Ter
 def ranking_loss(
     global_logits: Tensor, local_logits: Tensor, targets: Tensor, *, margin: float
 ) -> Tensor:
-    """Return by how much the local probability fails to exceed the global one by the margin (n,).
+    """Return by how much the local probability misses the global one plus the margin (n,).
 
     Both are probabilities of the true class, from logits (n, classes).
     """

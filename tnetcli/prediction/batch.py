@@ -15,7 +15,6 @@ from queue import Empty, SimpleQueue
 from typing import TypedDict, Unpack
 
 from tnetcli.data.images import Image
-from tnetcli.devices import limit_threads, sharing_cores
 from tnetcli.engines.dask import Cluster, in_dask
 from tnetcli.engines.local import LANES, in_lanes
 from tnetcli.engines.processes import in_processes
@@ -30,9 +29,8 @@ from tnetcli.prediction.record import Prediction, Problem
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.readers.wrappers import CropKind
-from tnetcli.system import available_cores, reuse_freed_memory
+from tnetcli.system import available_cores, limit_threads, reuse_freed_memory, sharing_cores
 from tnetcli.text import first_line
-from tnetcli.traversal.config import PolicyName
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +434,7 @@ class Choices(TypedDict, total=False):
     model: str | os.PathLike[str] | Checkpoint
     levels: int
     keep: Sequence[int]  # cells followed of each window, level by level
-    policy: PolicyName
+    policy: str
     budget: int  # windows per image, the whole image included
     confidence: float  # stop as soon as a class is as probable
     seed: int

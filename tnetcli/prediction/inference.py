@@ -13,7 +13,6 @@ from pydantic import JsonValue
 
 from tnetcli import __version__
 from tnetcli.data.normalize import Normalisation
-from tnetcli.devices import Precision, choose_device
 from tnetcli.errors import ImageError, TnetError
 from tnetcli.geometry import Window
 from tnetcli.models.base import Model
@@ -28,17 +27,17 @@ from tnetcli.prediction.record import (
     Problem,
     Provenance,
     RegionRecord,
-    StopReason,
 )
 from tnetcli.readers.base import Cost, Reader
 from tnetcli.readers.watch import READ_TIMEOUT, ReadingThreads
 from tnetcli.readers.wrappers import CroppedReader
+from tnetcli.system import Precision, choose_device
 from tnetcli.tasks import Classification, softmax
-from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.config import StopReason, TraversalConfig
 from tnetcli.traversal.policies import Policy
 from tnetcli.traversal.rollout import Rollout, effective, rollout
 from tnetcli.traversal.runner import MAX_BATCH, TorchRunner, not_a_number
-from tnetcli.traversal.tree import Node, Stop
+from tnetcli.traversal.tree import Node
 from tnetcli.traversal.views import Views
 
 OPENING = 32  # images opened at once, of all batches
@@ -51,7 +50,7 @@ class ImageResult:
     """Result of the rollout of one image; arrays are aligned with `nodes`."""
 
     nodes: tuple[Node, ...]
-    stop: Stop
+    stop: StopReason
     logits: Array  # (classes,)
     level_logits: Array  # (levels, classes), had the traversal ended at each level
     region_logits: Array  # (regions, classes), of each region alone
@@ -153,7 +152,7 @@ class Inference:
         """Traverse all images together; a failed image yields its error.
 
         Levels end where a view would be finer than the image's own pixels, unless the configuration
-        has a `least_side`.
+        has a `min_size`.
         """
         before = [reader.cost for reader in readers]
         errors: dict[int, TnetError] = {}
@@ -241,16 +240,6 @@ def _rows(found: Rollout, name: str, own: torch.Tensor) -> torch.Tensor | None:
 
 MOST_CLASSES = 100  # above this, records leave out the probabilities of each window
 DECIMALS = 6
-# The stop reasons of a traversal as records name them.
-STOP_REASONS: dict[Stop, StopReason] = {
-    "levels": "max_level",
-    "pixels": "native_resolution",
-    "repeats": "exhausted",
-    "empty": "no_data",
-    "budget": "budget",
-    "confidence": "confidence",
-    "failed": "failed",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +301,7 @@ def record_result(
         reader=reader.name,
         georeference=reader.georeference,
         mpp=(microns.x, microns.y) if microns else None,
-        offset=reader.layout.offset,
+        offset=reader.info.offset,
         provenance=maker.provenance,
         fingerprint=fingerprint,
         warnings=tuple(warnings),
@@ -320,7 +309,7 @@ def record_result(
         label=decision.label,
         probability=decision.probability,
         probabilities=decision.probabilities,
-        stop_reason=STOP_REASONS[result.stop],
+        stop_reason=result.stop,
         levels=tuple(_levels(result, classes)),
         windows=tuple(_windows(result, classes)),
         cost=_cost(result, reader),
@@ -394,7 +383,7 @@ def _cost(result: ImageResult, reader: Reader) -> PredictionCost:
         pixels_total=reader.size.pixels,
         fraction_decoded=result.cost.pixels_decoded / reader.size.pixels,
         bytes_read=result.cost.bytes_read,
-        file_bytes=reader.layout.file_bytes,
+        file_bytes=reader.info.file_bytes,
         read_seconds=result.read_seconds,
         model_seconds=result.model_seconds,
         seconds=result.read_seconds + result.model_seconds,
@@ -419,7 +408,7 @@ def on_whole_image(record: Prediction, reader: CroppedReader) -> Prediction:
         width=whole.size.width,
         height=whole.size.height,
         georeference=whole.georeference,
-        offset=whole.layout.offset,
+        offset=whole.info.offset,
         windows=tuple(
             replace(
                 window,

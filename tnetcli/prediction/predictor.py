@@ -14,7 +14,6 @@ import numpy as np
 from pydantic import JsonValue, ValidationError
 
 from tnetcli.data.images import Image
-from tnetcli.devices import Precision
 from tnetcli.errors import ImageError, TnetError, UsageError
 from tnetcli.models.checkpoint import Checkpoint
 from tnetcli.prediction.attention import check_attention
@@ -32,8 +31,9 @@ from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import fingerprint
 from tnetcli.readers.wrappers import CroppedReader
+from tnetcli.system import Precision
 from tnetcli.text import escape_surrogates, first_line
-from tnetcli.traversal.config import PolicyName, TraversalConfig
+from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, ScoredRegion, build_policy
 
 UNLIKE = 3.0  # standard deviations that the mean of an image may be off
@@ -47,7 +47,7 @@ class PredictConfig:
 
     levels: int | None = None
     keep: tuple[int, ...] | None = None
-    policy: PolicyName | None = None
+    policy: str | None = None
     budget: int | None = None
     confidence: float | None = None
     seed: int = 0
@@ -64,7 +64,7 @@ class PredictConfig:
 
     def config(self, checkpoint: Checkpoint) -> TraversalConfig:
         """Return the traversal that is asked of a model."""
-        config = checkpoint.description.config(levels=self.levels, keep=self.keep)
+        config = checkpoint.description.traversal_config(levels=self.levels, keep=self.keep)
         changes = {
             name: value
             for name in ("policy", "budget", "confidence")

@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Georeference
 from tnetcli.text import check_plain, escape_surrogates, printable, public_name, redacted, shorten
+from tnetcli.traversal.config import StopReason
 
 SCHEMA: Final = "tnet.prediction/2"
 LARGEST = 10**18  # of a count; tables have 64 bits
@@ -28,9 +29,6 @@ MIN_SIDE = 0.02  # pixels of a box: thinner ones may vanish at two decimals
 SUM_TOLERANCE = 1e-3  # window probabilities are rounded to 6 decimals
 PATH = r"^root(/([0-9]+-[0-9]+|[gw][0-9]+))*$"  # cells, given windows, glimpses
 
-StopReason: TypeAlias = Literal[
-    "max_level", "native_resolution", "exhausted", "no_data", "budget", "confidence", "failed"
-]
 STOP_REASONS: dict[StopReason, str] = {
     "max_level": "all levels are done",
     "native_resolution": "reached native resolution",

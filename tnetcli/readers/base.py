@@ -1,4 +1,4 @@
-"""What every reader promises, and the plain values that pass through it."""
+"""Reader, the protocol that every image reader follows, and the values that pass through it."""
 
 import math
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ class ReadOptions(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """Pixels with their mask: values are zero wherever they are not valid."""
+    """Pixel values with their mask; values are zero wherever they are not valid."""
 
     values: NDArray[Any]  # (bands, height, width)
     valid: NDArray[np.bool_]  # (height, width)
@@ -80,19 +80,22 @@ class Pixels:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What has been decoded so far: whole blocks, not just the pixels asked for.
+    """Pixels decoded and bytes read so far; whole blocks, not just the pixels requested.
 
-    `bytes_read` is exact where we read the blocks ourselves and the file's average where a
-    library does not tell.
+    `bytes_read` is exact where the reader fetches blocks directly, and estimated from the average
+    compression of the file where a library does not report it.
     """
 
     pixels_decoded: int = 0
     bytes_read: int = 0
 
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.pixels_decoded + other.pixels_decoded, self.bytes_read + other.bytes_read)
+
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Microns per pixel along both axes, and where the figure comes from."""
+    """Microns per pixel along both axes, and where the values come from."""
 
     x: float
     y: float
@@ -123,9 +126,9 @@ class Box:
 class Level:
     """One stored copy of the image.
 
-    `scale_x` and `scale_y` are full-resolution pixels per pixel of this level; a block is what
-    one decode yields. `full` is the size of the image where whole pixels of this level do not
-    end with it: its last pixel then stands for all that is left, no more and no less.
+    `scale_x` and `scale_y` are full-resolution pixels per pixel of this level; a block is the unit
+    of decoding. `full` is the size of the image where it is not a whole number of pixels of this
+    level: the last pixel then covers the remainder, no more and no less.
     """
 
     size: Size
@@ -136,18 +139,18 @@ class Level:
 
     @property
     def extent_x(self) -> float:
-        """Return where the image ends, in pixels of this level."""
+        """Return the width of the image in pixels of this level."""
         return self.size.width if self.full is None else self.full.width / self.scale_x
 
     @property
     def extent_y(self) -> float:
-        """Return where the image ends, in pixels of this level."""
+        """Return the height of the image in pixels of this level."""
         return self.size.height if self.full is None else self.full.height / self.scale_y
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Everything a reader knows of an image before it reads a pixel."""
+class ImageInfo:
+    """Everything that is known about an image before a pixel is read."""
 
     levels: tuple[Level, ...]  # finest first
     bands: tuple[str, ...]
@@ -160,19 +163,19 @@ class Layout:
     compression: str = "none"
     tiled: bool = True
     file_bytes: int = 0
-    files: tuple[str, ...] = ()  # what else the image is made of: sources, sidecars, companions
-    details: dict[str, Any] = field(default_factory=dict)  # what only this format knows
+    files: tuple[str, ...] = ()  # other files of the image: sources, sidecars, companions
+    details: dict[str, Any] = field(default_factory=dict)  # specific to the format
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A decoded box of one level; `valid` is None where every pixel is."""
+    """A decoded box of one level; `valid` is None if every pixel is valid."""
 
     values: NDArray[Any]  # (height, width, bands)
     valid: NDArray[np.bool_] | None
     cost: Cost
-    own: bool = False  # whether nobody else holds these values, so that no copy is needed
+    own: bool = False  # True if no cache shares these values, so that no copy is needed
 
 
 class Source(Protocol):
@@ -188,77 +191,15 @@ class Source(Protocol):
 
 
 class Reader(Protocol):
-    """Reads any window of one image at any scale.
+    """Random access to one multi-resolution image; inherit from it or match its members.
 
-    Safe to call from several threads, picklable as path and options, reopened lazily.
-    Coordinates are full-resolution pixels of the uncropped image.
+    Thread-safe, fork-safe, and picklable as path and options. Coordinates are full-resolution
+    pixels of the uncropped image; (0, 0) is the outer top-left corner.
     """
 
     name: str
     path: str
-    layout: Layout
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    @property
-    def size(self) -> Size:
-        """Return the full-resolution size."""
-        ...
-
-    @property
-    def overviews(self) -> tuple[float, ...]:
-        """Return the downsample factors that are stored in the file."""
-        ...
-
-    @property
-    def bands(self) -> tuple[str, ...]:
-        """Return the names of the bands that `read` yields, in order."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Return the type of the values that `read` yields."""
-        ...
-
-    @property
-    def georeference(self) -> Georeference | None:
-        """Return the place on the map, if the image has one."""
-        ...
-
-    @property
-    def microns_per_pixel(self) -> Resolution | None:
-        """Return the physical resolution, if it is known."""
-        ...
-
-    @property
-    def cost(self) -> Cost:
-        """Return what has been decoded since the image was opened."""
-        ...
-
-    def read(self, window: Window, out_size: Size) -> Pixels:
-        """Resample `window` to exactly `out_size`.
-
-        Decodes from the coarsest overview that is at least as fine as asked, then takes one area
-        mean over the valid pixels. An output pixel is valid where any valid pixel falls into it;
-        elsewhere, and outside the image, it is zero.
-        """
-        ...
-
-    def decoded(self, window: Window, out_size: Size) -> int:
-        """Return how many pixels `read` would decode at most, without reading."""
-        ...
-
-    def close(self) -> None:
-        """Release every handle; reading afterwards is an error."""
-        ...
-
-
-class DescribedByLayout:
-    """What a reader tells of its image without reading: all of it is in the layout."""
-
-    layout: Layout
+    info: ImageInfo
 
     def __enter__(self) -> Self:
         return self
@@ -266,36 +207,54 @@ class DescribedByLayout:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Release every handle; reading afterwards is an error."""
-        raise NotImplementedError
-
     @property
     def size(self) -> Size:
         """Return the full-resolution size."""
-        return self.layout.levels[0].size
+        return self.info.levels[0].size
 
     @property
     def overviews(self) -> tuple[float, ...]:
-        """Return the downsample factors that are stored in the file."""
-        return tuple(level.scale_x for level in self.layout.levels[1:])
+        """Return the downsample factors of the stored overviews."""
+        return tuple(level.scale_x for level in self.info.levels[1:])
 
     @property
     def bands(self) -> tuple[str, ...]:
-        """Return the names of the bands that `read` yields, in order."""
-        return self.layout.bands
+        """Return the names of the bands that `read` returns, in order."""
+        return self.info.bands
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return the type of the values that `read` yields."""
-        return self.layout.dtype
+        """Return the data type of the values that `read` returns."""
+        return self.info.dtype
 
     @property
     def georeference(self) -> Georeference | None:
-        """Return the place on the map, if the image has one."""
-        return self.layout.georeference
+        """Return the CRS and transform, if the image has them."""
+        return self.info.georeference
 
     @property
     def microns_per_pixel(self) -> Resolution | None:
         """Return the physical resolution, if it is known."""
-        return self.layout.microns_per_pixel
+        return self.info.microns_per_pixel
+
+    @property
+    def cost(self) -> Cost:
+        """Return the cost of all reads since the image was opened."""
+        ...
+
+    def read(self, window: Window, size: Size) -> Pixels:
+        """Resample `window` to exactly `size`.
+
+        Decodes the coarsest overview that is fine enough, then takes one area mean over the valid
+        pixels. An output pixel is valid if any valid pixel contributes to it; elsewhere, and
+        outside the image, it is zero.
+        """
+        ...
+
+    def estimate(self, window: Window, size: Size) -> int:
+        """Return an upper bound of the pixels that `read` would decode, without reading."""
+        ...
+
+    def close(self) -> None:
+        """Release every handle; reading afterwards raises ValueError."""
+        ...

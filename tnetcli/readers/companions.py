@@ -1,9 +1,9 @@
 """Check every file that GDAL would open because of one raster, before it does.
 
 GDAL opens sidecars, overviews and the sources of a VRT with any of its drivers, and some of them
-write files, fetch URLs or read any file as raw pixels. So a raster is identified by its content,
-its sidecars must be what their names say, and the sources of a VRT must be ordinary images in its
-folder.
+write files, fetch URLs or read any file as raw pixels. A raster is therefore identified by its
+content, its sidecars must match their names, and the sources of a VRT must be ordinary images in
+the folder of the VRT.
 """
 
 import os
@@ -13,14 +13,21 @@ from time import time
 from xml.parsers import expat
 
 from tnetcli.errors import ImageError
-from tnetcli.files import GRIDS, MOST_XML_BYTES, check_regular, is_inside, open_regular
+from tnetcli.files import (
+    GRIDS,
+    MOST_XML_BYTES,
+    check_regular,
+    is_inside,
+    is_remote,
+    open_regular,
+)
 from tnetcli.readers.detect import JPEG_2000_MAGIC, PNG_MAGIC, TIFF_MAGIC
 from tnetcli.readers.tiff_files import gdal_metadata
 from tnetcli.readers.watch import watching
 from tnetcli.text import one_line, shorten
 
 HEAD_BYTES = 4096
-# The drivers that are ever used, by what a file begins with. VRT and ENVI are found otherwise.
+# The drivers in use, by the first bytes of a file. VRT and ENVI are recognised otherwise.
 MAGIC: dict[str, tuple[bytes, ...]] = {
     "GTiff": TIFF_MAGIC,
     "JP2OpenJPEG": JPEG_2000_MAGIC,
@@ -32,8 +39,8 @@ MAGIC: dict[str, tuple[bytes, ...]] = {
     "HFA": (b"EHFA_HEADER_TAG",),
     "NITF": (b"NITF", b"NSIF"),
 }
-# What a VRT may be made of. GDAL chooses their drivers itself, some by text at the beginning of a
-# file: a zero byte among the first ones rules these out.
+# Allowed sources of a VRT. GDAL chooses their drivers, some by text at the beginning of a file; a
+# zero byte among the first bytes rules these out.
 SOURCES = frozenset(MAGIC) - {"NITF"}
 ZERO_WITHIN = 16
 SIDECARS = (".ovr", ".msk", ".aux.xml")
@@ -42,14 +49,14 @@ VRT_BYTES = 2**26  # a mosaic of ten thousand scenes has 15 MB
 MOST_NESTED_VRTS = 8
 MOST_SOURCES = 2**16
 DEEPEST_XML = 32
-RECENT = 2.0  # seconds in which a folder may change without a new time
+RECENT = 2.0  # seconds; time stamps of folders may be as coarse
 OVERVIEW_FILE = "overview_file"
 # `NITF_IM:0:x.ntf` names a part of a file and `<MRF_META>` is one: GDAL chooses the driver.
 SUBDATASET = re.compile(r"[A-Za-z]\w+:|<")
 PLAIN_NAME = re.compile(r"\w[\w .-]*")
 
-# All that `gdalbuildvrt`, `gdal_translate` and `gdalwarp` write, in small letters: GDAL does not
-# tell them from capitals. What is not here could name a file, or run code.
+# Everything that `gdalbuildvrt`, `gdal_translate` and `gdalwarp` write, in lower case: GDAL ignores
+# case. Any other element could name a file or run code.
 VRT_ELEMENTS = frozenset("""
     vrtdataset srs geotransform gcplist gcp metadata mdi vrtrasterband description unittype offset
     scale nodatavalue hidenodatavalue colorinterp colortable entry categorynames category
@@ -72,7 +79,6 @@ VRT_ATTRIBUTES = frozenset("""
 """.split())  # fmt: skip  # noqa: SIM905
 VRT_CLASSES = frozenset({"vrtwarpeddataset", "vrtsourcedrasterband", "vrtwarpedrasterband"})
 FILE_ELEMENTS = frozenset({"sourcefilename", "sourcedataset"})
-COPY_HINT = "put its sources beside it, as GeoTIFF, and make it again with `gdalbuildvrt`"
 
 
 def driver_of(path: str) -> str | None:
@@ -83,13 +89,19 @@ def driver_of(path: str) -> str | None:
             return driver
     if b"<VRTDataset" in head.split(b"\0", 1)[0]:
         return "VRT"
-    return "ENVI" if _has_envi_header(path) else None
+    for name in (f"{os.path.splitext(path)[0]}.hdr", f"{path}.hdr"):
+        try:
+            with open_regular(name) as file:
+                return "ENVI" if file.read(4) == b"ENVI" else None
+        except OSError:
+            continue
+    return None
 
 
 def check_companions(path: str) -> list[str]:
     """Return the sources of a local raster whose metadata only GDAL can read.
 
-    ImageError if GDAL, opening the raster, would open what it must not.
+    Raises ImageError if GDAL, opening the raster, would open a file that it must not.
     """
     check = _Check(path)
     check.image(path)
@@ -97,18 +109,18 @@ def check_companions(path: str) -> list[str]:
 
 
 def check_overview_file(path: str, name: str) -> None:
-    """Raise ImageError unless the file that metadata name for overviews lies beside the image."""
+    """Raise ImageError unless `name`, given as OVERVIEW_FILE, is a harmless file beside `path`."""
     plain = name.removeprefix(":::BASE:::")
-    if not PLAIN_NAME.fullmatch(plain):
+    if is_remote(path) or not PLAIN_NAME.fullmatch(plain):
         raise ImageError(
             f"the metadata of `{path}` name `{shorten(name)}` as OVERVIEW_FILE",
-            hint="remove the item, or make overviews with `gdaladdo`",
+            hint="remove the item, or make overviews of a local copy with `gdaladdo`",
         )
     _Check(path).source(os.path.join(os.path.dirname(path), plain), "OVERVIEW_FILE", path)
 
 
 class _Check:
-    """Everything that is reached from one image, each file once."""
+    """Checks every file that is reached from one image, each once."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -117,70 +129,60 @@ class _Check:
         self.unread: list[str] = []  # sources with metadata in a format of their own
 
     def image(self, path: str, nested: int = 0) -> None:
-        """Check the sidecars of an image, and of a VRT its sources."""
+        """Check the sidecars of an image and, for a VRT, its sources."""
         self._done.add(os.path.abspath(path))
         for name in sidecars_of(path):
             if name.casefold().endswith(".aux.xml"):
-                self._auxiliary(name)
+                # What that of the image itself says of overviews is checked in the open dataset.
+                is_own = os.path.abspath(name) == os.path.abspath(f"{self._path}.aux.xml")
+                _Metadata(name, refuse=not is_own).parse(_content(name, MOST_XML_BYTES))
+            elif _head(name).startswith(TIFF_MAGIC):
+                _check_tiff_metadata(name)
             else:
-                self._overviews(name)
+                raise ImageError(
+                    f"the sidecar `{name}` is not a TIFF",
+                    hint="remove it, or make it again with `gdaladdo`",
+                )
         if driver_of(path) == "VRT":
-            self._vrt(path, nested)
+            vrt = _Vrt(path)
+            vrt.parse(_content(path, VRT_BYTES))
+            folder = os.path.dirname(os.path.abspath(path))
+            for element, name, is_relative in vrt.files:
+                source = os.path.join(folder, name) if is_relative else name
+                self.source(source, element, path, nested + 1)
 
     def source(self, path: str, element: str, vrt: str, nested: int = 0) -> None:
         """Check a file that a VRT or an item of metadata names."""
         if os.path.abspath(path) in self._done:
             return
+        problem, driver = None, None
         if not is_inside(path, self._folder):
-            raise self._refused(vrt, element, path, "outside its folder")
-        try:
-            head, driver = _head(path), driver_of(path)
-        except OSError as error:
-            why = "which does not exist" if not os.path.lexists(path) else one_line(error)
-            raise self._refused(vrt, element, path, why) from error
-        if driver != "VRT" and (driver not in SOURCES or b"\0" not in head[:ZERO_WITHIN]):
-            raise self._refused(vrt, element, path, "which is no image of a kind that is supported")
+            problem = "outside its folder"
+        else:
+            try:
+                head, driver = _head(path), driver_of(path)
+            except OSError as error:
+                problem = one_line(error) if os.path.lexists(path) else "which does not exist"
+            else:
+                is_image = driver in SOURCES and b"\0" in head[:ZERO_WITHIN]
+                if driver != "VRT" and not is_image:
+                    problem = "which is not an image of a supported format"
+        if problem is not None:
+            raise ImageError(
+                f"`{vrt}` names in `{element}` the file `{shorten(path)}`, {problem}",
+                hint="put its sources beside it, as GeoTIFF, and make it again with `gdalbuildvrt`",
+            )
         if len(self._done) > MOST_SOURCES or nested > MOST_NESTED_VRTS:
             raise ImageError(
-                f"`{self._path}` is made of too many files, or of VRTs too deep inside each other",
+                f"`{self._path}` has too many sources, or VRTs nested too deeply",
                 hint="make one VRT of the images themselves",
             )
         with watching(self._path):  # each source is progress
             if driver == "GTiff":
-                _refuse_overview_item(path)
+                _check_tiff_metadata(path)
             elif driver != "VRT":
                 self.unread.append(path)
             self.image(path, nested)
-
-    def _refused(self, vrt: str, element: str, path: str, why: str) -> ImageError:
-        return ImageError(
-            f"`{vrt}` names in `{element}` the file `{shorten(path)}`, {why}", hint=COPY_HINT
-        )
-
-    def _overviews(self, path: str) -> None:
-        """Check a file with overviews or a mask: GDAL would open it with any driver."""
-        if not _head(path).startswith(TIFF_MAGIC):
-            raise ImageError(
-                f"`{path}`, which belongs to an image, is not a TIFF",
-                hint="remove it, or make it again with `gdaladdo`",
-            )
-        _refuse_overview_item(path)
-        # The sidecars of sidecars were found beside the image already.
-
-    def _auxiliary(self, path: str) -> None:
-        if os.path.abspath(path) == os.path.abspath(f"{self._path}.aux.xml"):
-            # What it says of overviews is checked in the open dataset, as GDAL understands it.
-            _Metadata(path).parse(_content(path, MOST_XML_BYTES))
-        else:
-            _Metadata(path, refuse=True).parse(_content(path, MOST_XML_BYTES))
-
-    def _vrt(self, path: str, nested: int) -> None:
-        found = _Vrt(path)
-        found.parse(_content(path, VRT_BYTES))
-        folder = os.path.dirname(os.path.abspath(path))
-        for element, name, is_relative in found.files:
-            where = os.path.join(folder, name) if is_relative else name
-            self.source(where, element, path, nested + 1)
 
 
 class _Xml:
@@ -191,8 +193,8 @@ class _Xml:
         self._open: list[str] = []
 
     def parse(self, content: bytes) -> None:
-        """Raise ImageError where the XML is malformed or holds what it must not."""
-        # GDAL takes the bytes for UTF-8 whatever the declaration says.
+        """Raise ImageError if the XML is malformed or contains what is not allowed."""
+        # GDAL assumes UTF-8 whatever the declaration says.
         parser = expat.ParserCreate("utf-8")
         parser.buffer_text, parser.buffer_size = True, 2**20
         parser.StartElementHandler = self._start
@@ -211,15 +213,15 @@ class _Xml:
             ) from error
 
     def element(self, name: str, attributes: dict[str, str]) -> None:
-        """Check an element that begins; the names of its attributes are in small letters."""
+        """Check the start of an element; names of attributes are in lower case."""
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._break()
         if len(self._open) >= DEEPEST_XML:
-            raise self.refused("elements nested too deep", name)
+            raise self.refused("elements nested too deeply", name)
         lowered = {key.casefold(): value for key, value in attributes.items()}
         if len(lowered) < len(attributes):
-            raise self.refused("an attribute twice", name)
+            raise self.refused("a duplicate attribute", name)
         self._open.append(name)
         self.element(name, lowered)
 
@@ -227,13 +229,13 @@ class _Xml:
         self._open.pop()
 
     def _text(self, text: str) -> None:
-        """Take text; comments and CDATA come in between as breaks."""
+        pass
 
     def _break(self) -> None:
-        """Notice what splits a text in two."""
+        """Handle what splits a text in two: an element, a comment, a CDATA section."""
 
     def _instruction(self, target: str, text: str) -> None:
-        # GDAL takes `<?x />` for an element that ends there, and reads on inside of it.
+        # GDAL parses `<?x />` as an element that ends there, and the rest as its content.
         raise self.refused("a processing instruction", f"?{target}")
 
     def _doctype(self, *_: object) -> None:
@@ -243,14 +245,14 @@ class _Xml:
         """Return the error that names the element."""
         return ImageError(
             f"`{self._path}` has {what}, which is not allowed: `<{shorten(element)}>`",
-            hint="convert it to a GeoTIFF where you trust it: gdal_translate -of COG IN OUT",
+            hint="if you trust it, convert it to a GeoTIFF: gdal_translate -of COG IN OUT",
         )
 
 
 class _Metadata(_Xml):
-    """Metadata in GDAL's own XML: a sidecar, or a tag of a TIFF."""
+    """Metadata in GDAL's XML: a sidecar, or a tag of a TIFF."""
 
-    def __init__(self, path: str, *, refuse: bool = False) -> None:
+    def __init__(self, path: str, *, refuse: bool) -> None:
         super().__init__(path)
         self._refuse = refuse
 
@@ -260,37 +262,38 @@ class _Metadata(_Xml):
             raise self.refused("an item OVERVIEW_FILE", name)
 
     def _text(self, text: str) -> None:
-        # `<key>` inside of an item is the same to GDAL as its attribute.
+        # GDAL accepts `<key>` inside an item in place of the attribute.
         if self._refuse and text.strip().casefold() == OVERVIEW_FILE:
             raise self.refused("an item OVERVIEW_FILE", self._open[-1])
 
 
 class _Vrt(_Xml):
-    """A VRT, of whose elements only those that are known to be harmless are allowed."""
+    """A VRT, in which only elements that are known to be harmless are allowed."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.files: list[tuple[str, str, bool]] = []  # element, name, whether relative to the VRT
-        self._in_xml = 0  # depth of metadata that is XML of its own
+        self._in_xml = 0  # depth at which metadata in XML begins
         self._name = ""
         self._file: tuple[str, bool] | None = None
 
     def element(self, name: str, attributes: dict[str, str]) -> None:
         if self._in_xml:
             return
-        if self._file is not None or name.casefold() not in VRT_ELEMENTS:
+        kind = name.casefold()
+        if self._file is not None or kind not in VRT_ELEMENTS:
             raise self.refused("an element that could name files or run code", name)
         if unknown := attributes.keys() - VRT_ATTRIBUTES:
             raise self.refused(f"an attribute `{shorten(min(unknown))}`", name)
-        kind = attributes.get("subclass", "")
-        if kind and kind.casefold() not in VRT_CLASSES:
-            raise self.refused(f"a subClass `{shorten(kind)}`", name)
-        if name.casefold() == "metadata":
+        subclass = attributes.get("subclass", "")
+        if subclass and subclass.casefold() not in VRT_CLASSES:
+            raise self.refused(f"a subClass `{shorten(subclass)}`", name)
+        if kind == "metadata":
             if attributes.get("domain", "").strip().casefold() == "overviews":
                 raise self.refused("metadata that name overviews", name)
             if attributes.get("format", "").casefold() == "xml":
                 self._in_xml = len(self._open)
-        if name.casefold() in FILE_ELEMENTS:
+        if kind in FILE_ELEMENTS:
             relative = attributes.get("relativetovrt", "0")
             if relative not in ("0", "1"):
                 raise self.refused(f"relativeToVRT=`{shorten(relative)}`", name)
@@ -336,43 +339,29 @@ def _content(path: str, most: int) -> bytes:
     return content
 
 
-def _has_envi_header(path: str) -> bool:
-    for name in (f"{os.path.splitext(path)[0]}.hdr", f"{path}.hdr"):
-        try:
-            with open_regular(name) as file:
-                return file.read(4) == b"ENVI"
-        except OSError:
-            continue
-    return False
-
-
 def sidecars_of(path: str) -> list[str]:
     """Return the overviews, masks and metadata beside an image, and those of each of these.
 
-    ImageError where a pipe, a device or a socket lies there under a name that GDAL would open.
+    Raises ImageError for a pipe, a device or a socket whose name GDAL would open.
     """
     folder, base = os.path.split(path)
     stem = os.path.splitext(base)[0].casefold()
-    names, irregular = _listing(folder or ".")
+    changed = os.stat(folder or ".").st_mtime_ns
+    # Files that are written just now may not show in the time of their folder.
+    moment = time() if time() - changed / 1e9 < RECENT else 0.0
+    names, irregular = _listed(folder or ".", changed, moment)
     for name in irregular:
         lowered = name.casefold()
         if name != base and (lowered.startswith(stem) or lowered.endswith(METADATA_ENDINGS)):
             place = os.path.join(folder, name)
-            raise ImageError(f"`{place}`, beside an image, is no regular file", hint="remove it")
+            raise ImageError(f"`{place}`, beside an image, is not a regular file", hint="remove it")
     start = f"{base.casefold()}."
     return [os.path.join(folder, name) for name in names if name.casefold().startswith(start)]
 
 
-def _listing(folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of all sidecars in a folder, and of what is no regular file there."""
-    changed = os.stat(folder).st_mtime_ns
-    # Files that are written just now may not show in the time of their folder.
-    moment = time() if time() - changed / 1e9 < RECENT else 0.0
-    return _listed(folder, changed, moment)
-
-
 @lru_cache(maxsize=16)  # one batch has thousands of images in a folder
 def _listed(folder: str, changed: int, moment: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of all sidecars in a folder, and of its irregular files."""
     sidecars, irregular = [], []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -382,13 +371,13 @@ def _listed(folder: str, changed: int, moment: float) -> tuple[tuple[str, ...], 
                 if not entry.is_file() and not entry.is_dir():
                     check_regular(entry.stat(), entry.path)
             except FileNotFoundError:
-                continue  # a link to nothing
+                continue  # a broken link
             except OSError:
                 irregular.append(entry.name)
     return tuple(sorted(sidecars)), tuple(irregular)
 
 
-def _refuse_overview_item(path: str) -> None:
-    """Refuse a TIFF whose metadata send GDAL elsewhere for overviews."""
+def _check_tiff_metadata(path: str) -> None:
+    """Raise ImageError for a TIFF whose metadata name another file as overviews."""
     for text in gdal_metadata(path):
         _Metadata(path, refuse=True).parse(text.rstrip(b"\0"))

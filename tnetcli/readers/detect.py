@@ -1,4 +1,4 @@
-"""Open an image with the reader that its content asks for."""
+"""Open an image with the reader that matches its content."""
 
 import os
 import re
@@ -6,41 +6,60 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
-from importlib import import_module
+from collections.abc import Callable, Iterator
 
-from tnetcli.errors import ImageError, MissingExtraError, UsageError
+from tnetcli.errors import ImageError
 from tnetcli.files import Archive, is_remote, open_regular
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.watch import watching
 from tnetcli.readers.wrappers import RescaledReader
-from tnetcli.text import did_you_mean, reason
+from tnetcli.registry import Registry
+from tnetcli.text import reason
+
+BUILT_IN = {
+    "raster": "tnetcli.readers.raster:RasterReader",
+    "slide": "tnetcli.readers.slide:SlideReader",
+    "tiff": "tnetcli.readers.tiff:TiffReader",
+    "ome_zarr": "tnetcli.readers.zarr:OmeZarrReader",
+    "image": "tnetcli.readers.image:ImageReader",
+}
+# A reader is a class that is called with a path and ReadOptions. A plug-in may have a class method
+# `accepts(path, head: bytes) -> bool`, asked for files that no built-in reader recognises.
+READERS: Registry[Callable[[str, ReadOptions], Reader]] = Registry(
+    "reader",
+    BUILT_IN,
+    extras={
+        "openslide": ("slides", "reading slides"),
+        "zarr": ("zarr", "reading OME-Zarr"),
+        "numcodecs": ("zarr", "reading OME-Zarr"),
+    },
+)
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-# Grey with alpha, RGB and RGBA of 16 bits, which Pillow reads as 8.
+# Grey with alpha, RGB and RGBA of 16 bits, which Pillow reduces to 8.
 DEEP_COLOURS = (b"\x02", b"\x04", b"\x06")
-PHOTO_MAGIC = (PNG_MAGIC, b"\xff\xd8\xff", b"BM", b"GIF87a", b"GIF89a", b"RIFF")
+PILLOW_MAGIC = (PNG_MAGIC, b"\xff\xd8\xff", b"BM", b"GIF87a", b"GIF89a", b"RIFF")
 JPEG_2000_MAGIC = (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")
 ZARR_FILES = ("zarr.json", ".zgroup", ".zattrs", ".zarray")
 # GDAL's own tags in a TIFF: metadata and nodata.
 GDAL_TAGS = (42112, 42113)
 SNIFF_BYTES = 4096
-# What Python raises over damaged archives, and those that it takes for newer than itself.
+# Raised by `zipfile` for damaged archives, and for features that it does not support.
 ZIP_FAILURES = (
     zipfile.BadZipFile, EOFError, OSError, OverflowError, RuntimeError, ValueError, struct.error,
     zlib.error,
 )  # fmt: skip
-DICOM_INDEX = "DICOMDIR"  # of a medium: a DICOM file that is no image
-DICOM_HEAD_BYTES = 1 << 16  # the series is told before the pixels
-# The study and right behind it the series; those of other images that a file refers to stand apart.
+DICOM_INDEX = "DICOMDIR"  # the table of contents of a medium, not an image
+DICOM_HEAD_BYTES = 1 << 16  # the series is stored before the pixels
+# The study and directly after it the series; references to other images have other neighbours.
 DICOM_SERIES = re.compile(
     rb"\x20\x00\x0d\x00UI..[\d.\0 ]{1,64}\x20\x00\x0e\x00UI..([\d.]{1,64})", re.DOTALL
 )
 
 
 def detect(path: str) -> str:
-    """Return the name of the reader for `path`; ImageError where there is none."""
+    """Return the name of the reader for `path`; raise ImageError if there is none."""
     if is_remote(path):
         return "raster"
     head = _head(path)
@@ -52,9 +71,9 @@ def detect(path: str) -> str:
         return "slide"
     if head.startswith(JPEG_2000_MAGIC) or b"<VRTDataset" in head:
         return "raster"
-    if head.startswith(PHOTO_MAGIC):
+    if head.startswith(PILLOW_MAGIC):
         deep = head.startswith(PNG_MAGIC) and head[24:25] == b"\x10" and head[25:26] in DEEP_COLOURS
-        return "raster" if deep or has_sidecar(path) or _is_large(path) else "photo"
+        return "raster" if deep or has_sidecar(path) or _is_large(path) else "image"
     if head.startswith(b"PK\x03\x04") and _zip_has_zarr(path):
         return "ome_zarr"
     return _detect_rest(path, head)
@@ -71,8 +90,7 @@ def _head(path: str) -> bytes | None:
         with open_regular(path) as file:
             head = file.read(SNIFF_BYTES)
     except FileNotFoundError as error:
-        dangling = os.path.islink(path)
-        problem = "is a link to nothing" if dangling else "does not exist"
+        problem = "is a broken link" if os.path.islink(path) else "does not exist"
         raise ImageError(f"`{path}` {problem}", hint="check the path") from error
     except PermissionError as error:
         raise ImageError(f"no permission to read `{path}`", hint="check with `ls -l`") from error
@@ -90,19 +108,20 @@ def _detect_folder(path: str) -> str:
         raise ImageError(f"no permission to list `{path}`", hint="check with `ls -ld`") from error
     if any(name in names for name in ZARR_FILES):
         return "ome_zarr"
-
     try:
         if first_dicom(path):
             if holds_one_slide(path):
                 return "slide"
             raise ImageError(
                 f"`{path}` is a folder of several images",
-                hint="give the images inside, of a slide in DICOM files one of its files",
+                hint="give the images inside; for a DICOM slide, one of its files",
             )
     except OSError as error:
         raise ImageError(
-            f"no permission to read what is in `{path}`", hint="check with `ls -l`"
+            f"no permission to read the files in `{path}`", hint="check with `ls -l`"
         ) from error
+    if (plugin := _accepting_plugin(path, b"")) is not None:
+        return plugin
     raise ImageError(
         f"`{path}` is a folder, not an image",
         hint="give the images inside, or a glob such as 'folder/*.tif'",
@@ -110,7 +129,7 @@ def _detect_folder(path: str) -> str:
 
 
 def first_dicom(folder: str) -> str | None:
-    """Return a DICOM file of `folder`, by content; a slide is a folder of them."""
+    """Return the first DICOM file in `folder`, recognised by its content."""
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if series_of(path) is not None:
@@ -119,24 +138,18 @@ def first_dicom(folder: str) -> str | None:
 
 
 def _detect_tiff(path: str) -> str:
-    from tnetcli.readers.tiff_files import look_at_tiff
+    from tnetcli.readers.tiff_files import summarize_tiff
 
-    look = look_at_tiff(path)
-    if look.is_vendor_slide or _slide_vendor(path) not in (None, "generic-tiff"):
+    tiff = summarize_tiff(path)
+    if tiff.is_vendor_slide or _slide_vendor(path) not in (None, "generic-tiff"):
         return "slide"
-    if look.is_stack:
+    if tiff.is_stack:
         return "tiff"
-    if (
-        look.is_geographic
-        or look.is_palette
-        or look.tags.intersection(GDAL_TAGS)
-        or has_sidecar(path)
-    ):
+    is_gdal = tiff.is_geographic or tiff.is_palette or tiff.tags.intersection(GDAL_TAGS)
+    if is_gdal or has_sidecar(path) or tiff.levels == 1:
         return "raster"
-    if look.levels > 1:
-        plain = look.is_rgb and look.is_tiled
-        return "slide" if plain and _slide_vendor(path) == "generic-tiff" else "tiff"
-    return "raster"
+    is_plain = tiff.is_rgb and tiff.is_tiled
+    return "slide" if is_plain and _slide_vendor(path) == "generic-tiff" else "tiff"
 
 
 def _slide_vendor(path: str) -> str | None:
@@ -146,13 +159,13 @@ def _slide_vendor(path: str) -> str | None:
         return None
     from tnetcli.readers.slide import check_slide_files
 
-    check_slide_files(path)  # to find out, OpenSlide opens some of them
+    check_slide_files(path)  # OpenSlide opens some of them to detect the vendor
     vendor: str | None = openslide.OpenSlide.detect_format(path)
     return vendor
 
 
 def has_sidecar(path: str) -> bool:
-    """Say whether files beside `path` tell GDAL where it lies or hold its overviews or mask."""
+    """Return True if files beside `path` hold its georeference, overviews or mask for GDAL."""
     stem, ending = os.path.splitext(path)
     ending = ending.lstrip(".").lower()
     worlds = {"wld", f"{ending}w", f"{ending[:1]}{ending[-1:]}w"} if ending else {"wld"}
@@ -167,13 +180,13 @@ def _is_mirax(path: str, head: bytes) -> bool:
 
 
 def _is_large(path: str) -> bool:
-    from tnetcli.readers.image import PHOTO_FAILURES, is_large, open_photo
+    from tnetcli.readers.image import PILLOW_FAILURES, is_large, open_pillow
 
     try:
-        with open_photo(path) as image:
+        with open_pillow(path) as image:
             return is_large(image)
-    except PHOTO_FAILURES:
-        return False  # the photo reader says what is wrong with it
+    except PILLOW_FAILURES:
+        return False  # the image reader reports what is wrong
 
 
 def _zip_has_zarr(path: str) -> bool:
@@ -191,13 +204,26 @@ def _detect_rest(path: str, head: bytes) -> str:
 
     if driver_of(path) is not None:
         return "raster"
-    kind = "a text file" if _is_text(head) else "of no format that a reader knows"
-    hint = (
-        "a list of images goes to --manifest, or to standard input with `-`"
-        if _is_text(head)
-        else "check it with `file`; readers: raster, slide, tiff, ome_zarr, photo"
+    if (plugin := _accepting_plugin(path, head)) is not None:
+        return plugin
+    if _is_text(head):
+        raise ImageError(
+            f"`{path}` is a text file",
+            hint="pass a list of images with --manifest, or on standard input with `-`",
+        )
+    raise ImageError(
+        f"no reader recognises the format of `{path}`",
+        hint=f"check it with `file`; readers: {', '.join(READERS)}",
     )
-    raise ImageError(f"`{path}` is {kind}", hint=hint)
+
+
+def _accepting_plugin(path: str, head: bytes) -> str | None:
+    for name in READERS:
+        if name not in BUILT_IN:
+            accepts = getattr(READERS.load(name), "accepts", None)
+            if accepts is not None and accepts(path, head):
+                return name
+    return None
 
 
 def _is_text(head: bytes) -> bool:
@@ -205,8 +231,8 @@ def _is_text(head: bytes) -> bool:
 
 
 def series_of(path: str) -> str | None:
-    """Return the series of a DICOM file, "" where it tells none; None of any other file."""
-    # A pipe would be waited for.
+    """Return the series of a DICOM file, "" if it states none; None for any other file."""
+    # Opening a pipe would block.
     if os.path.basename(path).upper() == DICOM_INDEX or not os.path.isfile(path):
         return None
     with open_regular(path) as file:
@@ -216,7 +242,7 @@ def series_of(path: str) -> str | None:
     return found[1].decode() if found else ""
 
 
-# Endings that mean an image even when the content is broken: it must not vanish from a batch.
+# A file with one of these endings is an image even if damaged: a batch must report it.
 IMAGE_ENDINGS = frozenset({
     "tif", "tiff", "svs", "ndpi", "mrxs", "scn", "vms", "vmu", "bif", "qptiff", "dcm",
     "jp2", "vrt", "img", "png", "jpg", "jpeg", "webp", "bmp", "gif",
@@ -225,7 +251,7 @@ SIDECAR_ENDINGS = (".ovr", ".msk", ".aux.xml")
 
 
 def is_image_folder(path: str) -> bool:
-    """Say whether a folder is itself an image: a zarr, one slide in DICOM files."""
+    """Return True if a folder is itself an image: a zarr, or one slide in DICOM files."""
     names = set(os.listdir(path)) if os.access(path, os.R_OK) else set()
     if names.intersection(ZARR_FILES):
         return True
@@ -233,7 +259,7 @@ def is_image_folder(path: str) -> bool:
 
 
 def holds_one_slide(folder: str) -> bool:
-    """Say whether the images in a folder are DICOM files, and all of the same slide."""
+    """Return True if the images in a folder are DICOM files, all of the same slide."""
     slides = set()
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -242,17 +268,17 @@ def holds_one_slide(folder: str) -> bool:
             series = _series(entry)
             if series is not None:
                 slides.add(series)
-            elif _looks_like_an_image(entry):
+            elif _is_image_file(entry):
                 return False
     return len(slides) == 1
 
 
 def images_inside(folder: str, *, recursive: bool) -> Iterator[str]:
-    """Yield the images of a folder by name; a folder that may not be listed yields itself."""
+    """Yield the images of a folder by name, or the folder itself if it cannot be listed."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
-        yield folder  # so that it is reported, and does not end the batch
+        yield folder  # so that it is reported and the batch continues
         return
     slides: set[str] = set()
     for entry in entries:
@@ -261,26 +287,25 @@ def images_inside(folder: str, *, recursive: bool) -> Iterator[str]:
         if _is_folder(entry):
             if is_image_folder(entry.path):
                 yield entry.path
-            # A link may lead back up; what it leads to is found where it is.
+            # A link may form a cycle; its target is found where it is.
             elif (
                 recursive
                 and not entry.is_symlink()
                 and not os.path.exists(os.path.join(entry.path, "Slidedat.ini"))
             ):
                 yield from images_inside(entry.path, recursive=recursive)
-        elif _looks_like_an_image(entry):
+        elif _is_image_file(entry):
             series = _series(entry)
             if series and series in slides:
-                continue  # another level of a slide that is named already
+                continue  # another level of the same slide
             slides.add(series or "")
             yield entry.path
 
 
 def _series(entry: "os.DirEntry[str]") -> str | None:
-    """Return the series of a DICOM file; None of any other, and of what cannot be read."""
     ending = entry.name.lower().rsplit(".", 1)[-1]
     if ending in IMAGE_ENDINGS - {"dcm"}:
-        return None  # without a look into each of ten thousand
+        return None  # opening ten thousand files would be slow
     try:
         return series_of(entry.path)
     except OSError:
@@ -294,7 +319,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return False
 
 
-def _looks_like_an_image(entry: "os.DirEntry[str]") -> bool:
+def _is_image_file(entry: "os.DirEntry[str]") -> bool:
     name = entry.name.lower()
     if name.endswith(SIDECAR_ENDINGS):
         return False
@@ -305,23 +330,9 @@ def _looks_like_an_image(entry: "os.DirEntry[str]") -> bool:
             head = file.read(132)
     except OSError:
         return False
-    if head.startswith((*TIFF_MAGIC, *PHOTO_MAGIC, *JPEG_2000_MAGIC)):
+    if head.startswith((*TIFF_MAGIC, *PILLOW_MAGIC, *JPEG_2000_MAGIC)):
         return True
     return head[128:] == b"DICM" and name.upper() != DICOM_INDEX
-
-
-READERS = {
-    "raster": "tnetcli.readers.raster:RasterReader",
-    "slide": "tnetcli.readers.slide:SlideReader",
-    "tiff": "tnetcli.readers.tiff:TiffReader",
-    "ome_zarr": "tnetcli.readers.zarr:OmeZarrReader",
-    "photo": "tnetcli.readers.image:ImageReader",
-}
-EXTRAS = {
-    "openslide": ("slides", "reading slides"),
-    "zarr": ("zarr", "reading OME-Zarr"),
-    "numcodecs": ("zarr", "reading OME-Zarr"),
-}
 
 
 def open_image(
@@ -331,57 +342,41 @@ def open_image(
     options: ReadOptions | None = None,
     dtype: str | None = None,
 ) -> Reader:
-    """Open `path` with the named reader, or with the one its content asks for.
+    """Open `path` with the named reader, or with the one that matches its content.
 
     `options.rescale` maps values onto the range of `dtype`, by default that of the image.
     """
     name, options = os.fspath(path), options or ReadOptions()
     with watching(name):
-        opened = _open(name, reader, options)
+        chosen = None if reader is None else READERS.load(reader)
+        if reader is None or reader in BUILT_IN:
+            # Detection also reports what is missing, empty, unreadable or truncated.
+            detected = detect(name)
+            chosen = chosen or READERS.load(detected)
+            if (reader or detected) == "slide" and os.path.isdir(name):
+                name = first_dicom(name) or name
+        assert chosen is not None
+        opened = _with_overviews(chosen(name, options), options)
     if options.rescale is None:
         return opened
     return RescaledReader(opened, *options.rescale, dtype or opened.dtype.name)
 
 
-def _open(name: str, reader: str | None, options: ReadOptions) -> Reader:
-    if reader is not None and reader not in READERS:
-        hint = did_you_mean(reader, READERS, f"choose one of: {', '.join(READERS)}")
-        raise UsageError(f"unknown reader: `{reader}`", hint=hint)
-    # Looking at the content first also finds what is missing, empty, unreadable or cut off.
-    detected = detect(name)
-    chosen = reader or detected
-    if chosen == "slide" and os.path.isdir(name):
-        name = first_dicom(name) or name
-    opened = _load(chosen)(name, options)
-    return _with_overviews(opened, options)
-
-
-def _load(reader: str) -> type:
-    module, name = READERS[reader].split(":")
-    try:
-        found: type = getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name in EXTRAS:
-            raise MissingExtraError.of(*EXTRAS[error.name]) from error
-        raise
-    return found
-
-
 def _with_overviews(opened: Reader, options: ReadOptions) -> Reader:
-    from tnetcli.readers.overviews import OverviewReader, is_flat, refuse_false_claims
+    from tnetcli.readers.overviews import OverviewReader, check_claimed_size, lacks_overviews
 
-    if not is_flat(opened) or is_remote(opened.path):
+    if not lacks_overviews(opened) or is_remote(opened.path):
         return opened
     try:
-        refuse_false_claims(opened)
+        check_claimed_size(opened)
     except ImageError:
         opened.close()
         raise
     if options.overviews == "require":
         opened.close()
         raise ImageError(
-            f"`{opened.path}` has no overviews: {opened.size.pixels / 1e9:.2f} gigapixels would "
-            "have to be decoded to see it whole",
+            f"`{opened.path}` has no overviews: a coarse view would decode "
+            f"{opened.size.pixels / 1e9:.2f} gigapixels",
             hint=f"tnet pyramid {opened.path}   (or -O overviews=build)",
         )
     return OverviewReader(opened, options)

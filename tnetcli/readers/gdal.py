@@ -1,18 +1,15 @@
-"""Open datasets with rasterio: few drivers, no network, warnings about damage as errors."""
+"""Open rasters with rasterio: few drivers, no network, logged damage raised as errors."""
 
 import logging
 import os
 import re
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import rasterio
-from rasterio._err import CPLE_BaseError  # public names exist for none of GDAL's own errors
-from rasterio.env import set_gdal_config
-from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
+from rasterio.errors import RasterioError, RasterioIOError
 from rasterio.io import DatasetReader
 
 from tnetcli.errors import ImageError
@@ -25,15 +22,12 @@ from tnetcli.readers.companions import (
 )
 from tnetcli.text import shorten
 
-# GDAL would take 5 % of the machine; a job array shares it with its neighbours.
-CACHE_BYTES = 2**27
-# What a URL may be; no VRT, which could name any file of this machine.
+# Drivers allowed for a URL; not VRT, which could name any local file.
 REMOTE_DRIVERS = ("GTiff", "JP2OpenJPEG", "PNG", "JPEG", "WEBP", "GIF", "BMP")
 ALLOWED = "CPL_VSIL_CURL_ALLOWED_FILENAME"
-CLOUDS = {"s3": "s3", "gs": "gs", "az": "az", "adls": "adls", "oss": "oss", "swift": "swift"}
-# GDAL's own errors reach us bare from calls that rasterio does not wrap.
-GDAL_FAILURES = (RasterioError, CPLE_BaseError, OSError, ValueError)
-# What GDAL only logs although the pixels are wrong.
+CLOUDS = ("s3", "gs", "az", "adls", "oss", "swift")
+GDAL_FAILURES = (RasterioError, OSError, ValueError)
+# Messages that GDAL only logs although the pixels are wrong.
 DAMAGE = re.compile(
     r"corrupt|premature|truncat|bogus|extraneous|unexpected|inconsisten|cannot|failed|error|"
     r"short|not a jpeg|unsupported marker",
@@ -41,36 +35,32 @@ DAMAGE = re.compile(
 )
 
 
-class _Listener(logging.Handler):
+class _Collector(logging.Handler):
+    """Collects the messages of threads that asked for them; others are left alone."""
+
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.heard = threading.local()
+        self.thread = threading.local()
 
     def emit(self, record: logging.LogRecord) -> None:
-        messages = getattr(self.heard, "messages", None)
+        messages = getattr(self.thread, "messages", None)
         if messages is not None:
             messages.append(record.getMessage())
 
 
-# Reported by `tnet info` as a missing georeference. Once and for all: filters set around each
-# open would race between threads.
-warnings.filterwarnings("ignore", category=NotGeoreferencedWarning)
-_LISTENER = _Listener()
-_LOGGER = logging.getLogger("rasterio._err")
-_LOGGER.addHandler(_LISTENER)
-# Heard here and turned into errors; printed as well they would fill the user's log.
-_LOGGER.propagate = False
+_COLLECTOR = _Collector()
+logging.getLogger("rasterio").addHandler(_COLLECTOR)
 
 
 @contextmanager
-def damage_is_an_error() -> Iterator[None]:
-    """Raise what GDAL reports only to its log: it returns wrong pixels for a damaged JPEG tile."""
+def raise_on_damage() -> Iterator[None]:
+    """Raise RasterioIOError for logged damage: GDAL returns wrong pixels for a bad JPEG tile."""
     messages: list[str] = []
-    _LISTENER.heard.messages = messages
+    _COLLECTOR.thread.messages = messages
     try:
         yield
     finally:
-        _LISTENER.heard.messages = None
+        _COLLECTOR.thread.messages = None
     for message in messages:
         if DAMAGE.search(message):
             raise RasterioIOError(message)
@@ -78,47 +68,60 @@ def damage_is_an_error() -> Iterator[None]:
 
 @contextmanager
 def confined(path: str) -> Iterator[None]:
-    """Let GDAL fetch nothing, or only `path` itself where that is a URL.
+    """Let GDAL fetch nothing, or only `path` if it is a URL; all its errors are RasterioErrors.
 
-    Sidecars of a URL are not asked for: GDAL would open what comes with any driver. rasterio sets
+    Sidecars of a URL are not requested: GDAL would open the answer with any driver. rasterio sets
     options for this thread, on the main thread for the process while the block runs.
     """
     if is_remote(path):
         options = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"}
-        if (name := _fetched_name(path)) is not None:
+        if (name := _vsi_name(path)) is not None:
             options[ALLOWED] = name
     else:
         options = {ALLOWED: "none"}
-    with rasterio.Env(**options):
-        yield
+    try:
+        with rasterio.Env(**options):
+            yield
+    except RasterioError:
+        raise
+    except Exception as error:
+        # Some calls let exceptions of GDAL through, whose classes rasterio does not publish.
+        if type(error).__module__.startswith("rasterio."):
+            raise RasterioIOError(str(error)) from error
+        raise
 
 
-def _fetched_name(url: str) -> str | None:
-    """Return GDAL's name of what a URL names; None of archives and of `/vsi` names."""
+def _vsi_name(url: str) -> str | None:
+    """Return GDAL's name of a URL; None for archives and names that begin with `/vsi`."""
     scheme, _, rest = url.partition("://")
     if scheme.lower() in ("http", "https", "ftp"):
         return f"/vsicurl/{url}"
-    return f"/vsi{CLOUDS[scheme]}/{rest}" if scheme in CLOUDS else None
+    return f"/vsi{scheme}/{rest}" if scheme in CLOUDS else None
 
 
 def open_dataset(path: str, **options: Any) -> Any:
-    """Open `path` with a handle of our own, by the one driver that its content asks for."""
-    _refuse_other_letters(path)
-    _bound_cache()
+    """Open `path` with a handle that is not shared, by the one driver that matches its content."""
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise ImageError(
+            f"GDAL needs file names in UTF-8: `{path}`",
+            hint="rename it (`convmv -f latin1 -t utf8` renames many), or give a link to it",
+        ) from error
     drivers: list[str] = list(REMOTE_DRIVERS)
     if not is_remote(path):
         driver = driver_of(path)
         if driver is None:
-            raise RasterioIOError("its format is not supported")
+            raise RasterioIOError("the format is not supported")
         drivers = [driver]
     with confined(path):
         return DatasetReader(path, driver=drivers, sharing=False, **options)
 
 
 def open_checked(path: str) -> Any:
-    """Open `path` after a check of all that GDAL would open for it; ImageError where it must not.
+    """Check every file that GDAL would open for `path`, then open it.
 
-    Open it once in this way, further handles with `open_dataset`.
+    Raises ImageError if one of them is not allowed. Further handles need only `open_dataset`.
     """
     if not is_remote(path):
         for source in check_companions(path):
@@ -135,16 +138,10 @@ def open_checked(path: str) -> Any:
 
 
 def _check_references(path: str, dataset: Any) -> None:
-    """Raise ImageError where an open dataset names files that GDAL must not open for it."""
+    """Raise ImageError if an open dataset names files that GDAL must not open."""
     for key, value in dataset.tags(ns="OVERVIEWS").items():
-        if key.casefold() != OVERVIEW_FILE:
-            continue
-        if is_remote(path):
-            raise ImageError(
-                f"the metadata of `{path}` name another file as OVERVIEW_FILE",
-                hint="copy the image here, and make overviews with `gdaladdo`",
-            )
-        check_overview_file(path, value)
+        if key.casefold() == OVERVIEW_FILE:
+            check_overview_file(path, value)
     if is_remote(path):
         return
     folder = os.path.dirname(os.path.abspath(path))
@@ -154,20 +151,3 @@ def _check_references(path: str, dataset: Any) -> None:
                 f"`{path}` has a part outside its folder: `{shorten(name)}`",
                 hint="copy all its files into one folder",
             )
-
-
-def _refuse_other_letters(path: str) -> None:
-    """Refuse a name in bytes that are no UTF-8, which rasterio cannot hand to GDAL."""
-    try:
-        path.encode()
-    except UnicodeEncodeError as error:
-        raise ImageError(
-            f"the name is not in UTF-8, as GDAL needs it: `{path}`",
-            hint="rename it (`convmv -f latin1 -t utf8` renames many), or give a link to it",
-        ) from error
-
-
-def _bound_cache() -> None:
-    if "GDAL_CACHEMAX" not in os.environ:
-        # In bytes, and for good: `Env` would restore GDAL's own limit while other threads read.
-        set_gdal_config("GDAL_CACHEMAX", CACHE_BYTES)

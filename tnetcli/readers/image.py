@@ -8,14 +8,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    JpegImagePlugin,
+    PngImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
 
 from tnetcli.errors import ImageError
 from tnetcli.files import open_regular
 from tnetcli.geometry import Size
-from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Source
+from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, Source
 from tnetcli.readers.cache import BLOCKS
-from tnetcli.readers.codestreams import check_png, decode_photo
+from tnetcli.readers.codestreams import check_png, decode_jpeg_file
+from tnetcli.readers.detect import PNG_MAGIC
 from tnetcli.readers.handles import file_stamp
 from tnetcli.readers.metadata import (
     are_numbers,
@@ -28,18 +38,23 @@ from tnetcli.readers.metadata import (
 from tnetcli.readers.pyramid import PARSING_FAILURES, PyramidReader
 from tnetcli.text import one_line
 
-# What is larger goes to the raster reader. Decoders need up to 13 bytes for each pixel
-# (progressive JPEG in four bands), that of WebP up to 20.
+# Larger images go to the raster reader. Decoders need up to 13 bytes for each pixel (progressive
+# JPEG in four bands), that of WebP up to 20.
 MOST_PIXELS = 2**25
 WEBP_SHARE = 2
-# We compare the size ourselves before decoding; Pillow's own check would only print a warning.
-Image.MAX_IMAGE_PIXELS = None
-# Others of Pillow's formats fetch, run programs (EPS) or are read better elsewhere.
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+# By magic number. Other formats of Pillow fetch, run programs (EPS) or are read better elsewhere.
+# `Image.open` is not used: its own limit of pixels can only be raised for the whole process.
+PLUGINS: dict[bytes, type[ImageFile.ImageFile]] = {
+    PNG_MAGIC: PngImagePlugin.PngImageFile,
+    b"\xff\xd8\xff": JpegImagePlugin.JpegImageFile,
+    b"RIFF": WebPImagePlugin.WebPImageFile,
+    b"BM": BmpImagePlugin.BmpImageFile,
+    b"GIF8": GifImagePlugin.GifImageFile,
+}
 EXIF_ORIENTATION = 274
 ROWS = 256
-# Pillow meets damaged headers with whatever its parsing runs into.
-PHOTO_FAILURES = (*PARSING_FAILURES, EOFError, zlib.error)
+# Pillow raises many kinds of errors for damaged headers.
+PILLOW_FAILURES = (*PARSING_FAILURES, EOFError, zlib.error, Image.DecompressionBombError)
 # Pillow's mode -> the mode we decode to, its bands, whether the last of them is transparency.
 MODES: dict[str, tuple[str, tuple[str, ...], bool]] = {
     "1": ("L", ("1",), False),
@@ -55,46 +70,51 @@ MODES: dict[str, tuple[str, tuple[str, ...], bool]] = {
     "CMYK": ("RGB", ("red", "green", "blue"), False),
     "YCbCr": ("RGB", ("red", "green", "blue"), False),
 }
-
-
-# One colour of a file may stand for transparency.
+# Modes of files in which one colour is transparent.
 WITH_ALPHA = {"1": "LA", "L": "LA", "P": "RGBA", "RGB": "RGBA"}
 
 
 @contextmanager
-def open_photo(path: str) -> Iterator[Image.Image]:
-    """Open an image of a known format; Pillow reads its header, and its pixels when needed."""
-    with open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
-        yield image
+def open_pillow(path: str) -> Iterator[Image.Image]:
+    """Open an image of a supported format; its header is read now, its pixels on demand."""
+    with open_regular(path) as file:
+        head = file.read(len(PNG_MAGIC))
+        file.seek(0)
+        for magic, plugin in PLUGINS.items():
+            if head.startswith(magic):
+                with plugin(file) as image:
+                    yield image
+                return
+    raise UnidentifiedImageError("not PNG, JPEG, WebP, BMP or GIF")
 
 
 def is_large(image: Image.Image) -> bool:
-    """Return whether decoding all of an image would take more memory than a photo may."""
+    """Return True if the image has too many pixels to be decoded as a whole."""
     most = MOST_PIXELS // WEBP_SHARE if image.format == "WEBP" else MOST_PIXELS
     return image.width * image.height > most
 
 
 class ImageReader(PyramidReader):
-    """Reads what Pillow opens, up to a pixel limit."""
+    """Reads PNG, JPEG, WebP, BMP and GIF with Pillow, up to a number of pixels."""
 
-    name: ClassVar[str] = "photo"
-    failures: ClassVar[tuple[type[Exception], ...]] = PHOTO_FAILURES
+    name = "image"
+    failures: ClassVar[tuple[type[Exception], ...]] = PILLOW_FAILURES
 
-    def _inspect(self) -> Layout:
+    def _inspect(self) -> ImageInfo:
         try:
-            with open_photo(self.path) as image:
+            with open_pillow(self.path) as image:
                 return self._describe(image)
-        except PHOTO_FAILURES as error:
+        except PILLOW_FAILURES as error:
             raise ImageError(
                 f"Pillow cannot open `{self.path}`: {one_line(error)}",
                 hint="try --reader raster",
             ) from error
 
-    def _describe(self, image: Image.Image) -> Layout:
+    def _describe(self, image: Image.Image) -> ImageInfo:
         size = Size(*image.size)
         if is_large(image):
             raise ImageError(
-                f"`{self.path}` has {size.pixels / 1e6:.0f} million pixels, more than the photo "
+                f"`{self.path}` has {size.pixels / 1e6:.0f} million pixels, more than the image "
                 "reader decodes at once",
                 hint="use --reader raster",
             )
@@ -102,7 +122,7 @@ class ImageReader(PyramidReader):
         mode = image.mode if transparency is None else WITH_ALPHA.get(image.mode, image.mode)
         if mode not in MODES:
             raise ImageError(
-                f"`{self.path}` has the unusual pixel mode `{mode}`", hint="convert it to RGB"
+                f"`{self.path}` has an unsupported pixel mode: `{mode}`", hint="convert it to RGB"
             )
         self._mode, names, transparent = MODES[mode]
         bands = choose_bands(
@@ -114,17 +134,17 @@ class ImageReader(PyramidReader):
         )
         given = self.options.nodata
         if given is None and mode.startswith("I") and isinstance(transparency, int):
-            given = transparency  # the one value that stands for no pixel
+            given = transparency  # the one transparent value
         self._nodata, complaints = user_nodata(given, len(bands), dtype)
         mask = "alpha" if transparent else "nan" if dtype.kind == "f" else "none"
         microns, warnings = resolve(self.options, [])
         warnings += complaints
-        # Of a PNG, Pillow finds EXIF only by decoding all of it.
+        # Pillow finds the EXIF of a PNG only by decoding all of it.
         if image.format != "PNG" and image.getexif().get(EXIF_ORIENTATION, 1) != 1:
             warnings.append("EXIF orientation is not applied: pixels are read as stored")
         if getattr(image, "n_frames", 1) > 1:
             warnings.append(f"{getattr(image, 'n_frames', 1)} frames; the first is read")
-        return Layout(
+        return ImageInfo(
             levels=(Level(size, 1.0, 1.0, size),),
             bands=tuple(names[i] for i in bands),
             dtype=dtype,
@@ -139,11 +159,11 @@ class ImageReader(PyramidReader):
         )
 
     def _open(self) -> Source:
-        return _PhotoSource(self)
+        return _ImageSource(self)
 
 
-class _PhotoSource:
-    """Hands out parts of the decoded image, which all threads share."""
+class _ImageSource:
+    """Reads boxes of the decoded image, which all threads share."""
 
     def __init__(self, reader: ImageReader) -> None:
         self._reader = reader
@@ -166,7 +186,7 @@ class _PhotoSource:
 
     def _pixels(self) -> tuple[NDArray[Any], Cost]:
         reader = self._reader
-        key = (reader.path, file_stamp(reader.path), "photo")
+        key = (reader.path, file_stamp(reader.path), "image")
         found = self._own if self._own is not None else BLOCKS.get(key)
         if found is not None:
             return found, Cost()
@@ -175,24 +195,24 @@ class _PhotoSource:
         BLOCKS.put(key, pixels)
         if BLOCKS.get(key) is None:
             self._own = pixels  # too large to share
-        return pixels, Cost(reader.size.pixels, reader.layout.file_bytes)
+        return pixels, Cost(reader.size.pixels, reader.info.file_bytes)
 
 
 def _decode(path: str, mode: str) -> NDArray[Any]:
-    """Decode the whole image; an error where Pillow alone would make something up."""
-    with open_photo(path) as image:
+    """Decode the whole image; raise an error where Pillow alone would invent pixels."""
+    with open_pillow(path) as image:
         kind, stored, size = image.format, image.mode, image.size
     if kind == "PNG":
-        check_png(path)  # decoding passes over the checksums
+        check_png(path)  # Pillow ignores the checksums of pixels
     if kind == "JPEG" and stored == mode and mode in ("L", "RGB"):
         with open_regular(path) as file:
-            return decode_photo(file.read(), "GRAY" if mode == "L" else "RGB", size)
-    with open_photo(path) as image:
+            return decode_jpeg_file(file.read(), "GRAY" if mode == "L" else "RGB", size)
+    with open_pillow(path) as image:
         return _gather(image, mode)
 
 
 def _gather(image: Image.Image, mode: str) -> NDArray[Any]:
-    """Return all pixels, a few rows at a time: at once, Pillow holds them three times over."""
+    """Return all pixels, a few rows at a time: Pillow would hold three copies of the whole."""
     pixels: NDArray[Any] | None = None
     for top in range(0, image.height, ROWS):
         part = image.crop((0, top, image.width, min(top + ROWS, image.height)))
@@ -200,5 +220,5 @@ def _gather(image: Image.Image, mode: str) -> NDArray[Any]:
         if pixels is None:
             pixels = np.empty((image.height, *rows.shape[1:]), rows.dtype)
         pixels[top : top + ROWS] = rows
-    assert pixels is not None  # Pillow opens no image without rows
+    assert pixels is not None  # every image has rows
     return pixels

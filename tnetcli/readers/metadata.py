@@ -16,7 +16,7 @@ from tnetcli.readers.base import ReadOptions, Resolution
 MOST_BANDS = 4096
 
 
-def refuse_many_bands(path: str, count: int) -> None:
+def check_band_count(path: str, count: int) -> None:
     """Raise ImageError for an image with more bands than any sensor or stack has."""
     if count > MOST_BANDS:
         raise ImageError(

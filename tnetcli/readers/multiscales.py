@@ -11,7 +11,7 @@ import zarr
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
 from tnetcli.readers.base import Level, Resolution
-from tnetcli.readers.metadata import from_length, refuse_many_bands
+from tnetcli.readers.metadata import check_band_count, from_length
 from tnetcli.readers.zarr_store import (
     FOLDER_HINT,
     METADATA_FAILURES,
@@ -72,7 +72,7 @@ def read_multiscales(path: str, store: WatchedStore) -> Multiscales:
     arrays = _open_arrays(path, store, image, multiscale)
     axes = _axes(path, multiscale, arrays[0][1])
     stored, unusable = _usable(axes, arrays)
-    refuse_many_bands(path, stored[0].length("c"))
+    check_band_count(path, stored[0].length("c"))
     levels, unbelieved = _levels(stored)
     return Multiscales(
         zarr_format=image.zarr_format,

@@ -22,8 +22,7 @@ from tnetcli.files import temporary_folder
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import (
     Cost,
-    DescribedByLayout,
-    Layout,
+    ImageInfo,
     Pixels,
     Reader,
     ReadOptions,
@@ -60,18 +59,18 @@ SMALLEST = 256
 SECONDS_BETWEEN_LINES = 10.0
 
 
-def is_flat(reader: Reader) -> bool:
+def lacks_overviews(reader: Reader) -> bool:
     """Say whether even the coarsest stored level is too large to look at as a whole."""
-    coarsest = reader.layout.levels[-1]
-    return coarsest.size.pixels > MOST_COARSE_PIXELS and reader.name != "photo"
+    coarsest = reader.info.levels[-1]
+    return coarsest.size.pixels > MOST_COARSE_PIXELS and reader.name != "image"
 
 
-def refuse_false_claims(reader: Reader) -> None:
+def check_claimed_size(reader: Reader) -> None:
     """Refuse a flat image that cannot be as large as it says: looking at it would never end."""
-    pixels = reader.layout.levels[-1].size.pixels
+    pixels = reader.info.levels[-1].size.pixels
     if pixels <= MOST_EMPTY_PIXELS:
         return
-    stored = sum(size for _, _, size, _ in content_stamp((reader.path, *reader.layout.files)))
+    stored = sum(size for _, _, size, _ in content_stamp((reader.path, *reader.info.files)))
     if pixels > stored * MOST_PIXELS_PER_BYTE:
         raise ImageError(
             f"`{reader.path}` claims {pixels / 1e9:.0f} gigapixels without overviews, "
@@ -84,19 +83,19 @@ def _storable(dtype: np.dtype[Any]) -> str:
     return "float32" if dtype == np.float16 else dtype.name  # GDAL has no half floats
 
 
-class OverviewReader(DescribedByLayout):
+class OverviewReader(Reader):
     """A reader whose coarse views come from a small copy, made at the first of them."""
 
     def __init__(self, reader: Reader, options: ReadOptions) -> None:
         self._reader = reader
         self._options = options
         self._before = file_stamp(reader.path)
-        self._scale = STEP * reader.layout.levels[-1].scale_x
+        self._scale = STEP * reader.info.levels[-1].scale_x
         self._copy: RasterReader | None = None
         self._closed = False
         self._making = ForkSafeLock()
         self.name, self.path = reader.name, reader.path
-        self.layout: Layout = reader.layout
+        self.info: ImageInfo = reader.info
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_making"}
@@ -122,13 +121,13 @@ class OverviewReader(DescribedByLayout):
         pixels = self._small_copy().read(window.scaled(self._scale, self._scale), out_size)
         return self._cut(pixels, window, out_size)
 
-    def decoded(self, window: Window, out_size: Size) -> int:
+    def estimate(self, window: Window, out_size: Size) -> int:
         """Return how many pixels `read` would decode at most, without reading."""
         if not self._is_coarse(window, out_size):
-            return self._reader.decoded(window, out_size)
+            return self._reader.estimate(window, out_size)
         if not self.has_copy:
-            return self.layout.levels[-1].size.pixels
-        return self._small_copy().decoded(window.scaled(self._scale, self._scale), out_size)
+            return self.info.levels[-1].size.pixels
+        return self._small_copy().estimate(window.scaled(self._scale, self._scale), out_size)
 
     @property
     def has_copy(self) -> bool:
@@ -157,7 +156,7 @@ class OverviewReader(DescribedByLayout):
     def _place(self) -> Path:
         """Return where the copy of this very content, read this way, is kept."""
         read_as = (self._options.bands, self._options.nodata, self._options.z, self._options.t)
-        content = content_stamp((self.path, *self.layout.files))
+        content = content_stamp((self.path, *self.info.files))
         known_by = (os.path.realpath(self.path), content, self.name, read_as, STEP)
         name = hashlib.sha256(repr(known_by).encode()).hexdigest()[:32]
         return overview_folder() / f"{name}.tif"
@@ -192,7 +191,7 @@ class OverviewReader(DescribedByLayout):
         return None
 
     def _make(self, place: Path) -> None:
-        gigapixels = self.layout.levels[-1].size.pixels / 1e9
+        gigapixels = self.info.levels[-1].size.pixels / 1e9
         log.warning(
             "%s has no overviews: decoding all %.2f gigapixels once to see it whole; "
             "`tnet pyramid %s` makes that unnecessary",
@@ -239,7 +238,7 @@ class OverviewReader(DescribedByLayout):
         """Yield the small copy part by part, reading a few parts ahead on all cores."""
         threads = available_cores()
         # Striped files decode whole rows: cutting rows in two would decode them twice.
-        wide = WIDEST if self.layout.tiled else size.width
+        wide = WIDEST if self.info.tiled else size.width
         parts = [
             RasterioWindow(left, top, min(wide, size.width - left), min(TILE, size.height - top))
             for top in range(0, size.height, TILE)

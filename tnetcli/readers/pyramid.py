@@ -13,10 +13,10 @@ from tnetcli.readers.base import (
     Block,
     Box,
     Cost,
-    DescribedByLayout,
-    Layout,
+    ImageInfo,
     Level,
     Pixels,
+    Reader,
     ReadOptions,
     Source,
 )
@@ -40,7 +40,7 @@ from tnetcli.text import format_bytes, one_line
 CHUNK_SAMPLES = 2**23
 
 
-class LevelReader(DescribedByLayout, ABC):
+class LevelReader(Reader, ABC):
     """A reader over levels; whoever has them says how the pixels of one are obtained.
 
     Picklable: what only this process can use is made anew by `_start`.
@@ -75,8 +75,8 @@ class LevelReader(DescribedByLayout, ABC):
     def read(self, window: Window, out_size: Size) -> Pixels:
         """Resample `window` to exactly `out_size`; see `Reader.read`."""
         self._check_open()
-        index = choose_level(self.layout.levels, window, out_size)
-        level = self.layout.levels[index]
+        index = choose_level(self.info.levels, window, out_size)
+        level = self.info.levels[index]
         placement = place(window, level, out_size)
         bands = len(self.bands)
         if placement is None:
@@ -119,9 +119,9 @@ class LevelReader(DescribedByLayout, ABC):
             )
         return block
 
-    def decoded(self, window: Window, out_size: Size) -> int:
+    def estimate(self, window: Window, out_size: Size) -> int:
         """Return how many pixels `read` would decode at most, without reading."""
-        level = self.layout.levels[choose_level(self.layout.levels, window, out_size)]
+        level = self.info.levels[choose_level(self.info.levels, window, out_size)]
         placement = place(window, level, out_size)
         return 0 if placement is None else touched_pixels(placement.box, level)
 
@@ -149,7 +149,6 @@ class PyramidReader(LevelReader):
     """A reader over stored levels; a format adds how to inspect and how to open a source."""
 
     _unshared = LevelReader._unshared | {"_handles"}
-    name: ClassVar[str]
     # What the format's library raises where pixels cannot be decoded.
     failures: ClassVar[tuple[type[Exception], ...]]
     # Whether the format knows stacks; elsewhere there is nothing for `z` and `t` to choose.
@@ -163,17 +162,17 @@ class PyramidReader(LevelReader):
             choose_plane(path, "z", 1, self.options.z)
             choose_plane(path, "t", 1, self.options.t)
         try:
-            self.layout = self._inspect()
+            self.info = self._inspect()
         except self.failures as error:
             raise ImageError(
                 f"cannot make sense of `{path}`: {one_line(error)}",
                 hint="the file is damaged: make or copy it again, or try another --reader",
             ) from error
-        _refuse_absurd_levels(path, self.layout.levels)
+        _refuse_absurd_levels(path, self.info.levels)
         self._start()
 
     @abstractmethod
-    def _inspect(self) -> Layout:
+    def _inspect(self) -> ImageInfo:
         """Return what is known of the image without decoding a pixel."""
 
     @abstractmethod
@@ -228,7 +227,7 @@ def _refuse_absurd_levels(path: str, levels: Sequence[Level]) -> None:
             )
 
 
-def refuse_huge_blocks(path: str, block: Size, sample_bytes: int) -> None:
+def check_block_size(path: str, block: Size, sample_bytes: int) -> None:
     """Refuse an image whose single block would not fit the memory we promise to stay in."""
     if block.pixels * sample_bytes > MOST_BLOCK_BYTES:
         raise ImageError(

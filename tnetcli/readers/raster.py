@@ -15,16 +15,16 @@ from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError
 from tnetcli.files import is_remote
-from tnetcli.readers.base import Block, Box, Cost, Layout, ReadOptions, Source
+from tnetcli.readers.base import Block, Box, Cost, ImageInfo, ReadOptions, Source
 from tnetcli.readers.codestreams import check_png
 from tnetcli.readers.gdal import (
     GDAL_FAILURES,
     confined,
-    damage_is_an_error,
     open_checked,
     open_dataset,
+    raise_on_damage,
 )
-from tnetcli.readers.image import MOST_PIXELS, open_photo
+from tnetcli.readers.image import MOST_PIXELS, open_pillow
 from tnetcli.readers.metadata import are_numbers, both_valid, holds_data
 from tnetcli.readers.pyramid import PyramidReader
 from tnetcli.readers.raster_layout import DirectPage, RasterPlan, describe
@@ -43,7 +43,7 @@ SLIDE_MAKERS = (
 class RasterReader(PyramidReader):
     """Reads what GDAL opens."""
 
-    name: ClassVar[str] = "raster"
+    name = "raster"
     failures: ClassVar[tuple[type[Exception], ...]] = (*GDAL_FAILURES, *TIFF_FAILURES)
 
     def __init__(
@@ -53,11 +53,11 @@ class RasterReader(PyramidReader):
         self._allow_direct = direct
         super().__init__(path, options)
 
-    def _inspect(self) -> Layout:
+    def _inspect(self) -> ImageInfo:
         with confined(self.path):
             return self._inspect_confined()
 
-    def _inspect_confined(self) -> Layout:
+    def _inspect_confined(self) -> ImageInfo:
         try:
             dataset = open_checked(self.path)
         except GDAL_FAILURES as error:
@@ -80,14 +80,14 @@ class RasterReader(PyramidReader):
                 )
             if is_remote(self.path):
                 _refuse_lost_pyramid(self.path, dataset)
-            layout, self._plan = describe(self.path, self.options, dataset, self._allow_direct)
-        return layout
+            info, self._plan = describe(self.path, self.options, dataset, self._allow_direct)
+        return info
 
     def _open(self) -> Source:
         if self._unchecked:
             check_png(self.path)  # once: GDAL gives rows out before it comes to the checksum
             self._unchecked = False
-        return _RasterSource(self.path, self.layout, self._plan)
+        return _RasterSource(self.path, self.info, self._plan)
 
 
 def _refuse_lost_pyramid(path: str, dataset: Any) -> None:
@@ -107,7 +107,7 @@ def _refuse_interlaced(path: str, dataset: Any) -> None:
     """Refuse a large PNG or JPEG that GDAL would decode as a whole for every few rows."""
     if dataset.driver not in ("PNG", "JPEG") or dataset.width * dataset.height <= MOST_PIXELS:
         return
-    with open_photo(path) as image:
+    with open_pillow(path) as image:
         is_interlaced = "interlace" in image.info or "progressive" in image.info
     if is_interlaced:
         raise ImageError(
@@ -128,13 +128,13 @@ def _check_raw(path: str, dataset: Any) -> None:
 class _RasterSource:
     """One thread's handles: GDAL datasets by level, and TIFF files for the fast path."""
 
-    def __init__(self, path: str, layout: Layout, plan: RasterPlan) -> None:
-        self._path, self._layout, self._plan = path, layout, plan
+    def __init__(self, path: str, info: ImageInfo, plan: RasterPlan) -> None:
+        self._path, self._layout, self._plan = path, info, plan
         self._datasets: dict[int, Any] = {}
         self._files: dict[str, OpenFile | TiffPages] = {}
         self._tiles: dict[int, PageTiles] = {}
-        total = sum(level.size.pixels for level in layout.levels)
-        self._bytes_per_pixel = layout.file_bytes / total
+        total = sum(level.size.pixels for level in info.levels)
+        self._bytes_per_pixel = info.file_bytes / total
 
     def close(self) -> None:
         for handle in (*self._datasets.values(), *self._files.values()):
@@ -191,7 +191,7 @@ class _RasterSource:
         dataset = self._dataset(level)
         window = RasterioWindow(box.left, box.top, box.width, box.height)
         bands = [sample + 1 for sample in self._plan.samples]
-        with confined(self._path), damage_is_an_error():
+        with confined(self._path), raise_on_damage():
             values = dataset.read(bands, window=window)  # (bands, height, width)
         pixels = touched_pixels(box, self._layout.levels[level])
         cost = Cost(pixels, self._bytes_of(dataset, level, box, pixels))
@@ -245,7 +245,7 @@ class _RasterSource:
                 box.width * this.scale_x,
                 box.height * this.scale_y,
             )
-        with confined(self._path), damage_is_an_error():
+        with confined(self._path), raise_on_damage():
             # The mean of a mask is above zero where any of its pixels is valid.
             how = Resampling.nearest if self._plan.masked[level] else Resampling.average
             mask = dataset.read_masks(1, window=window, out_shape=shape, resampling=how)

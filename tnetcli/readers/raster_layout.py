@@ -16,20 +16,20 @@ from rasterio.transform import from_gcps
 from tnetcli.errors import ImageError
 from tnetcli.files import is_plain_crs, is_remote, open_regular
 from tnetcli.geometry import Georeference, Size
-from tnetcli.readers.base import Layout, Level, ReadOptions, Resolution
+from tnetcli.readers.base import ImageInfo, Level, ReadOptions, Resolution
 from tnetcli.readers.detect import TIFF_MAGIC
 from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
 from tnetcli.readers.metadata import (
     Nodata,
+    check_band_count,
     choose_bands,
     from_density,
     nodata_values,
-    refuse_many_bands,
     resolve,
     unique_names,
     user_nodata,
 )
-from tnetcli.readers.pyramid import refuse_huge_blocks
+from tnetcli.readers.pyramid import check_block_size
 from tnetcli.readers.tiff_files import TIFF_FAILURES, check_directories
 from tnetcli.readers.tiff_pages import SAME_PIXELS, PageTiles, TiffPages
 from tnetcli.text import one_line
@@ -147,9 +147,9 @@ class RasterPlan:
 
 def describe(
     path: str, options: ReadOptions, dataset: Any, allow_direct: bool
-) -> tuple[Layout, RasterPlan]:
+) -> tuple[ImageInfo, RasterPlan]:
     """Return what is known of an open dataset, and how to read it."""
-    refuse_many_bands(path, dataset.count)
+    check_band_count(path, dataset.count)
     dtypes = set(dataset.dtypes)
     dtype = np.dtype(dataset.dtypes[0])
     if dtype.kind not in "iuf":
@@ -179,7 +179,7 @@ def describe(
     kind, nodata = ("nodata", wanted) if wanted else _mask_kind(dataset, chosen, dtype, alphas)
     levels, numbers, direct = _levels(path, dataset, allow_direct)
     for level in levels:
-        refuse_huge_blocks(path, level.block, dtype.itemsize)
+        check_block_size(path, level.block, dtype.itemsize)
     claims = [] if dataset.crs else [_tag_resolution(dataset.tags())]
     microns, complaints = resolve(options, claims)
     structure = dataset.tags(ns="IMAGE_STRUCTURE")
@@ -194,7 +194,7 @@ def describe(
     if georeference is None and dataset.rpcs:
         warnings.append("placed by RPCs only: its windows cannot be put on a map")
     bands = ("red", "green", "blue") if palette is not None else tuple(names[i] for i in chosen)
-    layout = Layout(
+    info = ImageInfo(
         levels=levels,
         bands=bands,
         dtype=dtype if palette is None else np.dtype(np.uint8),
@@ -215,7 +215,7 @@ def describe(
         masked=_masked_levels(path, dataset, levels, kind),
         sparse=dataset.driver == "GTiff" and not is_remote(path),
     )  # fmt: skip
-    return layout, plan
+    return info, plan
 
 
 def _file_bytes(path: str, dataset: Any) -> int:

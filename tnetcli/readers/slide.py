@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tnetcli.errors import ImageError
 from tnetcli.files import check_regular, is_inside, is_plain_name, open_regular
 from tnetcli.geometry import Size
-from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
+from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, Resolution, Source
 from tnetcli.readers.detect import TIFF_MAGIC
 from tnetcli.readers.metadata import TIFF_TAGS, choose_bands, resolve
-from tnetcli.readers.pyramid import PyramidReader, refuse_huge_blocks
+from tnetcli.readers.pyramid import PyramidReader, check_block_size
 from tnetcli.readers.resample import touched_pixels, whole_scale
 from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES, open_tiff
 from tnetcli.readers.tiff_pages import SAME_PIXELS, PageTiles, TiffPages
@@ -129,7 +129,7 @@ BOUNDS = tuple(f"openslide.bounds-{name}" for name in ("x", "y", "width", "heigh
 class SlideReader(PyramidReader):
     """Reads what OpenSlide opens, always as red, green and blue."""
 
-    name: ClassVar[str] = "slide"
+    name = "slide"
     failures: ClassVar[tuple[type[Exception], ...]] = (openslide.OpenSlideError, *TIFF_FAILURES)
 
     def __init__(self, path: str, options: Any = None, *, direct: bool = True) -> None:
@@ -137,7 +137,7 @@ class SlideReader(PyramidReader):
         self._allow_direct = direct
         super().__init__(path, options)
 
-    def _inspect(self) -> Layout:
+    def _inspect(self) -> ImageInfo:
         check_slide_files(self.path)
         _refuse_huge_tiles(self.path)
         slide = _open_slide(self.path)
@@ -148,7 +148,7 @@ class SlideReader(PyramidReader):
         finally:
             slide.close()
 
-    def _describe(self, slide: openslide.OpenSlide) -> Layout:
+    def _describe(self, slide: openslide.OpenSlide) -> ImageInfo:
         properties = dict(slide.properties)
         vendor = properties.get("openslide.vendor", "")
         full = Size(*slide.level_dimensions[0])
@@ -166,7 +166,7 @@ class SlideReader(PyramidReader):
         bounds = _bounds(properties, full)
         if bounds is None and any(name in properties for name in BOUNDS):
             warnings.append("the bounds of the scanned area are ignored: they are not on the slide")
-        return Layout(
+        return ImageInfo(
             levels=tuple(
                 Level(
                     size,
@@ -219,7 +219,7 @@ def _refuse_huge_tiles(path: str) -> None:
         for page in tiff.pages:
             if page.aspage().is_tiled:
                 tile = Size(page.aspage().tilewidth, page.aspage().tilelength)
-                refuse_huge_blocks(path, tile, 4)
+                check_block_size(path, tile, 4)
 
 
 def _refuse_other_than_rgb(path: str) -> None:
@@ -345,9 +345,9 @@ class _SlideSource:
         self._slide: openslide.OpenSlide | None = None
         self._file: TiffPages | None = None
         self._tiles: dict[int, PageTiles] = {}
-        layout = reader.layout
-        total = sum(level.size.pixels for level in layout.levels)
-        self._bytes_per_pixel = layout.file_bytes / total
+        info = reader.info
+        total = sum(level.size.pixels for level in info.levels)
+        self._bytes_per_pixel = info.file_bytes / total
 
     def close(self) -> None:
         if self._slide is not None:
@@ -384,6 +384,6 @@ class _SlideSource:
             share = alpha[..., None] / np.float32(255)
             blended = values * share + reader._background * (1 - share)
             values = np.rint(blended).astype(np.uint8)
-        pixels = touched_pixels(box, reader.layout.levels[level])
+        pixels = touched_pixels(box, reader.info.levels[level])
         cost = Cost(pixels, round(pixels * self._bytes_per_pixel))
         return Block(values[..., list(reader._colours)], valid, cost)

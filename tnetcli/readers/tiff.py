@@ -15,17 +15,17 @@ import tifffile
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
-from tnetcli.readers.base import Block, Box, Cost, Layout, Level, Resolution, Source
+from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, Resolution, Source
 from tnetcli.readers.metadata import (
     are_numbers,
     both_valid,
+    check_band_count,
     choose_bands,
     choose_plane,
     from_density,
     from_length,
     holds_data,
     planes_to_choose,
-    refuse_many_bands,
     resolve,
     unique_names,
     user_nodata,
@@ -48,11 +48,11 @@ class _Channel:
 class TiffReader(PyramidReader):
     """Reads TIFF files page by page, with tifffile's understanding of what belongs together."""
 
-    name: ClassVar[str] = "tiff"
+    name = "tiff"
     has_planes: ClassVar[bool] = True
     failures: ClassVar[tuple[type[Exception], ...]] = TIFF_FAILURES
 
-    def _inspect(self) -> Layout:
+    def _inspect(self) -> ImageInfo:
         try:
             opened = TiffPages(self.path)
         except TIFF_FAILURES as error:
@@ -64,7 +64,7 @@ class TiffReader(PyramidReader):
         finally:
             opened.close()
 
-    def _describe(self, opened: TiffPages) -> Layout:
+    def _describe(self, opened: TiffPages) -> ImageInfo:
         file = opened.file
         if file.is_ndpi:
             raise ValueError("the strips of NDPI are not JPEG files of their own")
@@ -78,7 +78,7 @@ class TiffReader(PyramidReader):
             axis: choose_plane(self.path, axis, length, wanted[axis])
             for axis, length in planes.items()
         }
-        refuse_many_bands(self.path, _band_count(series, lengths))
+        check_band_count(self.path, _band_count(series, lengths))
         channels = _channels(series, lengths, chosen)
         pixels = _ome_pixels(self.path, file)
         names = unique_names(_names(self.path, file, series, pixels, len(channels)))
@@ -101,7 +101,7 @@ class TiffReader(PyramidReader):
         microns, warnings = resolve(self.options, [_ome_resolution(pixels), _tag_resolution(file)])
         if len(all_series) > 1 and all_series[1].size > series.size:
             warnings.append(f"{len(all_series)} images in this file; the first is read")
-        return Layout(
+        return ImageInfo(
             levels=tuple(_level(full, tiles) for tiles in first),
             bands=tuple(names[i] for i in bands),
             dtype=dtype,

@@ -1,6 +1,5 @@
 """Check TIFF directories and OME-XML before anything is allocated."""
 
-import logging
 import math
 import os
 import struct
@@ -16,7 +15,7 @@ import tifffile
 
 from tnetcli.errors import ImageError
 from tnetcli.files import MOST_XML_BYTES, is_plain_name, open_regular
-from tnetcli.readers.metadata import MOST_BANDS, refuse_many_bands
+from tnetcli.readers.metadata import MOST_BANDS, check_band_count
 from tnetcli.readers.pyramid import PARSING_FAILURES
 from tnetcli.text import one_line, reason
 
@@ -176,10 +175,6 @@ def _refused(path: str, problem: str) -> ImageError:
         hint="its OME metadata are damaged or made to harm; try --reader raster",
     )
 
-
-# What matters of its log we check ourselves; the rest would fill the user's terminal.
-logging.getLogger("tifffile").propagate = False
-logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 # tifffile meets damaged tags and foreign XML with whatever its parsing runs into.
 TIFF_FAILURES = (*PARSING_FAILURES, tifffile.TiffFileError)
@@ -348,7 +343,7 @@ class _Directories:
         """Return the number of values that a page declares."""
         numbers = {tag.code: self._first_number(tag) for tag in tags if tag.value is None}
         samples = numbers.get(SAMPLES, 1)
-        refuse_many_bands(self.path, samples)
+        check_band_count(self.path, samples)
         counts = {tag.code: tag.count for tag in tags}
         if counts.get(UIC1, 0) * max(counts.get(UIC2, 1), 1) > MOST_UIC_READS:
             raise self._refused("has too many MetaMorph properties")
@@ -452,7 +447,7 @@ def checked_series(path: str, file: tifffile.TiffFile) -> list[tifffile.TiffPage
 
 
 @dataclass(frozen=True, slots=True)
-class TiffLook:
+class TiffSummary:
     """What decides who reads a TIFF."""
 
     is_vendor_slide: bool
@@ -465,7 +460,7 @@ class TiffLook:
     tags: frozenset[int]  # of the first page
 
 
-def look_at_tiff(path: str) -> TiffLook:
+def summarize_tiff(path: str) -> TiffSummary:
     """Look at the directories of a TIFF, refusing one that is cut off."""
     try:
         with open_tiff(path) as file:
@@ -489,4 +484,4 @@ def look_at_tiff(path: str) -> TiffLook:
         raise ImageError(
             f"`{path}` is a damaged TIFF: {one_line(error)}", hint="make or copy it again"
         ) from error
-    return TiffLook(vendor, stack, geographic, rgb, palette, tiled, levels, tags)
+    return TiffSummary(vendor, stack, geographic, rgb, palette, tiled, levels, tags)

@@ -23,7 +23,7 @@ from tnetcli.readers.base import Block, Box, Cost
 from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.codestreams import Declared, check_jpeg, decode_jpeg, jpeg_frame, stream_start
 from tnetcli.readers.handles import file_stamp
-from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, refuse_huge_blocks
+from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, check_block_size
 from tnetcli.readers.tiff_files import checked_series, open_tiff, truncated
 
 # Decoders that give the same pixels as libtiff (tests/readers/test_two_paths.py holds them); of
@@ -48,11 +48,7 @@ DECLARED: dict[int, Callable[[bytes], Declared]] = {
     tifffile.COMPRESSION.JPEG_2000_LOSSY: codestreams.jpeg_2000,
     tifffile.COMPRESSION.APERIO_JP2000_RGB: codestreams.jpeg_2000,
     tifffile.COMPRESSION.JPEG2000: codestreams.jpeg_2000,
-    tifffile.COMPRESSION.PNG: codestreams.png,
     tifffile.COMPRESSION.WEBP: codestreams.webp,
-    tifffile.COMPRESSION.LERC: codestreams.lerc,
-    tifffile.COMPRESSION.JPEGXL: codestreams.jpeg_xl,
-    tifffile.COMPRESSION.JPEGXL_DNG: codestreams.jpeg_xl,
 }
 # Decoders that stop at the size of the block.
 BOUNDED = {
@@ -176,7 +172,7 @@ class PageTiles:
             self.block = Size(self.size.width, 1)
         in_block = 1 if self._separate else self.samples
         self._usual = Declared(self.block.width, self.block.height, in_block)
-        refuse_huge_blocks(path, self.block, in_block * self.dtype.itemsize)
+        check_block_size(path, self.block, in_block * self.dtype.itemsize)
 
     def of(self, file: OpenFile) -> "PageTiles":
         """Return the same, read from another opening of the file: its tables are known already."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from tnetcli.errors import ManifestError
 from tnetcli.geometry import Georeference, Size, Window
-from tnetcli.readers.base import Box, Cost, DescribedByLayout, Layout, Level, Pixels, Reader
+from tnetcli.readers.base import Box, Cost, ImageInfo, Level, Pixels, Reader
 from tnetcli.readers.resample import LEAST_SHARE
 from tnetcli.text import shorten
 
@@ -79,7 +79,7 @@ def _grow(low: float, high: float, length: int) -> range | None:
     return range(max(first, 0), min(last, length))
 
 
-class CroppedReader(DescribedByLayout):
+class CroppedReader(Reader):
     """Shows `crop`, whole pixels of another reader, and nothing else; windows are in its pixels.
 
     What it reads are the pixels of the other reader, so a pixel of a view across the edge of the
@@ -95,7 +95,7 @@ class CroppedReader(DescribedByLayout):
         self.whole = self._reader = reader
         self.crop = crop
         self.name, self.path = reader.name, reader.path
-        self.layout = _cropped(reader.layout, crop)
+        self.info = _cropped(reader.info, crop)
 
     @property
     def cost(self) -> Cost:
@@ -116,12 +116,12 @@ class CroppedReader(DescribedByLayout):
         values[:, *inside], valid[inside] = pixels.values, pixels.valid
         return Pixels(values, valid)
 
-    def decoded(self, window: Window, out_size: Size) -> int:
+    def estimate(self, window: Window, out_size: Size) -> int:
         """Return how many pixels `read` would decode at most, without reading."""
         rows, columns = self._reached(window, out_size)
         if not rows or not columns:
             return 0
-        return self._reader.decoded(*self._asked(window, out_size, rows, columns))
+        return self._reader.estimate(*self._asked(window, out_size, rows, columns))
 
     def close(self) -> None:
         """Release every handle; reading afterwards is an error."""
@@ -160,15 +160,15 @@ def _reached(start: float, length: float, count: int, end: int) -> range:
     return range(max(first, 0), min(last, count))
 
 
-def _cropped(layout: Layout, crop: Box) -> Layout:
+def _cropped(info: ImageInfo, crop: Box) -> ImageInfo:
     size = Size(crop.width, crop.height)
-    x, y = layout.offset
+    x, y = info.offset
     return replace(
-        layout,
-        levels=tuple(_cropped_level(level, size) for level in layout.levels),
-        georeference=_moved(layout.georeference, crop),
+        info,
+        levels=tuple(_cropped_level(level, size) for level in info.levels),
+        georeference=_moved(info.georeference, crop),
         offset=(x - crop.left, y - crop.top),  # so overlays find their place on the whole image
-        details={**layout.details, "crop": [crop.left, crop.top, crop.width, crop.height]},
+        details={**info.details, "crop": [crop.left, crop.top, crop.width, crop.height]},
     )
 
 
@@ -186,7 +186,7 @@ def _moved(georeference: Georeference | None, crop: Box) -> Georeference | None:
     return replace(georeference, transform=moved)
 
 
-class MaskedReader(DescribedByLayout):
+class MaskedReader(Reader):
     """Hides windows of another reader: there its pixels are not valid, at any scale.
 
     An output pixel that a hidden window touches is hidden as a whole, so that nothing shows
@@ -196,7 +196,7 @@ class MaskedReader(DescribedByLayout):
     def __init__(self, reader: Reader, hidden: Sequence[Window]) -> None:
         self._reader = reader
         self._hidden = tuple(hidden)
-        self.name, self.path, self.layout = reader.name, reader.path, reader.layout
+        self.name, self.path, self.info = reader.name, reader.path, reader.info
 
     @property
     def cost(self) -> Cost:
@@ -221,15 +221,15 @@ class MaskedReader(DescribedByLayout):
             valid[rows, columns] = False
         return Pixels(np.where(valid, pixels.values, 0).astype(pixels.values.dtype), valid)
 
-    def decoded(self, window: Window, out_size: Size) -> int:
+    def estimate(self, window: Window, out_size: Size) -> int:
         """Return how many pixels `read` would decode at most, without reading."""
-        return self._reader.decoded(window, out_size)
+        return self._reader.estimate(window, out_size)
 
     def close(self) -> None:
         """Leave the other reader as it is."""
 
 
-class RescaledReader(DescribedByLayout):
+class RescaledReader(Reader):
     """Maps the values from `low` to `high` onto all that an integer type holds, or onto [0, 1].
 
     What lies beyond becomes the nearest end: nothing wraps around.
@@ -241,7 +241,7 @@ class RescaledReader(DescribedByLayout):
         self._reader = reader
         self._range = low, high
         self.name, self.path = reader.name, reader.path
-        self.layout = replace(reader.layout, dtype=np.dtype(dtype))
+        self.info = replace(reader.info, dtype=np.dtype(dtype))
 
     @property
     def cost(self) -> Cost:
@@ -253,16 +253,16 @@ class RescaledReader(DescribedByLayout):
         pixels = self._reader.read(window, out_size)
         low, high = self._range
         share = np.clip((pixels.values.astype(np.float64) - low) / (high - low), 0, 1)
-        kind: np.dtype[Any] = self.layout.dtype
+        kind: np.dtype[Any] = self.info.dtype
         if kind.kind != "f":
             limits = np.iinfo(kind)
             share = np.rint(limits.min + share * (float(limits.max) - limits.min))
         known = pixels.valid & ~np.isnan(share).any(axis=0)  # (height, width)
         return Pixels(np.where(known, share, 0).astype(kind), known)
 
-    def decoded(self, window: Window, out_size: Size) -> int:
+    def estimate(self, window: Window, out_size: Size) -> int:
         """Return how many pixels `read` would decode at most, without reading."""
-        return self._reader.decoded(window, out_size)
+        return self._reader.estimate(window, out_size)
 
     def close(self) -> None:
         """Release every handle; reading afterwards is an error."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
-from tnetcli.readers.base import Block, Box, Cost, Layout, Level, ReadOptions, Source
+from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, ReadOptions, Source
 from tnetcli.readers.metadata import (
     Nodata,
     are_numbers,
@@ -29,7 +29,7 @@ from tnetcli.readers.metadata import (
     unique_names,
 )
 from tnetcli.readers.multiscales import Multiscales, StoredLevel, read_multiscales
-from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, PyramidReader, refuse_huge_blocks
+from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, PyramidReader, check_block_size
 from tnetcli.readers.resample import cuts, touched_pixels
 from tnetcli.readers.zarr_store import (
     METADATA_FAILURES,
@@ -64,22 +64,22 @@ def _damage() -> Iterator[None]:
 class OmeZarrReader(PyramidReader):
     """Reads the first image of an OME-Zarr group."""
 
-    name: ClassVar[str] = "ome_zarr"
+    name = "ome_zarr"
     has_planes: ClassVar[bool] = True
     failures: ClassVar[tuple[type[Exception], ...]] = (_ChunkError,)
 
-    def _inspect(self) -> Layout:
+    def _inspect(self) -> ImageInfo:
         # Emptied by the thread that first meets a chunk that is not stored.
         self._untold = [self.path]
         with closing(open_store(self.path)) as store:
             image = read_multiscales(self.path, store)
-            layout, self._plan = _describe(self.path, self.options, image)
-        return layout
+            info, self._plan = _describe(self.path, self.options, image)
+        return info
 
     def _open(self) -> Source:
         if self._plan.unchosen:
             raise ImageError(f"`{self.path}` is a stack", hint="; ".join(self._plan.unchosen))
-        return _ZarrSource(self.path, self.layout, self._plan, self._untold)
+        return _ZarrSource(self.path, self.info, self._plan, self._untold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Plan:
     unchosen: tuple[str, ...]  # what the user must say before pixels can be read
 
 
-def _describe(path: str, options: ReadOptions, image: Multiscales) -> tuple[Layout, _Plan]:
+def _describe(path: str, options: ReadOptions, image: Multiscales) -> tuple[ImageInfo, _Plan]:
     first, warnings = image.stored[0], list(image.warnings)
     dtype = _dtype(path, first.array)
     names = unique_names(image.channels)
@@ -114,7 +114,7 @@ def _describe(path: str, options: ReadOptions, image: Multiscales) -> tuple[Layo
         nodata = nodata_values([options.nodata] * len(channels), dtype)
         mask = mask if nodata is None else "nodata"
     shards = first.array.shards
-    layout = Layout(
+    info = ImageInfo(
         levels=image.levels,
         bands=tuple(names[i] for i in channels),
         dtype=dtype,
@@ -142,7 +142,7 @@ def _describe(path: str, options: ReadOptions, image: Multiscales) -> tuple[Layo
         zarr_format=image.zarr_format,
         unchosen=unchosen,
     )
-    return layout, plan
+    return info, plan
 
 
 def _dtype(path: str, array: Any) -> np.dtype[Any]:
@@ -162,7 +162,7 @@ def _refuse_huge_chunks(path: str, level: Level, stored: StoredLevel) -> None:
     block = Size(chunk["x"], chunk["y"])
     # Filters compute with 8 bytes for each value.
     itemsize = 8 if array.filters else array.dtype.itemsize
-    refuse_huge_blocks(path, block, math.prod(array.chunks) // block.pixels * itemsize)
+    check_block_size(path, block, math.prod(array.chunks) // block.pixels * itemsize)
     count = math.ceil(level.size.pixels / block.pixels)
     if block.pixels < LEAST_PIXELS and count > MOST_CHUNKS:
         raise ImageError(
@@ -193,8 +193,8 @@ def _codec_names(array: Any) -> list[str]:
 class _ZarrSource:
     """One thread's arrays, opened by level when first needed."""
 
-    def __init__(self, path: str, layout: Layout, plan: _Plan, untold: list[str]) -> None:
-        self._layout, self._plan, self._untold = layout, plan, untold
+    def __init__(self, path: str, info: ImageInfo, plan: _Plan, untold: list[str]) -> None:
+        self._layout, self._plan, self._untold = info, plan, untold
         self._store = open_store(path)
         self._arrays: dict[int, _LevelArray] = {}
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.config import SPLITS
-from tnetcli.data.config import Landscape
+from tnetcli.data.config import LandscapeConfig, TilesConfig
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
@@ -18,7 +18,6 @@ from tnetcli.readers.pyramid import CHUNK_SAMPLES
 from tnetcli.readers.resample import AreaMean, chunks, place
 from tnetcli.synth.scene import PIXEL, Scene
 from tnetcli.synth.tiles import TileSet
-from tnetcli.training.config import Tiles
 
 # A window shows the site if it has that much of it, or is filled that much by it.
 LEAST_OF_SITE, LEAST_OF_WINDOW = 1 / 2, 1 / 4
@@ -47,7 +46,7 @@ class Composition:
 class LandscapeMaker:
     """Makes scenes of the tiles of one split, each wholly determined by its seed."""
 
-    def __init__(self, tiles: TileSet, split: str, landscape: Landscape) -> None:
+    def __init__(self, tiles: TileSet, split: str, landscape: LandscapeConfig) -> None:
         self.tiles = tiles
         self.split = split
         self.landscape = landscape
@@ -79,7 +78,9 @@ class LandscapeMaker:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.tiles, self.split, self.landscape)
 
-    def scene(self, seed: int, *, training: bool, crowd: Tiles | None = None) -> "LandscapeScene":
+    def scene(
+        self, seed: int, *, training: bool, crowd: TilesConfig | None = None
+    ) -> "LandscapeScene":
         """Compose the scene of a seed; in training its brightness and colours vary.
 
         A `crowd` says how often a scene holds several sites, and which: of these scenes no label
@@ -87,7 +88,9 @@ class LandscapeMaker:
         """
         return LandscapeScene(self, seed, training, crowd)
 
-    def compose(self, seed: int, *, training: bool, crowd: Tiles | None = None) -> Composition:
+    def compose(
+        self, seed: int, *, training: bool, crowd: TilesConfig | None = None
+    ) -> Composition:
         """Decide what lies where, in this order: labels, shift, fields, sites, tiles, colours."""
         random = np.random.default_rng((SPLITS.index(self.split), seed))
         rules, side = self.landscape, self.tiles.side
@@ -112,7 +115,7 @@ class LandscapeMaker:
             label, kinds, tiles, turns, shift, tuple(sites), gains.astype(np.float32), offset
         )
 
-    def _labels(self, random: np.random.Generator, crowd: Tiles | None) -> list[str]:
+    def _labels(self, random: np.random.Generator, crowd: TilesConfig | None) -> list[str]:
         """Return one label, or the classes of several sites."""
         rules = self.landscape
         if crowd is None:
@@ -120,8 +123,8 @@ class LandscapeMaker:
         chosen, count = rules.classes, 1
         if random.random() < crowd.crowded:
             chosen, count = rules.sites, int(random.integers(*crowd.sites, endpoint=True))
-        chances = np.array([crowd.chances.get(name, 1.0) for name in chosen])
-        drawn = random.choice(len(chosen), size=count, p=chances / chances.sum())
+        weights = np.array([crowd.weights.get(name, 1.0) for name in chosen])
+        drawn = random.choice(len(chosen), size=count, p=weights / weights.sum())
         return [chosen[number] for number in drawn]
 
     def _fields(self, random: np.random.Generator, side: int) -> NDArray[Any]:
@@ -187,7 +190,7 @@ class LandscapeScene(Scene):
     """A landscape that knows its label, its site, and the tiles under any window."""
 
     def __init__(
-        self, maker: LandscapeMaker, seed: int, training: bool, crowd: Tiles | None = None
+        self, maker: LandscapeMaker, seed: int, training: bool, crowd: TilesConfig | None = None
     ) -> None:
         self._made = (maker, seed, training, crowd)
         self._tiles = maker.tiles
@@ -208,7 +211,7 @@ class LandscapeScene(Scene):
             bands=maker.tiles.bands,
         )
         # Of tiles of two pixels half a tile is still a whole pixel; levels above straddle tiles.
-        self._last_gathered = min(len(maker.tiles.levels) - 2, len(self.layout.levels) - 1)
+        self._last_gathered = min(len(maker.tiles.levels) - 2, len(self.info.levels) - 1)
         self._coarse: list[NDArray[np.uint8]] | None = None
         self._making = ForkSafeLock()
 
@@ -274,7 +277,7 @@ class LandscapeScene(Scene):
             return self._coarse
 
     def _average(self) -> list[NDArray[np.uint8]]:
-        source, *coarser = self.layout.levels[self._last_gathered :]
+        source, *coarser = self.info.levels[self._last_gathered :]
         means = []
         for level in coarser:
             size, scale = level.size, level.scale_x

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.base import Block, Box, Cost, Layout, Level
+from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level
 from tnetcli.readers.pyramid import LevelReader
 
 COARSEST = 64  # pixels along the longer side, about
@@ -55,7 +55,7 @@ class Scene(LevelReader):
         self.label = label
         self.boxes = tuple(boxes)
         names = BAND_NAMES.get(bands, tuple(str(band + 1) for band in range(bands)))
-        self.layout = Layout(scene_levels(size), names, np.dtype(dtype))
+        self.info = ImageInfo(scene_levels(size), names, np.dtype(dtype))
         self._start()
 
     @abstractmethod

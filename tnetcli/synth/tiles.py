@@ -23,9 +23,9 @@ from PIL import Image, UnidentifiedImageError
 from tnetcli.config import SPLIT_NAMES, SPLITS, Split
 from tnetcli.errors import ManifestError
 from tnetcli.files import METHODS, Archive, open_regular
-from tnetcli.readers.codestreams import decode_photo
+from tnetcli.readers.codestreams import decode_jpeg_file
 from tnetcli.readers.handles import content_stamp
-from tnetcli.readers.image import PHOTO_FAILURES, WITH_ALPHA
+from tnetcli.readers.image import PILLOW_FAILURES, WITH_ALPHA
 from tnetcli.text import first_line, format_bytes, join_some, shorten
 
 # The reader of photos turns off Pillow's own limit of pixels; ours is below.
@@ -46,7 +46,7 @@ OPAQUE_MODES = {"LA": "L", "RGBA": "RGB"}
 MOST_SIDE = 1024
 AT_ONCE = 64  # tiles
 DAMAGED = (
-    *PHOTO_FAILURES,
+    *PILLOW_FAILURES,
     *(EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error),
     *(zipfile.BadZipFile, RuntimeError),  # encrypted, or packed in a way Python does not know
 )
@@ -181,7 +181,7 @@ def _decode(data: bytes) -> NDArray[np.uint8]:
             raise _UnfitError(f"{width} x {height} pixels")
         if image.format == "JPEG" and image.mode in ("L", "RGB"):
             # Twice as fast as Pillow, and what is damaged is an error instead of grey.
-            pixels = decode_photo(data, "GRAY" if image.mode == "L" else "RGB", (width, height))
+            pixels = decode_jpeg_file(data, "GRAY" if image.mode == "L" else "RGB", (width, height))
         else:
             pixels = np.asarray(_in_8_bits(image))
     return pixels.reshape(height, width, -1)

@@ -18,7 +18,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from tnetcli.config import SPLITS, Split
-from tnetcli.data.config import Landscape
+from tnetcli.data.config import LandscapeConfig
 from tnetcli.errors import OutputError, UsageError
 from tnetcli.files import open_regular, temporary_folder, write_file
 from tnetcli.geometry import Size, Window
@@ -140,7 +140,7 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
     from rasterio.windows import Window as RasterioWindow
 
     from tnetcli.readers.cog import build_overviews
-    from tnetcli.readers.gdal import damage_is_an_error
+    from tnetcli.readers.gdal import raise_on_damage
 
     flat = path.with_name(f"flat-{path.name}")
     profile: dict[str, Any] = {
@@ -153,7 +153,7 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
         transform = Affine(PIXEL_METRES, 0, WEST, 0, -PIXEL_METRES, NORTH)
         profile |= {"crs": CRS, "transform": transform}
     share = 0.5  # of the work, before it is copied into its final order
-    with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES), damage_is_an_error():
+    with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES), raise_on_damage():
         with rasterio.open(flat, "w", **profile) as dataset:
             for part in _parts(scene.size):
                 window = RasterioWindow(part.left, part.top, part.width, part.height)
@@ -389,7 +389,7 @@ class _Maker:
         raise AssertionError(f"no scene of `{planned.label}`")  # pragma: no cover - all are likely
 
 
-def _landscape(scenes: TileScenes, tiles: TileSet) -> Landscape:
+def _landscape(scenes: TileScenes, tiles: TileSet) -> LandscapeConfig:
     """Return how tiles are composed; classes that nobody named are EuroSAT's, or the rest."""
     sites, background = scenes.sites, scenes.background
     if sites is None and background is None:
@@ -420,7 +420,7 @@ def _landscape(scenes: TileScenes, tiles: TileSet) -> Landscape:
             hint=f"tiles have {tiles.side} a side",
         )
     try:
-        return Landscape(size=scenes.size, sites=sites, background=background)
+        return LandscapeConfig(size=scenes.size, sites=sites, background=background)
     except ValidationError as error:
         problem = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise UsageError(

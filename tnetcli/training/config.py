@@ -4,13 +4,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from tnetcli.config import Rate, Share, Strict, Weight, check_range
-from tnetcli.data.config import Augmentation
+from tnetcli.config import Rate, Share, Strict, Weight
+from tnetcli.data.config import AugmentConfig, TilesConfig
 from tnetcli.models.configs import Objective
 from tnetcli.traversal.config import Count, as_counts
 
 PAPER = {
-    "selection": "topk",
+    "selection": "top_k",
     "baseline": "ema",
     "reward": "correct",
     "per_feature": "each",
@@ -18,13 +18,13 @@ PAPER = {
 }
 
 
-class Loss(Strict):
+class LossConfig(Strict):
     """Loss of the labels and of REINFORCE; `rule: paper` is Papadopoulos et al. 2021, sec. 3.3."""
 
     rule: Literal["paper", "free"] = Field(
         default="free", description="`paper`: top-k, one running baseline, reward 1 if right"
     )
-    selection: Literal["topk", "sample"] = Field(
+    selection: Literal["top_k", "sample"] = Field(
         default="sample", description="the best cells, or a draw"
     )
     temperature: Rate = Field(default=1.0, description="of the draw")
@@ -90,17 +90,15 @@ class Loss(Strict):
         return self
 
 
-class Optimizer(Strict):
+class OptimizerConfig(Strict):
     """How weights move."""
 
     kind: Literal["adamw", "adam", "sgd"] = Field(
         default="adamw", description="Adam with weights that decay, Adam, or plain steps"
     )
-    rate: Rate = Field(default=1e-3, description="the learning rate")
-    backbone_rate: Weight | None = Field(
-        default=None, description="by itself the same; 0 freezes it"
-    )
-    rates: dict[str, Rate] = Field(
+    lr: Rate = Field(default=1e-3, description="the learning rate")
+    backbone_lr: Weight | None = Field(default=None, description="by itself the same; 0 freezes it")
+    lrs: dict[str, Rate] = Field(
         default={}, description="of other parts by name, such as global_stream"
     )
     weight_decay: Weight = Field(default=0.01, description="not of biases and norms")
@@ -111,7 +109,7 @@ class Optimizer(Strict):
     accumulate: Count = Field(default=1, description="batches a step")
 
 
-class Schedule(Strict):
+class ScheduleConfig(Strict):
     """How the rate changes over a stage."""
 
     kind: Literal["cosine", "step", "constant"] = Field(
@@ -128,8 +126,8 @@ Part = Literal[
     "backbone",
     "location",
     "position",
-    "weighting",
-    "classifier",
+    "aggregator",
+    "head",
     "anchor",
     "recurrent",
     "global_stream",
@@ -137,49 +135,7 @@ Part = Literal[
 ]
 
 
-class Tiles(Strict):
-    """Learning from the labels of tiles, before scenes: what the backbone can tell at each scale.
-
-    Views of all levels are looked at; the map is asked for the classes under it, the features for
-    the label of what the view shows.
-    """
-
-    views: tuple[int, ...] = Field(
-        default=(24, 10, 6), min_length=1, description="views in a step, of each level"
-    )
-    crowded: float = Field(
-        default=0.7, ge=0, le=1, description="the part of the scenes that hold several sites"
-    )
-    sites: tuple[int, int] = Field(default=(2, 5), description="sites in a crowded scene")
-    chances: dict[str, Weight] = Field(
-        default={}, description="how often each label is drawn; 1 where it is not named"
-    )
-    near: float = Field(
-        default=0.7, ge=0, le=1, description="the part of closer views that are over a site"
-    )
-    doubt: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="the part of closer views that are where the view above seems to show a site",
-    )
-    site_weights: tuple[Weight, ...] = Field(
-        default=(6.0, 2.0),
-        min_length=1,
-        description="how much more sites count, by level; the last repeats",
-    )
-    dense: Weight = Field(default=1.0, description="weight of the classes under the map")
-    window: Weight = Field(default=0.5, description="weight of the label of the view")
-
-    @model_validator(mode="after")
-    def _can_be_drawn(self) -> Self:
-        check_range("sites", self.sites)
-        if min(self.views) < 0 or self.views[0] < 1 or self.sites[0] < 1:
-            raise ValueError("`views` and `sites` are counts, of level 1 one at least")
-        return self
-
-
-class Stage(Strict):
+class StageConfig(Strict):
     """A part of the training; sections given here change those of the recipe key by key."""
 
     name: str = Field(
@@ -195,37 +151,41 @@ class Stage(Strict):
         default=None, description="cells followed; by itself as the traversal"
     )
     freeze: tuple[Part, ...] = Field(default=(), description="parts that do not learn")
-    rehearse: int = Field(
+    replay: int = Field(
         default=0,
         ge=0,
         le=256,
         description="steps on remembered walks for each new one; needs a frozen backbone",
     )
-    remember: Count = Field(default=2048, description="images whose walks are remembered")
+    replay_size: Count = Field(default=2048, description="images whose walks are remembered")
     dropout: Share | None = Field(default=None, description="before the classifier, in this stage")
     drop_path: Share | None = Field(default=None, description="stochastic depth, in this stage")
-    tiles: Tiles = Field(default=Tiles(), description="how tiles are learned from")
+    tiles: TilesConfig = Field(default=TilesConfig(), description="how tiles are learned from")
     batch_size: Count | None = Field(default=None, description="images in a step")
-    loss: Loss = Field(default=Loss(), description="what differs from the recipe's")
+    loss: LossConfig = Field(default=LossConfig(), description="what differs from the recipe's")
     objective: SerializeAsAny[Objective] = Field(
         default=Objective(), description="what differs from the recipe's"
     )
-    optimizer: Optimizer = Field(default=Optimizer(), description="what differs from the recipe's")
-    schedule: Schedule = Field(default=Schedule(), description="what differs from the recipe's")
-    augmentation: Augmentation = Field(
-        default=Augmentation(), description="what differs from the recipe's"
+    optimizer: OptimizerConfig = Field(
+        default=OptimizerConfig(), description="what differs from the recipe's"
+    )
+    schedule: ScheduleConfig = Field(
+        default=ScheduleConfig(), description="what differs from the recipe's"
+    )
+    augmentation: AugmentConfig = Field(
+        default=AugmentConfig(), description="what differs from the recipe's"
     )
 
     @model_validator(mode="after")
     def _has_an_end(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("a stage needs `steps` or `epochs`, not both")
-        if self.rehearse and "backbone" not in self.freeze:
-            raise ValueError("`rehearse` needs `freeze: [backbone]`: what it saw is remembered")
+        if self.replay and "backbone" not in self.freeze:
+            raise ValueError("`replay` needs `freeze: [backbone]`: what it saw is remembered")
         return self
 
 
-class Training(Strict):
+class TrainingConfig(Strict):
     """How a run is carried out."""
 
     batch_size: Count = Field(default=32, description="images in a step, of each process")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.config import SPLITS
-from tnetcli.data.config import Augmentation, Data
+from tnetcli.data.config import AugmentConfig, DataConfig
 from tnetcli.data.manifest import Example, Examples, read_examples
 from tnetcli.data.views import augment, move_boxes
 from tnetcli.errors import TnetError
@@ -146,12 +146,12 @@ class Landscapes:
         """Do nothing: scenes hold no file."""
 
 
-def open_source(recipe: Recipe, data: Data, advance: Advance | None = None) -> Source:
+def open_source(recipe: Recipe, data: DataConfig, advance: Advance | None = None) -> Source:
     """Find and check everything that a recipe learns from."""
     if data.landscape is None:
         largest = max(stage.batch_size or recipe.training.batch_size for stage in recipe.stages)
         wanted = max(MOST_OPEN, IN_FLIGHT * largest, data.statistics_images)
-        windows = None if data.windows is None else RegionFile(data.windows)
+        windows = None if data.regions is None else RegionFile(data.regions)
         return Files(read_examples(data, recipe.model.classes), wanted, windows)
     tiles = read_tiles(data.path, advance)
     makers: dict[str, LandscapeMaker] = {
@@ -208,7 +208,7 @@ class Batches:
         self,
         source: Source,
         views: Views,
-        augmentation: Augmentation,
+        augmentation: AugmentConfig,
         *,
         batch_size: int,
         seed: int,

@@ -10,7 +10,7 @@ from torch.nn import functional
 from tnetcli.geometry import Grid
 from tnetcli.models.base import Episodes
 from tnetcli.tasks import at_least_single
-from tnetcli.training.config import Loss
+from tnetcli.training.config import LossConfig
 from tnetcli.traversal.rollout import Rollout, Round, by_image
 from tnetcli.traversal.runner import TorchRunner
 from tnetcli.traversal.tree import SAME
@@ -22,9 +22,9 @@ def build_episodes(
     found: Rollout,
     runner: TorchRunner,
     targets: Sequence[int],
-    loss: Loss,
+    loss: LossConfig,
     *,
-    least_valid: float,
+    min_valid: float,
     blocked: Tensor | None = None,
 ) -> tuple[Episodes, float]:
     """Aggregate a rollout level by level, and return its episodes and how distinct choices were.
@@ -48,7 +48,7 @@ def build_episodes(
         runner.aggregate(padded, (levels > 0) & (levels <= depth), levels)
         for depth in range(1, int(level.max()) + 1)
     ]
-    choices = _Choices(found, number, runner.model.grid, loss, least_valid, blocked)
+    choices = _Choices(found, number, runner.model.grid, loss, min_valid, blocked)
     log_p, entropy, distinct = choices.probabilities(features)
     place = {row: index for index, row in enumerate(rows.tolist())}
     aux = {}
@@ -78,7 +78,7 @@ def build_episodes(
     return episodes, distinct
 
 
-def uniform_fraction(grid: Grid, loss: Loss) -> float:
+def uniform_fraction(grid: Grid, loss: LossConfig) -> float:
     """Return the fraction of draws that ignore attention; 0 where the model proposes the cells."""
     return 0.0 if grid.proposed_only else loss.uniform
 
@@ -97,13 +97,13 @@ class _Choices:
         found: Rollout,
         kept: dict[int, int],
         grid: Grid,
-        loss: Loss,
-        least_valid: float,
+        loss: LossConfig,
+        min_valid: float,
         blocked: Tensor | None,
     ) -> None:
         nodes = [node for node in found.nodes if node.image in kept]
         self._number = {node: index for index, node in enumerate(nodes)}
-        self._rounds, self._loss, self._least_valid = found.rounds, loss, least_valid
+        self._rounds, self._loss, self._least_valid = found.rounds, loss, min_valid
         self._blocked = blocked
         self._uniform = uniform_fraction(grid, loss)
 
@@ -124,7 +124,7 @@ class _Choices:
             if index == 0:
                 distinct = _distinct(chosen, most, attention.shape[1])
             by = attention
-            if self._loss.selection != "topk":
+            if self._loss.selection != "top_k":
                 by = mix(attention, self._uniform, allowed)
             found = chosen_log_probability(
                 by, chosen, allowed, self._loss, blocked=self._blocked
@@ -156,12 +156,12 @@ def _distinct(chosen: Tensor, most: int, cells: int) -> float:
     return max(len(set(every)) - most, 0) / (possible - most)
 
 
-def blocked_cells(grid: Grid, most_shared: float) -> Tensor | None:
+def blocked_cells(grid: Grid, max_overlap: float) -> Tensor | None:
     """Return which cells (cells, cells) are passed over after another was chosen."""
-    if most_shared == 1:
+    if max_overlap == 1:
         return None
     shared = np.stack([grid.overlap(row, column).ravel() for row, column in grid.cells()])
-    return torch.from_numpy(shared > most_shared * (1 + SAME))
+    return torch.from_numpy(shared > max_overlap * (1 + SAME))
 
 
 def mix(attention: Tensor, uniform: float, allowed: Tensor) -> Tensor:
@@ -178,13 +178,18 @@ def mix(attention: Tensor, uniform: float, allowed: Tensor) -> Tensor:
 
 
 def chosen_log_probability(
-    attention: Tensor, chosen: Tensor, allowed: Tensor, loss: Loss, *, blocked: Tensor | None = None
+    attention: Tensor,
+    chosen: Tensor,
+    allowed: Tensor,
+    loss: LossConfig,
+    *,
+    blocked: Tensor | None = None,
 ) -> Tensor:
     """Return the log-probability (grids, most) of what was chosen, by the way it was chosen.
 
     The best cells were not drawn: as in the papers, each counts by its own probability.
     """
-    if loss.selection == "topk":
+    if loss.selection == "top_k":
         return independent_log_probability(attention, chosen)
     return draw_log_probability(
         attention, chosen, allowed, temperature=loss.temperature, blocked=blocked

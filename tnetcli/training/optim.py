@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tnetcli.errors import RecipeError
 from tnetcli.models.base import Model
-from tnetcli.training.config import Optimizer, Schedule, Stage
+from tnetcli.training.config import OptimizerConfig, ScheduleConfig, StageConfig
 
 BACKBONE = "backbone"
 
@@ -19,20 +19,20 @@ def is_of_backbone(name: str) -> bool:
     return BACKBONE in name.split(".")
 
 
-def prepare_parts(model: Model, stage: Stage) -> None:
+def prepare_parts(model: Model, stage: StageConfig) -> None:
     """Let the parts learn that a stage does not freeze; what is frozen sees as in a prediction."""
     model.train()
     frozen: set[str] = set(stage.freeze)
-    if stage.optimizer.backbone_rate == 0:
+    if stage.optimizer.backbone_lr == 0:
         frozen.add(BACKBONE)
     if stage.learn == "tiles":
-        frozen |= {"location", "weighting"}
+        frozen |= {"location", "aggregator"}
     model.requires_grad_(True)
     for name, part in model.named_modules():
         if name in frozen or (BACKBONE in frozen and is_of_backbone(name)):
             part.requires_grad_(False)
             part.eval()  # running statistics stay as they are
-    built = model.arguments
+    built = model.config
     dropout = getattr(model, "dropout", None)
     if isinstance(dropout, nn.Dropout):
         dropout.p = built.dropout if stage.dropout is None else stage.dropout
@@ -56,52 +56,52 @@ def _drop_paths(model: Model, rate: float | None) -> None:
 
 
 def build_optimizer(
-    modules: Iterable[nn.Module], settings: Optimizer
+    modules: Iterable[nn.Module], settings: OptimizerConfig
 ) -> tuple[torch.optim.Optimizer, list[str]]:
     """Return an optimizer of all that learns, and the names of these weights in its own order.
 
     Biases and norms, which have one dimension, do not decay.
     """
     groups: dict[tuple[float, bool, bool], list[tuple[str, Tensor]]] = {}
-    left = set(settings.rates)
+    left = set(settings.lrs)
     for number, module in enumerate(modules):
         for name, weight in module.named_parameters():
-            part = next((each for each in settings.rates if f"{name}.".startswith(f"{each}.")), "")
+            part = next((each for each in settings.lrs if f"{name}.".startswith(f"{each}.")), "")
             left.discard(part)
             if weight.requires_grad:
                 kind = _rate(name, part, settings), is_of_backbone(name), weight.ndim > 1
                 groups.setdefault(kind, []).append((f"{number}.{name}", weight))
     if left:
         raise RecipeError(
-            f"optimizer.rates names a part that the model has not: `{min(left)}`",
+            f"optimizer.lrs names a part that the model has not: `{min(left)}`",
             hint="a part is named as in stages.freeze, such as global_stream",
         )
     if not groups:
         raise RecipeError(
-            "nothing is left that could learn", hint="freeze less, or give optimizer.backbone_rate"
+            "nothing is left that could learn", hint="freeze less, or give optimizer.backbone_lr"
         )
     parameters = [
         {
             "params": [weight for _, weight in members],
-            "share": rate / settings.rate,
+            "share": rate / settings.lr,
             "weight_decay": settings.weight_decay if decays else 0.0,
         }
         for (rate, _, decays), members in groups.items()
     ]
     names = [name for members in groups.values() for name, _ in members]
     if settings.kind == "sgd":
-        return torch.optim.SGD(parameters, lr=settings.rate, momentum=settings.momentum), names
+        return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum), names
     adam = torch.optim.AdamW if settings.kind == "adamw" else torch.optim.Adam
-    return adam(parameters, lr=settings.rate, betas=settings.betas, eps=settings.epsilon), names
+    return adam(parameters, lr=settings.lr, betas=settings.betas, eps=settings.epsilon), names
 
 
-def _rate(name: str, part: str, settings: Optimizer) -> float:
+def _rate(name: str, part: str, settings: OptimizerConfig) -> float:
     """Return the full rate of a weight: that of its part, of the backbone, or of all."""
     if part:
-        return settings.rates[part]
-    if settings.backbone_rate is not None and is_of_backbone(name):
-        return settings.backbone_rate
-    return settings.rate
+        return settings.lrs[part]
+    if settings.backbone_lr is not None and is_of_backbone(name):
+        return settings.backbone_lr
+    return settings.lr
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -110,7 +110,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group["share"]
 
 
-def rate_at(step: int, steps: int, schedule: Schedule) -> float:
+def rate_at(step: int, steps: int, schedule: ScheduleConfig) -> float:
     """Return the part of the full rate at which `step` of `steps` is made, counted from 0."""
     warmup = round(schedule.warmup * steps)
     if step < warmup:

@@ -33,7 +33,7 @@ PANELS = {
     "accuracy": (
         ("accuracy", "training", 1),
         ("validation.accuracy", "validation", 1),
-        ("validation.by_chance", "validation by chance", 1),
+        ("validation.random_accuracy", "validation by chance", 1),
     ),
     "hit rate": (("validation.hit", "validation", 2),),
     "entropy of the choice": (("entropy", "training", 1), ("validation.entropy", "validation", 1)),

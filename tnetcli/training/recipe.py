@@ -16,23 +16,29 @@ from pydantic import (
 )
 
 from tnetcli.config import File, Strict, apply_overrides, read_yaml, validate
-from tnetcli.data.config import Augmentation, Data, Landscape
+from tnetcli.data.config import AugmentConfig, DataConfig, LandscapeConfig
 from tnetcli.errors import ModelError, RecipeError
 from tnetcli.geometry import Grid
 from tnetcli.models.configs import ModelConfig, Objective
 from tnetcli.models.registry import find_family, read_model_config
 from tnetcli.text import did_you_mean, shorten
-from tnetcli.training.config import Loss, Optimizer, Schedule, Stage, Training
+from tnetcli.training.config import (
+    LossConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    StageConfig,
+    TrainingConfig,
+)
 from tnetcli.traversal.config import TraversalConfig
 
 # Files that a recipe names; relative paths start at the recipe's own folder.
-FILES = ("model.pretrained", "init", "data.path", "data.windows")
+FILES = ("model.pretrained", "init", "data.path", "data.regions")
 STAGED: dict[str, type[Strict]] = {  # what a stage may change
-    "augmentation": Augmentation,
-    "loss": Loss,
+    "augmentation": AugmentConfig,
+    "loss": LossConfig,
     "objective": Objective,
-    "optimizer": Optimizer,
-    "schedule": Schedule,
+    "optimizer": OptimizerConfig,
+    "schedule": ScheduleConfig,
 }
 EPOCHS = 10  # of the one stage of a recipe that has none
 MOST_CLASSES = 1_000_000
@@ -100,7 +106,7 @@ class ModelSection(Strict):
             raise ValueError(f"family is not a name: `{shorten(family)}`")  # noqa: TRY004, pydantic's way
         own = [key for key in cls.model_fields if key != "arguments"]
         rest = {key: value for key, value in data.items() if key not in own}
-        known = [*own, *find_family(family).arguments.model_fields]
+        known = [*own, *find_family(family).config.model_fields]
         for key in rest:
             if key not in known:
                 raise ModelError(
@@ -140,20 +146,25 @@ class Recipe(Strict):
     summary: str | None = Field(default=None, description="of the model, in a line")
     seed: int = Field(default=0, ge=0, lt=2**32, description="random seed")
     init: File | None = Field(default=None, description="a trained model to start from")
-    data: Data | None = Field(default=None, description="images and their labels")
-    augmentation: Augmentation = Field(
-        default=Augmentation(), description="what is changed in images"
+    data: DataConfig | None = Field(default=None, description="images and their labels")
+    augmentation: AugmentConfig = Field(
+        default=AugmentConfig(), description="what is changed in images"
     )
-    loss: Loss = Field(default=Loss(), description="what is learned from")
+    loss: LossConfig = Field(default=LossConfig(), description="what is learned from")
     objective: SerializeAsAny[Objective] = Field(
         default=Objective(), description="loss terms that only the family has"
     )
-    optimizer: Optimizer = Field(default=Optimizer(), description="how weights move")
-    schedule: Schedule = Field(default=Schedule(), description="how the rate changes over a stage")
-    stages: tuple[Stage, ...] = Field(
-        default=(Stage(epochs=EPOCHS),), description="parts of the training, one after another"
+    optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description="how weights move")
+    schedule: ScheduleConfig = Field(
+        default=ScheduleConfig(), description="how the rate changes over a stage"
     )
-    training: Training = Field(default=Training(), description="how the run is carried out")
+    stages: tuple[StageConfig, ...] = Field(
+        default=(StageConfig(epochs=EPOCHS),),
+        description="parts of the training, one after another",
+    )
+    training: TrainingConfig = Field(
+        default=TrainingConfig(), description="how the run is carried out"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -186,9 +197,9 @@ class Recipe(Strict):
             _can_look(self.model, stage.levels, f"stage `{stage.name}`: `levels`")
             if stage.learn == "tiles" and not self.model.arguments.pretrains_on_tiles:
                 raise ValueError(f"stage `{stage.name}`: `{self.model.family}` learns from scenes")
-            if stage.rehearse and not self.model.arguments.replays:
+            if stage.replay and not self.model.arguments.replays:
                 raise ValueError(
-                    f"stage `{stage.name}`: `{self.model.family}` does not support `rehearse`"
+                    f"stage `{stage.name}`: `{self.model.family}` does not support `replay`"
                 )
             walk = self.traversal_of(stage)
             if self.data is not None and walk.levels > 1 and not walk.keep:
@@ -203,11 +214,11 @@ class Recipe(Strict):
     def _levels_fit_the_family(self) -> Self:
         _can_look(self.model, self.traversal.levels, "`traversal.levels`")
         deepest = max(self.traversal_of(stage).levels for stage in self.stages)
-        if self.data is not None and self.data.windows is not None and deepest < 2:
-            raise ValueError("`data.windows` tell what level 2 looks at, and there is only level 1")
+        if self.data is not None and self.data.regions is not None and deepest < 2:
+            raise ValueError("`data.regions` tell what level 2 looks at, and there is only level 1")
         return self
 
-    def traversal_of(self, stage: Stage) -> TraversalConfig:
+    def traversal_of(self, stage: StageConfig) -> TraversalConfig:
         """Return the traversal of a stage."""
         changed = {"levels": stage.levels, "keep": stage.keep}
         given = {key: value for key, value in changed.items() if value is not None}
@@ -307,15 +318,15 @@ def _same_classes(own: Names, made: tuple[str, ...]) -> None:
         raise ValueError(f"`model.classes` is not what the scenes are labelled: `{list(made)}`")
 
 
-def _can_be_drawn(stage: Stage, landscape: Landscape) -> None:
+def _can_be_drawn(stage: StageConfig, landscape: LandscapeConfig) -> None:
     """Refuse chances of labels that no scene has, or that leave nothing to draw."""
     tiles = stage.tiles
-    for name in tiles.chances:
+    for name in tiles.weights:
         if name not in landscape.classes:
             raise ValueError(f"stage `{stage.name}`: no scene is labelled `{shorten(name)}`")
     for labels, share in ((landscape.sites, tiles.crowded), (landscape.classes, 1 - tiles.crowded)):
-        if share > 0 and not any(tiles.chances.get(label, 1.0) for label in labels):
-            raise ValueError(f"stage `{stage.name}`: `tiles.chances` leave nothing to draw")
+        if share > 0 and not any(tiles.weights.get(label, 1.0) for label in labels):
+            raise ValueError(f"stage `{stage.name}`: `tiles.weights` leave nothing to draw")
 
 
 def _table(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -328,7 +339,7 @@ def _most_levels(model: Mapping[str, Any]) -> int | None:
     family = model.get("family", "tnet")
     if not isinstance(family, str):
         return None
-    kind = find_family(family).arguments
+    kind = find_family(family).config
     given = {key: value for key, value in model.items() if key in kind.model_fields}
     return kind.model_construct(**given).max_levels
 

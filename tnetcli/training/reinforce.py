@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from tnetcli.models.base import Episodes, Terms, image_weights, mean_by_image
 from tnetcli.tasks import Task, at_least_single
-from tnetcli.training.config import Loss
+from tnetcli.training.config import LossConfig
 from tnetcli.training.optim import is_of_backbone
 
 Kind: TypeAlias = Literal["ema", "per_level", "per_class", "leave_one_out"]
@@ -23,7 +23,7 @@ ENTROPY_FLOOR = 0.5  # of the entropy of a uniform choice
 ROW_EPSILON = 1e-10  # added before rows are normalised, as in the code of the paper
 
 
-def label_terms(episodes: Episodes, task: Task, loss: Loss) -> Terms:
+def label_terms(episodes: Episodes, task: Task, loss: LossConfig) -> Terms:
     """Return the losses of the labels: of all regions together, and of each alone."""
     targets, images = episodes.targets, len(episodes.targets)
     importance = task.importance(targets) / images  # (images,)
@@ -40,7 +40,7 @@ def label_terms(episodes: Episodes, task: Task, loss: Loss) -> Terms:
 
 
 def policy_terms(
-    episodes: Episodes, task: Task, loss: Loss, baselines: "Baselines"
+    episodes: Episodes, task: Task, loss: LossConfig, baselines: "Baselines"
 ) -> tuple[Terms, Episodes]:
     """Return the REINFORCE losses and the episodes with their advantage; update the baselines.
 
@@ -82,7 +82,7 @@ def policy_terms(
     return terms, replace(episodes, advantage=surprise)
 
 
-def contrastive_term(episodes: Episodes, loss: Loss) -> Terms:
+def contrastive_term(episodes: Episodes, loss: LossConfig) -> Terms:
     """Return the contrastive loss of the embeddings, 0 unless the recipe gives it a weight."""
     apart = episodes.logits.new_zeros(())
     if loss.contrastive:
@@ -137,7 +137,7 @@ def contrastive(embedding: Tensor, labels: Tensor, *, margin: float, samples: in
     return torch.where(same, 1 - alike, (alike - margin).clamp(min=0)).mean()
 
 
-def l2_penalty(model: nn.Module, loss: Loss) -> Tensor:
+def l2_penalty(model: nn.Module, loss: LossConfig) -> Tensor:
     """Return the weighted sum of squares of what is trained, biases too but not batch norms."""
     if not loss.l2:
         return next(model.parameters()).new_zeros(())
@@ -152,7 +152,7 @@ def l2_penalty(model: nn.Module, loss: Loss) -> Tensor:
     return loss.l2 * torch.stack([weight.square().sum() for weight in learned.values()]).sum()
 
 
-def _weights_alone(level: Tensor, loss: Loss) -> Tensor:
+def _weights_alone(level: Tensor, loss: LossConfig) -> Tensor:
     """Return the weight of each region alone (regions,); 0 if it is deeper than the cap."""
     by_level = torch.tensor(loss.level_weights or (1.0,), device=level.device)
     weights = by_level[(level - 1).clamp(max=len(by_level) - 1)]

@@ -8,7 +8,7 @@ from torch import Tensor
 from tnetcli.errors import RecipeError
 from tnetcli.models.base import Episodes, Model
 from tnetcli.tasks import Task
-from tnetcli.training.config import Stage
+from tnetcli.training.config import StageConfig
 from tnetcli.training.data import derive
 from tnetcli.training.reinforce import label_terms, total_loss
 from tnetcli.traversal.config import TraversalConfig
@@ -27,7 +27,7 @@ class ReplayBuffer:
         self,
         model: Model,
         config: TraversalConfig,
-        stage: Stage,
+        stage: StageConfig,
         task: Task,
         *,
         images: int,
@@ -38,10 +38,10 @@ class ReplayBuffer:
             math.prod(config.keep_at(above) for above in range(1, level))
             for level in range(1, config.levels + 1)
         )
-        size = stage.remember
+        size = stage.replay_size
         self._model, self._loss, self._task, self._seed = model, stage.loss, task, seed
         self._images = images  # of each replay
-        self.times = stage.rehearse
+        self.times = stage.replay
         self._features = torch.zeros(size, most, model.feature_size, device=device)
         self._positions = torch.zeros(size, most, 3, dtype=torch.long, device=device)
         self._levels = torch.zeros(size, most, dtype=torch.long, device=device)
@@ -53,8 +53,8 @@ class ReplayBuffer:
         images, size = len(episodes.targets), len(self._labels)
         if images > size:
             raise RecipeError(
-                f"`remember` is `{size}`, fewer than the {images} images of a step",
-                hint="give stages.remember at least as many",
+                f"`replay_size` is `{size}`, fewer than the {images} images of a step",
+                hint="give stages.replay_size at least as many",
             )
         region, values = episodes.aux["pooled"]
         assert episodes.position is not None
@@ -72,7 +72,7 @@ class ReplayBuffer:
 
     def loss(self, step: int, time: int) -> Tensor:
         """Return the loss of the labels of randomly chosen images."""
-        generator = torch.Generator().manual_seed(derive(self._seed, "rehearse", step, time))
+        generator = torch.Generator().manual_seed(derive(self._seed, "replay", step, time))
         known = min(self._count, len(self._labels))
         if not known:  # this process has read no image yet
             return self._features.new_zeros(())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tnetcli.data.config import Data
+from tnetcli.data.config import DataConfig
 from tnetcli.data.normalize import Normalisation
 from tnetcli.data.statistics import as_text, estimate
 from tnetcli.errors import ModelError, RecipeError
@@ -71,7 +71,7 @@ def run_recipe(
     return files
 
 
-def _data_of(recipe: Recipe) -> Data:
+def _data_of(recipe: Recipe) -> DataConfig:
     if recipe.data is None:
         raise RecipeError(
             "the recipe has no section `data`",
@@ -82,7 +82,7 @@ def _data_of(recipe: Recipe) -> Data:
 
 def _prepare(
     recipe: Recipe,
-    data: Data,
+    data: DataConfig,
     source: Source,
     files: RunFolder,
     listener: Listener,
@@ -116,7 +116,7 @@ def _prepare(
         _take_over(model, start, source.classes)
     described = Description(
         family=recipe.model.family,
-        arguments=model.arguments.model_dump(mode="json"),
+        config=model.config.model_dump(mode="json"),
         classes=source.classes,
         bands=bands,
         normalisation=normalisation,
@@ -134,7 +134,7 @@ def _prepare(
     return Run(recipe, source, normalisation, model, files, listener, keeper, ranks)
 
 
-def _fitted_task(data: Data, source: Source) -> TaskDescription:
+def _fitted_task(data: DataConfig, source: Source) -> TaskDescription:
     """Return the task with the state that the training labels give it."""
     task = Classification(source.classes, class_weights=data.class_weights)
     task.fit(source.labels())
@@ -167,7 +167,7 @@ def _noted(listener: Listener, folder: Path, wanted: bool) -> Iterator[Listener]
         events.close()
 
 
-def _normalisation(data: Data, source: Source) -> Normalisation:
+def _normalisation(data: DataConfig, source: Source) -> Normalisation:
     count = min(data.statistics_images, source.count("train"))
     step = source.count("train") / count
     readers = [source.item("train", int(number * step)).reader for number in range(count)]
@@ -190,7 +190,7 @@ def _take_over(model: Model, start: Checkpoint, classes: tuple[str, ...]) -> Non
         {
             name: value
             for name, value in each.state_dict().items()
-            if same or not name.startswith("classifier.")
+            if same or not name.startswith("head.")
         }
         for each in (start.model, model)
     )

@@ -17,7 +17,7 @@ from tnetcli.files import check_not_special, open_regular, try_lock, write_file
 from tnetcli.models.base import Model
 from tnetcli.models.checkpoint import STATE_KEY, open_tensor_file, write_tensor_file
 from tnetcli.text import parse_json, reason
-from tnetcli.training.config import Stage
+from tnetcli.training.config import StageConfig
 from tnetcli.training.data import Source
 from tnetcli.training.distributed import ALONE, Ranks
 from tnetcli.training.recipe import Recipe
@@ -238,7 +238,7 @@ class Onlooker(RunFolder):
 class Listener(Protocol):
     """Who is told how a training goes."""
 
-    def stage(self, stage: Stage, steps: int) -> None:
+    def stage(self, stage: StageConfig, steps: int) -> None:
         """Hear that a stage begins."""
         ...
 
@@ -288,7 +288,7 @@ class Run:
     device: str | None = None  # where that is not what the recipe says
 
 
-def steps_of(stage: Stage, run: Run) -> int:
+def steps_of(stage: StageConfig, run: Run) -> int:
     """Return how many steps a stage has."""
     if stage.steps is not None:
         return stage.steps
@@ -298,7 +298,7 @@ def steps_of(stage: Stage, run: Run) -> int:
     return max(stage.epochs * (images // size) // stage.optimizer.accumulate, 1)
 
 
-def batch_of(stage: Stage, run: Run) -> int:
+def batch_of(stage: StageConfig, run: Run) -> int:
     """Return how many images a step has, in all processes together."""
     training = run.recipe.training
     size = stage.batch_size or training.batch_size
@@ -317,7 +317,7 @@ class Events:
         self._writer: Any = SummaryWriter(folder)
         self._step = 0
 
-    def stage(self, stage: Stage, steps: int) -> None:
+    def stage(self, stage: StageConfig, steps: int) -> None:
         """Hear that a stage begins."""
         self._listener.stage(stage, steps)
 

@@ -10,7 +10,7 @@ from tnetcli.data.statistics import value_range
 from tnetcli.models.base import Episodes, Terms
 from tnetcli.models.registry import find_family, find_terms
 from tnetcli.tasks import Classification
-from tnetcli.training.config import Stage as StageConfig
+from tnetcli.training.config import StageConfig
 from tnetcli.training.data import Batch, Batches, Landscapes, derive
 from tnetcli.training.episodes import (
     blocked_cells,
@@ -139,7 +139,7 @@ class TileStage(_Stage):
     def __init__(self, run: Run, config: StageConfig, device: torch.device) -> None:
         super().__init__(run, config, device)
         assert isinstance(run.source, Landscapes)  # the recipe sees to it
-        torch.manual_seed(derive(run.recipe.seed, config.name, "lessons"))
+        torch.manual_seed(derive(run.recipe.seed, config.name, "tile head"))
         own = (run.ranks.rank,) if run.ranks.rank else ()  # each process has its own scenes
         self._tiles = TilePretraining(
             run.model,
@@ -174,11 +174,11 @@ class SceneStage(_Stage):
         self._exploring = effective(self.traversal, model, scale=scale).changed(
             policy=loss.selection,
             temperature=loss.temperature,
-            once=False,  # every choice has a reward of its own
+            deduplicate=False,  # every choice has a reward of its own
             budget=None,
             confidence=None,
         )
-        blocked = blocked_cells(model.grid, self.traversal.most_shared)
+        blocked = blocked_cells(model.grid, self.traversal.max_overlap)
         self._blocked = None if blocked is None else blocked.to(device)
         self._task = Classification(
             run.source.classes,
@@ -198,7 +198,7 @@ class SceneStage(_Stage):
         )
         self._baselines.start(float(getattr(model, "baseline", torch.tensor(0.5))))
         self._replay: ReplayBuffer | None = None
-        if config.rehearse:
+        if config.replay:
             self._replay = ReplayBuffer(
                 model,
                 self.traversal,
@@ -230,7 +230,7 @@ class SceneStage(_Stage):
             self._runner,
             batch.targets,
             self.config.loss,
-            least_valid=self._exploring.least_valid,
+            min_valid=self._exploring.min_valid,
             blocked=self._blocked,
         )
         if self._replay is not None:

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tnetcli.devices import Precision, autocast
+from tnetcli.data.config import TilesConfig
 from tnetcli.geometry import Grid, Region, Window
 from tnetcli.models.base import Model
 from tnetcli.synth.landscape import AMBIGUOUS, LandscapeScene
-from tnetcli.training.config import Tiles
+from tnetcli.system import Precision, autocast
 from tnetcli.training.data import Landscapes, derive
 from tnetcli.traversal.tree import Node
 from tnetcli.traversal.views import View, Views
@@ -40,7 +40,7 @@ class TilePretraining(nn.Module):
         model: Model,
         source: Landscapes,
         views: Views,
-        tiles: Tiles,
+        tiles: TilesConfig,
         *,
         seed: int,
         device: torch.device,
@@ -48,7 +48,7 @@ class TilePretraining(nn.Module):
     ) -> None:
         super().__init__()
         backbone: Any = model.backbone
-        size = backbone.map_size()
+        size = backbone.map_size
         maker = source.makers["train"]
         self.dense = nn.Conv2d(size.channels, len(maker.tile_classes), 1).to(device)
         self._parts = (model, maker, views)  # hidden from `parameters`

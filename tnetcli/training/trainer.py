@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tnetcli.devices import choose_device
 from tnetcli.errors import ManifestError, ModelError, UsageError
-from tnetcli.training.config import Stage as StageConfig
+from tnetcli.system import choose_device
+from tnetcli.training.config import StageConfig
 from tnetcli.training.data import derive
 from tnetcli.training.optim import Average, build_optimizer, rate_at, set_rate
 from tnetcli.training.run_dir import Progress, Run, StoppedError, batch_of, steps_of
@@ -114,7 +114,7 @@ class Updates:
         """Make one step and return its metrics."""
         start, stage, ranks = time.perf_counter(), self._stage, self._run.ranks
         stage.setup()  # validation has left the model in evaluation mode
-        rate = self._settings.rate * rate_at(step, stage.steps, stage.config.schedule)
+        rate = self._settings.lr * rate_at(step, stage.steps, stage.config.schedule)
         set_rate(self._optimizer, rate)
         self._optimizer.zero_grad(set_to_none=True)
         rows, accumulate = Metrics(), self._settings.accumulate
@@ -137,7 +137,7 @@ class Updates:
         self._average.update()
         row, seconds = rows.mean(), time.perf_counter() - start
         speed = row["windows"] * accumulate / seconds
-        return {**row, "rate": rate, "seconds": seconds, "windows_per_second": speed}
+        return {**row, "lr": rate, "seconds": seconds, "windows_per_second": speed}
 
     def _replay(self, step: int) -> None:
         for loss in self._stage.replays(step):
@@ -280,7 +280,7 @@ def _check_images(run: Run, progress: Progress) -> None:
 def _diverged(stage: StageConfig, step: int) -> ModelError:
     return ModelError(
         f"the loss is not a number at step {step} of stage `{stage.name}`",
-        hint="lower optimizer.rate, or give optimizer.clip; the last model is kept",
+        hint="lower optimizer.lr, or give optimizer.clip; the last model is kept",
     )
 
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from tnetcli.data.normalize import Normalisation
 from tnetcli.data.statistics import read_small
-from tnetcli.devices import Precision
 from tnetcli.errors import ManifestError
 from tnetcli.evaluation.metrics import Outcomes, hit_levels, hit_rate
 from tnetcli.models.base import Model
 from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.readers.base import Reader
-from tnetcli.training.config import Stage
+from tnetcli.system import Precision
+from tnetcli.training.config import StageConfig
 from tnetcli.training.data import Item, Source, take
 from tnetcli.training.distributed import ALONE, Ranks
 from tnetcli.training.plots import Sample
@@ -28,7 +28,7 @@ STUCK = 0.1  # of the cells chosen in a batch are different ones
 SHARP = 0.05  # of the largest entropy
 
 
-def judge(row: Mapping[str, Any], stage: Stage) -> Iterator[str]:
+def judge(row: Mapping[str, Any], stage: StageConfig) -> Iterator[str]:
     """Yield what is wrong with the attention of the last steps, in words."""
     if stage.learn != "scenes" or "entropy" not in row or "location" in stage.freeze:
         return
@@ -136,8 +136,8 @@ def validate(
     if chance:
         same = {each["name"] for each in chance}
         learned = [each for each in seen if each["name"] in same]
-        row["by_chance"] = _accuracy(chance, levels - 1)
-        row["gain_over_chance"] = _accuracy(learned, levels - 1) - row["by_chance"]
+        row["random_accuracy"] = _accuracy(chance, levels - 1)
+        row["gain_over_random"] = _accuracy(learned, levels - 1) - row["random_accuracy"]
     return Validation(row, [_sample(*pair, source.classes) for pair in found[:SHOWN]])
 
 

@@ -1,17 +1,19 @@
 """Policies: how the next regions are chosen. They see numbers, never tensors.
 
-A policy belongs to one image. It turns the raw logits of a view's cells into probabilities, and
-says which candidates come first. TraversalConfig sets how many are followed and when to stop.
+A policy belongs to one image. It turns the raw logits of a view's cells into probabilities and
+orders the candidates. TraversalConfig sets how many are followed and when to stop. Installed
+packages add policies with entry points of the group `tnetcli.policies`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.geometry import Grid, Region, Window, box_coverage, window_coverage
+from tnetcli.registry import Registry
 from tnetcli.traversal.config import TraversalConfig
 
 Numbers = NDArray[np.float64]
@@ -30,53 +32,30 @@ class ScoredRegion:
             raise ValueError(f"attention is not within [0, 1]: `{self.attention}`")
 
 
-class Policy(Protocol):
-    """Choose the next regions of one image.
+class Policy:
+    """Choose the next regions of one image; the base class follows the cells with most attention.
 
     A `persistent` policy keeps candidates that were not chosen for later rounds, and chooses
-    `batch` new regions a round from all of them.
+    `batch` new regions per round from all of them.
     """
 
-    @property
-    def persistent(self) -> bool:
-        """Return whether candidates are kept for later rounds."""
-        ...
+    persistent = False
+    batch = 1
 
-    @property
-    def batch(self) -> int:
-        """Return how many new regions a persistent policy chooses a round."""
-        ...
+    @classmethod
+    def from_config(cls, config: TraversalConfig, seed: int) -> Self:
+        """Return the policy for one image."""
+        return cls()
 
     def fixed(self, region: Region) -> Sequence[ScoredRegion] | None:
         """Return the regions that replace the cells of `region`, None to use the cells."""
-        ...
-
-    def probabilities(self, region: Region, logits: Numbers) -> Numbers:
-        """Return the attention (places,) from raw logits (places, channels)."""
-        ...
-
-    def preference(
-        self, region: Region, cells: NDArray[np.intp], probs: Numbers, joint: float
-    ) -> Numbers:
-        """Return what candidates (n,) are ordered by, the largest first.
-
-        `probs` (n,) is the attention of each, `joint` that of the region along its path.
-        """
-        ...
-
-
-class TopK:
-    """Follow the cells with the most attention."""
-
-    persistent: ClassVar[bool] = False
-    batch: int = 1
-
-    def fixed(self, region: Region) -> Sequence[ScoredRegion] | None:
-        """Return None: cells are used."""
         return None
 
     def probabilities(self, region: Region, logits: Numbers) -> Numbers:
-        """Return the softmax over places of the log-sum of the channels."""
+        """Return the attention (places,) from raw logits (places, channels).
+
+        By default the softmax over places of the log-sum of the channels.
+        """
         scores: Numbers = np.logaddexp.reduce(logits, axis=1)  # (places,)
         top = scores.max(initial=-np.inf)
         if top == -np.inf:
@@ -88,21 +67,31 @@ class TopK:
     def preference(
         self, region: Region, cells: NDArray[np.intp], probs: Numbers, joint: float
     ) -> Numbers:
-        """Return the attention itself."""
+        """Return the keys that candidates (n,) are ordered by, the largest first.
+
+        `probs` (n,) is the attention of each, `joint` that of the region along its path.
+        """
         return probs
 
 
-@dataclass(frozen=True, slots=True)
-class Sample(TopK):
+class TopK(Policy):
+    """Follow the cells with the most attention."""
+
+
+class Sample(Policy):
     """Draw cells without replacement in proportion to `attention ** (1 / temperature)`.
 
     A fraction `uniform` of the draw ignores attention. The draw depends on the seed and on the
     path of the region, not on the batch.
     """
 
-    seed: int
-    temperature: float = 1.0
-    uniform: float = 0.0
+    def __init__(self, seed: int, temperature: float = 1.0, uniform: float = 0.0) -> None:
+        self.seed, self.temperature, self.uniform = seed, temperature, uniform
+
+    @classmethod
+    def from_config(cls, config: TraversalConfig, seed: int) -> Self:
+        """Return the policy for one image."""
+        return cls(seed, config.temperature)
 
     def preference(
         self, region: Region, cells: NDArray[np.intp], probs: Numbers, joint: float
@@ -120,13 +109,13 @@ class Sample(TopK):
         return keys
 
 
-@dataclass(frozen=True, slots=True)
-class BestFirst(TopK):
-    """Follow the most probable of all candidates, at whatever level, `batch` of them a round."""
+class BestFirst(Policy):
+    """Follow the most probable of all candidates, at whatever level, `batch` of them per round."""
 
-    batch: int = 1
+    persistent = True
 
-    persistent: ClassVar[bool] = True
+    def __init__(self, batch: int = 1) -> None:
+        self.batch = batch
 
     def preference(
         self, region: Region, cells: NDArray[np.intp], probs: Numbers, joint: float
@@ -135,19 +124,12 @@ class BestFirst(TopK):
         return joint * probs
 
 
-@dataclass(frozen=True, slots=True)
-class _Wrapper:
+class _Wrapper(Policy):
     """Let another policy choose, by other probabilities or from other regions."""
 
-    inner: Policy
-
-    @property
-    def persistent(self) -> bool:
-        return self.inner.persistent
-
-    @property
-    def batch(self) -> int:
-        return self.inner.batch
+    def __init__(self, inner: Policy) -> None:
+        self.inner = inner
+        self.persistent, self.batch = inner.persistent, inner.batch
 
     def fixed(self, region: Region) -> Sequence[ScoredRegion] | None:
         return self.inner.fixed(region)
@@ -161,27 +143,28 @@ class _Wrapper:
         return self.inner.preference(region, cells, probs, joint)
 
 
-@dataclass(frozen=True, slots=True)
 class Fixed(_Wrapper):
     """Read these regions at level 2 instead of cells of the whole image."""
 
-    regions: Sequence[ScoredRegion]
+    def __init__(self, inner: Policy, regions: Sequence[ScoredRegion]) -> None:
+        super().__init__(inner)
+        self.regions = regions
 
     def fixed(self, region: Region) -> Sequence[ScoredRegion] | None:
         """Return the regions for level 1, None below."""
         return self.regions if region.level == 1 else None
 
 
-@dataclass(frozen=True, slots=True)
 class Random(_Wrapper):
-    """Prefer no cell: the baseline that learned attention is compared with.
+    """Ignore the attention: the baseline that learned attention is compared with.
 
     Probabilities are drawn cell by cell, so that the largest are a draw without replacement. They
     depend on the seed and on the path of the region, not on the batch.
     """
 
-    grid: Grid
-    seed: int
+    def __init__(self, inner: Policy, grid: Grid, seed: int) -> None:
+        super().__init__(inner)
+        self.grid, self.seed = grid, seed
 
     def probabilities(self, region: Region, logits: Numbers) -> Numbers:
         """Return random probabilities (places,) of all cells that the grid offers."""
@@ -192,7 +175,6 @@ class Random(_Wrapper):
         return probs
 
 
-@dataclass(frozen=True, slots=True)
 class Oracle(_Wrapper):
     """Prefer cells that show the true `boxes`: the upper bound that attention is compared with.
 
@@ -200,8 +182,9 @@ class Oracle(_Wrapper):
     distinguish cells, and in an image without boxes, the model's attention decides.
     """
 
-    grid: Grid
-    boxes: Sequence[Window]
+    def __init__(self, inner: Policy, grid: Grid, boxes: Sequence[Window]) -> None:
+        super().__init__(inner)
+        self.grid, self.boxes = grid, boxes
 
     def probabilities(self, region: Region, logits: Numbers) -> Numbers:
         """Return probabilities (places,) by the overlap with the boxes."""
@@ -217,10 +200,22 @@ class Oracle(_Wrapper):
         return known / total if total > 0 else attention
 
 
+POLICIES: Registry[type[Policy]] = Registry(
+    "policy",
+    {
+        "top_k": f"{__name__}:TopK",
+        "sample": f"{__name__}:Sample",
+        "best_first": f"{__name__}:BestFirst",
+    },
+    plural="policies",
+)
+
+
 def build_policy(config: TraversalConfig, seed: int = 0, *, uniform: float = 0.0) -> Policy:
-    """Return the policy that a configuration names, for one image."""
+    """Return the policy that a configuration names, for one image; training sets `uniform`."""
     if seed < 0:
-        raise ValueError(f"a seed is below 0: `{seed}`")
-    if config.policy == "sample":
-        return Sample(seed, config.temperature, uniform)
-    return BestFirst() if config.policy == "best_first" else TopK()
+        raise ValueError(f"seed is below 0: `{seed}`")
+    policy = POLICIES.load(config.policy).from_config(config, seed)
+    if isinstance(policy, Sample):
+        policy.uniform = uniform
+    return policy

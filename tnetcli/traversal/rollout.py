@@ -14,16 +14,16 @@ from tnetcli.errors import ImageError, TnetError
 from tnetcli.geometry import Region
 from tnetcli.models.base import Model
 from tnetcli.readers.base import Reader
-from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.config import StopReason, TraversalConfig
 from tnetcli.traversal.policies import Policy
 from tnetcli.traversal.runner import TorchRunner
-from tnetcli.traversal.tree import CellScores, Node, Stop, traverse
+from tnetcli.traversal.tree import CellScores, Node, traverse
 from tnetcli.traversal.views import Read, View, Views, root_window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """Regions that were encoded together, and what their cells were chosen by; training only."""
+    """Regions that were encoded together, and the scores of their cells; training only."""
 
     nodes: list[Node]
     logits: Tensor  # (n, places, channels), with gradient in training
@@ -49,7 +49,7 @@ class Rollout:
 
     images: int
     nodes: tuple[Node, ...]
-    stops: tuple[Stop, ...]  # (images,)
+    stops: tuple[StopReason, ...]  # (images,)
     errors: dict[int, TnetError]
     features: Tensor  # (nodes, D)
     image: Tensor  # (nodes,)
@@ -58,17 +58,17 @@ class Rollout:
     aux: dict[str, tuple[Tensor, Tensor]]
     rounds: list[Round]
     spent: list[Spent]  # (images,)
-    waiting: float  # seconds without pixels to encode
+    waiting: float  # seconds spent waiting for reads
 
 
 def effective(config: TraversalConfig, model: Model, *, scale: float = 1.0) -> TraversalConfig:
-    """Return the configuration for a model: no deeper than its levels or the image's own pixels.
+    """Return the configuration limited to the levels and the smallest view of a model.
 
-    By default a cell is at least `scale` times as large as the model's view.
+    By default a cell is at least `scale` times as large as the model's view, so that no view is
+    finer than the image.
     """
-    least = config.least_side
     return config.changed(
-        least_side=scale * model.smallest_view if least is None else least,
+        min_size=scale * model.min_view_size if config.min_size is None else config.min_size,
         levels=min(config.levels, model.max_levels or config.levels),
     )
 
@@ -86,25 +86,24 @@ def rollout(
     """Read whole images, score cells, let policies choose, until every image has a stop reason.
 
     One round encodes the next regions of all images. Inference and training differ in the runner
-    (gradients or not) and in what they do with the result. `errors` names images that are not to be
-    read, `first` holds views of level 1 that are being read already.
+    (gradients or not) and in what they do with the result. Images in `errors` are not read;
+    `first` holds views of level 1 whose reads were already submitted.
     """
     state = _State(readers, runner, views, config, dict(errors or {}), first)
-    confident = None if config.confidence is None else state.confident
     traversal = traverse(
         [root_window(reader.size, config.fit) for reader in readers],
         state.encode,
         runner.model.grid,
         config,
         policies,
-        confident=confident,
+        confident=None if config.confidence is None else state.confident,
     )
     return state.result(traversal.nodes, traversal.stops)
 
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """What is known of a batch while it is traversed."""
+    """Outputs for a batch of images while it is traversed."""
 
     readers: Sequence[Reader]
     runner: TorchRunner
@@ -152,7 +151,7 @@ class _State:
         return self.views.read(nodes, self.readers, self.runner.max_batch)
 
     def _note(self, node: Node, view: View | TnetError) -> None:
-        """Note the time a read took, or why the image failed."""
+        """Record the time of a read, or the error of the image."""
         if isinstance(view, TnetError):
             self.errors.setdefault(node.image, view)
             return
@@ -162,8 +161,8 @@ class _State:
             return
         if view.valid == 0:
             error = ImageError(
-                f"`{self.readers[node.image].path}` holds no valid pixel",
-                hint="is its nodata value or its mask right? see `tnet info`",
+                f"`{self.readers[node.image].path}` has no valid pixels",
+                hint="check its nodata value and mask with `tnet info`",
             )
             self.errors.setdefault(node.image, error)
             return
@@ -180,9 +179,11 @@ class _State:
         for rows, out in outputs:
             nodes = [good[row][0] for row in rows]
             cell_valid = np.stack([good[row][1].cell_valid for row in rows])  # (n, places)
-            numbers, logits = self.runner.propose(out) if deeper else _nothing(out.cell_logits)
-            if deeper and self.runner.grad:  # inference needs no more than the choices
-                self.rounds.append(Round(nodes, logits, cell_valid))
+            numbers = np.zeros(out.cell_logits.shape, np.float32)  # of the last level, not used
+            if deeper:
+                numbers, logits = self.runner.propose(out)
+                if self.runner.grad:  # inference needs no more than the choices
+                    self.rounds.append(Round(nodes, logits, cell_valid))
             for node, row, own, valid in zip(nodes, rows, numbers, cell_valid, strict=True):
                 self.rows[node] = len(self.rows)
                 self.valid.append(good[row][1].valid)
@@ -208,7 +209,7 @@ class _State:
             found.append(float(logits.softmax(dim=1).max()) >= self.config.confidence)
         return found
 
-    def result(self, nodes: tuple[Node, ...], stops: tuple[Stop, ...]) -> Rollout:
+    def result(self, nodes: tuple[Node, ...], stops: tuple[StopReason, ...]) -> Rollout:
         """Return the rollout of the images that have not failed."""
         kept = tuple(node for node in nodes if node.image not in self.errors)
         rows = [self.rows[node] for node in kept]
@@ -241,11 +242,6 @@ class _State:
             spent=self.spent,
             waiting=self.waiting,
         )
-
-
-def _nothing(logits: Tensor) -> tuple[NDArray[np.float32], Tensor]:
-    """Return zeros: cells of the last level are not chosen from."""
-    return np.zeros(logits.shape, np.float32), logits
 
 
 def by_image(features: Tensor, image: Tensor, level: Tensor, images: int) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tnetcli.devices import Precision, autocast, is_out_of_memory
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Region
 from tnetcli.models.base import Aggregated, EncoderOutput, Model
 from tnetcli.readers.handles import ForkSafeLock
+from tnetcli.system import Precision, autocast, is_out_of_memory
 
 MAX_BATCH = 32  # views in one forward pass: about 600 MB of maps in EfficientNet-B0
 log = logging.getLogger(__name__)
@@ -27,12 +27,11 @@ os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 class TorchRunner:
-    """Runs one model with torch; several threads may share it.
+    """Run one model with torch; several threads may share a runner.
 
-    On a device with its own memory they take turns; on the cores of this machine they run side by
-    side. Without `grad`, batches have at most `max_batch` views, which is halved once if memory
-    runs out, and outputs are single-precision tensors in main memory. With it, a batch is one
-    forward pass on the device, as batch norm needs it.
+    On the CPU they run concurrently, on other devices one after the other. Without `grad`, batches
+    have at most `max_batch` views, which is halved once if memory runs out, and outputs are
+    float32 tensors in main memory. With `grad`, a batch is one forward pass, as batch norm needs.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class TorchRunner:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Wait for the device, and record gradients only where they are wanted."""
+        """Wait for the device; without `grad`, enter inference mode."""
         with self._turn, nullcontext() if self.grad else torch.inference_mode():
             yield
 
@@ -131,7 +130,7 @@ class TorchRunner:
             if self.max_batch >= tried and (self._halved or tried < 2):
                 raise ModelError(
                     f"not enough memory for {tried} views at once",
-                    hint="choose a smaller batch, or another device",
+                    hint="choose a smaller batch or another device",
                 ) from error
         else:
             return found
@@ -156,8 +155,8 @@ def _single(out: EncoderOutput, device: str | None = None) -> EncoderOutput:
 
 
 def not_a_number(what: str) -> ModelError:
-    """Return the error of outputs that are NaN or infinite."""
+    """Return the error for outputs that are NaN or infinite."""
     return ModelError(
         f"{what} not a number",
-        hint="training diverged (lower optimizer.rate, or clip gradients), or precision is too low",
+        hint="training diverged (lower the learning rate or clip gradients), or use fp32",
     )

@@ -1,6 +1,6 @@
-"""The tree of regions and the loop that grows it, from whole images to the cells that matter.
+"""The tree of regions and the loop that grows it, from whole images to the chosen cells.
 
-Numbers only: `traverse` is given a function that encodes regions, and knows no pixels or tensors.
+Numbers only: `traverse` takes a function that encodes regions, and handles no pixels or tensors.
 """
 
 import math
@@ -8,21 +8,17 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.geometry import Grid, Region, Window
-from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.config import StopReason, TraversalConfig
 from tnetcli.traversal.policies import Policy, ScoredRegion
 
-# Why an image was not traversed any further. Where several hold, the first of this order: a region
-# could not be read; the last level was reached; the next view would be finer than the image's own
-# pixels; only regions that were already read were left; no cell with data was left; the budget is
-# spent; the answer was sure enough (asked only about images that would go on).
-Stop: TypeAlias = Literal["failed", "levels", "pixels", "repeats", "empty", "budget", "confidence"]
-DEAD_ENDS: tuple[Stop, ...] = ("levels", "pixels", "repeats", "empty")
+# Reasons why a region has no next regions; where several hold, an image stops for the first.
+DEAD_ENDS: tuple[StopReason, ...] = ("max_level", "native_resolution", "exhausted", "no_data")
 # Edges that differ by this fraction of a window's side or less are equal: far below a pixel of any
 # view, far above the rounding errors along a path.
 SAME = 1e-6
@@ -76,11 +72,7 @@ class Traversal:
     """All nodes in the order they were read, and one stop reason per image."""
 
     nodes: tuple[Node, ...]
-    stops: tuple[Stop, ...]
-
-    def of(self, image: int) -> list[int]:
-        """Return the indices of the nodes of one image."""
-        return [i for i, node in enumerate(self.nodes) if node.image == image]
+    stops: tuple[StopReason, ...]
 
 
 def traverse(
@@ -94,13 +86,13 @@ def traverse(
 ) -> Traversal:
     """Encode whole images, then cells of what was encoded, until every image has a stop reason.
 
-    `encode` is called once per round for all images together, never with nothing, and answers node
-    by node; None ends that image while the others continue. Its nodes, call after call, are
-    `Traversal.nodes`: image by image, parents in their own order, the cells of a parent in reading
-    order. A round is a level, or for persistent policies the next regions at any level.
+    `encode` is called once per round with the new nodes of all images and returns the scores of
+    each; None stops that image while the others continue. Nodes are ordered image by image, parents
+    in their own order, the cells of a parent in reading order. A round is a level, or for
+    persistent policies the next regions at any level.
 
     A level that would overspend the budget keeps its best regions by joint probability. After every
-    round `confident` is given the images that would continue and says which may stop.
+    round `confident` returns which of the images that would continue may stop.
     """
     if len(policies) != len(roots):
         raise ValueError(f"{len(policies)} policies for {len(roots)} images")
@@ -182,15 +174,15 @@ class _Tree:
         self, image: int, root: Region, grid: Grid, config: TraversalConfig, policy: Policy
     ) -> None:
         self.image = image
-        self.stop: Stop | None = None
+        self.stop: StopReason | None = None
         self._grid, self._config, self._policy = grid, config, policy
         self._read: list[Node] = []
         self._numbers: dict[Node, int] = {}  # of what was read
         self._fresh: list[Node] = []
         self._known: list[tuple[float, int, Node]] = []  # sorted by left edge
         self._pool = _Pool()
-        self._dead_ends: set[Stop] = set()
-        self._cut = False  # whether the budget had no room for all that was chosen
+        self._dead_ends: set[StopReason] = set()
+        self._cut = False  # whether the budget was too small for all that was chosen
         self._choices: list[tuple[Node, int, Node]] = []  # parent, cell, the node that shows it
         self._chosen: defaultdict[Node, list[int]] = defaultdict(list)  # cells of a parent
         self._next = [self._node(root, 1.0, 1.0)]
@@ -237,14 +229,14 @@ class _Tree:
         """Add the cells of a node to the candidates, or note why it has none."""
         region, fixed = node.region, self._policy.fixed(node.region)
         if region.level >= self._config.levels:
-            self._dead_ends.add("levels")
+            self._dead_ends.add("max_level")
             return
         if fixed is not None:
             cells = np.arange(len(fixed))
             probs = np.array([each.attention for each in fixed], np.float64)
         else:
             probs = self._policy.probabilities(region, scores.logits.astype(np.float64))
-            cells = np.flatnonzero((scores.valid > self._config.least_valid) & (probs > 0))
+            cells = np.flatnonzero((scores.valid > self._config.min_valid) & (probs > 0))
             probs = probs[cells]
         if dead_end := self._dead_end(region, fixed, bool(cells.size)):
             self._dead_ends.add(dead_end)
@@ -285,7 +277,7 @@ class _Tree:
 
     def _stands_apart(self, parent: Node, cell: int) -> bool:
         """Return True if no sibling chosen so far covers too much of `cell`."""
-        most = self._config.most_shared
+        most = self._config.max_overlap
         if most == 1 or self._policy.fixed(parent.region) is not None:
             return True
         columns = self._grid.columns
@@ -297,11 +289,11 @@ class _Tree:
 
     def _dead_end(
         self, region: Region, fixed: Sequence[ScoredRegion] | None, has_data: bool
-    ) -> Stop | None:
-        cell, least = region.window.cell(self._grid, 0, 0), self._config.least_side or 0.0
+    ) -> StopReason | None:
+        cell, least = region.window.cell(self._grid, 0, 0), self._config.min_size or 0.0
         if fixed is None and max(cell.width, cell.height) < least * (1 - SAME):
-            return "pixels"
-        return None if has_data else "empty"
+            return "native_resolution"
+        return None if has_data else "no_data"
 
     def _follow(self, parent: Node, cell: int, attention: float) -> Node:
         region = self._child(parent.region, cell)
@@ -309,7 +301,7 @@ class _Tree:
         if node is None:
             node = self._node(region, attention, parent.joint * attention)
         elif node in self._numbers:
-            self._dead_ends.add("repeats")
+            self._dead_ends.add("exhausted")
         self._choices.append((parent, cell, node))
         return node
 
@@ -325,7 +317,7 @@ class _Tree:
 
     def _find(self, window: Window) -> Node | None:
         """Return the node that shows the same pixels, if there is one to be shared."""
-        if not self._config.once:
+        if not self._config.deduplicate:
             return None
         across, down = SAME * window.width, SAME * window.height
         start = bisect_left(self._known, (window.left - across,))

@@ -25,8 +25,8 @@ Read = tuple[Node, "View | TnetError"]
 def root_window(size: Size, fit: Fit) -> Window:
     """Return the window of level 1: the image itself, or the square around it.
 
-    `stretch` squeezes an image that is not square into a square view; `pad` keeps its shape and
-    leaves the rest of the view invalid.
+    `stretch` resamples an image that is not square to a square view; `pad` keeps its aspect ratio
+    and leaves the rest of the view invalid.
     """
     if fit == "stretch":
         return Window.whole(size)
@@ -45,12 +45,11 @@ class View:
 
 
 class Views:
-    """Read views of open images; a context that owns its threads.
+    """Read views of open images; a context manager that owns its threads.
 
-    `view_size` returns the pixels a side of a region's view. `background` is a range of values: a
-    pixel with every band inside it is empty, so that a cell of nothing else (glass, a black
-    collar) is never followed. A view fails where reading makes no progress for `read_timeout`
-    seconds.
+    `view_size` returns the side of a region's view in pixels. Pixels with every band within
+    `background` (glass, a black collar) are empty; cells with no other pixels are never followed. A
+    read without progress for `read_timeout` seconds fails.
     """
 
     def __init__(
@@ -65,8 +64,6 @@ class Views:
     ) -> None:
         if threads < 1:
             raise ValueError(f"threads is below 1: `{threads}`")
-        if background is not None and not background[0] <= background[1]:
-            raise ValueError(f"background ends before it begins: `{background}`")
         self._view_size, self._grid = view_size, grid
         self._normalisation = normalisation
         self._background = background
@@ -83,13 +80,10 @@ class Views:
         """Stop the threads; reads that have not begun are dropped."""
         self._threads.close()
 
-    def submit(self, reader: Reader, region: Region) -> "Future[View | TnetError]":
-        """Begin to read one view."""
-        return self._submit_one(reader, region, threading.Event())
-
-    def _submit_one(
-        self, reader: Reader, region: Region, stop: threading.Event
+    def submit(
+        self, reader: Reader, region: Region, stop: threading.Event | None = None
     ) -> "Future[View | TnetError]":
+        """Submit the read of one view; reads that have not begun are dropped once `stop` is set."""
         return self._threads.submit(reader.path, partial(self._read_one, reader, region, stop))
 
     def read(
@@ -97,7 +91,7 @@ class Views:
     ) -> Iterator[list[Read]]:
         """Yield views in batches of one size, `max_batch` at most; read ahead by one batch.
 
-        A region that cannot be read yields its error, and the rest are read all the same.
+        A region that cannot be read yields its error; the others are still read.
         """
         by_size: defaultdict[int, list[Node]] = defaultdict(list)
         for node in nodes:
@@ -119,28 +113,30 @@ class Views:
                     for node, each in zip(batch, ahead.pop(0), strict=True)
                 ]
         finally:
-            stop.set()  # a caller that left wants nothing more
+            stop.set()  # the caller may have stopped iterating
 
     def result(self, future: "Future[View | TnetError]") -> View | TnetError:
-        """Return a view that was submitted, or why it could not be read."""
+        """Return a submitted view or its error."""
         try:
             return self._threads.result(future)
-        except TnetError as error:  # it is stuck
+        except TnetError as error:  # no progress within the timeout
             return error
 
     def _submit(
         self, nodes: Sequence[Node], readers: Sequence[Reader], stop: threading.Event
     ) -> "list[Future[View | TnetError]]":
-        # Neighbours share blocks of the file, which are cached for a while: read them together.
+        # Neighbours share blocks of the file, which are cached: read them one after another.
         order = sorted(range(len(nodes)), key=lambda index: _locality(nodes[index]))
         futures: dict[int, Future[View | TnetError]] = {}
         for index in order:
             node = nodes[index]
-            futures[index] = self._submit_one(readers[node.image], node.region, stop)
+            futures[index] = self.submit(readers[node.image], node.region, stop)
         return [futures[index] for index in range(len(nodes))]
 
-    def _read_one(self, reader: Reader, region: Region, stop: threading.Event) -> View | TnetError:
-        if stop.is_set():
+    def _read_one(
+        self, reader: Reader, region: Region, stop: threading.Event | None
+    ) -> View | TnetError:
+        if stop is not None and stop.is_set():
             return TnetError("stopped")
         start = time.perf_counter()
         side = self._view_size(region)
@@ -155,11 +151,11 @@ class Views:
         return View(
             values,
             float(known.mean()),
-            weights.fractions(self._worth(known, pixels)),
+            weights.fractions(self._usable(known, pixels)),
             time.perf_counter() - start,
         )
 
-    def _worth(self, known: NDArray[np.bool_], pixels: Pixels) -> NDArray[np.bool_]:
+    def _usable(self, known: NDArray[np.bool_], pixels: Pixels) -> NDArray[np.bool_]:
         """Return which pixels (height, width) hold data that is not background."""
         if self._background is None:
             return known
@@ -176,27 +172,27 @@ class _CellWeights:
         self._down = grid.row_weights(side)  # (rows, height)
         self._across = grid.column_weights(side)  # (columns, width)
         self._down_within, self._across_within = _within(self._down), _within(self._across)
-        # Most views are whole: the sum of the weights, which is not always exactly 1.
+        # Most views are fully valid; the sum of the weights is not always exactly 1.
         self._whole: NDArray[np.float64] = np.outer(
             self._down.sum(axis=1), self._across.sum(axis=1)
         ).ravel()  # (places,)
 
-    def fractions(self, worth: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def fractions(self, usable: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the fraction (places,) of each cell that pixels (height, width) mark.
 
-        A pixel on the edge of a cell may hold what lies outside: where no pixel within the cell
-        is marked, the fraction is 0.
+        Pixels on the edge of a cell may belong to its neighbours: where no pixel within the cell is
+        marked, the fraction is 0.
         """
-        if worth.all():
+        if usable.all():
             return self._whole.copy()
-        marked = worth.astype(np.float64)
+        marked = usable.astype(np.float64)
         found: NDArray[np.float64] = self._down @ marked @ self._across.T  # (rows, columns)
         found[self._down_within @ marked @ self._across_within.T == 0] = 0
         return found.ravel()
 
 
 def _within(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1 for the pixels that a cell covers in full, or at all where it covers none so."""
+    """Return 1 for the pixels that a cell covers most, which is in full where there are such."""
     full: NDArray[np.bool_] = weights >= weights.max(axis=1, keepdims=True) * (1 - 1e-9)
     return full.astype(np.float64)
 

@@ -1,7 +1,6 @@
-"""Harm done to a sound image by chance: what bad disks, bad copies and bad programs leave behind.
+"""Random damage to an image: what bad disks, broken copies and faulty programs leave behind.
 
-Beside the spoilt bytes stands what can still be known of the pixels: `Harmed.known` tells of
-every level which pixels a reader must give, if it gives any.
+`Damaged.known` holds the pixels of every level that a reader must return if it returns any.
 """
 
 import struct
@@ -19,18 +18,18 @@ from tnetcli.readers.base import Pixels
 
 @dataclass(frozen=True)
 class Known:
-    """What a level must look like, where `free` does not say that nobody can tell."""
+    """Correct pixels of a level; `free` marks pixels whose correct value is unknown."""
 
     pixels: Pixels
     free: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Harmed:
-    """A spoilt image, and what is known of it.
+class Damaged:
+    """A damaged image, and its correct pixels as far as they are known.
 
-    `known` holds nothing for a level of which nothing can be told. Where bytes that describe the
-    image were changed, `arguable` says that its own library may see it otherwise as well.
+    `known` is None for a level whose pixels are unknown. `arguable` is True if bytes that describe
+    the image were changed, so that its library is a better reference than the original.
     """
 
     kind: str
@@ -40,8 +39,8 @@ class Harmed:
     arguable: bool = False
 
 
-def harm(base: Base, others: Sequence[Base], random: Random) -> Harmed:
-    """Do one kind of harm to `base`."""
+def damage(base: Base, others: Sequence[Base], random: Random) -> Damaged:
+    """Return `base` with one random kind of damage."""
     kinds = list(KINDS)
     weights = np.array([weight for _, weight in KINDS.values()], float)
     while True:
@@ -52,7 +51,7 @@ def harm(base: Base, others: Sequence[Base], random: Random) -> Harmed:
 
 
 def _pick(base: Base, random: Random) -> str:
-    """Choose a file; of many, those that describe the rest half of the time."""
+    """Choose a file; half of the time one that describes the others."""
     data = {place.file for place in base.places}
     described = [name for name in base.files if name not in data]
     pool = described if described and random.random() < 0.5 else list(base.files)
@@ -63,8 +62,8 @@ def _put(base: Base, name: str, content: bytes) -> dict[str, bytes]:
     return {**base.files, name: content}
 
 
-def _flip(base: Base, others: Sequence[Base], random: Random) -> Harmed:
-    """Flip one bit or some, anywhere or where no pixels are."""
+def _flip(base: Base, others: Sequence[Base], random: Random) -> Damaged:
+    """Flip one or several bits, anywhere or outside the pixels."""
     name = _pick(base, random)
     content = bytearray(base.files[name])
     where = describing(base, name) if random.random() < 0.5 else [(0, len(content))]
@@ -75,8 +74,8 @@ def _flip(base: Base, others: Sequence[Base], random: Random) -> Harmed:
     return _changed(base, "flipped bits", name, bytes(content), [(p, p + 1) for p in places])
 
 
-def _changed(base: Base, kind: str, name: str, content: bytes, touched: Sequence[Range]) -> Harmed:
-    """Say what is known after these ranges of a file were written over."""
+def _changed(base: Base, kind: str, name: str, content: bytes, touched: Sequence[Range]) -> Damaged:
+    """Return the damaged image after these ranges of a file were overwritten."""
     hit = [
         place
         for place in base.places
@@ -98,9 +97,9 @@ def _changed(base: Base, kind: str, name: str, content: bytes, touched: Sequence
     note = f"{name} at {', '.join(f'{start}..{stop}' for start, stop in touched[:4])}"
     known = _truth(base)
     for place in hit:
-        if not place.checked:
+        if not place.has_checksum:
             _set_free(known, place)
-    return Harmed(
+    return Damaged(
         kind, note, _put(base, name, content),
         tuple(None if level in lost else each for level, each in enumerate(known)), arguable,
     )  # fmt: skip
@@ -120,30 +119,30 @@ def _set_free(known: Sequence[Known | None], place: Place) -> None:
         level.free[top:bottom, left:right] = True
 
 
-def _truncate(base: Base, others: Sequence[Base], random: Random) -> Harmed:
-    """Cut a file off: anywhere, or at its last bytes. An error, or all as it was."""
+def _truncate(base: Base, others: Sequence[Base], random: Random) -> Damaged:
+    """Truncate a file: anywhere, or in its last bytes. An error, or the original pixels."""
     name = _pick(base, random)
     content = base.files[name]
     least = max(len(content) - 16, 0) if random.random() < 0.2 else 0
     keep = int(random.integers(least, max(len(content), 1)))
-    # Of a list of lines nobody can tell that it ended later.
+    # A truncated list of lines may still be a complete list.
     known = [None] * len(base.sizes) if name.endswith(".hdr") else _truth(base)
     note = f"{name} to {keep} of {len(content)} bytes"
-    return Harmed("truncated", note, _put(base, name, content[:keep]), tuple(known))
+    return Damaged("truncated", note, _put(base, name, content[:keep]), tuple(known))
 
 
-def _append(base: Base, others: Sequence[Base], random: Random) -> Harmed:
-    """Leave something behind the end. An error, or all as it was."""
+def _append(base: Base, others: Sequence[Base], random: Random) -> Damaged:
+    """Append bytes to a file. An error, or the original pixels."""
     name = _pick(base, random)
     junk = random.bytes(int(random.integers(1, 5000)))
     files = _put(base, name, base.files[name] + junk)
     is_text = name.endswith((".json", ".vrt", ".hdr", ".xml")) or "/." in f"/{name}"
     known = [None] * len(base.sizes) if is_text else _truth(base)
-    return Harmed("appended", f"{len(junk)} bytes to {name}", files, tuple(known), True)
+    return Damaged("appended", f"{len(junk)} bytes to {name}", files, tuple(known), True)
 
 
-def _splice(base: Base, others: Sequence[Base], random: Random) -> Harmed:
-    """Put a part of another image, most often its beginning, over this one."""
+def _splice(base: Base, others: Sequence[Base], random: Random) -> Damaged:
+    """Overwrite a part with bytes of another image, mostly its beginning."""
     other = others[random.integers(len(others))]
     source = other.files[str(random.choice(list(other.files)))]
     name = _pick(base, random)
@@ -154,11 +153,11 @@ def _splice(base: Base, others: Sequence[Base], random: Random) -> Harmed:
     part = source[begin : begin + length][: len(content) - start]
     content[start : start + len(part)] = part
     done = _changed(base, "spliced", name, bytes(content), [(start, start + max(len(part), 1))])
-    return Harmed(done.kind, f"{done.note} from {other.format}", done.files, done.known, True)
+    return Damaged(done.kind, f"{done.note} from {other.format}", done.files, done.known, True)
 
 
-def _erase(base: Base, others: Sequence[Base], random: Random) -> Harmed:
-    """Lose a stretch of a file, as a bad sector does: zeros, ones or noise in its place."""
+def _erase(base: Base, others: Sequence[Base], random: Random) -> Damaged:
+    """Replace a range of a file, as a bad sector does: by zeros, ones or noise."""
     name = _pick(base, random)
     content = bytearray(base.files[name])
     length = int(min(2 ** random.uniform(1, 12), len(content)))
@@ -168,8 +167,8 @@ def _erase(base: Base, others: Sequence[Base], random: Random) -> Harmed:
     return _changed(base, "erased", name, bytes(content), [(start, start + length)])
 
 
-def _shift(base: Base, others: Sequence[Base], random: Random) -> Harmed:
-    """Lose or gain bytes in the middle: all that follows is elsewhere. Nobody can tell."""
+def _shift(base: Base, others: Sequence[Base], random: Random) -> Damaged:
+    """Remove or insert bytes, so that all that follows is shifted; the pixels are unknown."""
     name = _pick(base, random)
     content = base.files[name]
     place, length = int(random.integers(0, len(content) + 1)), int(2 ** random.uniform(0, 8))
@@ -178,11 +177,11 @@ def _shift(base: Base, others: Sequence[Base], random: Random) -> Harmed:
     else:
         content = content[:place] + random.bytes(length) + content[place:]
     nothing = (None,) * len(base.sizes)
-    return Harmed("shifted", f"{name} from {place}", _put(base, name, content), nothing, True)
+    return Damaged("shifted", f"{name} from {place}", _put(base, name, content), nothing, True)
 
 
-def _swap(base: Base, others: Sequence[Base], random: Random) -> Harmed | None:
-    """Exchange two blocks of a level: their pixels must have changed places, and no others."""
+def _swap(base: Base, others: Sequence[Base], random: Random) -> Damaged | None:
+    """Exchange two blocks of a level: exactly their pixels change places."""
     if not base.places or base.mask_apart:
         return None
     first = base.places[random.integers(len(base.places))]
@@ -199,7 +198,7 @@ def _swap(base: Base, others: Sequence[Base], random: Random) -> Harmed | None:
         return None
     known = _truth(base)
     known[first.level] = _exchanged(known[first.level], first, second)
-    return Harmed("swapped blocks", f"{first.box} and {second.box}", files, tuple(known))
+    return Damaged("swapped blocks", f"{first.box} and {second.box}", files, tuple(known))
 
 
 def _exchange(base: Base, first: Place, second: Place) -> dict[str, bytes] | None:
@@ -228,8 +227,8 @@ def _exchanged(level: Known | None, first: Place, second: Place) -> Known:
     return Known(Pixels(values, valid), level.free)
 
 
-def _lose(base: Base, others: Sequence[Base], random: Random) -> Harmed | None:
-    """Lose a file of several: of a zarr a block that is not valid, of others who knows."""
+def _lose(base: Base, others: Sequence[Base], random: Random) -> Damaged | None:
+    """Remove one of several files: a chunk of a zarr becomes invalid, otherwise unknown."""
     if len(base.files) < 2:
         return None
     name = str(random.choice([each for each in base.files if each != base.entry]))
@@ -237,7 +236,7 @@ def _lose(base: Base, others: Sequence[Base], random: Random) -> Harmed | None:
     place = next((each for each in base.places if each.file == name), None)
     nothing = (None,) * len(base.sizes)
     if place is None:
-        return Harmed("lost file", name, files, nothing, True)
+        return Damaged("lost file", name, files, nothing, True)
     known = _truth(base)
     level = known[place.level]
     if level is not None:
@@ -245,29 +244,29 @@ def _lose(base: Base, others: Sequence[Base], random: Random) -> Harmed | None:
         values, valid = level.pixels.values.copy(), level.pixels.valid.copy()
         values[:, top:bottom, left:right], valid[top:bottom, left:right] = 0, False
         known[place.level] = Known(Pixels(values, valid), level.free)
-    return Harmed("lost file", name, files, tuple(known))
+    return Damaged("lost file", name, files, tuple(known))
 
 
-def _mix_up(base: Base, others: Sequence[Base], random: Random) -> Harmed | None:
-    """Give two files of an image each other's content. What it shows then is unknown."""
+def _mix_up(base: Base, others: Sequence[Base], random: Random) -> Damaged | None:
+    """Exchange the contents of two files of an image; the pixels are unknown."""
     if len(base.files) < 2:
         return None
     one, other = (str(name) for name in random.choice(list(base.files), 2, replace=False))
     files = {**base.files, one: base.files[other], other: base.files[one]}
-    return Harmed("mixed-up files", f"{one} and {other}", files, (None,) * len(base.sizes), True)
+    return Damaged("mixed-up files", f"{one} and {other}", files, (None,) * len(base.sizes), True)
 
 
-def _absurd(base: Base, others: Sequence[Base], random: Random) -> Harmed:
-    """Write an absurd value where the image is described, in the way of its format."""
+def _absurd(base: Base, others: Sequence[Base], random: Random) -> Damaged:
+    """Write an absurd value into the description of the image."""
     name = _pick(base, random)
     spoilt, touched = spoil(base, name, random)
     if touched is not None:
         return _changed(base, "absurd values", name, spoilt, touched)
     nothing = (None,) * len(base.sizes)
-    return Harmed("absurd values", name, _put(base, name, spoilt), nothing, True)
+    return Damaged("absurd values", name, _put(base, name, spoilt), nothing, True)
 
 
-KINDS: dict[str, tuple[Callable[[Base, Sequence[Base], Random], Harmed | None], float]] = {
+KINDS: dict[str, tuple[Callable[[Base, Sequence[Base], Random], Damaged | None], float]] = {
     "flipped bits": (_flip, 4),
     "absurd values": (_absurd, 4),
     "truncated": (_truncate, 2),

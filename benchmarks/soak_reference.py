@@ -1,4 +1,4 @@
-"""What the library of a format, called plainly, says of the same bytes as our reader."""
+"""Pixels of the same bytes as read by the library of the format, without our readers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,9 +18,9 @@ from zarr.storage import ZipStore
 
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Pixels, Reader
-from tnetcli.readers.gdal import damage_is_an_error
+from tnetcli.readers.gdal import raise_on_damage
 
-MOST_SAMPLES = 2**24  # that are read to know a part of them
+MOST_SAMPLES = 2**24  # read at once to compare a part of them
 SIDE = 64  # of the boxes that are read
 MOST_BOXES = 24
 MOST_LEVELS = 8
@@ -28,12 +28,12 @@ Way = Callable[[int, Size, BoxTuple], NDArray[Any]]
 LUMA = np.array([0.299, 0.587, 0.114])
 
 
-class Speechless(Exception):
-    """The library gives no pixels that ours could be compared with."""
+class NoReference(Exception):
+    """The library returns no pixels to compare with."""
 
 
-class Witness:
-    """Reads boxes of stored levels, as (bands, height, width), with nothing of ours between."""
+class Reference:
+    """Reads boxes of stored levels as (bands, height, width) with the library of the format."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -42,21 +42,21 @@ class Witness:
         self._jpeg: dict[int, bool] = {}  # levels whose own page GDAL knows
 
     def read(self, level: int, box: BoxTuple) -> list[NDArray[Any]]:
-        """Return the pixels of a box as one library sees them, or two; Speechless if none does."""
+        """Return the pixels of a box from one or two libraries; raise NoReference if none can."""
         ways: dict[str, list[Way]] = {
             "raster": [self._gdal], "slide": [self._openslide], "ome_zarr": [self._zarr],
             "photo": [self._pillow], "tiff": [self._directories, self._tifffile],
         }  # fmt: skip
         size = self._levels[level]
         if size.pixels * len(self._reader.bands) > MOST_SAMPLES:
-            raise Speechless
-        said = []
+            raise NoReference
+        found = []
         for way in ways[self._reader.name]:
-            with suppress(Exception):  # whatever it is: it is not ours
-                said.append(way(level, size, box))
-        if not said:
-            raise Speechless
-        return said
+            with suppress(Exception):  # any failure of the library is allowed
+                found.append(way(level, size, box))
+        if not found:
+            raise NoReference
+        return found
 
     def is_lossy(self, level: int) -> bool:
         """Return True if a level is JPEG; pages of one file may differ in their compression."""
@@ -74,18 +74,18 @@ class Witness:
                     self._jpeg[level] = dataset.compression == Compression.jpeg
                 colours = dataset.colorinterp
                 bands = [i for i, each in enumerate(colours, 1) if each != ColorInterp.alpha]
-                with damage_is_an_error():  # what it gives after a complaint is no testimony
+                with raise_on_damage():  # pixels after a warning are not a reference
                     values = dataset.read(bands, window=window)
-                    self._refuse_contradiction(dataset, bands, level, box, values)
+                    self._check_consistent(dataset, bands, level, box, values)
                 if colours[0] == ColorInterp.palette and len(bands) == 1:
                     return _coloured(values[0], dataset.colormap(1))
                 return values
-        raise Speechless
+        raise NoReference
 
-    def _refuse_contradiction(
+    def _check_consistent(
         self, dataset: Any, bands: list[int], level: int, box: BoxTuple, values: NDArray[Any]
     ) -> None:
-        """Hear no library that sees a window otherwise when it reads all: GDAL, of a scaled VRT."""
+        """Raise NoReference if a window differs from the full read, as in GDAL's scaled VRTs."""
         if dataset.driver != "VRT":
             return
         if ("", level) not in self._kept:
@@ -93,7 +93,7 @@ class Witness:
                 self._kept["", level] = fresh.read(bands)
         left, top, right, bottom = box
         if not np.array_equal(self._kept["", level][:, top:bottom, left:right], values):
-            raise Speechless
+            raise NoReference
 
     def _openslide(self, level: int, size: Size, box: BoxTuple) -> NDArray[Any]:
         left, top, right, bottom = box
@@ -104,15 +104,15 @@ class Witness:
             region = slide.read_region(corner, number, (right - left, bottom - top))
             rgba = np.asarray(region)
         if rgba[..., 3].min() < 255:
-            raise Speechless  # how it lies over the background is a matter of taste
+            raise NoReference  # blending over the background differs between readers
         return rgba[..., :3].transpose(2, 0, 1)
 
     def _directories(self, level: int, size: Size, box: BoxTuple) -> NDArray[Any]:
-        """Let GDAL read the pages that tifffile puts together."""
+        """Read with GDAL the pages that tifffile combines."""
         return self._pages("gdal", level, size, box, self._directory)
 
     def _tifffile(self, level: int, size: Size, box: BoxTuple) -> NDArray[Any]:
-        """Let tifffile do it all; of strips that follow on it believes the first alone."""
+        """Read with tifffile; of contiguous strips it trusts the first offset only."""
         return self._pages("tifffile", level, size, box, _bands_first)
 
     def _pages(
@@ -127,14 +127,14 @@ class Witness:
                     == (size.width, size.height)
                 )
                 if series.size > MOST_SAMPLES:
-                    raise Speechless
+                    raise NoReference
                 self._kept[name, level] = np.concatenate([read(page) for page in series.pages])
         return self._part(self._kept[name, level], box)
 
     def _directory(self, page: Any) -> NDArray[Any]:
         # Of a set of OME-TIFF files, a page may be in another one.
         path = f"GTIFF_DIR:off:{page.offset}:{page.parent.filehandle.path}"
-        with rasterio.open(path) as dataset, damage_is_an_error():
+        with rasterio.open(path) as dataset, raise_on_damage():
             return dataset.read()
 
     def _zarr(self, level: int, size: Size, box: BoxTuple) -> NDArray[Any]:
@@ -180,7 +180,7 @@ def _coloured(values: NDArray[Any], colours: dict[int, tuple[int, ...]]) -> NDAr
 
 
 def read_box(reader: Reader, number: int, box: BoxTuple) -> Pixels:
-    """Read whole pixels of a stored level, one by one."""
+    """Read a box of a stored level without resampling."""
     level, (left, top, right, bottom) = reader.layout.levels[number], box
     window = Window(
         left * level.scale_x, top * level.scale_y,
@@ -190,7 +190,7 @@ def read_box(reader: Reader, number: int, box: BoxTuple) -> Pixels:
 
 
 def boxes_of(reader: Reader) -> Iterator[tuple[int, BoxTuple]]:
-    """Yield boxes that cover small levels, and corners and the middle of large ones."""
+    """Yield boxes that cover small levels, and the corners and middle of large ones."""
     for number, level in enumerate(reader.layout.levels[:MOST_LEVELS]):
         width, height = level.size.width, level.size.height
         lefts, tops = range(0, width, SIDE), range(0, height, SIDE)
@@ -206,10 +206,10 @@ def _few(length: int) -> list[int]:
 
 
 def difference(pixels: Pixels, theirs: NDArray[Any], *, lossy: bool) -> float:
-    """Return by how many grey levels valid pixels differ on average; 0 only if all are the same.
+    """Return the mean difference of valid pixels in grey levels; 0 only if all are equal.
 
-    Of colours after JPEG the brightness alone is compared, where it was not cut off at black or
-    white: libraries enlarge subsampled chroma in different ways.
+    Only the brightness of JPEG colours is compared, where it is not clipped to black or white:
+    libraries upsample chroma in different ways.
     """
     ours = pixels.values[:, pixels.valid].astype(np.float64)
     theirs = theirs[:, pixels.valid].astype(np.float64)

@@ -1,0 +1,1 @@
+"""Contracts that a reader, family, policy, task or exporter must pass, as pytest classes."""
