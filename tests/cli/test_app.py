@@ -111,7 +111,7 @@ def test_a_name_that_is_not_utf_8_is_reported(tmp_path):
         os.rename(plain, os.path.join(os.fsencode(tmp_path), name))
     done = tnet("info", tmp_path)
     assert done.returncode == 8
-    assert "not in UTF-8" in done.stderr
+    assert "in UTF-8" in done.stderr
     assert "b\\udcff.png\n" in done.stdout  # Pillow opens it
 
 
