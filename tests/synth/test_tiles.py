@@ -1,5 +1,4 @@
 import io
-import logging
 import os
 import pickle
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tifffile
 from PIL import Image
 
 from tests.images import area_average
@@ -243,13 +241,13 @@ def test_an_index_that_is_not_utf_8_is_an_error(write):
         (encode(np.zeros((12, 12, 3), np.uint8)), "has 12 x 12 pixels"),
         (encode(np.zeros((1, 1, 3), np.uint8)), "has 1 x 1 pixels"),
         (encode(np.zeros((2048, 2048), np.uint8)), "has 2048 x 2048 pixels"),
-        (encode(np.zeros((8, 8), np.uint16)), "has pixels of the kind `I;16`"),
-        (encode(np.zeros((8, 8), np.float32), "TIFF"), "has pixels of the kind `F`"),
+        (encode(np.zeros((8, 8), np.uint16)), "has pixels of mode `I;16`"),
+        (encode(np.zeros((8, 8), np.float32), "TIFF"), "has pixels of mode `F`"),
         (encode(np.zeros((8, 8, 4), np.uint8)), "has transparent pixels"),
         (encode(random_tile())[:-40], "is damaged: image file is truncated"),
         (encode(random_tile(0, 8), "JPEG")[:-9], "is damaged: Premature end of JPEG file"),
-        (b"no image at all", "is not an image that Pillow knows"),
-        (b"", "is not an image that Pillow knows"),
+        (b"no image at all", "is not an image that Pillow can open"),
+        (b"", "is not an image that Pillow can open"),
     ],
 )
 def test_a_tile_that_cannot_be_used_is_named_with_the_reason(write, data, words):
@@ -304,7 +302,7 @@ def test_a_file_too_large_for_a_tile_is_refused_before_it_is_read(tmp_path, monk
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/0.png", encode(random_tile()))
         archive.writestr("a/bomb.png", bytes(2**25))
-    monkeypatch.setattr(tile_files.Zip, "read", None)
+    monkeypatch.setattr(tile_files.Files, "read", None)
     assert "`a/bomb.png` has 33.6 MB, too much for a tile" in problem(path)
 
 
@@ -327,7 +325,7 @@ def test_a_member_that_decompresses_without_a_limit_is_refused(tmp_path, method)
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("a/0.png", encode(random_tile()))
-    assert "`a/0.png` is damaged: it is neither stored nor deflated" in problem(path)
+    assert "`a/0.png` is damaged: `a/0.png` is compressed with method" in problem(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a/0.png", encode(random_tile()))
         archive.writestr("a/index.csv", "file,split\n", method)
@@ -389,15 +387,6 @@ def test_the_fraction_done_grows_to_one(tmp_path):
     assert done == sorted(done)
     assert len(done) > 2
     assert done[-1] == 1.0
-
-
-def test_pillow_says_nothing_of_its_own(write, caplog):
-    buffer, many = io.BytesIO(), np.zeros((8, 8, 13), np.uint16)
-    tifffile.imwrite(buffer, many, photometric="minisblack", planarconfig="contig")
-    with caplog.at_level(logging.WARNING):
-        problem(write({"a/0.tif": buffer.getvalue()}))
-    assert not caplog.records
-    assert not logging.getLogger("PIL.TiffImagePlugin").disabled
 
 
 def test_tiles_of_a_class_and_a_split_can_be_chosen(tmp_path):

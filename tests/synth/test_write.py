@@ -17,13 +17,13 @@ from tnetcli.readers.base import Box
 from tnetcli.readers.detect import open_image
 from tnetcli.synth import write as scene_files
 from tnetcli.synth.digits import DigitMaker, draw_glyphs
-from tnetcli.synth.write import Digits, Order, TileScenes, synthesise
+from tnetcli.synth.write import Digits, SynthConfig, TileScenes, synthesise
 
 COLOURS = {"field": (40, 120, 30), "wood": (10, 70, 20), "town": (200, 40, 40), "lake": (0, 0, 250)}
 
 
 def order(protocol="megapixel", size=128, images=4, classes=2, **options):
-    return Order(Digits(protocol, size, over="digits", classes=classes), images, **options)
+    return SynthConfig(Digits(protocol, size, over="digits", classes=classes), images, **options)
 
 
 def rows(made):
@@ -177,7 +177,7 @@ def test_a_png_that_would_fill_memory_is_refused_before_any_work(tmp_path):
 
 
 def tile_order(folder, images=6, size=512, **named):
-    return Order(TileScenes(str(folder), size, **named), images, split=(1, 0, 0))
+    return SynthConfig(TileScenes(str(folder), size, **named), images, split=(1, 0, 0))
 
 
 def test_the_tiles_of_a_site_are_in_its_box_and_nowhere_else(tmp_path, tile_folder):
@@ -198,7 +198,7 @@ def test_the_tiles_of_a_site_are_in_its_box_and_nowhere_else(tmp_path, tile_fold
 def test_every_format_has_the_same_colours(tmp_path, tile_folder):
     scenes, images = TileScenes(str(tile_folder), 300, sites=("town", "lake")), []
     for name in ("cog", "png"):
-        made = synthesise(tmp_path / name, Order(scenes, 1, 3, name))
+        made = synthesise(tmp_path / name, SynthConfig(scenes, 1, 3, name))
         with open_image(str(tmp_path / name / rows(made)[0]["path"])) as image:
             images.append(image.read(Window(0, 0, 300, 300), Size(300, 300)).values)
     assert images[0].shape == (3, 300, 300)
@@ -212,7 +212,7 @@ def test_classes_not_named_are_the_rest(tmp_path, tile_folder):
 
 @pytest.mark.parametrize(
     ("named", "problem"),
-    [({}, "not told"), ({"sites": ("twon",)}, "twon"),
+    [({}, "--sites is not given"), ({"sites": ("twon",)}, "twon"),
      ({"sites": ("town",), "background": ("town", "wood")}, "two parts"),
      ({"sites": tuple(COLOURS)}, "background"), ({"sites": ()}, "sites")],
 )  # fmt: skip
@@ -338,5 +338,5 @@ def test_a_cog_that_is_cut_off_is_not_taken_for_whole(tmp_path, scene, monkeypat
     monkeypatch.setattr(rasterio.shutil, "copy", copy)
     with pytest.raises(OutputError, match="truncated") as error:
         scene_files.write_image(scene, tmp_path / "a.tif", lambda fraction: None)
-    assert error.value.hint == "is there space left?"
+    assert "disk space" in error.value.hint
     assert not list(tmp_path.iterdir())
