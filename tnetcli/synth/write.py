@@ -153,7 +153,8 @@ def synthesise(
     other settings.
     """
     classes, makers = _makers(config, lambda fraction: advance(READING * fraction))
-    rows, made = [], 0
+    rows: list[tuple[str, ...]] = []
+    made = 0
     try:
         prepare_folder(out, config.record(), overwrite=overwrite)
         for number, (split, label) in enumerate(_plan(config, classes), start=1):
