@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tnetcli.cli.options import Overwrite, Quiet, Seed, is_typed
+from tnetcli.cli.options import Overwrite, Quiet, is_typed
 from tnetcli.cli.progress import progress_bar
 from tnetcli.errors import UsageError
 from tnetcli.synth.digits import Digits
@@ -39,7 +39,7 @@ def synth(
     size: Annotated[
         int, typer.Option(show_default=False, help="Side of an image in pixels, 64 to 100000.")
     ],
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     format: Annotated[Literal["cog", "png"], typer.Option(help="File format.")] = "cog",
     split: Annotated[
         str,
