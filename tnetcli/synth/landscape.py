@@ -171,9 +171,7 @@ class LandscapeMaker:
         if (kind, anchor) not in self._similar:
             if kind not in self._appearances:
                 level = next(each for each in self.tiles.levels if each.shape[1] <= CONTRAST_SIDE)
-                small = level[self._members[kind]].astype(
-                    np.float32
-                )  # (members, side, side, bands)
+                small = level[self._members[kind]].astype(np.float32)  # (n, side, side, bands)
                 both = np.concatenate([small.mean((1, 2)), small.std((1, 2))], 1)
                 self._appearances[kind] = both  # (members, 2 * bands)
             appearances = self._appearances[kind]
