@@ -148,7 +148,7 @@ def warmed_up(runs: Runs, seed: int) -> list[str]:
 
 def landscapes(runs: Runs, seed: int) -> None:
     """Train and evaluate the model."""
-    settings = [*warmed_up(runs, seed), stages("attention", "head")]
+    settings = [*warmed_up(runs, seed), stages("look", "head")]
     run = runs.train(f"landscapes-{seed}", LANDSCAPES, seed, settings)
     runs.evaluate(
         f"landscapes-{seed}", run / "model.safetensors", run / "recipe.yaml",

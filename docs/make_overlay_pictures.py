@@ -5,14 +5,14 @@
         scene.tif scene.geojson docs/pictures/qgis.png
     python docs/make_overlay_pictures.py frames docs/pictures/qupath-frames.png
 
-The first is drawn by QGIS itself and needs its Python (Debian: python3-qgis); the second is a
-drawing, made with matplotlib.
+The first is rendered by QGIS and needs its Python (Debian: python3-qgis); the second is drawn with
+matplotlib.
 """
 
 import sys
 
 WIDTH = 640  # pixels
-# As docs/overlays.md tells to type them into QGIS: data-defined properties of a simple fill.
+# The expressions of docs/overlays.md: data-defined properties of a simple fill.
 STYLE = {
     "FillColor": 'set_color_part("fill", \'alpha\', 255 * "fill-opacity")',
     "StrokeColor": '"stroke"',
@@ -21,7 +21,7 @@ STYLE = {
 
 
 def qgis(scene: str, overlay: str, picture: str) -> None:
-    """Open a scene and its overlay in QGIS with no options, style the overlay, draw both."""
+    """Open a scene and its overlay in QGIS without options, style the overlay, and render both."""
     from qgis.core import (
         Qgis,
         QgsApplication,
@@ -39,15 +39,15 @@ def qgis(scene: str, overlay: str, picture: str) -> None:
     application = QgsApplication([], False)
     application.initQgis()
     below = QgsRasterLayer(scene, "scene")
-    above = QgsVectorLayer(overlay, "overlay")  # the path alone, as when it is dropped on the map
+    above = QgsVectorLayer(overlay, "overlay")  # the path only, as when it is dropped onto the map
     if not below.isValid() or not above.isValid():
-        sys.exit("QGIS cannot open them")
+        sys.exit("QGIS cannot open the files")
     fill = above.renderer().symbol().symbolLayer(0)
     for name, expression in STYLE.items():
         key = getattr(QgsSymbolLayer, f"Property{name}")
         fill.setDataDefinedProperty(key, QgsProperty.fromExpression(expression))
     there = QgsCoordinateTransform(above.crs(), below.crs(), QgsProject.instance())
-    print(f"QGIS {Qgis.QGIS_VERSION}, {above.featureCount()} windows in {above.crs().authid()}")
+    print(f"QGIS {Qgis.QGIS_VERSION}, {above.featureCount()} regions in {above.crs().authid()}")
     print(f"farthest corner: {_farthest_corner(above, below, there):.4f} pixels")
     settings = QgsMapSettings()
     settings.setLayers([above, below])
@@ -64,7 +64,7 @@ def qgis(scene: str, overlay: str, picture: str) -> None:
 
 
 def _farthest_corner(above, below, there) -> float:
-    """Return how far a window lies from its own `col_off` and `row_off` at most, in pixels."""
+    """Return the largest distance of a corner from `col_off` and `row_off`, in pixels."""
     around, across, down = below.extent(), below.width(), below.height()
     farthest = 0.0
     for feature in above.getFeatures():
@@ -86,7 +86,7 @@ def _farthest_corner(above, below, there) -> float:
 
 
 def frames(picture: str) -> None:
-    """Draw where the pixels of a slide with bounds begin, in both frames."""
+    """Draw the origins of both frames of a slide with bounds."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -98,7 +98,7 @@ def frames(picture: str) -> None:
     )
     slide, offset, size = (1000, 640), (420, 180), (460, 380)
     x, y, side = 640, 300, 120
-    left.set_title("the whole slide: --frame level0", fontsize=10)
+    left.set_title("the whole slide: -O frame=level0", fontsize=10)
     left.add_patch(Rectangle((0, 0), *slide, facecolor="#f2f2f2", edgecolor="#444444"))
     left.add_patch(Rectangle(offset, *size, facecolor="white", edgecolor="#0072b2", linestyle="--"))
     left.annotate("", offset, (0, 0), arrowprops={"arrowstyle": "->", "color": "#0072b2"})
@@ -106,7 +106,7 @@ def frames(picture: str) -> None:
         24, 330, "tnet.offset = [420, 180]\n(openslide.bounds-x, -y)", color="#0072b2", size=9
     )
     left.text(offset[0] + 6, offset[1] - 10, "bounds", color="#0072b2", size=9)
-    right.set_title("as QuPath shows it: --frame qupath", fontsize=10)
+    right.set_title("as QuPath shows it: -O frame=qupath", fontsize=10)
     right.add_patch(Rectangle((0, 0), *size, facecolor="white", edgecolor="#0072b2"))
     for axes, (dx, dy) in ((left, (0, 0)), (right, offset)):
         place = x - dx, y - dy

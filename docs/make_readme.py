@@ -105,7 +105,7 @@ def digits(results: dict[str, Rows]) -> str:
 
 
 def _fill(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, 100, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.fill(text, 118, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _regions(results: dict[str, Rows]) -> int:
@@ -132,21 +132,6 @@ def families(results: dict[str, Rows]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def caveat(text: str) -> str:
-    """Return the accuracy of the linear baselines."""
-    found = re.search(r"reach ([\d.]+ %) \(.+?\) and ([\d.]+ %) \(.+?\) on the same images", text)
-    if found is None:
-        return ""
-    low, high = sorted(found.groups(), key=lambda each: float(each[:-1]))
-    return (
-        _fill(
-            f"Linear classifiers on grey-value histograms and frequency spectra reach {low} and "
-            f"{high} on the same images: only an accuracy clearly above these shows reading."
-        )
-        + "\n"
-    )
-
-
 def _names(names: str) -> str:
     return ", ".join(f"`{name}`" for name in names.split(", ") if name)
 
@@ -156,8 +141,6 @@ def readme_page(page: str, text: str) -> str:
     results = read_results(text)
     for write in (figures, digits, families):
         name, made = write.__name__, write(results)
-        if write is families:
-            made += f"\n{caveat(text)}" if caveat(text) else ""
         between = re.compile(rf"(<!-- {name}\b[^\n]* -->\n).*?(<!-- /{name} -->)", re.S)
         page, count = between.subn(lambda found: found[1] + made + found[2], page)  # noqa: B023
         if count != 1:

@@ -1,4 +1,4 @@
-"""Make a georeferenced scene to try things on: fields and woods, and one industrial estate.
+"""Make a synthetic georeferenced scene: fields and woods, and one industrial estate.
 
 python examples/make_scene.py scene.tif [--size 4096]
 """
@@ -17,8 +17,8 @@ BAND = 512
 
 
 def rows(top: int, height: int, size: int) -> np.ndarray:
-    """Return `height` rows of the scene as (3, height, size): the same for the same place."""
-    step = max(size // 4096, 1)  # what is drawn grows with the scene, and is drawn small
+    """Return `height` rows of the scene as (3, height, size); deterministic."""
+    step = max(size // 4096, 1)  # objects scale with the scene and are drawn at low resolution
     y, x = np.mgrid[top : top + height : step, 0:size:step].astype(np.float32) * 4096 / size
     field = np.sin(x / 190 + 2 * np.sin(y / 310)) + np.sin(y / 170 + np.sin(x / 230))
     woods = field > 1
@@ -35,7 +35,7 @@ def rows(top: int, height: int, size: int) -> np.ndarray:
 
 
 def make(path: Path, size: int) -> None:
-    """Write a Cloud Optimized GeoTIFF in UTM 33N, one band of rows at a time."""
+    """Write a Cloud Optimized GeoTIFF in UTM 33N, one strip of rows at a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         flat = Path(folder) / "flat.tif"

@@ -1,11 +1,11 @@
-"""Make small slides to try things on: tissue on glass with nests of cells, benign or malignant.
+"""Make small synthetic slides: tissue on glass with nests of cells, benign or malignant.
 
 python examples/make_slides.py slides [--slides 120] [--seed 0]
 
-Nuclei are small in benign slides and large in malignant ones, and cover as much of a nest: from
-afar both have one colour, only a closer look tells them apart. slides/manifest.csv has the label,
-the patient (two slides each), the boxes of the nests, and a third of the patients for the test.
-Drawn, not scanned: they teach nothing about real tissue.
+Nuclei are small in benign slides and large in malignant ones, and cover the same fraction of a
+nest: at low resolution both have the same colour. slides/manifest.csv has the label, the patient
+(two slides each), the boxes of the nests, and a third of the patients as test split. The slides are
+drawn; a model trained on them knows nothing about real tissue.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from PIL import Image, ImageDraw, ImageFilter
 WIDTH, HEIGHT, TILE = 2048, 1536, 256
 MICRONS_PER_PIXEL = 0.5
 GLASS, TISSUE, NUCLEUS = (243, 242, 244), (226, 172, 198), (92, 52, 128)
-NEST = 110  # pixels from its middle to its edge
+NEST = 110  # radius in pixels
 SMALL, LARGE = 4, 9  # radius of a nucleus, in pixels
-COVERED = 0.3  # of a nest, by nuclei of either kind: so their colour is one from afar
+COVERED = 0.3  # fraction of a nest, so that both kinds have the same mean colour
 OVERVIEWS = (4, 16)
 
 
@@ -45,7 +45,7 @@ def draw(random: np.random.Generator, malignant: bool) -> tuple[Image.Image, str
 
 
 def draw_tissue(random: np.random.Generator) -> Image.Image:
-    """Return where there is tissue: a few smooth pieces, away from the edge."""
+    """Return a tissue mask: a few smooth pieces away from the edge."""
     coarse = Image.fromarray(random.uniform(0, 255, (6, 8)).astype(np.uint8))
     smooth = np.asarray(coarse.resize((WIDTH // 16, HEIGHT // 16), Image.Resampling.BICUBIC))
     across, down = np.linspace(-1, 1, smooth.shape[1]), np.linspace(-1, 1, smooth.shape[0])
@@ -57,7 +57,7 @@ def draw_tissue(random: np.random.Generator) -> Image.Image:
 def grain(
     random: np.random.Generator, colour: tuple[int, int, int], deviation: float
 ) -> Image.Image:
-    """Return one colour, a little different from pixel to pixel."""
+    """Return a colour with noise."""
     noise = random.normal(0, deviation, (HEIGHT // 2, WIDTH // 2, 1)) + np.array(colour)
     small = Image.fromarray(np.clip(noise, 0, 255).astype(np.uint8))
     return small.resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR)
@@ -71,7 +71,7 @@ def dot(pen: ImageDraw.ImageDraw, random: np.random.Generator, x: float, y: floa
 
 
 def apart(random: np.random.Generator, places: np.ndarray, count: int) -> list[tuple[int, int]]:
-    """Return a few places that do not touch one another, nor the edge of the slide."""
+    """Return a few places that overlap neither one another nor the edge of the slide."""
     found: list[tuple[int, int]] = []
     for y, x in random.permutation(places):
         near = any((y - v) ** 2 + (x - u) ** 2 < (2.5 * NEST) ** 2 for v, u in found)
@@ -84,7 +84,7 @@ def apart(random: np.random.Generator, places: np.ndarray, count: int) -> list[t
 
 
 def write(path: Path, slide: Image.Image) -> None:
-    """Write a slide as a scanner would: an Aperio SVS with overviews."""
+    """Write an Aperio SVS with overviews."""
     text = "Aperio Image Library\r\n" + (
         f"{WIDTH}x{HEIGHT} [0,0 {WIDTH}x{HEIGHT}] ({TILE}x{TILE}) JPEG/RGB Q=85"
         f"|AppMag = 20|MPP = {MICRONS_PER_PIXEL}"
@@ -100,7 +100,7 @@ def write(path: Path, slide: Image.Image) -> None:
 
 
 def make(folder: Path, slides: int, seed: int) -> None:
-    """Write slides, half of them malignant, and the list of them."""
+    """Write slides, half of them malignant, and their manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [("path", "label", "split", "group", "box")]
     for number in range(slides):

@@ -1,10 +1,10 @@
-"""Make labelled tiles to try things on: fields, woods, meadows, villages and solar parks.
+"""Make synthetic labelled tiles: fields, woods, meadows, villages and solar parks.
 
 python examples/make_tiles.py tiles [--tiles 40] [--seed 0]
 
-A folder for each class, as EuroSAT has them; `tnet synth --kind tiles` composes scenes of them.
-Villages and solar parks have the same colour from afar: only a closer look tells them apart. Drawn,
-not taken: they teach nothing about real land.
+One folder per class, as in EuroSAT; `tnet synth --kind tiles` composes scenes from them. Villages
+and solar parks have the same mean colour and differ at high resolution only. The tiles are drawn; a
+model trained on them knows nothing about real land.
 """
 
 import argparse
@@ -21,8 +21,8 @@ GROUND = {
     "village": (104, 112, 84),
     "solar": (104, 112, 84),
 }
-DARK, BRIGHT = (52, 58, 74), (172, 160, 148)  # what is on the ground: as much of both
-ROW, HOUSE = 8, 9  # pixels a row of panels, and a house, is wide
+DARK, BRIGHT = (52, 58, 74), (172, 160, 148)  # of objects, in equal parts
+ROW, BUILDING = 8, 9  # width of a row of panels and of a building, in pixels
 
 
 def draw(kind: str, random: np.random.Generator) -> Image.Image:
@@ -41,13 +41,13 @@ def draw(kind: str, random: np.random.Generator) -> Image.Image:
         for number, y in enumerate(range(0, SIDE, ROW)):
             pen.rectangle((0, y, SIDE, y + ROW // 2), fill=(DARK, BRIGHT)[number % 2])
     if kind == "village":
-        for number, (x, y) in enumerate(random.uniform(0, SIDE - HOUSE, (28, 2))):
-            pen.rectangle((x, y, x + HOUSE, y + HOUSE), fill=(DARK, BRIGHT)[number % 2])
+        for number, (x, y) in enumerate(random.uniform(0, SIDE - BUILDING, (28, 2))):
+            pen.rectangle((x, y, x + BUILDING, y + BUILDING), fill=(DARK, BRIGHT)[number % 2])
     return tile.filter(ImageFilter.GaussianBlur(0.8))
 
 
 def make(folder: Path, tiles: int, seed: int) -> None:
-    """Write so many tiles of each class."""
+    """Write `tiles` tiles of each class."""
     random = np.random.default_rng(seed)
     for kind in GROUND:
         (folder / kind).mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def make(folder: Path, tiles: int, seed: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--tiles", type=int, default=40, help="of each class")
+    parser.add_argument("--tiles", type=int, default=40, help="tiles per class")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     make(arguments.folder, arguments.tiles, arguments.seed)

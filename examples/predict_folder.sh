@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# Predict every GeoTIFF below a folder, keep the records, and count the labels.
+# Predict every GeoTIFF below a folder, export overlays, and count the labels.
 #
 #   examples/predict_folder.sh scenes/ predictions.jsonl
 #
-# Run it again after a stop, or when files were added: what is done is not done again.
+# Run it again to resume, or after files were added: finished images are skipped.
 set -euo pipefail
 scenes=${1:?which folder?}
 output=${2:?which file for the records?}
 
 status=0
 find "$scenes" -name '*.tif' -print0 | sort -z |
-  tnet predict - -0 --output "$output" --overlay "${output%.jsonl}-overlays" || status=$?
+  tnet predict - -0 --output "$output" || status=$?
 
-# 8 says that some images failed: the others are worth looking at all the same.
+# Exit code 8: some images failed, the others are done.
 if [ "$status" -ne 0 ] && [ "$status" -ne 8 ]; then
   exit "$status"
 fi
+tnet export "$output" -o "${output%.jsonl}-overlays/" -f geojson --overwrite -q
 python3 - "$output" <<'EOF'
 import collections, json, sys
 records = [json.loads(line) for line in open(sys.argv[1])]

@@ -1,8 +1,8 @@
-"""Traverse a scene with a model of random weights: see which regions are read, and how few.
+"""Traverse a scene with an untrained model and print the regions that are read.
 
-python examples/walk_scene.py scene.tif
+python examples/traverse_scene.py scene.tif
 
-The choice of regions means nothing before the model is trained; the traversal is the same.
+The choice of regions is random before the model is trained; the traversal is the same.
 """
 
 import argparse

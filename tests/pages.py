@@ -1,11 +1,11 @@
-"""Pages of Markdown as a reader takes them: blocks of commands, typed one after another.
+"""Run the command blocks of Markdown pages in order and compare their output.
 
-A comment right above a block says what is to be known about it:
+A comment directly above a block controls it:
 
-    <!-- not run: needs a cluster -->   the block is only counted, and the reason told
-    <!-- slow: trains for an hour -->   it is run by those who follow a page to the letter
-    <!-- needs: ogr2ogr -->             it is run where this program is installed
-    <!-- numbers differ -->             what is printed is compared without its numbers
+    <!-- not run: needs a cluster -->   the block is not run, only counted
+    <!-- slow: trains for an hour -->   the block is run in full runs only
+    <!-- needs: ogr2ogr -->             the block is run if this program is installed
+    <!-- numbers differ -->             output is compared without its numbers
 """
 
 import os
@@ -25,10 +25,10 @@ MARK = re.compile(r"^<!-- (?P<words>.+) -->$")
 NOT_RUN, SLOW, NEEDS, NUMBERS_DIFFER = "not run: ", "slow: ", "needs: ", "numbers differ"
 COMMANDS = ("bash", "console", "python")
 NUMBER = re.compile(r"\d[\d,.]*(?:e[+-]?\d+)?")
-TIMES = re.compile(r"^  took .*$", re.M)  # are never the same twice
+TIMES = re.compile(r"^  took .*$", re.M)  # differs between runs
 END = "=== the command ended with"
-# Each command of a console block says what it printed and how it ended; `$?` is kept for the next.
-TYPED = """\
+# Separates output, errors and exit code of each command of a console block; keeps `$?`.
+WRAPPED = """\
 {{ {command}
 }} > "$PRINTED" 2> "$ERRORS"
 status=$?; cat "$PRINTED"; echo "=== errors"; cat "$ERRORS"; echo "{end} $status"; (exit $status)
@@ -37,7 +37,7 @@ status=$?; cat "$PRINTED"; echo "=== errors"; cat "$ERRORS"; echo "{end} $status
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page, and what is said about it."""
+    """A fenced block of a page with the comments above it."""
 
     page: str
     line: int
@@ -49,12 +49,12 @@ class Block:
         return f"{self.page}:{self.line}"
 
     def mark(self, start: str) -> str | None:
-        """Return the rest of the mark that begins so, or None."""
+        """Return the rest of the mark with this start, or None."""
         return next((each[len(start) :] for each in self.marks if each.startswith(start)), None)
 
     @property
     def is_run(self) -> bool:
-        """Say whether it can be run here."""
+        """Return True if the block can run on this machine."""
         tools = (self.mark(NEEDS) or "").split()
         return self.mark(NOT_RUN) is None and all(map(shutil.which, tools))
 
@@ -75,7 +75,7 @@ def read_blocks(path: Path, root: Path) -> list[Block]:
 
 
 def _marks(above: Sequence[str]) -> Iterator[str]:
-    """Yield the comments that end where a block begins; any other is not about it."""
+    """Yield the comments directly above a block."""
     for line in reversed(above):
         found = MARK.match(line)
         if found is None or not found["words"].startswith((NOT_RUN, SLOW, NEEDS, NUMBERS_DIFFER)):
@@ -85,10 +85,13 @@ def _marks(above: Sequence[str]) -> Iterator[str]:
 
 @contextmanager
 def warm_commands(folder: Path) -> Iterator[Path]:
-    """Put `tnet` and `python` into a folder that answer quickly, see tests/warm.py."""
+    """Write `tnet` and `python` commands that start fast (tests/warm.py) into a folder."""
     script = str(Path(__file__).with_name("warm.py"))
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # none is lost in a fork
-    with TemporaryDirectory(prefix="tnet-") as place:  # names of sockets are short
+    one_thread = {
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }  # threads do not survive a fork
+    with TemporaryDirectory(prefix="tnet-") as place:  # paths of sockets must be short
         address = f"{place}/socket"
         server = subprocess.Popen(
             [sys.executable, "-P", script, "serve", address],
@@ -110,24 +113,23 @@ def warm_commands(folder: Path) -> Iterator[Path]:
 
 
 @dataclass
-class Reader:
-    """Somebody who types the blocks of a page, in the folder where the last one ended.
+class Session:
+    """Runs the blocks of a page; the working folder persists between blocks.
 
-    `instead` says what is typed in place of what is printed, to take less time; what is printed is
-    then compared without its numbers.
+    `replacements` shorten commands; output is then compared without its numbers.
     """
 
     folder: Path
-    commands: Path  # where `tnet` and `python` are
-    instead: Mapping[str, str] = field(default_factory=dict)
+    commands: Path  # folder of `tnet` and `python`
+    replacements: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     scratch: Path = Path()
 
-    def type(self, block: Block) -> None:
-        """Run a block; fail if it fails, or does not print what the page shows."""
+    def run(self, block: Block) -> None:
+        """Run a block; fail if it fails or prints something else than the page shows."""
         text = block.text
-        for shown, typed in self.instead.items():
-            text = text.replace(shown, typed)
+        for shown, shorter in self.replacements.items():
+            text = text.replace(shown, shorter)
         if block.language == "console":
             self._compare(block, text)
             return
@@ -162,25 +164,27 @@ class Reader:
 
     def _compare(self, block: Block, text: str) -> None:
         shown = split_transcript(block.text)
-        typed = [command for command, _ in split_transcript(text)]
-        script = "".join(TYPED.format(command=each, end=END) for each in typed)
+        commands = [command for command, _ in split_transcript(text)]
+        script = "".join(WRAPPED.format(command=each, end=END) for each in commands)
         done = self._bash(script)
         printed = re.split(rf"{END} (\d+)\n", done.stdout)
-        without_numbers = bool(self.instead) or NUMBERS_DIFFER in block.marks
+        without_numbers = bool(self.replacements) or NUMBERS_DIFFER in block.marks
         for number, (command, expected) in enumerate(shown):
             output, _, errors = printed[2 * number].partition("=== errors\n")
             code = int(printed[2 * number + 1])
             where = f"{block}: $ {command}\n{output}{errors}{done.stderr}"
-            told = "error: " in expected or any("$?" in later for later, _ in shown[number + 1 :])
-            assert code == 0 or told, f"{where}\nended with {code}, and the page does not say so"
+            announced = "error: " in expected or any(
+                "$?" in later for later, _ in shown[number + 1 :]
+            )
+            assert code == 0 or announced, f"{where}\nexit code {code} is not on the page"
             assert any(
                 matches(expected, each, without_numbers=without_numbers)
                 for each in (output, errors, errors + output, output + errors)
-            ), f"{where}\nis not what is shown:\n{expected}"
+            ), f"{where}\ndiffers from the page:\n{expected}"
 
 
 def split_transcript(text: str) -> list[tuple[str, str]]:
-    """Return the commands of a console block, each with what it is shown to print."""
+    """Return the commands of a console block, each with its expected output."""
     found: list[tuple[str, str]] = []
     for line in text.splitlines(keepends=True):
         if line.startswith("$ "):
@@ -188,16 +192,16 @@ def split_transcript(text: str) -> list[tuple[str, str]]:
         elif found and not found[-1][1] and found[-1][0].endswith("\\"):
             found[-1] = (found[-1][0] + "\n" + line.rstrip("\n"), "")
         else:
-            assert found, f"a console block begins with `$ `, not with `{line}`"
+            assert found, f"a console block must begin with `$ `, not `{line}`"
             found[-1] = (found[-1][0], found[-1][1] + line)
     return found
 
 
 def matches(shown: str, printed: str, *, without_numbers: bool = False) -> bool:
-    """Say whether a page shows what was printed; a line `...` stands for any lines."""
+    """Return True if the output is as shown; a line `...` matches any lines."""
     shown, printed = (TIMES.sub("  took", each) for each in (shown, printed))
     if without_numbers:
-        # Tables are as wide as their numbers.
+        # The width of tables depends on their numbers.
         shown, printed = (re.sub(r"[ -]+", " ", NUMBER.sub("N", each)) for each in (shown, printed))
     parts = [re.escape(part) for part in re.split(r"^\.\.\.\n", shown, flags=re.M)]
     return re.fullmatch(r"(?:.*\n)*?".join(parts), printed) is not None

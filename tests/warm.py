@@ -1,8 +1,7 @@
-"""`tnet` and `python` as children of a process that has loaded torch already, on a Unix socket.
+"""Run `tnet` and `python` in forks of a process that has imported torch, through a Unix socket.
 
-Pages have dozens of short commands, and most of the time of each would go into loading libraries.
-Nothing else differs: a command is a process of its own, in the folder and the environment, and with
-the standard streams, of whoever asks.
+Pages have dozens of short commands, and most of their time is spent on imports. A command is a
+separate process with the folder, environment and standard streams of the client.
 
     python -P tests/warm.py serve SOCKET
     python tests/warm.py ask SOCKET tnet models
@@ -17,26 +16,26 @@ import sys
 import traceback
 from contextlib import suppress
 
-# What commands load sooner or later; importing starts no threads, which would be lost in a fork.
+# Imported before the fork; these imports start no threads, which would not survive it.
 LOADED = (
     *("torch", "torch._dynamo", "rasterio", "tifffile", "imagecodecs", "simplejpeg", "openslide"),
     *("PIL.Image", "matplotlib.pyplot", "tnetcli.cli.app", "tnetcli.prediction.batch"),
     *("tnetcli.evaluation.evaluate", "tnetcli.exporters.export", "tnetcli.training.run"),
 )
-LONGEST = 2**20  # bytes of a question
+MAX_BYTES = 2**20  # of a request
 
 
 def ask(address: str, words: list[str]) -> int:
-    """Run a command in a child of the server, with our streams; return its exit code."""
-    question = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
+    """Run a command in a child of the server with our streams; return its exit code."""
+    request = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
-        socket.send_fds(server, [json.dumps(question).encode() + b"\n"], [0, 1, 2])
+        socket.send_fds(server, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
         return int(server.recv(16) or 1)
 
 
 def serve(address: str) -> None:
-    """Answer questions until killed, each by a child that has everything loaded."""
+    """Serve requests until killed, each in a forked child."""
     for name in LOADED:
         importlib.import_module(name)
     with socket.socket(socket.AF_UNIX) as server:
@@ -47,32 +46,32 @@ def serve(address: str) -> None:
             connection, _ = server.accept()
             if os.fork() == 0:
                 server.close()
-                _answer(connection)
+                _serve_one(connection)
             connection.close()
-            with suppress(ChildProcessError):  # those that have ended since the last question
+            with suppress(ChildProcessError):  # children that have ended
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
 
-def _answer(connection: socket.socket) -> None:
-    text, streams, _, _ = socket.recv_fds(connection, LONGEST, 3)
+def _serve_one(connection: socket.socket) -> None:
+    text, streams, _, _ = socket.recv_fds(connection, MAX_BYTES, 3)
     while not text.endswith(b"\n"):
-        text += connection.recv(LONGEST)
-    question = json.loads(text)
+        text += connection.recv(MAX_BYTES)
+    request = json.loads(text)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    os.chdir(question["folder"])
+    os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(question["environment"])
+    os.environ.update(request["environment"])
     code = 0
     try:
-        _run(*question["words"])
+        _run(*request["words"])
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # what would be a traceback and exit code 1 elsewhere
+    except BaseException:  # a traceback and exit code 1, as in a normal process
         traceback.print_exc()
         code = 1
     sys.stdout.flush()
@@ -82,7 +81,7 @@ def _answer(connection: socket.socket) -> None:
 
 
 def _run(program: str, *words: str) -> None:
-    """Be `tnet …`, `python FILE …` or `python -m MODULE …`."""
+    """Run `tnet …`, `python FILE …` or `python -m MODULE …`."""
     sys.argv = [program, *words]
     if program == "tnet":
         sys.modules["tnetcli.cli.app"].main()

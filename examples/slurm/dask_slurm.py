@@ -1,9 +1,9 @@
-"""Predict on a Dask cluster that SLURM starts: uneven images, workers that come and go.
+"""Predict on a Dask cluster started by SLURM: for images of very different cost.
 
     python dask_slurm.py images.txt out.jsonl --workers 16
 
-dask-jobqueue (pip install dask-jobqueue) hands in the jobs; PBSCluster or LSFCluster stand in its
-place at other sites. `tnet` knows nothing of SLURM: it is told where the scheduler listens.
+dask-jobqueue (pip install dask-jobqueue) submits the jobs; use PBSCluster or LSFCluster for other
+queues. `tnet` needs the address of the scheduler only.
 """
 
 import argparse
@@ -15,24 +15,24 @@ from dask_jobqueue import SLURMCluster
 
 
 def main() -> int:
-    """Start the cluster, predict, and leave nothing behind."""
-    parser = argparse.ArgumentParser(description="Predict on a Dask cluster that SLURM starts.")
-    parser.add_argument("images", type=Path, help="a list of images, one a line")
-    parser.add_argument("output", help="the records, a .jsonl file")
-    parser.add_argument("--workers", type=int, default=8, help="jobs at most")
-    parser.add_argument("--cores", type=int, default=4, help="of each job")
-    parser.add_argument("--memory", default="8GB", help="of each job")
-    parser.add_argument("--walltime", default="04:00:00", help="of each job")
+    """Start the cluster, predict, and stop the cluster."""
+    parser = argparse.ArgumentParser(description="Predict on a Dask cluster started by SLURM.")
+    parser.add_argument("images", type=Path, help="list of images, one per line")
+    parser.add_argument("output", help="output .jsonl file")
+    parser.add_argument("--workers", type=int, default=8, help="maximum number of jobs")
+    parser.add_argument("--cores", type=int, default=4, help="cores per job")
+    parser.add_argument("--memory", default="8GB", help="memory per job")
+    parser.add_argument("--walltime", default="04:00:00", help="time limit per job")
     given = parser.parse_args()
     life = lifetime(given.walltime)
     with SLURMCluster(
-        cores=1,  # one image at a time: the model has the cores of the job to itself
+        cores=1,  # one image at a time, with all cores of the job
         processes=1,
         memory=given.memory,
         walltime=given.walltime,
         job_cpu=given.cores,
-        job_script_prologue=[f"export OMP_NUM_THREADS={given.cores}"],  # or Dask makes it 1
-        # A worker that leaves before its time is up hands back what it has.
+        job_script_prologue=[f"export OMP_NUM_THREADS={given.cores}"],  # Dask would set 1
+        # A worker that leaves before its time limit returns its tasks.
         worker_extra_args=["--lifetime", f"{life}s", "--lifetime-stagger", f"{life // 20}s"],
     ) as cluster:
         cluster.adapt(minimum=1, maximum=given.workers)

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+from tests.commands import ROOT
+
+EXAMPLES = ROOT / "examples"
 
 
 def run(name, *arguments):
@@ -17,32 +19,32 @@ def run(name, *arguments):
     return done.stdout
 
 
-def test_the_scene_and_its_window_can_be_made_and_looked_at(tmp_path):
+def test_a_scene_is_made_and_a_window_of_it_is_read(tmp_path):
     run("make_scene.py", tmp_path / "scene.tif", "--size", 2048)
-    said = run("read_window.py", tmp_path / "scene.tif", tmp_path / "window.png")
-    assert "valid: 100%, 100%" in said
+    printed = run("read_window.py", tmp_path / "scene.tif", tmp_path / "window.png")
+    assert "valid: 100%, 100%" in printed
     picture = np.asarray(Image.open(tmp_path / "window.png"))
     assert picture.shape == (224, 448, 3)
-    # Houses are bright and stand in the right half, which looks at the village.
+    # Buildings are bright and in the right half, which shows the estate.
     assert (picture[:, 224:].min(axis=2) > 170).sum() > 1000 > (picture[:, :224] > 170).sum()
 
 
-def test_a_scene_can_be_walked_with_a_model(tmp_path):
+def test_a_scene_is_traversed_with_a_model(tmp_path):
     run("make_scene.py", tmp_path / "scene.tif", "--size", 2048)
-    lines = run("walk_scene.py", tmp_path / "scene.tif").splitlines()
+    lines = run("traverse_scene.py", tmp_path / "scene.tif").splitlines()
     assert lines[0].split()[:5] == ["root", "0", "0", "2048", "2048"]
     assert len(lines) == 1 + 2 + 2 + 1
     assert lines[-1].startswith("decoded ")
 
 
-def test_a_scene_can_be_predicted_from_python(tmp_path):
+def test_a_scene_is_predicted_from_python(tmp_path):
     run("make_scene.py", tmp_path / "scene.tif", "--size", 2048)
-    first, *windows = run("predict_scene.py", tmp_path / "scene.tif").splitlines()
-    assert first.endswith(f"{len(windows)} windows")
-    assert windows[0].startswith("level 1: 0 0 2048 2048")
+    first, *regions = run("predict_scene.py", tmp_path / "scene.tif").splitlines()
+    assert first.endswith(f"{len(regions)} regions")
+    assert regions[0].startswith("level 1: 0 0 2048 2048")
 
 
-def test_a_folder_can_be_predicted_by_a_pipeline_again_and_again(tmp_path):
+def test_a_folder_is_predicted_by_a_pipeline_and_resumed(tmp_path):
     for name in ("a b.tif", "c.tif"):
         run("make_scene.py", tmp_path / "scenes" / name, "--size", 1024)
     (tmp_path / "scenes" / "bad.tif").write_text("no image")

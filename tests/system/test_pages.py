@@ -1,7 +1,7 @@
-"""Every command of the README and the docs, typed in the order of its page.
+"""Every command of the README and the docs runs, in the order of its page.
 
-Plain `pytest` types shorter ones where a page would take minutes (`INSTEAD`), in a process that has
-loaded torch already; with `--run-slow` pages are followed to the letter.
+`test_the_commands_of_a_page_run` shortens commands that take minutes (`SHORTER`) and forks from a
+process with torch imported; `test_a_page_runs_to_the_letter` runs pages unchanged.
 """
 
 import csv
@@ -22,18 +22,18 @@ from tests.pages import (
     NOT_RUN,
     SLOW,
     Block,
-    Reader,
+    Session,
     matches,
     read_blocks,
     split_transcript,
     warm_commands,
 )
 
-MADE = ROOT / "docs" / "cli.md"  # from --help: usage, no commands to type
+GENERATED = ROOT / "docs" / "cli.md"  # usage, no commands
 PAGES = [
     page
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md")))
-    if page != MADE
+    if page != GENERATED
 ]
 BLOCKS = {
     str(page.relative_to(ROOT)): [
@@ -41,8 +41,8 @@ BLOCKS = {
     ]
     for page in PAGES
 }
-# Not to be typed, by page: more of them is a choice, not an accident.
-LEFT_OUT = {
+# Number of blocks marked `not run`, by page.
+NOT_RUN_BLOCKS = {
     "README.md": 1,
     "CONTRIBUTING.md": 1,
     "docs/families.md": 1,
@@ -50,33 +50,33 @@ LEFT_OUT = {
     "docs/tutorial-scenes.md": 1,
     "docs/tutorial-slides.md": 1,
 }
-SHORT = "--set stages.0.steps=2 --set stages.1.steps=2"
-SHORTER = "--set stages.0.epochs=1 --set stages.1.epochs=1 --set model.view_size=32"
-# What is typed in place of what takes minutes.
-INSTEAD: dict[str, dict[str, str]] = {
+FEW_STEPS = "--set stages.0.steps=2 --set stages.1.steps=2"
+FEW_EPOCHS = "--set stages.0.epochs=1 --set stages.1.epochs=1 --set model.view_size=32"
+# Replacements for commands that take minutes.
+SHORTER: dict[str, dict[str, str]] = {
     "README.md": {
         "--size 16384": "--size 2048",
         "--images 1000": "--images 40",
-        "-o runs/digits": f"-o runs/digits {SHORT}",
+        "-o runs/digits": f"-o runs/digits {FEW_STEPS}",
     },
     "docs/training.md": {
         "--images 1000": "--images 40",
-        "-o runs/digits": f"-o runs/digits {SHORT}",
-        "tnet train my-copy.yaml ": f"tnet train my-copy.yaml {SHORTER} ",
+        "-o runs/digits": f"-o runs/digits {FEW_STEPS}",
+        "tnet train my-copy.yaml ": f"tnet train my-copy.yaml {FEW_EPOCHS} ",
     },
     "docs/tutorial-slides.md": {
         "make_slides.py tutorial/slides": "make_slides.py tutorial/slides --slides 12",
     },
     "docs/tutorial-scenes.md": {"--images 120": "--images 24"},
 }
-# As options stand in the environment: a stage of a tutorial has 30 epochs.
+# Options from the environment: a stage of a tutorial has 30 epochs.
 EPOCHS = {"TNET_TRAIN_SET": "stages.0.epochs=1 stages.1.epochs=1"}
 ENVIRONMENT = {"docs/tutorial-slides.md": EPOCHS, "docs/tutorial-scenes.md": EPOCHS}
 MINUTES = 60  # seconds
 
 
 def scene(folder: Path, name: str = "demo/scene.tif") -> None:
-    """Make a scene, as the README does it, but small."""
+    """Make a small scene."""
     command = [sys.executable, ROOT / "examples" / "make_scene.py", folder / name, "--size", "2048"]
     subprocess.run(command, check=True, capture_output=True)
 
@@ -86,20 +86,20 @@ def scenes(folder: Path) -> None:
     scene(folder, "scenes/a.tif")
 
 
-def seen(folder: Path) -> None:
-    """Write predictions of a scene, and the overlays that a page goes on from."""
+def predictions(folder: Path) -> None:
+    """Write predictions of a scene and their exports."""
     scene(folder, "scene.tif")
-    for words in (
-        "predict scene.tif -o seen.jsonl",
-        "export seen.jsonl -o windows.geojson",
-        "export seen.jsonl -o windows.parquet",
+    for arguments in (
+        "predict scene.tif -o out.jsonl",
+        "export out.jsonl -o regions.geojson",
+        "export out.jsonl -o regions.parquet",
     ):
-        command = [sys.executable, "-m", "tnetcli", *words.split(), "-q"]
+        command = [sys.executable, "-m", "tnetcli", *arguments.split(), "-q"]
         subprocess.run(command, check=True, capture_output=True, cwd=folder)
 
 
 def images(folder: Path) -> None:
-    """Write lists of small images of two classes, one of them for the test."""
+    """Write manifests of small images of two classes, for training and test."""
     for name, first, count in (("images", 0, 10), ("test", 10, 4)):
         rows = [("path", "label")]
         for number in range(first, first + count):
@@ -110,26 +110,25 @@ def images(folder: Path) -> None:
             csv.writer(file).writerows(rows)
 
 
-# What is there before the first command of a page; everything else it makes itself.
-SCENERY: dict[str, Callable[[Path], None]] = {
-    "docs/architecture.md": scene,
+# Files that exist before the first command of a page.
+FIXTURES: dict[str, Callable[[Path], None]] = {
     "docs/errors.md": scenes,
-    "docs/overlays.md": seen,
-    "docs/records.md": seen,
+    "docs/overlays.md": predictions,
+    "docs/records.md": predictions,
     "docs/training.md": images,
 }
-TYPED = [page for page, blocks in BLOCKS.items() if any(block.is_run for block in blocks)]
-# Pages of which something is left out, or shortened, by those who are in a hurry.
+PAGES_TO_RUN = [page for page, blocks in BLOCKS.items() if any(block.is_run for block in blocks)]
+# Pages that are shortened in quick runs.
 LONG = [
     page
-    for page in TYPED
-    if page in INSTEAD or any(block.mark(SLOW) is not None for block in BLOCKS[page])
+    for page in PAGES_TO_RUN
+    if page in SHORTER or any(block.mark(SLOW) is not None for block in BLOCKS[page])
 ]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder like that of a checkout."""
+    """A folder like the repository."""
     place = tmp_path / "checkout"
     place.mkdir()
     for name in ("examples", "recipes", "benchmarks", "docs"):
@@ -144,46 +143,46 @@ def commands(tmp_path_factory):
         yield place
 
 
-def follow(page: str, reader: Reader, *, hurried: bool) -> None:
-    SCENERY.get(page, lambda _: None)(reader.folder)
+def run_page(page: str, session: Session, *, quick: bool) -> None:
+    FIXTURES.get(page, lambda _: None)(session.folder)
     for block in BLOCKS[page]:
-        if block.is_run and not (hurried and block.mark(SLOW) is not None):
-            reader.type(block)
+        if block.is_run and not (quick and block.mark(SLOW) is not None):
+            session.run(block)
 
 
-@pytest.mark.timeout(15 * MINUTES)  # of a machine that is busy; it takes a quarter of one
-@pytest.mark.parametrize("page", TYPED)
+@pytest.mark.timeout(15 * MINUTES)  # on a busy machine
+@pytest.mark.parametrize("page", PAGES_TO_RUN)
 def test_the_commands_of_a_page_run(page, folder, commands):
-    reader = Reader(
+    session = Session(
         folder,
         commands,
-        INSTEAD.get(page, {}),
+        SHORTER.get(page, {}),
         ENVIRONMENT.get(page, {}),
         folder.parent / "scratch",
     )
-    follow(page, reader, hurried=True)
+    run_page(page, session, quick=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 * MINUTES)
 @pytest.mark.parametrize("page", LONG)
-def test_a_page_can_be_followed_to_the_letter(page, folder):
-    reader = Reader(folder, Path(sys.executable).parent, scratch=folder.parent / "scratch")
-    follow(page, reader, hurried=False)
+def test_a_page_runs_to_the_letter(page, folder):
+    session = Session(folder, Path(sys.executable).parent, scratch=folder.parent / "scratch")
+    run_page(page, session, quick=False)
 
 
-def test_no_more_commands_are_left_out_than_these():
+def test_the_number_of_blocks_that_are_not_run_is_known():
     left_out = {
         page: [block for block in blocks if block.mark(NOT_RUN) is not None]
         for page, blocks in BLOCKS.items()
     }
-    assert {page: len(found) for page, found in left_out.items() if found} == LEFT_OUT
+    assert {page: len(found) for page, found in left_out.items() if found} == NOT_RUN_BLOCKS
     assert all(block.mark(NOT_RUN).strip() for found in left_out.values() for block in found)
-    assert sum(map(len, BLOCKS.values())) - sum(LEFT_OUT.values()) >= 30
+    assert sum(map(len, BLOCKS.values())) - sum(NOT_RUN_BLOCKS.values()) >= 30
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_command_hides_in_a_block_without_a_language(page):
+def test_every_command_is_in_a_block_with_a_language(page):
     for block in read_blocks(page, ROOT):
         if block.language not in COMMANDS:
             first = block.text.split("\n", 1)[0]
@@ -199,60 +198,60 @@ def test_the_demo_of_the_makefile_runs(folder, commands):
     assert len(lines) > 5
     script = "\n".join(lines).replace(".venv/bin/", "").replace("--size 16384", "--size 2048")
     block = Block("Makefile", 1, "bash", script, ())
-    Reader(folder, commands, scratch=folder.parent / "scratch").type(block)
+    Session(folder, commands, scratch=folder.parent / "scratch").run(block)
     for name in ("scene.geojson", "scene.png", "scene.html"):
         assert (folder / "demo" / name).stat().st_size > 1000
 
 
-class TestAReader:
-    """What would make all of the above worth nothing."""
+class TestSession:
+    """The checks themselves."""
 
     @pytest.fixture
-    def reader(self, folder, commands) -> Reader:
-        return Reader(folder, commands, scratch=folder.parent / "scratch")
+    def session(self, folder, commands) -> Session:
+        return Session(folder, commands, scratch=folder.parent / "scratch")
 
-    def typed(self, reader: Reader, language: str, text: str, *marks: str) -> None:
-        reader.type(Block("page.md", 1, language, text, marks))
+    def run(self, session: Session, language: str, text: str, *marks: str) -> None:
+        session.run(Block("page.md", 1, language, text, marks))
 
-    def test_notices_a_command_that_fails(self, reader):
+    def test_a_failing_command_is_an_error(self, session):
         with pytest.raises(AssertionError, match=r"page\.md:1"):
-            self.typed(reader, "bash", "tnet info missing.tif\necho done\n")
+            self.run(session, "bash", "tnet info missing.tif\necho done\n")
 
-    def test_notices_python_that_fails(self, reader):
+    def test_failing_python_is_an_error(self, session):
         with pytest.raises(AssertionError, match="ZeroDivisionError"):
-            self.typed(reader, "python", "1 / 0\n")
+            self.run(session, "python", "1 / 0\n")
 
-    def test_notices_output_that_is_not_shown(self, reader):
-        self.typed(reader, "console", "$ echo 12\n12\n")
-        with pytest.raises(AssertionError, match="not what is shown"):
-            self.typed(reader, "console", "$ echo 12\n13\n")
-        self.typed(reader, "console", "$ echo 12\n13\n", "numbers differ")
+    def test_other_output_is_an_error(self, session):
+        self.run(session, "console", "$ echo 12\n12\n")
+        with pytest.raises(AssertionError, match="differs from the page"):
+            self.run(session, "console", "$ echo 12\n13\n")
+        self.run(session, "console", "$ echo 12\n13\n", "numbers differ")
 
-    def test_notices_a_failure_that_the_page_does_not_tell(self, reader):
-        with pytest.raises(AssertionError, match="does not say so"):
-            self.typed(reader, "console", "$ false\n")
-        self.typed(reader, "console", "$ false\n$ echo $?\n1\n")
+    def test_an_unannounced_exit_code_is_an_error(self, session):
+        with pytest.raises(AssertionError, match="not on the page"):
+            self.run(session, "console", "$ false\n")
+        self.run(session, "console", "$ false\n$ echo $?\n1\n")
 
-    def test_stays_in_the_folder_that_was_changed_to(self, reader):
-        self.typed(reader, "bash", "mkdir below && cd below\n")
-        self.typed(reader, "console", "$ basename $PWD\nbelow\n")
+    def test_the_working_folder_persists(self, session):
+        self.run(session, "bash", "mkdir below && cd below\n")
+        self.run(session, "console", "$ basename $PWD\nbelow\n")
 
-    def test_answers_as_the_program_does(self, reader, tmp_path):
+    def test_warm_commands_behave_as_the_program(self, session, tmp_path):
         real = shutil.which("tnet", path=str(Path(sys.executable).parent))
         assert real is not None
-        for words in (["models"], ["info", "no.tif"], ["predict", "--nonsense"]):
-            said = [
+        for arguments in (["models"], ["info", "no.tif"], ["predict", "--nonsense"]):
+            results = [
                 subprocess.run(
-                    [program, *words], cwd=tmp_path, capture_output=True, text=True, check=False,
-                    env={**os.environ, "COLUMNS": "100"},
+                    [program, *arguments], cwd=tmp_path, capture_output=True, text=True,
+                    check=False, env={**os.environ, "COLUMNS": "100"},
                 )
-                for program in (real, reader.commands / "tnet")
+                for program in (real, session.commands / "tnet")
             ]  # fmt: skip
-            first, second = ((each.returncode, each.stdout, each.stderr) for each in said)
+            first, second = ((each.returncode, each.stdout, each.stderr) for each in results)
             assert first == second
 
 
-def test_a_transcript_is_taken_apart():
+def test_a_transcript_is_split():
     text = "$ tnet a \\\n    b\nsaid\n$ echo $?\n0\n"
     assert split_transcript(text) == [("tnet a \\\n    b", "said\n"), ("echo $?", "0\n")]
 
@@ -267,5 +266,5 @@ def test_a_transcript_is_taken_apart():
         ("  took 1.5 s\n", "  took 2.5 s: more\n", True),
     ],
 )
-def test_dots_stand_for_any_lines(shown, printed, same):
+def test_dots_match_any_lines(shown, printed, same):
     assert matches(shown, printed) is same

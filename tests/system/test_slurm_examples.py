@@ -1,4 +1,4 @@
-"""The job scripts, run as SLURM would run them, with stand-ins for its commands."""
+"""The job scripts run with stand-ins for the commands of SLURM."""
 
 import fcntl
 import json
@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import ROOT
 from tests.images import noise, write_geotiff
 
-SLURM = Path(__file__).parents[1] / "examples" / "slurm"
+SLURM = ROOT / "examples" / "slurm"
 SCRIPTS = sorted(SLURM.glob("*.sbatch"))
 BIN = Path(sys.executable).parent
-# Each stand-in notes how it was called; sbatch runs what it is given to wrap, at once.
+# Each stand-in logs its arguments.
 NOTE = 'echo "$(basename "$0") $*" >> "$CALLS"\n'
 
 
@@ -82,21 +83,21 @@ def calls(cluster):
     return file.read_text().splitlines() if file.exists() else []
 
 
-def test_an_array_predicts_its_parts_and_hands_in_the_merging(cluster):
+def test_an_array_predicts_its_parts_and_submits_the_merge_job(cluster):
     for number in (1, 2):
         words = ["bash", SLURM / "predict_array.sbatch", "images.txt", "out.jsonl"]
         done = run(words, cluster, task(cluster, number, 2))
         assert done.returncode == 0, done.stderr
-    (handed_in,) = calls(cluster)  # by the first only
-    assert "--dependency=afterany:7" in handed_in
-    merge = handed_in.partition("--wrap=")[2]
+    (submitted,) = calls(cluster)  # by the first only
+    assert "--dependency=afterany:7" in submitted
+    merge = submitted.partition("--wrap=")[2]
     done = run(["bash", "-c", merge], cluster, environment(cluster))
     assert done.returncode == 0, done.stderr
     lines = (cluster / "out.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["id"] for line in lines) == [f"{n}.tif" for n in range(6)]
 
 
-def test_names_may_be_of_any_letters_and_tasks_be_numbered_in_any_way(cluster):
+def test_file_names_and_task_numbers_are_arbitrary(cluster):
     listed, output = "list of images.txt", "it's out/recörds of $HOME.json"
     (cluster / "images.txt").rename(cluster / listed)
     (cluster / "it's out").mkdir()
@@ -105,25 +106,25 @@ def test_names_may_be_of_any_letters_and_tasks_be_numbered_in_any_way(cluster):
         more = {"SLURM_ARRAY_TASK_MIN": "10", "SLURM_ARRAY_TASK_STEP": "4"}
         done = run(words, cluster, {**task(cluster, number, 2), **more})
         assert done.returncode == 0, done.stderr
-    (handed_in,) = calls(cluster)
-    merge = handed_in.partition("--wrap=")[2]
+    (submitted,) = calls(cluster)
+    merge = submitted.partition("--wrap=")[2]
     done = run(["sh", "-c", merge], cluster, environment(cluster))
     assert done.returncode == 0, done.stderr
     assert len((cluster / output).read_text().splitlines()) == 6
 
 
-def test_some_tasks_of_an_array_can_be_run_alone(cluster):
-    """SLURM counts those that were handed in, not those that there are."""
+def test_some_tasks_of_an_array_run_alone(cluster):
+    """SLURM counts the submitted tasks, not all parts."""
     env = {**task(cluster, 3, 1), "SLURM_ARRAY_TASK_MIN": "3", "PARTS": "3"}
     done = run(["bash", SLURM / "predict_array.sbatch", "images.txt", "out.jsonl"], cluster, env)
     assert done.returncode == 0, done.stderr
     lines = (cluster / "out.3-of-3.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == ["2.tif", "5.tif"]
-    (handed_in,) = calls(cluster)
-    assert "-of-3" in handed_in
+    (submitted,) = calls(cluster)
+    assert "-of-3" in submitted
 
 
-def test_a_single_task_writes_what_was_asked_for_and_merges_nothing(cluster):
+def test_a_single_task_writes_the_output_without_a_merge_job(cluster):
     words = ["bash", SLURM / "predict_array.sbatch", "images.txt", "out.jsonl"]
     done = run(words, cluster, task(cluster, 1, 1))
     assert done.returncode == 0, done.stderr
@@ -131,7 +132,7 @@ def test_a_single_task_writes_what_was_asked_for_and_merges_nothing(cluster):
     assert not calls(cluster)
 
 
-def test_a_node_that_may_not_hand_in_jobs_says_how_to_merge(cluster):
+def test_a_node_without_sbatch_prints_the_merge_command(cluster):
     (cluster / "bin" / "sbatch").write_text("#!/bin/bash\nexit 1\n")
     words = ["bash", SLURM / "predict_array.sbatch", "images.txt", "out.jsonl"]
     done = run(words, cluster, task(cluster, 1, 6))
@@ -139,19 +140,19 @@ def test_a_node_that_may_not_hand_in_jobs_says_how_to_merge(cluster):
     assert "tnet merge 'out'.*-of-6'.jsonl' -o 'out.jsonl' --overwrite" in done.stdout
 
 
-def test_a_task_with_a_bad_image_is_done(cluster):
+def test_a_task_with_a_failed_image_succeeds(cluster):
     (cluster / "0.tif").write_text("no image")
     words = ["bash", SLURM / "predict_array.sbatch", "images.txt", "out.jsonl"]
     done = run(words, cluster, task(cluster, 1, 1, SLURM_RESTART_COUNT="1"))
     assert done.returncode == 0
     assert "some images failed" in done.stdout
-    assert not calls(cluster)  # a task that was queued again hands in nothing
+    assert not calls(cluster)  # a requeued task submits nothing
 
 
-def test_a_warned_task_stops_and_is_queued_again(cluster):
-    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL  # or no shell below could hear it
+def test_a_signalled_task_stops_and_is_requeued(cluster):
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL  # otherwise the shell ignores it
     os.mkfifo(cluster / "never.txt")
-    held = os.open(cluster / "never.txt", os.O_RDWR)  # so that the list never ends
+    held = os.open(cluster / "never.txt", os.O_RDWR)  # keeps the list open
     words = ["bash", str(SLURM / "predict_array.sbatch"), "never.txt", "out.jsonl"]
     env = task(cluster, 2, 2)
     job = subprocess.Popen(
@@ -161,26 +162,26 @@ def test_a_warned_task_stops_and_is_queued_again(cluster):
         os.write(held, b"0.tif\n")
         wait_until_read(held, job)
         job.send_signal(signal.SIGUSR1)
-        told, _ = job.communicate(timeout=60)
+        printed, _ = job.communicate(timeout=60)
     finally:
         os.close(held)
         with suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
         job.wait()
     assert job.returncode == 75
-    assert "queued again" in told
+    assert "requeued" in printed
     assert calls(cluster) == ["scontrol requeue 7_2"]
 
 
 def wait_until_read(pipe, job):
-    """Wait until nothing is left in a pipe: somebody listens."""
+    """Wait until the job has read everything from a pipe."""
     while struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]:
         assert job.poll() is None
         time.sleep(0.05)
 
 
 def job_number():
-    """Return a job number whose port nobody has: other runs of these tests may be under way."""
+    """Return a job number whose port is free; these tests may run in parallel."""
     for number in random.SystemRandom().sample(range(10_000), 10_000):
         with socket.socket() as listening, suppress(OSError):
             listening.bind(("127.0.0.1", 20_000 + number))
@@ -189,7 +190,7 @@ def job_number():
 
 
 def node(cluster, steps):
-    """Return the environment of a job that trains for so many steps, with its recipe in place."""
+    """Write a recipe of so many steps; return the environment of its job."""
     rows = "".join(f"{n}.tif,{n % 2},{'validation' if n > 3 else 'train'}\n" for n in range(6))
     (cluster / "images.csv").write_text("path,label,split\n" + rows)
     (cluster / "recipe.yaml").write_text(
@@ -216,7 +217,7 @@ def test_a_training_runs_on_a_node(cluster):
 
 
 @pytest.mark.slow
-def test_a_warned_training_stops_is_queued_again_and_goes_on(cluster):
+def test_a_signalled_training_stops_and_is_requeued(cluster):
     words = ["bash", str(SLURM / "train_ddp.sbatch"), "recipe.yaml", "a run"]
     env = node(cluster, steps=100_000)
     job = subprocess.Popen(
@@ -229,30 +230,30 @@ def test_a_warned_training_stops_is_queued_again_and_goes_on(cluster):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         job.send_signal(signal.SIGUSR1)
-        told, _ = job.communicate(timeout=120)
+        printed, _ = job.communicate(timeout=120)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
         job.wait()
     assert job.returncode == 75
-    assert "queued again" in told
+    assert "requeued" in printed
     assert f"scontrol requeue {env['SLURM_JOB_ID']}" in calls(cluster)
     metrics = cluster / "a run" / "metrics.jsonl"
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     more = ["--set", f"stages.0.steps={steps[-1] + 5}"]
     done = run([*words, *more], cluster, env)
-    assert done.returncode != 0  # another recipe is another run
+    assert done.returncode != 0  # a different recipe cannot be resumed
     assert "stages" in done.stderr
 
 
-def test_the_dask_example_can_be_asked_for_help(cluster):
+def test_the_dask_example_has_help(cluster):
     pytest.importorskip("dask_jobqueue", reason="the example needs dask-jobqueue")
     done = run([sys.executable, SLURM / "dask_slurm.py", "--help"], cluster, environment(cluster))
     assert done.returncode == 0
     assert "--workers" in done.stdout
 
 
-# Runs what it is given, as SLURM would on some node; a job is the group of its processes.
+# Runs the script as SLURM does; a job is a process group.
 SBATCH = """#!/bin/bash
 cp "${@: -1}" job.sh
 setsid bash job.sh > job.log 2>&1 &
@@ -261,7 +262,7 @@ echo "Submitted batch job $!"
 
 
 @pytest.mark.slow
-def test_the_dask_example_predicts_with_workers_that_slurm_starts(cluster):
+def test_the_dask_example_predicts_with_slurm_workers(cluster):
     pytest.importorskip("dask_jobqueue", reason="the example needs dask-jobqueue")
     for name, text in (
         ("sbatch", SBATCH),

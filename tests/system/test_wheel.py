@@ -1,4 +1,4 @@
-"""The wheel and the source archive: all that is needed is inside, far from the checkout too."""
+"""The wheel and the source archive are complete and work outside the repository."""
 
 import json
 import os
@@ -15,11 +15,13 @@ import pytest
 from tests.commands import ROOT
 from tests.images import noise, write_geotiff
 
+# Every test builds or installs an archive.
+pytestmark = pytest.mark.slow
 BUILD = "from hatchling.build import {0} as build; print(build({1!r}))"
 
 
 def build(kind, source, folder):
-    """Build an archive with what is installed here: no test downloads anything."""
+    """Build an archive with the installed tools, without downloads."""
     done = subprocess.run(
         [sys.executable, "-c", BUILD.format(f"build_{kind}", str(folder))],
         cwd=source, capture_output=True, text=True, check=True,
@@ -47,7 +49,7 @@ def names_in(wheel):
 
 
 def kept(folder):
-    """Return the files of a folder that are no leavings of Python."""
+    """Return the files of a folder without bytecode."""
     return {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / folder).rglob("*")
@@ -55,24 +57,24 @@ def kept(folder):
     }
 
 
-def test_the_wheel_holds_the_package_and_the_recipes_and_nothing_else(wheel):
+def test_the_wheel_contains_the_package_and_the_recipes_only(wheel):
     recipes = {f"tnetcli/recipes/{path.name}" for path in (ROOT / "recipes").glob("*.yaml")}
     assert len(recipes) > 20
     assert names_in(wheel) == kept("tnetcli") | recipes
 
 
 @pytest.mark.parametrize("name", ["default.safetensors", "page.css", "page.html", "page.js"])
-def test_the_wheel_holds_what_is_no_code(wheel, name):
+def test_the_wheel_contains_the_assets(wheel, name):
     stored = zipfile.ZipFile(wheel).read(f"tnetcli/assets/{name}")
     assert stored == (ROOT / "tnetcli" / "assets" / name).read_bytes()
 
 
-def test_the_wheel_is_for_any_system_and_small(wheel):
+def test_the_wheel_is_small_and_platform_independent(wheel):
     assert wheel.name.endswith("-py3-none-any.whl")
     assert wheel.stat().st_size < 4_000_000
 
 
-def test_the_wheel_offers_the_extras(wheel):
+def test_the_wheel_has_the_extras(wheel):
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
     metadata = Parser().parsestr(archive.read(name).decode())
@@ -82,7 +84,7 @@ def test_the_wheel_offers_the_extras(wheel):
     assert metadata["License-Expression"] == "Apache-2.0"
 
 
-def test_the_source_archive_makes_the_same_wheel(wheel, unpacked, tmp_path):
+def test_the_source_archive_builds_the_same_wheel(wheel, unpacked, tmp_path):
     assert names_in(build("wheel", unpacked, tmp_path)) == names_in(wheel)
 
 
@@ -90,11 +92,11 @@ def test_the_source_archive_makes_the_same_wheel(wheel, unpacked, tmp_path):
     "name", ["README.md", "CHANGELOG.md", "LICENSE", "Makefile", "pyproject.toml",
              "recipes/default.yaml", "tests/commands.py", "docs/cli.md", "examples/make_scene.py"]
 )  # fmt: skip
-def test_the_source_archive_can_be_worked_with(unpacked, name):
+def test_the_source_archive_is_complete(unpacked, name):
     assert (unpacked / name).is_file()
 
 
-def test_what_lies_beside_recipes_is_not_packed(unpacked, tmp_path):
+def test_files_beside_recipes_are_not_packed(unpacked, tmp_path):
     images = unpacked / "recipes" / "digits"
     images.mkdir()
     (images / "0.png").write_bytes(b"a picture")
@@ -110,7 +112,7 @@ def test_what_lies_beside_recipes_is_not_packed(unpacked, tmp_path):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """Return a function that runs `tnet` as installed from the wheel, far from the checkout."""
+    """Return a function that runs `tnet` installed from the wheel, outside the repository."""
     home = tmp_path_factory.mktemp("installed")
     venv = home / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
@@ -120,8 +122,8 @@ def installed(wheel, tmp_path_factory):
          "--no-index", "--disable-pip-version-check", str(wheel)],
         check=True,
     )  # fmt: skip
-    # The dependencies are those of this environment; its own tnet is not found in this way, as
-    # an editable install is a .pth file, and these are not followed twice.
+    # Use the dependencies of this environment. Its own tnet is not found: an editable install is a
+    # .pth file, and these are not followed twice.
     (site,) = venv.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     away = home / "away"
@@ -169,16 +171,15 @@ def test_an_installed_tnet_shows_help_and_recipes(installed):
     assert "default" in good(installed("models"))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_installed_tnet_predicts_and_exports(installed, scene, tmp_path):
-    told = json.loads(good(installed("doctor", "--json")))
-    assert told["recipes"] > 20
-    assert told["libraries"]["torch"]
+    report = json.loads(good(installed("doctor", "--json")))
+    assert report["recipes"] > 20
+    assert report["libraries"]["torch"]
     assert "1024 x 1024" in good(installed("info", scene))
     records = tmp_path / "out.jsonl"
     good(installed("predict", scene, "-o", records, "--levels", "2"))
     assert json.loads(records.read_text())["status"] == "ok"
-    for name in ("where.geojson", "look.png", "page.html", "windows.csv", "heat.tif"):
+    for name in ("a.geojson", "a.png", "a.html", "a.csv", "a.tif"):
         good(installed("export", records, "-o", tmp_path / name))
         assert (tmp_path / name).stat().st_size > 100
