@@ -26,17 +26,18 @@ import matplotlib, PIL.Image, pydantic, pyproj, rasterio, simplejpeg, tifffile, 
 import torch._dynamo
 
 def state():
+    # Handlers of ours may listen to other loggers, but change nothing in them.
     loggers = {
-        name: (each.level, each.propagate, each.disabled, len(each.handlers), len(each.filters))
-        for name, each in sorted(logging.Logger.manager.loggerDict.items())
-        if isinstance(each, logging.Logger) and not name.startswith("tnetcli")
+        f"logger {name}": (each.level, each.propagate, each.disabled, each.filters[:], [
+            handler for handler in each.handlers if "tnetcli" not in type(handler).__module__
+        ])
+        for name, each in logging.Logger.manager.loggerDict.items()
+        if isinstance(each, logging.Logger)
     }
-    return {
+    return loggers | {
         "environment": dict(os.environ),
         "working folder": os.getcwd(),
         "root logger": (logging.root.level, list(logging.root.handlers), logging.root.disabled),
-        "our logger": (logging.getLogger("tnetcli").level, logging.getLogger("tnetcli").handlers),
-        "loggers": loggers,
         "warning filters": list(warnings.filters),
         "signal handlers": [signal.getsignal(each) for each in signal.valid_signals()],
         "torch threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
@@ -49,11 +50,10 @@ def state():
 
 def check(before):
     after = state()
-    known = before["loggers"]
-    after["loggers"] = {name: each for name, each in after["loggers"].items() if name in known}
     changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
     sys.exit(f"changed: {changed}" if changed else 0)
 
+logging.getLogger("tnetcli")
 before = state()
 """
 
