@@ -7,18 +7,6 @@ from tests.images import area_average, noise
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import pyramid as levels
 from tnetcli.readers.base import Box, Cost
-from tnetcli.synth.scene import Scene, scene_levels
-from tnetcli.testing.reader import (
-    SMALL_BOXES,
-    TRUTH,
-    ReaderContract,
-    area_mean,
-    assert_equal,
-    random_windows,
-)
-from tnetcli.geometry import Size, Window
-from tnetcli.readers import pyramid as levels
-from tnetcli.readers.base import Box, Cost
 from tnetcli.synth.scene import (
     Filled,
     Pictures,
@@ -32,6 +20,14 @@ from tnetcli.synth.scene import (
     permuted,
     random_bits,
     scene_levels,
+)
+from tnetcli.testing.reader import (
+    SMALL_BOXES,
+    TRUTH,
+    ReaderContract,
+    area_mean,
+    assert_equal,
+    random_windows,
 )
 
 CONSTANTS = (10, 20, 30)

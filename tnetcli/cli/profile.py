@@ -93,7 +93,7 @@ def profile(
     counts = None if windows is None else parse_windows(windows)
     timing = None if no_timing else Timing(device, precision.value, repeats)
     if timing is not None:
-        from tnetcli.devices import choose_device  # imports torch
+        from tnetcli.system import choose_device  # imports torch
 
         choose_device(device)
     if chosen == ["recipe"]:
@@ -163,7 +163,7 @@ def _profile(
         "schema": SCHEMA,
         "source": source,
         "family": model.family,
-        "backbone": model.arguments.backbone,
+        "backbone": model.config.backbone,
         "view_size": model.view_size,
         "grid": grid and [grid.rows, grid.columns, grid.cell_fraction],
         "cells": "no cells" if grid is None else grid.describe(),

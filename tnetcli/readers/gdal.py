@@ -486,7 +486,7 @@ def _listed(folder: str, changed: int, moment: float) -> tuple[tuple[str, ...], 
                 sidecars.append(entry.name)
             try:
                 if not entry.is_file() and not entry.is_dir():
-                    files.refuse_irregular(entry.stat(), entry.path)
+                    files.check_regular(entry.stat(), entry.path)
             except FileNotFoundError:
                 continue  # a broken link
             except OSError:

@@ -19,7 +19,7 @@ from rasterio.enums import Resampling
 from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError, OutputError
-from tnetcli.files import temporary_folder, is_private, open_regular
+from tnetcli.files import is_private, open_regular, temporary_folder
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import (
     Cost,

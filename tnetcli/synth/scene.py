@@ -55,7 +55,7 @@ class Scene(LevelReader):
         self.label = label
         self.boxes = tuple(boxes)
         names = BAND_NAMES.get(bands, tuple(str(band + 1) for band in range(bands)))
-        self.layout = ImageInfo(scene_levels(size), names, np.dtype(dtype))
+        self.info = ImageInfo(scene_levels(size), names, np.dtype(dtype))
         self._start()
 
     @abstractmethod
