@@ -98,23 +98,15 @@ def test_malformed_lines_are_ignored(groups):
     assert available_cores() == 16
 
 
-def test_memory_is_counted_in_bytes(tmp_path, monkeypatch, groups):
+def test_unknown_memory_is_none(monkeypatch, groups):
     groups("")
-    monkeypatch.setattr(system, "MEMORY", tmp_path / "meminfo")
-    (tmp_path / "meminfo").write_text("MemTotal:  99 kB\nMemAvailable:    2048 kB\n")
-    assert memory().available == 2048 * 1024
     assert memory().total > 2**27
-
-
-def test_unknown_memory_is_none(tmp_path, monkeypatch, groups):
-    groups("")
 
     def unsupported(name):
         raise ValueError("unrecognized configuration name")
 
     monkeypatch.setattr(os, "sysconf", unsupported)
-    monkeypatch.setattr(system, "MEMORY", tmp_path / "none")
-    assert memory() == system.Memory(None, None, None)
+    assert memory() == system.Memory(None, None)
 
 
 FAULTS = """
