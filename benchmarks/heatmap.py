@@ -24,8 +24,7 @@ from figures import Figure, markdown, show, write
 from memory import status
 from rio_cogeo import cog_validate
 
-from tnetcli.exporters.base import Looked
-from tnetcli.exporters.heatmap import write_heatmap
+from tnetcli.exporters.heatmap import EXPORTER
 from tnetcli.geometry import Georeference, Grid, Region, Window
 from tnetcli.prediction.record import SCHEMA, Prediction, RegionRecord
 
@@ -82,7 +81,7 @@ def work(path: str, tree: Tree) -> None:
         georeference=UTM,
         windows=tuple(tree),
     )
-    write_heatmap(path, Looked(prediction))
+    EXPORTER.write([prediction], Path(path), EXPORTER.options())
     seconds = time.perf_counter() - start
     print(json.dumps({"seconds": seconds, "peak": status("VmHWM") / 1e3, "before": before / 1e3}))
 

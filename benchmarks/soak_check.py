@@ -122,7 +122,7 @@ def _note(result: Checked, error: TnetError) -> None:
 def compare(base: Base, damaged: Damaged, boxes_read: ReadBoxes, result: Checked) -> None:
     """Compare the boxes with the known pixels, or else with those of the reference library."""
     reference = Reference(boxes_read.reader)
-    sizes = [level.size for level in boxes_read.reader.layout.levels]
+    sizes = [level.size for level in boxes_read.reader.info.levels]
     same_image = bool(sizes) and sizes[0] == base.sizes[0]
     for level, box, pixels in boxes_read.boxes:
         known = None

@@ -38,14 +38,14 @@ class Reference:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._kept: dict[tuple[str, int], NDArray[Any]] = {}
-        self._levels = [level.size for level in reader.layout.levels]
+        self._levels = [level.size for level in reader.info.levels]
         self._jpeg: dict[int, bool] = {}  # levels whose own page GDAL knows
 
     def read(self, level: int, box: BoxTuple) -> list[NDArray[Any]]:
         """Return the pixels of a box from one or two libraries; raise NoReference if none can."""
         ways: dict[str, list[Way]] = {
             "raster": [self._gdal], "slide": [self._openslide], "ome_zarr": [self._zarr],
-            "photo": [self._pillow], "tiff": [self._directories, self._tifffile],
+            "image": [self._pillow], "tiff": [self._directories, self._tifffile],
         }  # fmt: skip
         size = self._levels[level]
         if size.pixels * len(self._reader.bands) > MOST_SAMPLES:
@@ -60,7 +60,7 @@ class Reference:
 
     def is_lossy(self, level: int) -> bool:
         """Return True if a level is JPEG; pages of one file may differ in their compression."""
-        return self._jpeg.get(level, "jpeg" in self._reader.layout.compression)
+        return self._jpeg.get(level, "jpeg" in self._reader.info.compression)
 
     def _gdal(self, level: int, size: Size, box: BoxTuple) -> NDArray[Any]:
         left, top, right, bottom = box
@@ -181,7 +181,7 @@ def _coloured(values: NDArray[Any], colours: dict[int, tuple[int, ...]]) -> NDAr
 
 def read_box(reader: Reader, number: int, box: BoxTuple) -> Pixels:
     """Read a box of a stored level without resampling."""
-    level, (left, top, right, bottom) = reader.layout.levels[number], box
+    level, (left, top, right, bottom) = reader.info.levels[number], box
     window = Window(
         left * level.scale_x, top * level.scale_y,
         (right - left) * level.scale_x, (bottom - top) * level.scale_y,
@@ -191,7 +191,7 @@ def read_box(reader: Reader, number: int, box: BoxTuple) -> Pixels:
 
 def boxes_of(reader: Reader) -> Iterator[tuple[int, BoxTuple]]:
     """Yield boxes that cover small levels, and the corners and middle of large ones."""
-    for number, level in enumerate(reader.layout.levels[:MOST_LEVELS]):
+    for number, level in enumerate(reader.info.levels[:MOST_LEVELS]):
         width, height = level.size.width, level.size.height
         lefts, tops = range(0, width, SIDE), range(0, height, SIDE)
         if max(width, height) > SIDE * MOST_BOXES or len(lefts) * len(tops) > MOST_BOXES:

@@ -38,8 +38,8 @@ from tnetcli.models.base import Model
 from tnetcli.models.registry import build_model
 from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.readers.base import Reader
-from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.detect import open_image
+from tnetcli.readers.handles import BLOCKS
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 

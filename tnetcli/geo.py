@@ -1,4 +1,4 @@
-"""Outlines of windows in longitude and latitude."""
+"""Outlines of boxes in longitude and latitude."""
 
 import math
 from collections.abc import Sequence
@@ -11,27 +11,27 @@ from numpy.typing import NDArray
 
 from tnetcli.geometry import Georeference, Size
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom
-FEWEST_DECIMALS, MOST_DECIMALS = 7, 12
-MOST_ROUNDING = 0.008  # pixels of the image; seven decimals do from 1 m a pixel on
-MOST_BEND = 0.25  # pixels of the image between an edge and its straight line on the map
-QUARTERS = np.arange(16) / 4  # knots of a ring: the whole part is the edge, the rest how far along
-CORNERS = slice(None, None, 4)
-ROUNDS = 12  # of halving; then segments are thousandths of an edge
-MOST_KNOTS = 2000
-AT_POLE = 90 - 1e-9  # a tenth of a millimetre: a longitude means nothing here
-POLE_DECIMALS = 10  # with which nothing short of it is rounded onto the pole
-WHOLE = 360.0
-NEARLY = 1e-9  # what sums of rounded degrees may be off
-Floats = NDArray[np.float64]
+Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 Point: TypeAlias = tuple[float, float]
+Floats: TypeAlias = NDArray[np.float64]
+MIN_DECIMALS, MAX_DECIMALS = 7, 12
+MAX_ROUNDING = 0.008  # pixels of the image; seven decimals suffice from 1 m per pixel on
+MAX_BEND = 0.25  # pixels of the image between an edge and its straight line on the map
+STEP = 1e-5  # degrees of the differences that measure pixels per degree
+QUARTERS = np.arange(16) / 4  # knots of a ring: the integer part is the edge, the rest the position
+MAX_ROUNDS = 12  # of halving; segments are then thousandths of an edge
+MAX_KNOTS = 2000
+AT_POLE = 90 - 1e-9  # a tenth of a millimetre from the pole, where longitudes are arbitrary
+POLE_DECIMALS = 10  # round nothing else onto the pole
+TURN = 360.0
+TOLERANCE = 1e-9  # of sums of rounded degrees
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Closed rings, counter-clockwise, and their bounding box; several rings are several polygons.
+    """Closed counter-clockwise rings, each a polygon, and their bounding box.
 
-    `bbox` is west, south, east, north; west is the greater number where 180 degrees lie between.
+    `bbox` is west, south, east, north; west is greater than east across 180 degrees.
     """
 
     rings: tuple[list[Point], ...]
@@ -39,81 +39,110 @@ class Outline:
 
 
 class Globe:
-    """The place of one image on the Earth."""
+    """Convert boxes of a georeferenced image to longitude and latitude.
+
+    `is_known` is False if no part of the image is on the Earth. `decimals` of a degree place
+    corners within 0.01 pixels.
+    """
 
     def __init__(self, georeference: Georeference, size: Size) -> None:
         self._georeference = georeference
         self._size = size
-        around = _samples(georeference, size)
-        self.is_known = bool(np.isfinite(around).any())
-        self.decimals = _decimals(around)
-        self._poles = georeference.from_lonlat([0.0, 0.0], [90.0, -90.0]) if self.is_known else None
+        resolution = _pixels_per_degree(georeference, size)
+        self.is_known = bool(resolution.size)
+        needed = math.log10(max(resolution.max(initial=0.0), 1e-9) / 2 / MAX_ROUNDING)
+        self.decimals = min(max(math.ceil(needed), MIN_DECIMALS), MAX_DECIMALS)
+        self._poles = georeference.from_lonlat([0.0, 0.0], [90.0, -90.0])
+
+    def centres(self, boxes: Sequence[Box]) -> list[Point | None]:
+        """Return longitude and latitude of the centre of each box, None off the Earth."""
+        left, top, right, bottom = np.array(boxes, np.float64).reshape(-1, 4).T
+        found = self._georeference.to_lonlat((left + right) / 2, (top + bottom) / 2)
+        return [
+            _rounded(x, y, self.decimals) if math.isfinite(x) and math.isfinite(y) else None
+            for x, y in zip(found[0].tolist(), found[1].tolist(), strict=True)
+        ]
 
     def outlines(self, boxes: Sequence[Box]) -> list[Outline | None]:
-        """Return the outline of each box, None for one that is not on the Earth as a whole.
+        """Return the outline of each box, None for one that is partly off the Earth.
 
-        A box that reaches past the image to where there is no Earth is cut to the image. The
-        answer for a box does not depend on the others.
+        A box that reaches past the image to where there is no Earth is clipped to the image. The
+        outline of a box does not depend on the others.
         """
         edges = np.array(boxes, np.float64).reshape(-1, 4)
         longitude, latitude = self._project(edges, QUARTERS)
-        plain = _is_straight(edges, _unwrapped(longitude, latitude), latitude)
+        straight = self._are_straight(edges, longitude, latitude)
         found = []
-        for box, is_plain, x, y in zip(boxes, plain, longitude, latitude, strict=True):
-            if is_plain:
-                ring = list(zip(x[CORNERS].tolist(), y[CORNERS].tolist(), strict=True))
-                outline = outline_of(ring, None, self.decimals)
+        for box, is_straight, x, y in zip(boxes, straight, longitude, latitude, strict=True):
+            if is_straight:
+                ring = list(zip(x[::4].tolist(), y[::4].tolist(), strict=True))
+                found.append(outline_of(ring, None, self.decimals))
             else:
-                outline = self._bent(box) or self._bent(self._inside(box))
-            found.append(outline)
+                found.append(self._bent_outline(box) or self._bent_outline(self._clip(box)))
         return found
 
     def _project(self, edges: Floats, knots: Floats) -> tuple[Floats, Floats]:
         """Return longitudes and latitudes (boxes, knots)."""
         return self._georeference.to_lonlat(*_ring(edges, knots))
 
-    def _bent(self, box: Box | None) -> Outline | None:
-        """Return the outline with as many points as its bends need."""
-        if box is None:
-            return None
-        edges = np.array([box], np.float64)
-        knots = QUARTERS
-        (x,), (y,) = self._project(edges, knots)
-        for _ in range(ROUNDS):
-            if not (np.isfinite(x).all() and np.isfinite(y).all()):
-                return None
-            between = (knots + np.append(knots[1:], 4.0)) / 2
-            bent = self._bends(edges, between, x, y) > MOST_BEND
-            if not bent.any() or len(knots) > MOST_KNOTS:
-                break
-            (more_x,), (more_y,) = self._project(edges, between[bent])
-            order = np.argsort(np.append(knots, between[bent]))
-            knots = np.append(knots, between[bent])[order]
-            x, y = np.append(x, more_x)[order], np.append(y, more_y)[order]
-        if not (np.isfinite(x).all() and np.isfinite(y).all()):
-            return None
-        ring = list(zip(x.tolist(), y.tolist(), strict=True))
-        return outline_of(ring, self._pole_within(box), self.decimals)
+    def _are_straight(
+        self, edges: Floats, longitude: Floats, latitude: Floats
+    ) -> NDArray[np.bool_]:
+        """Return which boxes have edges that are straight on the map, from 16 knots each."""
+        x = _unwrapped(longitude, latitude)
+        # Around a pole longitudes run through a whole turn.
+        straight: NDArray[np.bool_] = np.abs(latitude).max(axis=1) < 90
+        straight &= np.ptp(x, axis=1) < 180
+        for part in (0.25, 0.5, 0.75):
+            off = self._deviation(edges, QUARTERS[::4], x[:, ::4], latitude[:, ::4], part)
+            straight &= (off <= MAX_BEND).all(axis=1)
+        return straight
 
-    def _bends(self, edges: Floats, between: Floats, x: Floats, y: Floats) -> Floats:
-        """Return how far, in pixels off the edge, each segment's middle on the map lies."""
-        along = _unwrapped(x[None], y[None])[0]
-        last = along[-1] + _wrapped(x[0] - x[-1])
-        middle = (along + np.append(along[1:], last)) / 2, (y + np.append(y[1:], y[0])) / 2
-        column, row = self._georeference.from_lonlat(*middle)
-        (true_column,), (true_row,) = _ring(edges, between)
-        across = between.astype(int) % 2 == 0  # the upper and the lower edge
-        off = np.where(across, np.abs(row - true_row), np.abs(column - true_column))
+    def _deviation(
+        self, edges: Floats, knots: Floats, x: Floats, y: Floats, part: float = 0.5
+    ) -> Floats:
+        """Return the distance in pixels of map segments from their edge (boxes, knots).
+
+        Measured across the edge, at a fraction of each segment between a knot and the next.
+        """
+        following = np.append(knots[1:], 4.0)
+        x_next = np.concatenate([x[:, 1:], x[:, -1:] + _wrapped(x[:, :1] - x[:, -1:])], axis=1)
+        y_next = np.roll(y, -1, axis=1)
+        column, row = self._georeference.from_lonlat(
+            x + part * (x_next - x), y + part * (y_next - y)
+        )
+        between = knots + part * (following - knots)
+        true_column, true_row = _ring(edges, between)
+        is_horizontal = between.astype(int) % 2 == 0
+        off = np.where(is_horizontal, np.abs(row - true_row), np.abs(column - true_column))
         return np.where(np.isfinite(off), off, np.inf)
 
-    def _inside(self, box: Box) -> Box | None:
+    def _bent_outline(self, box: Box | None) -> Outline | None:
+        """Return the outline with as many points as its curves need."""
+        if box is None:
+            return None
+        edges, knots = np.array([box], np.float64), QUARTERS
+        x, y = self._project(edges, knots)
+        for _ in range(MAX_ROUNDS):
+            if not (np.isfinite(x).all() and np.isfinite(y).all()):
+                return None
+            bent = self._deviation(edges, knots, _unwrapped(x, y), y)[0] > MAX_BEND
+            if not bent.any() or len(knots) > MAX_KNOTS:
+                break
+            middle = (knots + np.append(knots[1:], 4.0)) / 2
+            knots = np.sort(np.append(knots, middle[bent]))
+            x, y = self._project(edges, knots)
+        if not (np.isfinite(x).all() and np.isfinite(y).all()):
+            return None
+        ring = list(zip(x[0].tolist(), y[0].tolist(), strict=True))
+        return outline_of(ring, self._pole_within(box), self.decimals)
+
+    def _clip(self, box: Box) -> Box | None:
         x0, y0 = max(box[0], 0.0), max(box[1], 0.0)
         x1, y1 = min(box[2], float(self._size.width)), min(box[3], float(self._size.height))
         return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 and (x0, y0, x1, y1) != box else None
 
     def _pole_within(self, box: Box) -> float | None:
-        if self._poles is None:
-            return None
         for latitude, column, row in zip((90.0, -90.0), *self._poles, strict=True):
             if box[0] <= column <= box[2] and box[1] <= row <= box[3]:
                 return latitude
@@ -122,25 +151,21 @@ class Globe:
 
 def _ring(edges: Floats, knots: Floats) -> tuple[Floats, Floats]:
     """Return columns and rows (boxes, knots) around boxes, from the upper left to the right."""
-    edge, part = knots.astype(int), knots % 1
     x0, y0, x1, y1 = (edges[:, i : i + 1] for i in range(4))
-    right, down = x0 + part * (x1 - x0), y0 + part * (y1 - y0)
-    left, up = x1 + part * (x0 - x1), y1 + part * (y0 - y1)
-    column = np.choose(
-        edge, [right, np.broadcast_to(x1, right.shape), left, np.broadcast_to(x0, right.shape)]
-    )
-    row = np.choose(
-        edge, [np.broadcast_to(y0, down.shape), down, np.broadcast_to(y1, down.shape), up]
+    column = np.where(knots < 2, x0 + np.minimum(knots, 1) * (x1 - x0), 0)
+    column = np.where(knots < 2, column, x1 + np.clip(knots - 2, 0, 1) * (x0 - x1))
+    row = np.where(
+        knots < 3, y0 + np.clip(knots - 1, 0, 1) * (y1 - y0), y1 + (knots - 3) * (y0 - y1)
     )
     return column, row
 
 
 def _unwrapped(longitude: Floats, latitude: Floats) -> Floats:
-    """Let longitudes (rings, knots) run on past 180 degrees."""
-    # A longitude at a pole is any number: take the one before.
+    """Return longitudes (rings, knots) that continue past 180 degrees."""
+    # The longitude of a pole is arbitrary: take the one before.
     longitude = np.where(np.abs(latitude) < 90, longitude, np.roll(longitude, 1, axis=1))
-    steps = _wrapped(np.diff(longitude, axis=1))
     start = longitude[:, :1]
+    steps = _wrapped(np.diff(longitude, axis=1))
     return np.concatenate([start, start + np.cumsum(steps, axis=1)], axis=1)
 
 
@@ -148,90 +173,28 @@ def _wrapped(angle: Floats) -> Floats:
     return (angle + 180) % 360 - 180
 
 
-def _is_straight(edges: Floats, x: Floats, y: Floats) -> NDArray[np.bool_]:
-    """Tell which boxes (boxes, 16 knots) have edges as good as straight on the map.
+def _pixels_per_degree(georeference: Georeference, size: Size) -> Floats:
+    """Return by how many pixels a degree in both directions moves points all over the image.
 
-    Measured in pixels, by the sides of the box on the map, at the quarters of each edge, across
-    the edge: points may lie further along it than the pixels do.
+    Samples the square around the image, because level 1 may be that square.
     """
-    width, height = (edges[:, 2] - edges[:, 0])[:, None], (edges[:, 3] - edges[:, 1])[:, None]
-    part = QUARTERS[:4]
-    # Around a pole longitudes run through a whole turn; a step must not be taken for its opposite.
-    straight: NDArray[np.bool_] = (np.abs(y) < 90).all(axis=1) & (np.ptp(x, axis=1) < 180)
-    with np.errstate(all="ignore"):
-        for edge in range(4):
-            near, far = 4 * edge, 4 * (edge + 1) % 16
-            along = x[:, far] - x[:, near], y[:, far] - y[:, near]
-            aside, length = (12, height) if edge % 2 == 0 else (4, width)
-            across = (
-                (x[:, aside] - x[:, 0])[:, None] / length,
-                (y[:, aside] - y[:, 0])[:, None] / length,
-            )
-            off_x = x[:, near : near + 4] - x[:, near, None] - part * along[0][:, None]
-            off_y = y[:, near : near + 4] - y[:, near, None] - part * along[1][:, None]
-            cross = along[0][:, None] * across[1] - along[1][:, None] * across[0]
-            off = np.abs((along[0][:, None] * off_y - along[1][:, None] * off_x) / cross)
-            straight &= (off <= MOST_BEND).all(axis=1)
-    return straight
-
-
-def _samples(georeference: Georeference, size: Size) -> Floats:
-    """Return pixels moved by one degree of rounding in both directions, all over the image.
-
-    (places, 2) for columns and rows; NaN off the Earth. The square around the image counts too, as
-    level 1 may be that.
-    """
-    half = max(size.width, size.height) / 2
-    steps = half * np.linspace(-1, 1, 5)
-    column, row = (
-        each.ravel() for each in np.meshgrid(size.width / 2 + steps, size.height / 2 + steps)
-    )
-    points = [
-        _on_sphere(*georeference.to_lonlat(column + x, row + y))
-        for x, y in ((-0.5, 0.0), (0.5, 0.0), (0.0, -0.5), (0.0, 0.5))
-    ]
-    longitude, latitude = (np.radians(each) for each in georeference.to_lonlat(column, row))
-    zero = np.zeros_like(longitude)
-    east = np.stack([-np.sin(longitude), np.cos(longitude), zero])
-    north = np.stack(
-        [
-            -np.sin(latitude) * np.cos(longitude),
-            -np.sin(latitude) * np.sin(longitude),
-            np.cos(latitude),
-        ]
-    )
-    a, b = points[1] - points[0], points[3] - points[2]  # a pixel's sides, (3, places)
-    with np.errstate(all="ignore"):
-        a_x, a_y = (a * east).sum(axis=0), (a * north).sum(axis=0)
-        b_x, b_y = (b * east).sum(axis=0), (b * north).sum(axis=0)
-        area = np.abs(a_x * b_y - b_x * a_y)
-        # Degrees of longitude are short near a pole, and so are errors in them.
-        short = np.abs(np.cos(latitude))
-        columns = (np.abs(b_y) * short + np.abs(b_x)) / area
-        rows = (np.abs(a_y) * short + np.abs(a_x)) / area
-    moved: Floats = np.radians(np.stack([columns, rows], axis=1))
-    return moved
-
-
-def _on_sphere(longitude: Floats, latitude: Floats) -> Floats:
-    x, y = np.radians(longitude), np.radians(latitude)
-    return np.stack([np.cos(y) * np.cos(x), np.cos(y) * np.sin(x), np.sin(y)])
-
-
-def _decimals(pixels_per_degree: Floats) -> int:
-    """Return how many decimals of a degree keep corners where they are."""
-    finite = pixels_per_degree[np.isfinite(pixels_per_degree)]
-    if not finite.size:
-        return FEWEST_DECIMALS
-    needed = math.ceil(math.log10(max(float(finite.max()), 1e-9) / 2 / MOST_ROUNDING))
-    return min(max(needed, FEWEST_DECIMALS), MOST_DECIMALS)
+    steps = max(size.width, size.height) / 2 * np.linspace(-1, 1, 5)
+    columns, rows = np.meshgrid(size.width / 2 + steps, size.height / 2 + steps)
+    x, y = georeference.to_lonlat(columns.ravel(), rows.ravel())
+    # Towards 0, so that neither 180 degrees nor a pole lies between.
+    moved_x, moved_y = x - np.copysign(STEP, x), y - np.copysign(STEP, y)
+    at = np.stack(georeference.from_lonlat(x, y))  # (2, places)
+    by_x = np.abs(np.stack(georeference.from_lonlat(moved_x, y)) - at)
+    by_y = np.abs(np.stack(georeference.from_lonlat(x, moved_y)) - at)
+    resolution = (by_x + by_y) / STEP
+    return resolution[np.isfinite(resolution)]
 
 
 def outline_of(ring: Sequence[Point], pole: float | None, decimals: int) -> Outline | None:
-    """Return the outline within one map of the world, None where there is no simple one.
+    """Return the outline of a ring on one map of the world, None if there is no simple one.
 
     `ring` is open, in either direction, with steps of less than half a turn; `pole` is the
-    latitude of the pole that lies inside, None if it is unknown which.
+    latitude of the pole inside, None if it is unknown.
     """
     plane, turns = _unwrap(_spread_poles(ring))
     if any(abs(y) < 90 and round(abs(y), decimals) == 90 for _, y in plane):
@@ -243,25 +206,25 @@ def outline_of(ring: Sequence[Point], pole: float | None, decimals: int) -> Outl
         plane = _around_pole(plane, turns, pole)
     area = _area(plane)
     (west, east), (south, north) = ((min(axis), max(axis)) for axis in zip(*plane, strict=True))
-    if area == 0 or (not turns and east - west > WHOLE + NEARLY):
+    if area == 0 or (not turns and east - west > TURN + TOLERANCE):
         return None
     if area < 0:
         plane.reverse()
-    shift = WHOLE * ((west + 180) // WHOLE)
+    shift = TURN * ((west + 180) // TURN)
     if turns:
-        rings = _cut(plane, [WHOLE * math.ceil((west + 181) / WHOLE)], decimals)
+        rings = _cut(plane, [TURN * math.ceil((west + 181) / TURN)], decimals)
     elif east - shift > 180:
-        rings = _cut(plane, [shift, shift + WHOLE], decimals)
+        rings = _cut(plane, [shift, shift + TURN], decimals)
     else:
         rings = [[_rounded(x - shift, y, decimals) for x, y in plane]]
     # What only touches the edge of the map is a line.
     rings = [piece for piece in map(_without_repeats, rings) if _area(piece) > 0]
     if not rings:
         return None
-    if turns or east - west > WHOLE - NEARLY:
+    if turns or east - west > TURN - TOLERANCE:
         west, east = -180.0, 180.0
     else:
-        east -= shift if east - shift <= 180 else shift + WHOLE
+        east -= shift if east - shift <= 180 else shift + TURN
         west, east = _rounded(west - shift, east, decimals)
     return Outline(tuple([*piece, piece[0]] for piece in rings), (west, south, east, north))
 
@@ -272,8 +235,8 @@ def _around_pole(ring: Sequence[Point], turns: int, pole: float | None) -> list[
     It is closed a degree outside: edges of the ring may lie on the meridian where it begins.
     """
     pole = pole or math.copysign(90.0, sum(y for _, y in ring))
-    (start, y), end = ring[0], ring[0][0] + 2 * WHOLE * turns
-    twice = [(x + WHOLE * turns * turn, y) for turn in range(2) for x, y in ring]
+    (start, y), end = ring[0], ring[0][0] + 2 * TURN * turns
+    twice = [(x + TURN * turns * turn, y) for turn in range(2) for x, y in ring]
     sides = [(end, y), (end + turns, y), (end + turns, pole), (start - turns, pole)]
     return [(start - turns, y), *twice, *sides]
 
@@ -314,8 +277,8 @@ def _spread_poles(ring: Sequence[Point]) -> list[Point]:
 def _unwrap(ring: Sequence[Point]) -> tuple[list[Point], int]:
     """Let longitudes run on past 180; return the ring and its turns around the globe."""
     pairs = list(pairwise([*ring, ring[0]]))
-    steps = [(b[0] - a[0] + 180) % WHOLE - 180 for a, b in pairs]
-    turns = round(sum(steps) / WHOLE)
+    steps = [(b[0] - a[0] + 180) % TURN - 180 for a, b in pairs]
+    turns = round(sum(steps) / TURN)
     plane: list[Point] = []
     x = ring[0][0]
     for (a, b), step in zip(pairs, steps, strict=True):
@@ -323,7 +286,7 @@ def _unwrap(ring: Sequence[Point]) -> tuple[list[Point], int]:
         x += step
         if turns and abs(a[1]) == abs(b[1]) == 90:
             # An edge over the pole leads along it, and only one of both ways around comes home.
-            x, turns = x - WHOLE * turns, 0
+            x, turns = x - TURN * turns, 0
     return plane, turns
 
 

@@ -1,4 +1,4 @@
-"""Cores, memory and devices of the job, and the GDAL drivers of this process."""
+"""Cores, memory, devices, and the GDAL drivers of this process."""
 
 import math
 import os

@@ -7,7 +7,7 @@ from PIL import Image
 
 from tests.checkpoints import write_tiny
 from tests.commands import tnet
-from tests.exporters.conformance import check_overlay
+from tests.exporters.conformance import check_geojson
 from tests.images import noise
 
 GLIMPSES = 3
@@ -50,14 +50,14 @@ def test_glimpses_are_in_the_record(folder):
 
 def test_glimpses_are_in_overlays_and_these_are_good(folder):
     assert tnet("export", "out.jsonl", "-o", "a.geojson", cwd=folder).returncode == 0
-    check_overlay(folder / "a.geojson")
+    check_geojson(folder / "a.geojson")
     features = json.loads((folder / "a.geojson").read_text())["features"]
     names = [each["properties"]["name"] for each in features]
     assert names == ["root", *(f"root/g{number + 1}" for number in range(GLIMPSES))]
 
 
 def test_glimpses_alone_can_be_shown(folder):
-    done = tnet("export", "out.jsonl", "--level", 2, "-o", "glimpses.geojson", cwd=folder)
+    done = tnet("export", "out.jsonl", "--levels", 2, "-o", "glimpses.geojson", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads((folder / "glimpses.geojson").read_text())["features"]) == GLIMPSES
 

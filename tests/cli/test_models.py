@@ -53,7 +53,7 @@ def test_the_list_shows_families_models_backbones_and_usage():
         assert part in done.stdout
     lines = done.stdout.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("  anchornet "))
-    summary = FAMILIES["anchornet"].summary.split("\n")
+    summary = FAMILIES.load("anchornet").summary.split("\n")
     column = lines[first].index(summary[0])
     assert [line[column:] for line in lines[first : first + 2]] == summary
     assert not lines[first + 1][:column].strip()
@@ -104,9 +104,9 @@ def test_a_card_as_json_has_the_whole_description(tmp_path):
         "grid": {"rows": 3, "columns": 3, "cell_fraction": 0.5},
         "weights": "float32",
     }
-    del expected["arguments"], expected["traversal"]  # these are complete in the file
+    del expected["config"], expected["traversal"]  # these are complete in the file
     assert {key: facts[key] for key in expected} == expected
-    assert facts["arguments"]["alignment"] == "pool"
+    assert facts["config"]["alignment"] == "pool"
 
 
 @pytest.mark.parametrize("family", ["tnet", "whole"])
@@ -119,9 +119,9 @@ def test_parameters_are_counted_as_on_the_model(tmp_path, family):
 
 def test_a_card_describes_the_family_and_its_cells(tmp_path):
     arguments = {"backbone": "compact", "view_size": 128}
-    shown = card(tmp_path / "a.safetensors", "anchornet", arguments=arguments)
+    shown = card(tmp_path / "a.safetensors", "anchornet", config=arguments)
     lines = [line.strip() for line in shown.splitlines()]
-    first, second = FAMILIES["anchornet"].summary.split("\n")
+    first, second = FAMILIES.load("anchornet").summary.split("\n")
     assert lines[lines.index(second) - 1].split(maxsplit=1) == ["is", first]
     assert "115 patches of 63, 95 and 111 pixels" in shown  # 9^2 + 5^2 + 3^2
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from tests.checkpoints import write_tiny
 from tests.commands import tnet
-from tests.exporters.conformance import check_overlay
+from tests.exporters.conformance import check_geojson
 from tests.images import noise
 
 STREAMS = {"backbone": "compact", "view_size": 32, "state_size": 8, "step_count": 3}
@@ -54,7 +54,7 @@ def test_the_windows_of_a_file_are_looked_at_and_images_it_leaves_out_fail(predi
 def test_told_windows_are_exported_where_they_are(predicted, folder):
     done = tnet("export", "out.jsonl", "-o", "a.geojson", cwd=folder)
     assert done.returncode == 0, done.stderr
-    check_overlay(folder / "a.geojson")
+    check_geojson(folder / "a.geojson")
     features = json.loads((folder / "a.geojson").read_text())["features"]
     ring = features[1]["geometry"]["coordinates"][0]
     assert features[1]["properties"]["name"] == "root/w1"

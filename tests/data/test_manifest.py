@@ -500,7 +500,7 @@ def test_a_box_outside_is_told_when_the_image_is_opened_if_not_before(listed):
     text = f"{BOXED}e.tif,river,test,70 0 90 20\n"
     example = listed(text, crop="box", check_images=False).test[-1]
     found = refused(example.open)
-    assert "list.csv`: line 6: the box `70 0 90 20` is no part of `e.tif`, 80 x 60" in str(found)
+    assert "list.csv`: line 6: the box `70 0 90 20` is not inside `e.tif`, 80 x 60" in str(found)
 
 
 def test_several_boxes_of_an_image_are_rows_that_stay_together(listed):

@@ -1,4 +1,4 @@
-"""Hold overlays to RFC 7946, to QuPath's rules and to the JSON Schema of what we write."""
+"""Check GeoJSON against RFC 7946, the rules of QuPath and our JSON Schema."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from tests.exporters.records import UTM, record, window
 from tests.strategies import numbers
-from tnetcli.exporters.geojson import SEQUENCES, lies_within
+from tnetcli.exporters.geojson import SEQUENCES, contains
 
 SCHEMA = json.loads((Path(__file__).parent / "overlay.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
@@ -31,8 +31,8 @@ def put(folder, content, name="a.geojson"):
     return path
 
 
-def check_overlay(path):
-    """Raise AssertionError or ValidationError unless a file is an overlay as we promise them."""
+def check_geojson(path):
+    """Raise AssertionError or ValidationError unless a file is GeoJSON as documented."""
     content = path.read_bytes()
     text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
     if path.name.lower().endswith(SEQUENCES):
@@ -90,15 +90,15 @@ def check_pixels(feature):
     assert all(value == round(value, 2) for point in ring for value in point)
     assert len(ring) == 5
     assert all((a[0] == b[0]) != (a[1] == b[1]) for a, b in pairwise(ring))
-    assert shapely.LinearRing(ring).is_ccw  # y points down: it begins at the upper left, rightwards
+    assert shapely.LinearRing(ring).is_ccw  # y points down: clockwise on the screen
 
 
 def holds(outer, inner):
-    """Return True if one box holds another, on the shortest way around the globe."""
+    """Return True if one box contains another, across 180 degrees if need be."""
     return (
         outer[1] - ROUNDING <= inner[1]
         and inner[3] <= outer[3] + ROUNDING
-        and (outer[2] - outer[0] >= 360 or lies_within((outer[0], outer[2]), (inner[0], inner[2])))
+        and (outer[2] - outer[0] >= 360 or contains((outer[0], outer[2]), (inner[0], inner[2])))
     )
 
 

@@ -1,4 +1,4 @@
-"""Records of predictions, and ways to look at overlays that know nothing of how they are made."""
+"""Prediction records, and independent checks of GeoJSON geometry."""
 
 import dataclasses
 import json
@@ -7,8 +7,8 @@ import numpy as np
 from rasterio.warp import transform as warp
 
 from tnetcli.errors import ImageError
-from tnetcli.exporters.base import Looked
-from tnetcli.exporters.geojson import collection_text
+from tnetcli.exporters.base import EXPORTERS
+from tnetcli.exporters.geojson import GeoJSONOptions, collection_text
 from tnetcli.geometry import Georeference
 from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance, RegionRecord
 
@@ -69,16 +69,23 @@ def failed(image="c.tif", problem="damaged", **facts):
     return Prediction(schema=SCHEMA, status="failed", **(values | facts))
 
 
-def text(*predictions, **how):
-    return "".join(collection_text(map(Looked, predictions), **how))
+def write(name, path, *predictions, **options):
+    """Run an exporter without the checks around it, and return the path."""
+    exporter = EXPORTERS.load(name)
+    assert not exporter.write(iter(predictions), path, exporter.options(**options))
+    return path
 
 
-def read(*predictions, **how):
-    return json.loads(text(*predictions, **how))
+def text(*predictions, **options):
+    return "".join(collection_text(predictions, GeoJSONOptions(**options)))
 
 
-def features(prediction, **how):
-    return read(prediction, **how)["features"]
+def read(*predictions, **options):
+    return json.loads(text(*predictions, **options))
+
+
+def features(prediction, **options):
+    return read(prediction, **options)["features"]
 
 
 def rings(feature):
@@ -109,7 +116,7 @@ def to_lonlat(points, crs, transform):
 
 
 def corner_error(feature, box, crs, transform):
-    """The farthest of the four corners from the nearest point of the overlay, in pixels."""
+    """The farthest of the four corners from the nearest point of the outline, in pixels."""
     points = to_pixel([p for ring in rings(feature) for p in ring], crs, transform)
     x0, y0, x1, y1 = box
     corners = np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)])

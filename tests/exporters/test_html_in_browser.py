@@ -8,11 +8,9 @@ import pytest
 from PIL import Image
 
 from tests.browser import Watched, chromium, expect
-from tests.exporters.page_images import Places, places
+from tests.exporters.imagery import Places, places
 from tests.exporters.records import UTM, record, replace, to_lonlat, window
-from tests.exporters.test_html import COST, FAILED, HOSTILE, LEVELS, SCENE
-from tnetcli.exporters.base import Looked
-from tnetcli.exporters.html import write_page
+from tests.exporters.test_html import COST, FAILED, HOSTILE, LEVELS, SCENE, pieces
 from tnetcli.prediction.record import GlimpseRecord, LevelRecord
 
 PADDING = 12  # screen pixels around an image that is shown whole
@@ -36,12 +34,12 @@ def browser():
 
 @pytest.fixture
 def show(browser, tmp_path):
-    """Open a page of these records in a tab; afterwards it must have been quiet."""
+    """Open a page of these records in a tab; check at the end that it printed nothing."""
     opened = []
     path = tmp_path / "päge #1?.html"
 
     def open_tab(*predictions, imagery=places, where="", **options):
-        write_page(path, map(Looked, predictions), imagery, overwrite=True)
+        path.write_text("".join(pieces(*predictions, imagery=imagery)), encoding="utf-8")
         watched = Watched(browser, **({"viewport": {"width": 1200, "height": 900}} | options))
         opened.append(watched)
         watched.tab.goto(path.as_uri() + where)
@@ -54,7 +52,7 @@ def show(browser, tmp_path):
 
 
 def rectangles(tab):
-    """Where the edges of windows are on the screen: (windows, 4), left, top, width, height."""
+    """Return the outlines of regions on the screen (regions, 4): left, top, width, height."""
     return np.array(
         tab.eval_on_selector_all(
             ".window .edge",
@@ -70,20 +68,20 @@ def stage(tab):
 
 
 def expected_rectangles(boxes, centre, scale, middle):
-    """Boxes of the image on a screen where its pixel `middle` is at `centre`."""
+    """Return boxes on a screen where the pixel `middle` of the image is at `centre`."""
     x0, y0, x1, y1 = np.array(boxes, float).T
     left, top = centre[0] + (x0 - middle[0]) * scale, centre[1] + (y0 - middle[1]) * scale
     return np.stack([left, top, (x1 - x0) * scale, (y1 - y0) * scale], axis=1)
 
 
 def fitted(tab, width, height):
-    """The scale and the centre on the screen at which an image fits the stage."""
+    """Return the scale and the centre at which an image fits the stage."""
     x, y, across, down = stage(tab)
     scale = min((across - 2 * PADDING) / width, (down - 2 * PADDING) / height)
     return scale, (x + across / 2, y + down / 2)
 
 
-def test_all_windows_are_there_and_a_level_switched_off_hides_just_its_own(show):
+def test_a_level_that_is_switched_off_hides_its_regions(show):
     tab = show(DEEP)
     levels = [each.level for each in DEEP.windows]
     assert tab.locator(".window").count() == 6
@@ -102,24 +100,24 @@ def test_all_windows_are_there_and_a_level_switched_off_hides_just_its_own(show)
     assert all(each.is_visible() for each in tab.locator(".window").all())
 
 
-def test_glimpses_are_drawn_and_called_so(show):
+def test_glimpses_are_drawn_and_named(show):
     glimpses = tuple(
         GlimpseRecord((x, 600.0, x + 250, 850.0), "river", 0.5) for x in (1100.0, 1400.0)
     )
     first, second, *others = SCENE.windows
     tab = show(replace(SCENE, windows=(replace(first, glimpses=glimpses), second, *others)))
     assert tab.locator(".window").count() == len(SCENE.windows) + 2
-    told = " ".join(tab.locator("#levels label").nth(1).inner_text().split())
-    assert told == f"level 2 ({len(others) + 3}, 2 glimpses among them)"
+    found = " ".join(tab.locator("#levels label").nth(1).inner_text().split())
+    assert found == f"level 2 ({len(others) + 3}, 2 glimpses among them)"
     alone = show(replace(SCENE, windows=(replace(first, glimpses=glimpses),), levels=LEVELS[:1]))
-    told = " ".join(alone.locator("#levels label").nth(1).inner_text().split())
-    assert told == "level 2 (2 glimpses)"
+    found = " ".join(alone.locator("#levels label").nth(1).inner_text().split())
+    assert found == "level 2 (2 glimpses)"
     steps = [" ".join(each.split()) for each in alone.locator(".step").all_inner_texts()]
-    assert steps == ["Level 1, whole image", "Level 2, 2 glimpses inside of what is above"]
+    assert steps == ["Level 1, whole image", "Level 2, 2 glimpses inside the regions above"]
 
 
-def test_windows_lie_where_they_should_before_and_after_zooming_and_moving(show):
-    # Inside the image: one that reaches past it makes more than the image fit.
+def test_regions_are_in_place_before_and_after_zooming_and_panning(show):
+    # Regions past the image would change the fit.
     windows = [w for w in DEEP.windows if w.box[2] <= 4000]
     tab = show(replace(DEEP, windows=tuple(windows)))
     boxes = [each.box for each in windows]
@@ -145,7 +143,7 @@ def test_windows_lie_where_they_should_before_and_after_zooming_and_moving(show)
     tab.locator("#stage").press("0")
     assert np.allclose(rectangles(tab), first, atol=1)
     assert tab.evaluate("window.scrollY") == 0
-    tab.mouse.wheel(0, 50)  # all of it is shown already: the page itself moves
+    tab.mouse.wheel(0, 50)  # the image fits: the page scrolls
     tab.wait_for_function("() => window.scrollY > 0")
     tab.evaluate("window.scrollTo(0, 0)")
     assert np.allclose(rectangles(tab), first, atol=1)
@@ -156,11 +154,11 @@ def test_windows_lie_where_they_should_before_and_after_zooming_and_moving(show)
     closer[:, :2] += (1 - 1.5**2) * middle
     assert np.allclose(rectangles(tab), closer, atol=1)
     tab.get_by_role("button", name="Zoom out").click()
-    tab.get_by_role("button", name="Show all").click()
+    tab.get_by_role("button", name="Fit").click()
     assert np.allclose(rectangles(tab), first, atol=1)
 
 
-def test_keys_zoom_and_move(show):
+def test_keys_zoom_and_pan(show):
     tab = show(DEEP)
     first = rectangles(tab)
     tab.locator("#stage").focus()
@@ -178,7 +176,7 @@ def test_keys_zoom_and_move(show):
     assert np.allclose(rectangles(tab)[:, 2:], first[:, 2:] * 1.5, rtol=1e-3)
     tab.keyboard.press("0")
     assert np.allclose(rectangles(tab), first, atol=0.1)
-    tab.keyboard.press("-")  # never smaller than all of it
+    tab.keyboard.press("-")  # never smaller than the fitted image
     tab.keyboard.press("ArrowLeft")
     assert np.allclose(rectangles(tab), first, atol=0.1)
 
@@ -190,8 +188,8 @@ def test_fingers_pinch_and_drag(show):
     touch = tab.context.new_cdp_session(tab)
 
     def send(kind, *points):
-        told = [{"x": a, "y": b, "id": number} for number, (a, b) in enumerate(points)]
-        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": told})
+        touches = [{"x": a, "y": b, "id": number} for number, (a, b) in enumerate(points)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touches})
 
     send("touchStart", (x - 40, y), (x + 40, y))
     for step in range(1, 11):
@@ -213,14 +211,14 @@ SAMPLE = """async (image, parts) => {
 }"""
 
 
-def test_a_click_shows_the_window_s_own_pixels(show):
+def test_a_click_shows_the_pixels_of_a_region(show):
     tab = show(DEEP)
     truth = Places(4000, 3000)
-    # The page orders them by level, then by attention, which is the record's order here.
+    # Ordered by level, then by attention, as in this record.
     for place, chosen in enumerate(DEEP.windows):
-        # Near a corner, where no other window is in the way.
+        # Near a corner, where no other region is in the way.
         tab.locator(".window .edge").nth(place).click(position={"x": 3, "y": 3})
-        assert f"Window {chosen.path}" in tab.locator("#chosen").inner_text()
+        assert f"Region {chosen.path}" in tab.locator("#chosen").inner_text()
         x0, y0, x1, y1 = chosen.box
         parts = [(0.45, 0.45), (0.3, 0.1), (0.1, 0.4)]
         width, height, colours = tab.locator("#chosen img").evaluate(SAMPLE, parts)
@@ -230,7 +228,7 @@ def test_a_click_shows_the_window_s_own_pixels(show):
             assert np.allclose(colour, [*truth.colour(x, y), 255], atol=5)
 
 
-def test_the_picture_and_the_windows_fit_together_on_the_screen(show):
+def test_the_overview_and_the_regions_are_aligned(show):
     tab = show(replace(DEEP, windows=DEEP.windows[:2]))
     for box in tab.locator("#levels input").all():
         box.uncheck()
@@ -242,11 +240,11 @@ def test_the_picture_and_the_windows_fit_together_on_the_screen(show):
         assert np.allclose(screen[int(row), int(column)], colour, atol=6)
 
 
-def test_pointing_at_a_window_tells_its_numbers(show):
+def test_hovering_shows_the_numbers_of_a_region(show):
     tab = show(DEEP)
     tab.locator(".window .edge").nth(4).hover()
-    told = tab.locator("#hint").inner_text().replace("\u00a0", " ").splitlines()
-    assert told[:6] == [
+    found = tab.locator("#hint").inner_text().replace("\u00a0", " ").splitlines()
+    assert found[:6] == [
         "river 93.0 %",
         "attention 50.0 %",
         "joint probability 12.5 %",
@@ -254,7 +252,7 @@ def test_pointing_at_a_window_tells_its_numbers(show):
         "columns 1,400 to 1,650 px",
         "rows 900 to 1,087.5 px",
     ]
-    latitude, longitude = re.fullmatch(r"centre ([\d.]+)° N, ([\d.]+)° E", told[6]).groups()
+    latitude, longitude = re.fullmatch(r"centre ([\d.]+)° N, ([\d.]+)° E", found[6]).groups()
     expected = to_lonlat([(1525, 993.75)], **UTM)[0]
     assert np.allclose([float(longitude), float(latitude)], expected, rtol=0, atol=1e-5)
     tab.mouse.move(5, 5)
@@ -280,7 +278,7 @@ def test_the_keyboard_reaches_everything(show):
     assert label().startswith("Level 3, rank 3")
     tab.keyboard.press("ArrowLeft")
     tab.keyboard.press("Enter")
-    assert "Window root/0-2/1-0" in tab.locator("#chosen").inner_text()
+    assert "Region root/0-2/1-0" in tab.locator("#chosen").inner_text()
     before = rectangles(tab)
     tab.keyboard.press("+")
     assert np.allclose(rectangles(tab)[:, 2:], 1.5 * before[:, 2:], rtol=1e-3)
@@ -291,7 +289,7 @@ def test_the_keyboard_reaches_everything(show):
     assert label() == "Zoom in"
     tab.keyboard.press("Shift+Tab")
     assert label().startswith("Level 3, rank 2")
-    # Switched off, its windows are passed over.
+    # Hidden regions are skipped.
     tab.get_by_label("level 3 (").uncheck()
     tab.locator("#stage").focus()
     tab.keyboard.press("Tab")
@@ -303,11 +301,11 @@ def test_the_keyboard_reaches_everything(show):
     assert label().startswith("Level 2")
 
 
-def test_a_window_out_of_view_comes_into_view_when_it_is_reached(show):
+def test_a_focused_region_is_brought_into_view(show):
     tab = show(DEEP)
     tab.locator(".window").nth(5).focus()
     tab.keyboard.press("Enter")
-    tab.get_by_role("button", name="Zoom to it").click()
+    tab.get_by_role("button", name="Zoom to region").click()
     x, y, across, down = stage(tab)
     left, top, width, height = rectangles(tab)[5]
     assert 0.69 < max(width / across, height / down) < 0.71
@@ -319,19 +317,19 @@ def test_a_window_out_of_view_comes_into_view_when_it_is_reached(show):
     assert y <= top + height / 2 <= y + down
 
 
-def test_the_story_the_bars_and_the_cost_are_told(show):
+def test_levels_bars_and_cost_are_shown(show):
     tab = show(DEEP)
     text = tab.locator("#image").inner_text().replace("\u00a0", " ")
     lines = [line for line in text.splitlines() if line]
-    story = lines[lines.index("HOW THE ANSWER CAME ABOUT") + 1 :]
+    story = lines[lines.index("PREDICTION BY LEVEL") + 1 :]
     assert story[:7] == [
         "Level 1, whole image",
         "forest 55.0 %",
-        "Level 2, 2 windows",
+        "Level 2, 2 regions",
         "river 91.0 %",
-        "Level 3, 3 windows",
+        "Level 3, 3 regions",
         "river 97.0 %",
-        "Then it stopped: all levels are done.",
+        "Stopped: all levels are done.",
     ]
     assert tab.locator("#answer").inner_text() == "river 97.0\u00a0%"
     assert "bands were guessed" in text
@@ -343,7 +341,7 @@ def test_the_story_the_bars_and_the_cost_are_told(show):
     whole = tracks[0].bounding_box()["width"]
     assert np.allclose(np.array(filled) / whole, [0.97, 0.03], atol=0.01)
     tab.locator(".strip button").last.click()
-    assert "Window root/0-2/1-1" in tab.locator("#chosen").inner_text()
+    assert "Region root/0-2/1-1" in tab.locator("#chosen").inner_text()
 
 
 MANY = [
@@ -364,9 +362,9 @@ MANY = [
 ] + [FAILED]
 SORTED = {
     "Image": ["c.tif", "scenes/Alpha.tif", "scenes/beta 9.tif", "scenes/beta 10.tif"],
-    "Answer": ["scenes/Alpha.tif", "scenes/beta 10.tif", "scenes/beta 9.tif", "c.tif"],
+    "Prediction": ["scenes/Alpha.tif", "scenes/beta 10.tif", "scenes/beta 9.tif", "c.tif"],
     "Probability": ["scenes/Alpha.tif", "scenes/beta 10.tif", "scenes/beta 9.tif", "c.tif"],
-    "Windows": ["scenes/Alpha.tif", "scenes/beta 10.tif", "scenes/beta 9.tif", "c.tif"],
+    "Regions": ["scenes/Alpha.tif", "scenes/beta 10.tif", "scenes/beta 9.tif", "c.tif"],
     "Decoded": ["scenes/beta 10.tif", "scenes/beta 9.tif", "scenes/Alpha.tif", "c.tif"],
     "Status": ["c.tif", "scenes/beta 10.tif", "scenes/Alpha.tif", "scenes/beta 9.tif"],
 }
@@ -393,11 +391,11 @@ def test_the_list_is_sorted_by_each_column(show):
             assert listed(tab) == rising[::-1]
         elif column == "Status":  # the rest are equal and keep their order
             assert listed(tab) == [each.id for each in MANY]
-        else:  # what is not known stays last
+        else:  # unknown values stay last
             assert listed(tab) == [*rising[:3][::-1], "c.tif"]
 
 
-def test_the_list_is_filtered_and_leads_to_images_and_back(show):
+def test_the_list_is_filtered_and_links_to_images(show):
     tab = show(*MANY)
     assert tab.locator("#totals").inner_text().replace("\u00a0", " ") == (
         "3 images done: river 1, forest 1, wüste 1; 1 failed"
@@ -427,7 +425,7 @@ def test_the_list_is_filtered_and_leads_to_images_and_back(show):
     expect(tab.get_by_role("link", name="beta 9")).to_be_focused()
 
 
-def test_an_address_names_an_image(show):
+def test_an_address_selects_an_image(show):
     tab = show(*MANY, where="#image-2")
     assert tab.locator("#name").inner_text() == "scenes/Alpha.tif"
 
@@ -451,7 +449,7 @@ def test_light_and_dark_follow_the_system_and_the_switch(scheme, show):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_paper_shows_image_windows_and_story_without_controls(scheme, show):
+def test_a_print_shows_image_regions_and_text_without_controls(scheme, show):
     tab = show(DEEP, color_scheme=scheme)
     tab.emulate_media(media="print", color_scheme=scheme)
     for each in ("#stage", "#story", "#classes", "#cost", "#facts", "#ramp"):
@@ -468,8 +466,8 @@ def test_paper_shows_image_windows_and_story_without_controls(scheme, show):
     assert tab.pdf().startswith(b"%PDF")
 
 
-@pytest.mark.parametrize("width", [320, 500, 700])
-def test_nothing_is_read_sideways_on_a_small_screen(width, show):
+@pytest.mark.parametrize("width", [320, 700])
+def test_a_small_screen_does_not_scroll_sideways(width, show):
     facts = {"label": "b" * 200, "levels": (), "probabilities": {"b" * 200: 1.0}}
     windows = tuple(replace(each, label="b" * 200, probabilities=()) for each in DEEP.windows)
     long = replace(DEEP, id="a" * 300, windows=windows, **facts)
@@ -504,10 +502,10 @@ def test_two_thousand_images_open(show):
     tab.locator("#rows a").first.click()
     expect(tab.locator("#position")).to_have_text("2,000 of 2,000")
     assert tab.locator(".window").count() == 1
-    assert tab.locator("img").count() < 2010  # pictures of windows only where they are shown
+    assert tab.locator("img").count() < 2010  # thumbnails only where they are shown
 
 
-def test_as_many_windows_as_are_ever_drawn_can_be_walked(show):
+def test_all_drawn_regions_can_be_reached_by_keyboard(show):
     many = [
         window(
             f"root{'/1-1' * (level - 2)}/{place}-0",
@@ -520,7 +518,7 @@ def test_as_many_windows_as_are_ever_drawn_can_be_walked(show):
     tab = show(record(*many, width=400, height=300))
     assert tab.locator(".window").count() == 15 * 250
     assert "level 16 (250 of 300)" in tab.locator("#levels").inner_text()
-    assert "3,750 of 4,500 windows are drawn" in tab.locator("#notes").inner_text()
+    assert "3,750 of 4,500 regions are drawn" in tab.locator("#notes").inner_text()
     tab.locator("#stage").focus()
     tab.keyboard.press("Tab")
     tab.keyboard.press("End")
@@ -558,13 +556,13 @@ def test_hostile_text_is_shown_and_never_run(show):
         assert tab.locator("#warnings li").text_content() == clean
         tab.locator(".window").last.focus()
         tab.keyboard.press("Enter")
-        assert tab.locator("#chosen h3").text_content() == "Window root/0-0"
+        assert tab.locator("#chosen h3").text_content() == "Region root/0-0"
         tab.get_by_role("link", name="All images").click()
         expect(tab.locator("#list")).to_be_visible()
     assert tab.locator("script:not([type])").count() == 1
 
 
-def test_odd_windows_do_no_harm(show):
+def test_odd_regions_do_no_harm(show):
     odd = [
         window("root", (-500, -900, 4500, 3900), 1.0, share=None),
         window("root/0-0", (-1e8, -1e8, 1e8, 1e8), 1.0, valid=None),
@@ -589,7 +587,7 @@ def test_an_abstained_image_is_shown_with_its_reason(show):
     assert tab.locator(".window").count() == 3
 
 
-def test_windows_past_the_image_are_shown_as_well(show):
+def test_regions_past_the_image_are_shown(show):
     tab = show(record(window(attention=1.0), window("root/0-0", (-300, 2900, 900, 3700))))
     x, y, across, down = stage(tab)
     left, top, width, height = rectangles(tab)[1]
@@ -597,27 +595,27 @@ def test_windows_past_the_image_are_shown_as_well(show):
     assert y < top < top + height < y + down
 
 
-def test_a_page_without_pixels_draws_the_windows_all_the_same(show):
+def test_a_page_without_pixels_draws_the_regions(show):
     tab = show(DEEP, imagery=None)
     assert tab.locator(".window").count() == 6
     assert tab.locator("#view image").count() == 0
     assert "without pixels" in tab.locator("#notes").inner_text()
     tab.locator(".window").nth(3).click()
-    assert "no pixels of this window" in tab.locator("#chosen").inner_text()
+    assert "no pixels of this region" in tab.locator("#chosen").inner_text()
 
 
-def test_a_page_of_nothing_opens(show):
+def test_a_page_without_images_opens(show):
     tab = show()
     assert tab.locator("#found").inner_text().replace("\u00a0", " ") == "0 of 0 images"
 
 
-def test_a_lone_failure_opens(show):
+def test_a_single_failure_opens(show):
     assert "copy it" in show(FAILED).locator("#warnings").inner_text()
 
 
-def test_the_policy_stops_what_is_not_ours(browser, tmp_path):
+def test_the_policy_blocks_other_scripts_and_images(browser, tmp_path):
     path = tmp_path / "a.html"
-    write_page(path, [Looked(SCENE)], places)
+    path.write_text("".join(pieces(SCENE, imagery=places)), encoding="utf-8")
     watched = Watched(browser)
     watched.tab.goto(path.as_uri())
     watched.tab.evaluate(

@@ -52,7 +52,7 @@ MODELS: dict[str, dict[str, Any]] = {
 # Three levels of tiny images, whatever the view size.
 WALK = {"levels": 3, "keep": [2, 1], "min_size": 8}
 POLICIES: dict[str, dict[str, Any]] = {
-    "top_k": {},
+    "topk": {},
     "sample": {"policy": "sample"},
     "best_first": {"policy": "best_first", "budget": 6},
     "told": {"keep": [3, 1]},  # regions of regions.csv
@@ -114,7 +114,7 @@ RECIPES: dict[str, dict[str, Any]] = {
             },
             {
                 "name": "conclude", "steps": 2, "freeze": ["backbone", "location"], "replay": 2,
-                "replay_size": 8, 
+                "replay_size": 8,
                 "loss": {"selection": "top_k", "reinforce": 0.0, "sequence": 0.75},
             },
         ],
@@ -359,7 +359,7 @@ def _frozen_message(text: str) -> str:
 
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
     config = {SETTINGS.get(key, key): each for key, each in config.items()}
-    policy = {"top_k": "top_k"}.get(config["policy"], config["policy"])
+    policy = {"top_k": "topk"}.get(config["policy"], config["policy"])
     return {**config, "policy": policy, "rescale": None}
 
 
@@ -367,7 +367,7 @@ def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:
     """Return a record with the keys that it had when results were frozen."""
     made, place = data.pop("provenance"), data.pop("georeference")
     data |= {"model": made["model"], "model_sha256": made["sha256"], "tnet": made["version"]}
-    data |= {"settings": {**made["config"], "rescale": None}, "microns_per_pixel": data.pop("mpp")}
+    data |= {"settings": _settings(made["config"]), "microns_per_pixel": data.pop("mpp")}
     stop = data.pop("stop_reason")
     data["stopped"] = STOPS.get(stop, stop)
     for window in data["windows"]:
@@ -399,7 +399,12 @@ def geojson(records: Path, output: Path) -> dict[str, Any]:
     assert tnet("export", records, "-f", "geojson", "-o", output, "-q") == 0
     data: dict[str, Any] = json.loads(output.read_text())
     data["tnet"] = {key: each for key, each in data["tnet"].items() if key not in UNSTABLE}
+    if "mpp" in data["tnet"]:
+        data["tnet"]["microns_per_pixel"] = data["tnet"].pop("mpp")
     for feature in data["features"]:
+        numbers = feature["properties"].get("measurements", feature["properties"])
+        if "share" in numbers:
+            numbers["weight"] = numbers.pop("share")
         with suppress(ValueError):  # QuPath's ids are hashes of the model file
             feature["id"] = f"a UUID, version {UUID(feature['id']).version}"
     return data

@@ -241,7 +241,7 @@ URLS = (
             step("info", GOOD, "--json", codes=(0,)),
             step("predict", GOOD, "-o", "out.jsonl", codes=(0,)),
             step("export", "out.jsonl", "-o", "out.csv", codes=(0,)),
-            step("export", "out.jsonl", "--no-pixels", "-o", "out.html", codes=(0,)),
+            step("export", "out.jsonl", "-O", "pixels=false", "-o", "out.html", codes=(0,)),
         ),
         may_request="/served", check=_leaks,
     ),
@@ -316,7 +316,9 @@ TEXTS = (
         ),
         (
             step("export", "{images}/a.jsonl", "-o", "out.csv", codes=(0,)),
-            step("export", "{images}/a.jsonl", "--per-image", "-o", "out2.csv", codes=(0,)),
+            step(
+                "export", "{images}/a.jsonl", "-O", "per_image=true", "-o", "out2.csv", codes=(0,)
+            ),
         ),
         check=_formulas,
     ),
@@ -325,7 +327,7 @@ TEXTS = (
         (
             step("info", "{images}", codes=(8,)),
             step("predict", "{images}", "-o", "out.jsonl", codes=(8,)),
-            step("export", "out.jsonl", "--per-image", "-o", "out.csv", codes=(0, 8)),
+            step("export", "out.jsonl", "-O", "per_image=true", "-o", "out.csv", codes=(0, 8)),
         ),
         check=_formulas,
     ),

@@ -119,7 +119,7 @@ def test_arguments_are_checked():
             read_model_config("anchornet", wrong)
 
 
-def test_the_smallest_view_can_be_learned_from():
+def test_the_min_view_size_can_be_learned_from():
     model = build(view_size=119).requires_grad_(True).train()
     _, loss = labelled_loss(model, noise(2, 3, 119, 119), root_and_cells(model, 2))
     loss.backward()

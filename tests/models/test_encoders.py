@@ -10,16 +10,17 @@ from safetensors.torch import load_file, save_file
 from timm.models.resnet import ResNet
 from torch import nn
 
-from tests.models.contract import noise
-from tests.models.outlines import outline
+from tests.models.published import count_parameters, outline_backbone
 from tnetcli.errors import ModelError
-from tnetcli.models import encoders as backbone_module
+from tnetcli.models import encoders
 from tnetcli.models.configs import ModelConfig
-from tnetcli.models.encoders import build_backbone, create_timm
+from tnetcli.models.encoders import Stream, build_backbone, build_timm
 from tnetcli.models.nets import BagNet77
+from tnetcli.testing.model import noise
 
 NETS = [f"tf_efficientnet_b{number}" for number in range(5)]
-# SPEC 1.5: kernel, stride, expansion and channels of the stages of B0; repeats of B0 to B4.
+# Kernel, stride, expansion and channels of the stages of B0 (Papadopoulos et al. 2021, appendix,
+# table 5), and the repeats of B0 to B4.
 STAGES = [
     (3, 1, 1, 16, (1, 2, 2, 2, 2)),
     (3, 2, 6, 24, (2, 3, 3, 3, 4)),
@@ -29,17 +30,14 @@ STAGES = [
     (5, 2, 6, 192, (4, 5, 5, 6, 8)),
     (3, 1, 6, 320, (1, 2, 2, 2, 2)),
 ]
-FIELDS = [7, 11, 19, 35, 67, 83, 115, 147, 211, 275, 339, 403, 531, 659, 787, 851]
-# Network, tap, side of the map, channels, field, picks, centres: the table of SPEC 1.5.
-FIVE_CENTERS = [47, 79, 111, 143, 175]
+# Network, tap, side and channels of the map, features.
 TAPS = [
-    (0, "blocks.3.2", 14, 80, 147, [2, 6, 10], [47, 111, 175]),
-    (0, "blocks.3.0", 14, 80, 83, [2, 4, 6, 8, 10], FIVE_CENTERS),
-    (1, "blocks.2.1", 28, 40, 79, [5, 9, 13, 17, 21], FIVE_CENTERS),
-    (2, "blocks.2.1", 28, 48, 79, [5, 9, 13, 17, 21], FIVE_CENTERS),
-    (3, "blocks.2.1", 28, 48, 79, [5, 9, 13, 17, 21], FIVE_CENTERS),
-    (4, "blocks.2.1", 28, 56, 87, [5, 9, 13, 17, 21], FIVE_CENTERS),
-    (0, "blocks.2.1", 28, 40, 67, [3, 8, 13, 18, 23], [31, 71, 111, 151, 191]),
+    (0, "blocks.3.2", 14, 80, 1280),
+    (0, "blocks.3.0", 14, 80, 1280),
+    (1, "blocks.2.1", 28, 40, 1280),
+    (2, "blocks.2.1", 28, 48, 1408),
+    (3, "blocks.2.1", 28, 48, 1536),
+    (4, "blocks.2.1", 28, 56, 1792),
 ]
 
 
@@ -48,91 +46,45 @@ def build(name="resnet18", view_size=64, *, bands=3, tap=None, cells=3, pretrain
     return build_backbone(config, bands=bands, tap=tap, cells=cells, pretrained=pretrained)
 
 
-def published(number):
-    """Return the network of CUB and NABirds."""
-    return outline(NETS[number], 224, tap="blocks.2.1" if number else "blocks.3.0")
-
-
 class TestEfficientNet:
     def test_b0_has_the_published_blocks(self):
-        net = published(0).net.net
         found = []
-        for stage in net.blocks:
-            kernel, stride = stage[0].conv_dw.kernel_size[0], stage[0].conv_dw.stride[0]
-            expansion = stage[0].conv_dw.in_channels // previous(stage[0])
-            last = stage[0].conv_pwl if hasattr(stage[0], "conv_pwl") else stage[0].conv_pw
-            found.append((kernel, stride, expansion, last.out_channels))
+        for stage in outline_backbone(NETS[0], 224, tap="blocks.3.0").net.net.blocks:
+            block = stage[0]
+            first = block.conv_pw if hasattr(block, "conv_pwl") else block.conv_dw
+            last = block.conv_pwl if hasattr(block, "conv_pwl") else block.conv_pw
+            depthwise = block.conv_dw
+            expansion = depthwise.in_channels // first.in_channels
+            sizes = depthwise.kernel_size[0], depthwise.stride[0]
+            found.append((*sizes, expansion, last.out_channels))
         assert found == [stage[:4] for stage in STAGES]
 
-    @pytest.mark.parametrize("number", range(5))
-    def test_stages_repeat_as_published(self, number):
-        net = published(number).net.net
-        assert [len(stage) for stage in net.blocks] == [stage[4][number] for stage in STAGES]
-
-    def test_every_block_of_b0_sees_the_published_field(self):
-        backbone = outline(NETS[0], 224, tap="blocks.6.0")
-        net, found = backbone.net.net, []
-        hooks = [
-            layer.register_forward_hook(lambda _, __, output: found.append(output.fields))
-            for layer in (net.conv_stem, *(block for stage in net.blocks for block in stage))
-        ]
-        backbone.fields()
-        for hook in hooks:
-            hook.remove()
-        assert [(rows.size, columns.size) for rows, columns in found] == [
-            (size, size) for size in (3, *FIELDS)
-        ]
-
-    @pytest.mark.parametrize(("number", "tap", "side", "channels", "size", "picks", "at"), TAPS)
-    def test_the_published_taps_see_the_published_pixels(
-        self, number, tap, side, channels, size, picks, at
+    @pytest.mark.parametrize(("number", "tap", "side", "channels", "features"), TAPS)
+    def test_the_published_taps_have_the_published_maps(
+        self, number, tap, side, channels, features
     ):
-        backbone = outline(NETS[number], 224, tap=tap)
-        assert backbone.map_size() == (channels, side, side)
-        for axis in backbone.fields():
-            assert axis.size == size
-            assert [axis.centers(side)[pick] for pick in picks] == at
+        backbone = outline_backbone(NETS[number], 224, tap=tap)
+        assert backbone.map_size == (channels, side, side)
+        assert backbone.feature_size == features
+        repeats = [len(stage) for stage in backbone.net.net.blocks]
+        assert repeats == [stage[4][number] for stage in STAGES]
 
-    @pytest.mark.parametrize(
-        ("tap", "side", "step"), [("blocks.2.1", 28, 8), ("blocks.3.0", 14, 16)]
-    )
-    def test_centres_lie_below_and_to_the_right_as_with_the_padding_of_tensorflow(
-        self, tap, side, step
-    ):
-        rows, columns = outline(NETS[0], 224, tap=tap).fields()
-        expected = [step * index + step - 1 for index in range(side)]
-        assert rows.centers(side) == columns.centers(side) == expected
-
-    @pytest.mark.parametrize(("number", "size"), list(enumerate([1280, 1280, 1408, 1536, 1792])))
-    def test_features_are_as_many_as_published(self, number, size):
-        assert published(number).feature_size == size
-
-    def test_stochastic_depth_grows_from_the_first_block_to_all_of_it_at_the_last(self):
-        net = outline("tf_efficientnet_b0", 64, drop_path=0.32).net.net
+    def test_stochastic_depth_grows_linearly_to_the_last_block(self):
+        net = outline_backbone(NETS[0], 64, drop_path=0.32).net.net
         rates = [block.drop_path.drop_prob for stage in net.blocks for block in stage]
         assert rates == pytest.approx([0.02 * number for number in range(1, 17)])
-
-    def test_without_stochastic_depth_nothing_is_dropped(self):
-        net = published(0).net.net
-        paths = [block.drop_path for stage in net.blocks for block in stage]
+        without = outline_backbone(NETS[0], 64).net.net
+        paths = [block.drop_path for stage in without.blocks for block in stage]
         assert all(isinstance(path, nn.Identity) for path in paths)
 
-    def test_norms_are_those_of_keras(self):
-        norms = [each for each in published(0).modules() if isinstance(each, nn.BatchNorm2d)]
-        assert {(norm.eps, norm.momentum) for norm in norms} == {(1e-3, 0.01)}
-
-    def test_weights_start_by_fan_out(self):
+    def test_norms_are_those_of_keras_and_weights_start_by_fan_out(self):
         torch.manual_seed(0)
-        net = build("tf_efficientnet_b0").net.net
-        pointwise = net.conv_head.weight.detach()
-        assert float(pointwise.var()) == pytest.approx(2 / 1280, rel=0.03)
+        net = build(NETS[0]).net.net
+        norms = [each for each in net.modules() if isinstance(each, nn.BatchNorm2d)]
+        assert {(norm.eps, norm.momentum) for norm in norms} == {(1e-3, 0.01)}
+        assert float(net.conv_head.weight.detach().var()) == pytest.approx(2 / 1280, rel=0.03)
         depthwise = net.blocks[5][3].conv_dw.weight.detach()
         assert float(depthwise.var()) == pytest.approx(2 / 25, rel=0.03)
-
-
-def previous(block):
-    """Return how many channels enter a block of EfficientNet."""
-    return (block.conv_pw if hasattr(block, "conv_pwl") else block.conv_dw).in_channels
 
 
 class TestTap:
@@ -141,40 +93,31 @@ class TestTap:
         [
             ("resnet18", 224, 3, 7),
             ("resnet18", 224, 5, 14),
-            ("resnet18", 64, 4, 8),
-            ("tf_efficientnet_b0", 224, 5, 14),
             ("vit_tiny_patch16_224", 224, 5, 14),
             ("resnet18", 64, 30, 32),  # none is fine enough: the finest
         ],
     )
-    def test_by_itself_it_is_the_deepest_map_with_two_pixels_a_cell(
+    def test_the_default_is_the_deepest_map_with_two_pixels_per_cell(
         self, name, view_size, cells, side
     ):
-        assert outline(name, view_size, cells=cells).map_size().height == side
+        assert outline_backbone(name, view_size, cells=cells).map_size.height == side
 
     @pytest.mark.parametrize(
         ("name", "tap", "module"),
-        [
-            ("resnet18", 2, "layer2"),
-            ("tf_efficientnet_b0", 2, "blocks.2"),
-            ("mobilenetv3_small_100", 1, "blocks.0"),
-            ("convnext_atto", 1, "stages.1"),
-        ],
+        [("resnet18", 2, "layer2"), (NETS[0], 2, "blocks.2"), ("convnext_atto", 1, "stages.1")],
     )
-    def test_a_stage_by_number_is_the_module_by_name(self, name, tap, module):
-        torch.manual_seed(0)
-        by_number = build(name, tap=tap).eval().requires_grad_(False)
-        torch.manual_seed(0)
-        by_name = build(name, tap=module).eval().requires_grad_(False)
-        views = noise(2, 3, 64, 64)
-        for one, other in zip(by_number(views), by_name(views), strict=True):
-            assert torch.equal(one, other)
+    def test_a_stage_by_index_equals_the_module_by_name(self, name, tap, module):
+        views, outputs = noise(2, 3, 64, 64), []
+        for each in (tap, module):
+            torch.manual_seed(0)
+            outputs.append(build(name, tap=each).eval().requires_grad_(False)(views))
+        assert all(torch.equal(*pair) for pair in zip(*outputs, strict=True))
 
     def test_a_stage_that_is_joined_with_others_at_the_end_leaves_nothing_out(self):
-        backbone = outline("mobilenetv5_base", 256)
+        backbone = outline_backbone("mobilenetv5_base", 256)
         assert backbone.feature_size == backbone.net.net.num_features == 2048
 
-    def test_a_stage_that_changes_the_features_is_tapped_by_its_name(self, monkeypatch):
+    def test_a_stage_whose_tap_changes_the_features_is_tapped_by_name(self, monkeypatch):
         def forward_intermediates(net, views, indices):
             final = net.forward_features(views)
             return 1.01 * final, [final]
@@ -183,56 +126,31 @@ class TestTap:
         backbone = build(tap=2).eval().requires_grad_(False)
         views = noise(1, 3, 64, 64)
         assert torch.equal(backbone(views)[1], backbone.net.net(views))
-        assert backbone.map_size().channels == 128
-
-    def test_a_stage_that_changes_the_features_and_has_no_map_by_name_is_refused(self, monkeypatch):
-        def forward_intermediates(net, views, indices):
-            final = net.forward_features(views)
-            return final[:, 1:], [final]
-
-        monkeypatch.setattr(
-            type(timm.create_model("test_vit")), "forward_intermediates", forward_intermediates
-        )
-        with pytest.raises(ModelError, match="does not put out a map"):
-            build("test_vit", 96, tap=1)
+        assert backbone.map_size.channels == 128
 
     @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # by timm 1.0.30
     def test_a_network_that_returns_nothing_without_its_classifier_has_features(self):
-        assert outline("inception_next_atto", 224).feature_size == 960
+        assert outline_backbone("inception_next_atto", 224).feature_size == 960
 
-    @pytest.mark.parametrize("tap", [-1, 5, 99])
-    def test_a_stage_that_is_not_there_is_refused(self, tap):
-        with pytest.raises(ModelError, match=f"`resnet18` has no stage `{tap}`") as caught:
-            outline(tap=tap)
-        assert caught.value.hint == "it has 0 to 4"
+    @pytest.mark.parametrize(
+        ("name", "tap", "message", "hint"),
+        [
+            ("resnet18", -1, "`resnet18` has no stage `-1`", "use 0 to 4"),
+            ("resnet18", 5, "`resnet18` has no stage `5`", "use 0 to 4"),
+            ("resnet18", "layer2.7", r"no module `layer2\.7`", "did you mean `layer2"),
+            ("resnet18", "", "does not return a map", "index"),
+            ("resnet18", "fc", "does not return a map", "index"),
+            ("vit_tiny_patch16_224", "blocks.3", "does not return a map", "index"),
+            ("convnext_tiny", "stages.1.blocks.0.mlp", "channels first", "index"),
+            ("bagnet77", 2, "one map", "remove tap"),
+        ],
+    )
+    def test_a_tap_without_a_map_is_an_error(self, name, tap, message, hint):
+        with pytest.raises(ModelError, match=message) as caught:
+            outline_backbone(name, 77 if name == "bagnet77" else 224, tap=tap)
+        assert hint in caught.value.hint
 
-    def test_a_module_that_is_not_there_is_refused_with_the_nearest(self):
-        with pytest.raises(ModelError, match=r"no module `layer2\.7`") as caught:
-            outline(tap="layer2.7")
-        assert "did you mean `layer2" in caught.value.hint
-
-    @pytest.mark.parametrize("tap", ["", "fc", "global_pool"])
-    def test_a_module_that_puts_out_no_map_is_refused(self, tap):
-        with pytest.raises(ModelError, match="does not put out a map"):
-            outline(tap=tap)
-
-    def test_a_module_that_puts_out_tokens_is_refused(self):
-        with pytest.raises(ModelError, match="does not put out a map"):
-            outline("vit_tiny_patch16_224", 112, tap="blocks.3")
-
-    def test_a_map_with_channels_last_is_refused(self):
-        with pytest.raises(ModelError, match="channels first"):
-            outline("convnext_tiny", tap="stages.1.blocks.0.mlp")
-
-    def test_a_copy_keeps_its_own_map(self):
-        torch.manual_seed(0)
-        one = build(tap="layer2.1").eval().requires_grad_(False)
-        other = copy.deepcopy(one)
-        views = noise(1, 3, 64, 64)
-        assert torch.equal(one(views)[0], other(views)[0])
-        assert other.net._seen is not one.net._seen
-
-    def test_threads_that_share_a_model_see_each_its_own_map(self):
+    def test_copies_and_threads_have_their_own_map_and_keep_none(self):
         torch.manual_seed(0)
         backbone = build(tap="layer2.1").eval().requires_grad_(False)
         views = [noise(1, 3, 64, 64, seed=seed) for seed in range(12)]
@@ -240,104 +158,73 @@ class TestTap:
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(lambda view: backbone(view)[0], views))
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-
-    def test_nothing_of_a_call_outlives_it(self):
-        backbone = build(tap="layer2.1")
-        backbone(noise(2, 3, 64, 64))
-        assert not backbone.net._seen
-
-    def test_bagnet_has_no_other_map(self):
-        with pytest.raises(ModelError, match="one map") as caught:
-            outline("bagnet77", 77, tap=2)
-        assert caught.value.hint
+        assert torch.equal(copy.deepcopy(backbone)(views[0])[0], expected[0])
+        assert not backbone.net._maps
 
 
 class TestBuilding:
-    def test_an_unknown_backbone_is_refused_with_the_nearest(self):
-        with pytest.raises(ModelError, match="unknown backbone: `resnet81`") as caught:
-            build("resnet81")
-        assert caught.value.hint == "did you mean `resnet18`?"
-
-    def test_our_own_backbone_is_among_the_nearest(self):
-        with pytest.raises(ModelError) as caught:
-            build("bagnet7")
-        assert "`bagnet77`" in caught.value.hint
-
-    def test_a_name_like_nothing_else_leads_to_the_list(self):
-        with pytest.raises(ModelError) as caught:
-            build("?????")
-        assert "tnet models" in caught.value.hint
-
-    @pytest.mark.parametrize("name", ["hf-hub:timm/resnet18", "local-dir:/tmp", "timm/resnet18"])
-    def test_a_place_to_fetch_from_is_no_backbone(self, name):
-        with pytest.raises(ModelError, match="unknown backbone"):
-            build(name)
-
-    def test_unknown_weights_of_a_known_backbone_are_refused_with_the_nearest(self):
-        with pytest.raises(ModelError, match="no weights `a1_in2k`") as caught:
-            build("resnet18.a1_in2k")
-        assert caught.value.hint == "did you mean `resnet18.a1_in1k`?"
-
-    def test_weights_may_be_named_without_being_fetched(self):
-        assert outline("resnet18.a1_in1k").feature_size == 512
-
     @pytest.mark.parametrize(
-        ("name", "channels", "side", "features"),
-        [("vgg11", 512, 7, 4096), ("densenet121", 1024, 7, 1024), ("dla34", 512, 7, 512)],
-    )
-    def test_a_backbone_that_only_names_its_stages_is_tapped_by_name(
-        self, name, channels, side, features
-    ):
-        with torch.device("meta"):
-            backbone = build(name, 224)
-        assert backbone.map_size() == (channels, side, side)
-        assert backbone.feature_size == features
-
-    @pytest.mark.parametrize("told", [[], [{"reduction": 0}]])  # 0 is no map
-    def test_a_backbone_without_stages_needs_the_name_of_a_module(self, monkeypatch, told):
-        def create(config, **how):
-            net = create_timm(config, **how)
-            net.feature_info = told  # which do not tell theirs changes from timm to timm
-            return net
-
-        monkeypatch.setattr(backbone_module, "create_timm", create)
-        with torch.device("meta"):
-            with pytest.raises(ModelError, match="does not tell its stages") as caught:
-                build("convmixer_768_32", 224)
-            assert "tap" in caught.value.hint
-            assert build("convmixer_768_32", 224, tap="blocks.20").map_size() == (768, 32, 32)
-
-    @pytest.mark.parametrize("name", ["vgg11", "densenet121"])
-    def test_a_backbone_that_takes_no_stochastic_depth_is_refused(self, name):
-        with pytest.raises(ModelError, match=f"`{name}` cannot be built that way") as caught:
-            build(name, drop_path=0.1)
-        assert caught.value.hint == "leave out drop_path"
-
-    def test_bagnet_takes_no_stochastic_depth(self):
-        with pytest.raises(ModelError, match="no stochastic depth"):
-            build("bagnet77", 77, drop_path=0.1)
-
-    @pytest.mark.parametrize(
-        ("name", "view_size"),
+        ("name", "message", "hint"),
         [
-            ("bagnet77", 8),
-            ("mixer_s16_224", 112),
-            ("vit_tiny_patch16_224", 8),
-            ("convit_tiny", 100),
+            ("resnet81", "unknown backbone: `resnet81`", "did you mean `resnet18`?"),
+            ("bagnet7", "unknown backbone", "`bagnet77`"),
+            ("?????", "unknown backbone", "tnet models"),
+            ("hf-hub:timm/resnet18", "unknown backbone", ""),
+            ("timm/resnet18", "unknown backbone", ""),
+            ("resnet18.a1_in2k", "no weights `a1_in2k`", "did you mean `resnet18.a1_in1k`?"),
         ],
     )
-    def test_a_view_size_that_does_not_fit_is_refused(self, name, view_size):
-        tap = "patch_embed.proj" if name == "convit_tiny" else None
-        with pytest.raises(ModelError, match=f"cannot see views of {view_size} pixels") as caught:
-            build(name, view_size, tap=tap)
-        assert "view_size" in caught.value.hint
+    def test_an_unknown_name_is_an_error_with_the_closest(self, name, message, hint):
+        with pytest.raises(ModelError, match=message) as caught:
+            build(name)
+        assert hint in caught.value.hint
 
-    @pytest.mark.parametrize(("view_size", "side"), [(224, 14), (112, 7), (160, 10), (384, 24)])
-    def test_a_vision_transformer_sees_views_of_any_size(self, view_size, side):
-        backbone = outline("vit_tiny_patch16_224", view_size)
-        assert backbone.map_size() == (192, side, side)
+    def test_weights_may_be_named_without_being_downloaded(self):
+        assert outline_backbone("resnet18.a1_in1k").feature_size == 512
 
-    def test_building_leaves_running_statistics_as_they_start(self):
+    @pytest.mark.parametrize(
+        ("name", "channels", "features"), [("vgg11", 512, 4096), ("dla34", 512, 512)]
+    )
+    def test_a_network_that_only_names_its_stages_is_tapped_by_name(self, name, channels, features):
+        backbone = outline_backbone(name, 224)
+        assert backbone.map_size == (channels, 7, 7)
+        assert backbone.feature_size == features
+
+    @pytest.mark.parametrize("stages", [[], [{"reduction": 0}]])  # 0 is no map
+    def test_a_network_without_stages_needs_the_name_of_a_module(self, monkeypatch, stages):
+        def create(config, **how):
+            net = build_timm(config, **how)
+            net.feature_info = stages  # which networks lack them changes with timm
+            return net
+
+        monkeypatch.setattr(encoders, "build_timm", create)
+        with torch.device("meta"):
+            with pytest.raises(ModelError, match="does not list its stages") as caught:
+                build("convmixer_768_32", 224)
+            assert "tap" in caught.value.hint
+            assert build("convmixer_768_32", 224, tap="blocks.20").map_size == (768, 32, 32)
+
+    @pytest.mark.parametrize(
+        ("config", "message"),
+        [
+            ({"name": "vgg11", "drop_path": 0.1}, "cannot build `vgg11`"),
+            ({"name": "bagnet77", "view_size": 77, "drop_path": 0.1}, "no stochastic depth"),
+            ({"name": "bagnet77", "pooling": "mean_max"}, "supports pooling `mean` only"),
+            ({"name": "vit_tiny_patch16_224", "pooling": "mean_max"}, "does not end in a map"),
+            ({"name": "bagnet77", "view_size": 8}, "does not accept views of 8 pixels"),
+            ({"name": "vit_tiny_patch16_224", "view_size": 8}, "does not accept views of 8"),
+        ],
+    )
+    def test_an_unsupported_setting_is_an_error(self, config, message):
+        with torch.device("meta"), pytest.raises(ModelError, match=message) as caught:
+            build(**config)
+        assert caught.value.hint
+
+    @pytest.mark.parametrize(("view_size", "side"), [(112, 7), (384, 24)])
+    def test_a_vision_transformer_takes_views_of_any_size(self, view_size, side):
+        assert outline_backbone("vit_tiny_patch16_224", view_size).map_size == (192, side, side)
+
+    def test_building_leaves_mode_and_running_statistics_unchanged(self):
         backbone = build()
         assert backbone.training
         assert not backbone.net.net.bn1.running_mean.any()
@@ -345,167 +232,190 @@ class TestBuilding:
 
     def test_features_are_dropped_but_the_map_is_not(self):
         torch.manual_seed(0)
-        backbone = build("bagnet77", 77, feature_dropout=0.5)
-        views = noise(1, 3, 77, 77)
+        backbone, views = (
+            build("compact", feature_dropout=0.5, pooling="mean_max"),
+            noise(1, 3, 64, 64),
+        )
+        backbone.net.eval()
         with torch.no_grad():
-            seen, dropped = backbone(views)
+            maps, dropped = backbone(views)
             plain, features = backbone.eval()(views)
-        assert torch.equal(seen, plain)
+        assert torch.equal(maps, plain)
         kept = dropped != 0
-        assert 0.35 < float(kept.float().mean()) < 0.65
         torch.testing.assert_close(dropped[kept], 2 * features[kept])
-
-    def test_pixels_merged_by_reshaping_cannot_be_followed(self):
-        backbone = build()
-        backbone.net = Merging()
-        with pytest.raises(ModelError, match="cannot tell what a pixel of the map sees") as caught:
-            backbone.fields()
-        assert caught.value.hint == "use alignment `pool`"
-
-
-class Merging(nn.Module):
-    """Halve the map in a way that is not followed."""
-
-    def __init__(self):
-        super().__init__()
-        self.convolution = nn.Conv2d(3, 512, 1)
-
-    def forward(self, views):
-        x = self.convolution(views)[:, :, ::8, ::8]
-        return x, x.mean((2, 3))
+        assert (features[~kept] != 0).any()
 
 
 class TestWeights:
     @pytest.fixture(scope="class")
     @classmethod
     def file(cls, tmp_path_factory):
-        """Return the weights of a network for colour images, with its classifier."""
+        """Return the weights of an RGB network with its classifier."""
         torch.manual_seed(7)
         path = tmp_path_factory.mktemp("weights") / "resnet18.safetensors"
         save_file(timm.create_model("resnet18", num_classes=10).state_dict(), path)
         return path
 
     def test_a_local_file_is_loaded_without_its_classifier(self, file):
-        net = build(pretrained=file).net.net
-        expected = load_file(file)
-        found = net.state_dict()
+        expected, found = load_file(file), build(pretrained=file).net.net.state_dict()
         assert expected.keys() - found.keys() == {"fc.weight", "fc.bias"}
         assert all(torch.equal(found[key], expected[key]) for key in found)
 
-    def test_more_bands_repeat_the_colours(self, file):
-        found = build(bands=4, pretrained=file).net.net.conv1.weight
+    def test_filters_are_repeated_or_summed_for_other_bands(self, file):
         colours = load_file(file)["conv1.weight"]
-        repeated = torch.cat([colours, colours[:, :1]], dim=1) * 3 / 4
-        torch.testing.assert_close(found.detach(), repeated)
+        four = build(bands=4, pretrained=file).net.net.conv1.weight.detach()
+        torch.testing.assert_close(four, torch.cat([colours, colours[:, :1]], dim=1) * 3 / 4)
+        one = build(bands=1, pretrained=file).net.net.conv1.weight.detach()
+        torch.testing.assert_close(one, colours.sum(1, keepdim=True))
 
-    def test_one_band_sums_the_colours(self, file):
-        found = build(bands=1, pretrained=file).net.net.conv1.weight
-        colours = load_file(file)["conv1.weight"]
-        torch.testing.assert_close(found.detach(), colours.sum(1, keepdim=True))
+    @pytest.mark.parametrize(
+        ("name", "value", "problem"),
+        [
+            ("conv1.weight", torch.zeros(64, 4, 7, 7), "have another shape"),
+            ("bn1.bias", None, "are missing"),
+            ("more", torch.zeros(1), "are unknown"),
+        ],
+    )
+    def test_tensors_that_do_not_fit_are_named(self, file, tmp_path, name, value, problem):
+        tensors = {key: each for key, each in load_file(file).items() if key != name}
+        save_file(tensors if value is None else tensors | {name: value}, tmp_path / "a.safetensors")
+        message = f"1 tensors {problem}, such as `{name}`"
+        with pytest.raises(ModelError, match=message) as caught:
+            build(pretrained=tmp_path / "a.safetensors")
+        assert "same network" in caught.value.hint
 
-    def test_colours_are_not_made_from_other_bands(self, tmp_path):
-        path = tmp_path / "four.safetensors"
-        save_file(timm.create_model("resnet18", in_chans=4).state_dict(), path)
-        with pytest.raises(ModelError, match=r"another shape, such as `conv1\.weight`"):
-            build(pretrained=path)
-
-    def test_a_file_without_counts_of_batches_is_whole(self, file, tmp_path):
+    def test_counts_of_batches_may_be_missing(self, file, tmp_path):
         tensors = {k: v for k, v in load_file(file).items() if "num_batches" not in k}
         save_file(tensors, tmp_path / "a.safetensors")
         net = build(pretrained=tmp_path / "a.safetensors").net.net
         assert torch.equal(net.conv1.weight, tensors["conv1.weight"])
 
-    def test_missing_tensors_are_named(self, file, tmp_path):
-        tensors = load_file(file)
-        del tensors["layer1.0.conv1.weight"]
-        save_file(tensors, tmp_path / "a.safetensors")
-        with pytest.raises(ModelError, match=r"1 tensors are missing, such as `layer1\.0\.conv1"):
-            build(pretrained=tmp_path / "a.safetensors")
-
-    def test_the_file_of_another_network_is_refused(self, file):
-        with pytest.raises(ModelError, match=r"are missing.*are unknown") as caught:
-            build("mobilenetv3_small_100", pretrained=file)
-        assert "same network" in caught.value.hint
-
-    def test_a_pickle_in_disguise_is_not_loaded(self, tmp_path):
+    def test_a_pickle_a_truncated_file_or_no_file_is_an_error(self, file, tmp_path):
         path = tmp_path / "a.safetensors"
         torch.save({"conv1.weight": torch.zeros(1)}, path)
         with pytest.raises(ModelError, match="not a valid safetensors file") as caught:
             build(pretrained=path)
         assert "pickle" in caught.value.hint
-
-    @pytest.mark.parametrize("length", [0, 5, 1000, 100_000])
-    def test_a_truncated_file_is_refused(self, file, tmp_path, length):
-        path = tmp_path / "a.safetensors"
-        path.write_bytes(file.read_bytes()[:length])
+        path.write_bytes(file.read_bytes()[:1000])
         with pytest.raises(ModelError, match="not a valid safetensors file"):
             build(pretrained=path)
-
-    def test_a_file_that_is_not_there_is_refused(self, tmp_path):
-        with pytest.raises(ModelError, match="cannot read the weights"):
-            build(pretrained=tmp_path / "a.safetensors")
-
-    def test_a_folder_is_refused(self, tmp_path):
-        path = tmp_path / "a.safetensors"
-        path.mkdir()
-        with pytest.raises(ModelError, match="cannot read the weights"):
-            build(pretrained=path)
-
-    def test_a_pipe_in_the_place_of_weights_is_refused_without_waiting(self, tmp_path):
-        path = tmp_path / "a.safetensors"
-        os.mkfifo(path)
-        with pytest.raises(ModelError, match="cannot read the weights"):
-            build(pretrained=path)
+        path.unlink()
+        os.mkfifo(path)  # must not block
+        for each in (path, tmp_path, tmp_path / "none.safetensors"):
+            with pytest.raises(ModelError, match="cannot read the weights"):
+                build(pretrained=each)
 
     def test_weights_of_a_vision_transformer_fit_views_of_another_size(self, tmp_path):
         torch.manual_seed(0)
-        path = tmp_path / "vit.safetensors"
         net = timm.create_model("vit_tiny_patch16_224", num_classes=5)
-        save_file(net.state_dict(), path)
-        loaded = build("vit_tiny_patch16_224", 112, pretrained=path).net.net
+        save_file(net.state_dict(), tmp_path / "vit.safetensors")
+        loaded = build("vit_tiny_patch16_224", 112, pretrained=tmp_path / "vit.safetensors").net.net
         assert torch.equal(loaded.blocks[0].attn.qkv.weight, net.blocks[0].attn.qkv.weight)
         assert loaded.pos_embed.shape == (1, 50, 192)
 
     def test_bagnet_is_loaded_from_its_own_file(self, tmp_path):
         torch.manual_seed(0)
         net = BagNet77()
-        path = tmp_path / "bagnet.safetensors"
-        save_file(net.state_dict(), path)
-        loaded = build("bagnet77", 77, bands=4, pretrained=path).net
+        save_file(net.state_dict(), tmp_path / "bagnet.safetensors")
+        loaded = build("bagnet77", 77, bands=4, pretrained=tmp_path / "bagnet.safetensors").net
         assert loaded.stem.weight.shape == (64, 4, 3, 3)
         assert torch.equal(loaded.head.weight, net.head.weight)
 
-    def test_there_is_no_bagnet_to_fetch(self):
-        with pytest.raises(ModelError, match="no published weights of `bagnet77`") as caught:
-            build("bagnet77", 77, pretrained=True)
+    @pytest.mark.parametrize("name", ["bagnet77", "mobilenetv3_large_075"])
+    def test_unpublished_weights_cannot_be_downloaded(self, name):
+        with pytest.raises(ModelError, match=f"no weights of `{name}` are published") as caught:
+            build(name, 77, pretrained=True)
         assert "local" in caught.value.hint
 
-    def test_a_backbone_that_was_never_published_cannot_be_fetched(self):
-        with pytest.raises(ModelError, match="no published weights") as caught:
-            build("mobilenetv3_large_075", pretrained=True)
-        assert "local" in caught.value.hint
-
-    def test_without_a_network_fetching_ends_with_a_hint(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    def test_downloading_without_internet_is_an_error_with_a_hint(self, monkeypatch, tmp_path):
         # The library reads its environment once, when first imported.
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-        with pytest.raises(ModelError, match="cannot fetch the weights of `resnet18`") as caught:
+        with pytest.raises(ModelError, match="cannot download the weights of `resnet18`") as caught:
             build(pretrained=True)
         assert "pretrained: FILE" in caught.value.hint
 
-    def test_what_is_fetched_is_never_a_pickle(self, monkeypatch, tmp_path):
+    def test_only_safetensors_are_downloaded(self, monkeypatch, tmp_path):
         torch.manual_seed(0)
         published = timm.create_model("resnet18")  # with its classifier
-        file = tmp_path / "model.safetensors"
-        save_file(published.state_dict(), file)
+        save_file(published.state_dict(), tmp_path / "model.safetensors")
         asked = []
 
         def download(repository, name):
             asked.append((repository, name))
-            return str(file)
+            return str(tmp_path / "model.safetensors")
 
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
         loaded = build(pretrained=True, bands=4).net.net
         assert asked == [("timm/resnet18.a1_in1k", "model.safetensors")]
         assert torch.equal(loaded.layer4[1].conv2.weight, published.layer4[1].conv2.weight)
+
+
+def stream(backbone, view_size=64, *, pretrained=False, bands=3, **more):
+    torch.manual_seed(0)
+    config = ModelConfig(backbone=backbone, view_size=view_size, **more)
+    return Stream(config, bands=bands, pretrained=pretrained)
+
+
+class TestStream:
+    def test_vgg19_is_reduced_to_its_convolutions(self):
+        with torch.device("meta"):
+            found = stream("vgg19", 448)
+        assert found.map_size == (512, 14, 14)
+        assert found.feature_size == 512
+        assert count_parameters(found).trainable == 20_024_384
+
+    def test_vectors_equal_those_of_timm_where_its_head_is_a_mean(self, tmp_path):
+        torch.manual_seed(7)
+        net = timm.create_model("resnet18").eval()
+        save_file(net.state_dict(), tmp_path / "net.safetensors")
+        found = stream("resnet18", pretrained=tmp_path / "net.safetensors").eval()
+        views = noise(2, 3, 64, 64)
+        with torch.no_grad():
+            maps, expected = found(views), net.forward_features(views)
+        torch.testing.assert_close(found.pool(maps), net.forward_head(expected, pre_logits=True))
+        assert maps.shape[1:] == found.map_size
+
+    @pytest.mark.parametrize(
+        ("name", "view_size", "pooling"), [("compact", 64, "mean_max"), ("bagnet77", 77, "mean")]
+    )
+    def test_vectors_of_built_in_networks_equal_those_of_their_backbone(
+        self, name, view_size, pooling
+    ):
+        found = stream(name, view_size, pooling=pooling).eval()
+        backbone = build(name, view_size, pooling=pooling).eval()
+        backbone.net.load_state_dict(found.net.state_dict())
+        views = noise(2, 3, view_size, view_size)
+        with torch.no_grad():
+            torch.testing.assert_close(found.pool(found(views)), backbone(views)[1])
+        assert found.feature_size == backbone.feature_size
+
+    @pytest.mark.parametrize("name", ["mobilenetv3_small_100", "compact"])
+    def test_every_parameter_that_is_left_learns(self, name):
+        found = stream(name).eval()
+        for parameter in found.parameters():
+            if not parameter.any():
+                parameter.data.fill_(0.1)
+        found.pool(found(noise(2, 3, 64, 64))).square().sum().backward()
+        assert [name for name, p in found.named_parameters() if p.grad is None] == []
+
+    def test_building_leaves_no_hook_and_no_running_statistics(self):
+        found = stream("mobilenetv3_small_100", bands=5)
+        assert found.net.training
+        assert not any(part._forward_hooks for part in found.modules())
+        means = [each for name, each in found.net.state_dict().items() if "running_mean" in name]
+        assert means
+        assert not any(each.any() for each in means)
+
+    @pytest.mark.parametrize(
+        ("name", "view_size", "message"),
+        [
+            ("vit_tiny_patch16_224", 224, "does not end in a map with channels first"),
+            ("swin_tiny_patch4_window7_224", 224, "does not end in a map with channels first"),
+            ("vgg11", 16, "does not accept views of 16 pixels"),
+            ("vg19", 64, "unknown backbone: `vg19`"),
+        ],
+    )
+    def test_an_unsupported_network_is_an_error(self, name, view_size, message):
+        with torch.device("meta"), pytest.raises(ModelError, match=message):
+            stream(name, view_size)

@@ -133,7 +133,7 @@ def test_a_box_outside_is_a_failed_record_and_the_rest_go_on(folder, tmp_path):
     failed, good = records(tmp_path / "o.jsonl")
     assert good.status == "ok"
     assert failed.error.type == "ManifestError"
-    assert "bad.csv`: line 2: the box `250 0 261 20` is no part of `a.tif`" in failed.error.message
+    assert "bad.csv`: line 2: the box `250 0 261 20` is not inside `a.tif`" in failed.error.message
     (folder / "bad.csv").write_text("path,box\na.tif,250 0 261 20\n")
     assert in_process(folder, *given[:4]).exit_code == 4
 

@@ -5,8 +5,8 @@ import pytest
 
 from tests.images import noise, write_geotiff
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.cache import BLOCKS, BlockCache
 from tnetcli.readers.detect import open_image
+from tnetcli.readers.handles import BLOCKS, BlockCache
 
 
 def block(value: int, count: int = 10) -> np.ndarray:

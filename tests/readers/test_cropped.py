@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.images import noise, write_geotiff
 from tnetcli.geometry import Georeference, Size, Window
 from tnetcli.readers.base import Box, Cost, Resolution
-from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.detect import open_image
+from tnetcli.readers.handles import BLOCKS
 from tnetcli.readers.wrappers import CroppedReader, with_context
 from tnetcli.testing.reader import assert_equal
 

@@ -16,8 +16,8 @@ from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import codestreams
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.detect import open_image
+from tnetcli.readers.handles import BLOCKS
 from tnetcli.readers.tiff import TiffReader
 from tnetcli.readers.tiff_files import (
     MOST_DIRECTORIES,
@@ -89,7 +89,7 @@ TOO_MUCH = {
 @pytest.mark.parametrize("text", TOO_MUCH.values(), ids=TOO_MUCH)
 def test_more_planes_than_directories_are_refused(path, text):
     write_ome(path, text)
-    with pytest.raises(ImageError, match=r"declares .* planes, but holds 1|has an axis from") as e:
+    with pytest.raises(ImageError, match=r"declares .* planes, but has 1|has an axis from") as e:
         TiffReader(str(path))
     assert e.value.hint
 
@@ -110,7 +110,7 @@ def test_the_planes_of_an_acquisition_that_was_stopped_are_read(path):
 @pytest.mark.parametrize("prolog", ["<!DOCTYPE x []>", '<!DOCTYPE x [<!ENTITY a "b">]>'])
 def test_a_document_type_is_refused(path, prolog):
     write_ome(path, ome(prolog=prolog))
-    with pytest.raises(ImageError, match="document type"):
+    with pytest.raises(ImageError, match="DOCTYPE"):
         TiffReader(str(path))
 
 
@@ -218,13 +218,13 @@ def test_too_many_directories_are_refused(path):
 def test_directories_of_too_many_kinds_are_refused(path):
     kinds = [{**PAGE, 256: width} for width in range(1, MOST_LAYOUTS + 2)]
     check_directories(write_chain(path, kinds[:-1]))
-    with pytest.raises(ImageError, match="of more than 100 kinds"):
+    with pytest.raises(ImageError, match="of more than 100 layouts"):
         check_directories(write_chain(path, kinds))
 
 
 def test_pages_that_nothing_describes_are_not_taken_for_thousands_of_bands(path):
     write_chain(path, [{**PAGE, 256: 4 + number % 2} for number in range(5000)])
-    with pytest.raises(ImageError, match="5,000 pages that no metadata describe"):
+    with pytest.raises(ImageError, match="5,000 pages without metadata"):
         summarize_tiff(str(path))
 
 
@@ -243,7 +243,7 @@ def test_directories_upon_one_another_are_refused(path):
 def test_tags_that_share_their_values_are_refused(path):
     table = (1000, 24)
     pages = [{**PAGE, 273: table, 279: table}] * 20
-    with pytest.raises(ImageError, match="share the same bytes"):
+    with pytest.raises(ImageError, match="overlapping values"):
         check_directories(write_chain(path, pages, more=bytes(4000)))
 
 

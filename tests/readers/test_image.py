@@ -8,13 +8,13 @@ from tests.images import noise
 from tests.slides import Once, truncate
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import cache as blocks
+from tnetcli.readers import handles as blocks
 from tnetcli.readers import image as image_reader
 from tnetcli.readers import raster
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.codestreams import check_png
 from tnetcli.readers.detect import open_image
+from tnetcli.readers.handles import BLOCKS
 from tnetcli.readers.image import ImageReader
 from tnetcli.testing.reader import TRUTH, ReaderContract, area_mean, random_windows
 

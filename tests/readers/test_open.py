@@ -27,8 +27,8 @@ from tests.slides import (
 from tnetcli.errors import ImageError, MissingExtraError, TnetError, UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.detect import READERS, open_image
+from tnetcli.readers.handles import BLOCKS
 from tnetcli.testing.reader import assert_equal, random_windows
 
 SCENE = noise((300, 200))

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +21,14 @@ from tnetcli.errors import ImageError, OutputError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import overviews as flat
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.overviews import OverviewReader
+from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.overviews import (
+    OverviewReader,
+    cache_folder,
+    is_own_tiff,
+    prepare_cache_folder,
+)
 from tnetcli.testing.reader import area_mean, assert_equal
 
 WHOLE, SMALL = Window(0, 0, 1292, 972), Size(20, 15)
@@ -467,7 +473,7 @@ STREAMING = """
 import sys
 from tests.commands import peak_memory
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import flat
+from tnetcli.readers import overviews as flat
 from tnetcli.readers.detect import open_image
 flat.MOST_COARSE_PIXELS = 10_000
 with open_image(sys.argv[1]) as reader:
@@ -540,3 +546,78 @@ def test_chunks_rewritten_deep_in_a_folder_make_a_new_copy(tmp_path):
     array[...] = 200
     BLOCKS.clear()
     assert (see(path).values == 200).all()
+
+
+# The cache folder
+
+
+def test_the_cache_folder_is_tnet_cache_else_xdg_else_below_home(monkeypatch):
+    monkeypatch.delenv("TNET_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/user")
+    assert cache_folder() == Path("/home/user/.cache/tnet")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_folder() == Path("/xdg/tnet")
+    monkeypatch.setenv("TNET_CACHE", "/mine")
+    assert cache_folder() == Path("/mine")
+
+
+def test_a_user_without_a_home_gets_a_hint(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TNET_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(OutputError, match="no home folder") as caught:
+        cache_folder()
+    assert "TNET_CACHE" in caught.value.hint
+
+
+@pytest.fixture
+def chosen(tmp_path, monkeypatch):
+    folder = tmp_path / "deep" / "cache"
+    monkeypatch.setenv("TNET_CACHE", str(folder))
+    return folder
+
+
+def test_folders_are_private_whatever_the_umask(chosen):
+    before = os.umask(0)
+    try:
+        prepare_cache_folder()
+    finally:
+        os.umask(before)
+    made = (chosen.parent, chosen, chosen / "overviews")
+    assert {stat.S_IMODE(each.stat().st_mode) for each in made} == {0o700}
+
+
+@pytest.mark.parametrize("bits", [0o770, 0o1777])
+@pytest.mark.parametrize("name", [".", "overviews"])
+def test_a_folder_that_others_may_write_to_is_an_error(chosen, name, bits):
+    (chosen / "overviews").mkdir(parents=True)
+    (chosen / name).chmod(bits)
+    with pytest.raises(OutputError, match="other users may write") as caught:
+        prepare_cache_folder()
+    assert "TNET_CACHE" in caught.value.hint
+    assert caught.value.exit_code == 7
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_folder_of_another_user_is_an_error(chosen):
+    (chosen / "overviews").mkdir(parents=True)
+    os.chown(chosen / "overviews", 12345, -1)
+    with pytest.raises(OutputError, match="other users may write"):
+        prepare_cache_folder()
+
+
+def test_only_a_regular_tiff_of_the_user_is_used(tmp_path):
+    path = tmp_path / "a.tif"
+    path.write_bytes(b"II*\0 and so on")
+    assert is_own_tiff(path)
+    (tmp_path / "link.tif").symlink_to(path)
+    os.mkfifo(tmp_path / "pipe.tif")
+    (tmp_path / "vrt.tif").write_text("<VRTDataset/>")
+    for name in ("link.tif", "pipe.tif", "vrt.tif", "none.tif", "."):
+        assert not is_own_tiff(tmp_path / name)
+    path.chmod(0o620)
+    assert not is_own_tiff(path)

@@ -27,7 +27,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers import pyramid
 from tnetcli.readers import pyramid as levels
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.cache import BLOCKS
+from tnetcli.readers.handles import BLOCKS
 from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.tiff_files import check_directories
 from tnetcli.testing.reader import ReaderContract, area_mean, assert_equal, random_windows
@@ -258,20 +258,6 @@ def test_overviews_in_a_sidecar_are_used(path, direct):
         pixels = reader.read(WHOLE, Size(40, 40))
         assert reader.cost.pixels_decoded == 40 * 40
     assert np.abs(pixels.values.astype(int) - area_average(scene(), 4)).max() <= 1
-
-
-def test_a_hidden_sidecar_is_mentioned(path, monkeypatch):
-    write_geotiff(path, scene(), overviews=[2], external_overviews=True)
-    monkeypatch.setenv("GDAL_DISABLE_READDIR_ON_OPEN", "EMPTY_DIR")
-    found = info(path)
-    assert len(found.levels) == 1
-    assert any("a.tif.ovr" in warning and "EMPTY_DIR" in warning for warning in found.warnings)
-
-
-def test_without_a_hidden_sidecar_there_is_no_warning(path, monkeypatch):
-    write_geotiff(path, scene(), overviews=[2])
-    monkeypatch.setenv("GDAL_DISABLE_READDIR_ON_OPEN", "EMPTY_DIR")
-    assert info(path).warnings == ()
 
 
 @pytest.mark.parametrize("size", [(301, 203), (257, 127), (1000, 3)])

@@ -6,7 +6,7 @@ import tifffile
 from PIL import Image
 
 from tests.images import noise, write_geotiff
-from tests.readers.test_companions import MRF, relative, vrt
+from tests.readers.test_gdal import MRF, relative, vrt
 from tests.web import serving
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
@@ -68,7 +68,7 @@ def test_a_slide_at_a_url_is_refused(web):
     for name in ("a.svs", "b.tif"):
         with pytest.raises(ImageError, match="is a slide or a stack") as caught:
             open_image(f"{address}/{name}")
-        assert "copy it here" in caught.value.hint
+        assert "download it" in caught.value.hint
 
 
 def test_a_vrt_and_overviews_elsewhere_are_refused_at_a_url(web):

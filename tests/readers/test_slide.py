@@ -12,7 +12,7 @@ from tests.slides import DATA, Once, copy_of_real, real, spoil_tile, write_scn
 from tnetcli.errors import ImageError, UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.cache import BLOCKS
+from tnetcli.readers.handles import BLOCKS
 from tnetcli.readers.slide import SlideReader
 from tnetcli.testing.reader import (
     TRUTH,

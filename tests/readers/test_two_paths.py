@@ -8,7 +8,7 @@ from rasterio.enums import MaskFlags
 from tests.slides import DATA, real
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.cache import BLOCKS
+from tnetcli.readers.handles import BLOCKS
 from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.slide import SlideReader
 from tnetcli.readers.tiff import TiffReader

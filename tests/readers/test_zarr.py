@@ -297,7 +297,7 @@ def test_a_scale_that_does_not_fit_the_sizes_is_not_believed(tmp_path, claim):
     scales = [[1, 1, 1], [1, claim, claim]]
     with OmeZarrReader(write(tmp_path / "a.zarr", levels, scales=scales)) as reader:
         assert reader.overviews == (2.0,)
-        assert any("claims a scale" in warning for warning in reader.info.warnings)
+        assert any("the scale of level" in warning for warning in reader.info.warnings)
 
 
 def test_a_level_of_another_place_is_ignored_with_a_warning(tmp_path):
@@ -315,7 +315,7 @@ def test_a_level_of_another_place_is_ignored_with_a_warning(tmp_path):
     edit_multiscale(path, shift)
     with OmeZarrReader(path) as reader:
         assert reader.overviews == (2.0,)
-        assert "level `2` does not start" in reader.info.warnings[0]
+        assert "level `2` has another origin" in reader.info.warnings[0]
 
 
 @pytest.mark.parametrize("other", [np.zeros((1, 24, 24), "f4"), np.zeros((2, 24, 24), "u1")])
@@ -545,7 +545,7 @@ def test_an_overview_with_fewer_planes_gives_the_one_that_covers_the_plane(tmp_p
     levels = [stack(5)[0], stack(3)[0, :, :10, :15] + 100]
     path = write(tmp_path / "a.zarr", levels, axes="zyx", chunks={"z": 1}, fill_value=99)
     with OmeZarrReader(path, ReadOptions(z=4)) as reader:
-        assert "blend planes" in reader.info.warnings[0]
+        assert "average planes" in reader.info.warnings[0]
         assert (reader.read(Window(0, 0, 30, 20), Size(15, 10)).values == 102).all()
 
 
@@ -568,7 +568,7 @@ def test_pixels_of_a_chunk_that_is_not_stored_are_not_valid(tmp_path, stored, ca
     assert pixels.valid.sum() == 64 * 64 - lost**2
     assert np.array_equal(pixels.values, expected)
     assert [each.message for each in caplog.records] == [
-        f"at least 1 chunks of `{path}` are not stored; their pixels are not valid"
+        f"at least 1 chunks of `{path}` are missing; their pixels are invalid"
     ]
 
 
@@ -720,7 +720,7 @@ def test_a_chunk_past_the_end_of_a_truncated_shard_is_not_taken_for_an_empty_one
     array[...] = values
     (shard,) = object_files(path)
     shard.write_bytes(shard.read_bytes()[:100])
-    with OmeZarrReader(path) as reader, pytest.raises(ImageError, match="cut off"):
+    with OmeZarrReader(path) as reader, pytest.raises(ImageError, match="truncated"):
         reader.read(Window(20, 20, 8, 8), Size(8, 8))
 
 
@@ -751,7 +751,7 @@ def test_a_chunk_that_may_not_be_read_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["", "A/1"])
-def test_a_plate_and_a_well_name_a_field_that_exists(tmp_path, place):
+def test_a_plate_and_a_well_give_a_field_as_an_example(tmp_path, place):
     path = tmp_path / "plate.zarr"
     group = zarr.open_group(str(path), mode="w", zarr_format=2)
     group.attrs["plate"] = {"wells": [{"path": "Z/9"}, {"path": "A/1"}]}
@@ -764,14 +764,6 @@ def test_a_plate_and_a_well_name_a_field_that_exists(tmp_path, place):
 
     assert f"`{field}`" in caught.value.hint
     OmeZarrReader(field).close()
-
-
-def test_a_plate_without_fields_says_so(tmp_path):
-    group = zarr.open_group(str(tmp_path / "plate.zarr"), mode="w", zarr_format=3)
-    group.attrs["ome"] = {"plate": {"wells": [{"path": "A/1"}, 3]}}
-    with pytest.raises(ImageError, match="plate") as caught:
-        OmeZarrReader(str(tmp_path / "plate.zarr"))
-    assert "copy it again" in caught.value.hint
 
 
 @pytest.mark.parametrize("series", [1, 2])

@@ -1,4 +1,6 @@
+import gzip
 import pickle
+import struct
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -7,15 +9,33 @@ import numpy as np
 import pytest
 
 from tests.images import area_average
-from tnetcli.errors import UsageError
+from tnetcli.config import SPLITS
+from tnetcli.errors import ImageError, UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
-from tnetcli.synth.digits import PROTOCOLS, DigitMaker, Digits
-from tnetcli.synth.glyphs import Glyphs, draw_glyphs
+from tnetcli.synth.digits import (
+    GROUND,
+    STRENGTH,
+    DigitMaker,
+    Digits,
+    Glyphs,
+    clutter_details,
+    digit_details,
+    draw_glyphs,
+    draw_noise,
+    draw_strokes,
+    glows,
+    read_mnist,
+)
 
-# One plain square of grey for each digit: what is where can be counted.
+PROTOCOLS = ("megapixel", "site")
+# One plain square of grey per digit, so that pixels can be counted.
 SHADES = 20 * (np.arange(10, dtype=np.uint8) + 1)
 PLAIN = Glyphs(np.broadcast_to(SHADES[:, None, None], (10, 28, 28)), np.arange(10, dtype=np.uint8))
+
+
+def of_digit(glyphs, digit):
+    return glyphs.images[glyphs.labels == digit]
 
 
 @cache
@@ -37,7 +57,7 @@ def inside(image, box):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("size", [64, 333, 1024])
+@pytest.mark.parametrize("size", [64, 333])
 def test_every_level_is_the_area_mean_of_the_first(protocol, size):
     scene = make(protocol, size, seed=3)
     full = scene.draw(0, Box(0, 0, size, size)).transpose(2, 0, 1)
@@ -56,7 +76,7 @@ def test_the_same_seed_gives_the_same_scene_and_another_another(protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_scene_travels_to_another_process_and_to_threads(protocol):
+def test_a_scene_can_be_pickled_and_read_by_threads(protocol):
     scene = make(protocol, 512, seed=1)
     windows = [Window(x, 30, 200, 200) for x in range(0, 300, 20)]
     expected = [scene.read(each, Size(50, 50)).values for each in windows]
@@ -98,7 +118,7 @@ def test_pasted_noise_hides_digits_in_the_ats_version_only():
         for box in ats.boxes:
             covered = inside(whole(ats), box) != shade
             assert not (inside(whole(ips), box) != shade).any()
-            if covered.any():  # by a square of 28 pixels: what is hidden is a rectangle
+            if covered.any():  # by the square of a stroke
                 rows, columns = covered.any(1).sum(), covered.any(0).sum()
                 differ += 1
                 assert covered.sum() <= rows * columns
@@ -115,7 +135,7 @@ def test_strokes_are_as_dense_as_in_megapixel_mnist(size, strokes):
     assert 40 < (image > 203).sum() / strokes < 80  # two lines of 28 pixels or more
 
 
-def test_a_small_image_has_a_majority_as_well():
+def test_a_small_image_has_two_of_three_digits_of_the_label():
     scene = make("megapixel", 64, 1, PLAIN, over="digits")
     shade = SHADES[int(scene.label)]
     assert len(scene.boxes) == 2
@@ -126,7 +146,7 @@ def test_a_small_image_has_a_majority_as_well():
 
 
 @pytest.mark.parametrize("hidden_from", [4, 8])
-def test_nothing_of_the_class_is_left_from_the_hiding_scale_on(hidden_from):
+def test_the_class_is_invisible_from_the_hiding_scale_on(hidden_from):
     scenes = [
         make("site", 700, 3, label=str(digit), hidden_from=hidden_from) for digit in range(10)
     ]
@@ -136,7 +156,7 @@ def test_nothing_of_the_class_is_left_from_the_hiding_scale_on(hidden_from):
         size = scenes[0].info.levels[level].size
         drawn = [each.draw(level, Box(0, 0, size.width, size.height)) for each in scenes]
         assert all(np.array_equal(drawn[0], each) for each in drawn[1:])
-    # Nor does a view show it that does not begin with a block.
+    # Nor in a view that is not aligned with blocks.
     side = 512 // hidden_from
     views = [each.read(Window(101.3, 77.7, 512, 512), Size(side, side)) for each in scenes]
     assert all(np.array_equal(views[0].values, each.values) for each in views[1:])
@@ -153,7 +173,7 @@ def test_the_class_shows_within_the_box_only():
     assert not differs.any()
 
 
-def test_a_site_is_as_bright_as_what_is_around_and_smoother_from_afar():
+def test_a_site_is_as_bright_as_its_surroundings_and_smoother_at_coarse_scales():
     spreads = []
     for seed in range(6):
         scene = make("site", 1024, seed)
@@ -200,7 +220,7 @@ def test_fewer_classes_are_fewer_labels():
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_window_of_ten_gigapixels_costs_what_is_in_it(protocol):
     maker = DigitMaker(Digits(protocol, 100_000), draw_glyphs("train"))
-    maker.scene(0).read(Window(0, 0, 128, 128), Size(128, 128))  # what all scenes share
+    maker.scene(0).read(Window(0, 0, 128, 128), Size(128, 128))  # fill the caches
     tracemalloc.start()
     scene = maker.scene(1, label=maker.classes[1])
     (box, *_) = scene.boxes
@@ -216,7 +236,7 @@ def test_the_evidence_is_there_in_ten_gigapixels():
     scene = make("megapixel", 100_000, 2, label="3", over="digits")
     for box in scene.boxes:
         found = scene.read(box, Size(28, 28)).values[0]
-        assert (draw_glyphs("train").of(3) == found).all((1, 2)).any()
+        assert (of_digit(draw_glyphs("train"), 3) == found).all((1, 2)).any()
 
 
 @pytest.mark.parametrize(
@@ -224,7 +244,183 @@ def test_the_evidence_is_there_in_ten_gigapixels():
     [{"size": 63}, {"size": 100_001}, {"classes": 1}, {"classes": 11}, {"hidden_from": 2},
      {"cells": (0, 3)}, {"cells": (5, 4)}, {"cells": (3, 33)}],
 )  # fmt: skip
-def test_impossible_scenes_are_refused_with_a_hint(wrong):
+def test_impossible_scenes_are_errors_with_a_hint(wrong):
     with pytest.raises(UsageError) as error:
         Digits(**{"protocol": "site", "size": 512} | wrong)
     assert error.value.hint
+
+
+# --- pictures of a site ----------------------------------------------------------------------
+
+
+def block_sums(details, block):
+    count, side, _ = details.shape
+    return details.reshape(count, side // block, block, -1, block).sum((2, 4))
+
+
+@pytest.mark.parametrize("block", [4, 8])
+def test_details_have_no_mean_in_any_block(block):
+    glyphs = draw_glyphs("train")
+    assert not block_sums(digit_details(of_digit(glyphs, 3), block).astype(int), block).any()
+    assert not block_sums(clutter_details(glyphs.images, block).astype(int), block).any()
+
+
+@pytest.mark.parametrize("block", [4, 8])
+def test_details_of_different_digits_differ(block):
+    train, test = draw_glyphs("train"), draw_glyphs("test")
+    known = [digit_details(of_digit(train, digit), block).astype(float) for digit in range(10)]
+    asked = [digit_details(of_digit(test, digit)[:12], block).astype(float) for digit in range(10)]
+    right = []
+    for digit in range(10):  # nearest neighbour
+        nearest = [np.square(asked[digit][:, None] - each).sum((2, 3)).min(1) for each in known]
+        right.append((np.argmin(nearest, 0) == digit).mean())
+    assert np.mean(right) > 0.7  # random: 0.1
+
+
+def test_glows_and_details_stay_within_8_bits():
+    details = clutter_details(draw_glyphs("train").images, 4)
+    glow = glows(16, 128)
+    assert np.abs(details).max() <= STRENGTH + 1
+    assert GROUND - STRENGTH - 1 >= 0
+    assert GROUND + glow.max() + STRENGTH + 1 <= 255
+
+
+def test_glows_of_a_site_and_of_clutter_are_equally_bright():
+    clutter, site = np.split(glows(16, 2000).astype(float), 2)
+    assert abs(clutter.mean() - site.mean()) < 0.03 * site.mean()
+    assert clutter.mean((1, 2)).std() > 3 * site.mean((1, 2)).std()
+
+
+def test_glows_of_a_site_are_centred_and_others_are_not():
+    clutter, site = np.split(glows(16, 500).astype(float), 2)
+    assert site.mean(0)[6:10, 6:10].mean() > 3 * site.mean()
+    assert clutter.mean(0).std() < 0.15 * clutter.mean()
+
+
+# --- glyphs -----------------------------------------------------------------------------------
+
+TRAIN, TEST = 60, 20
+
+
+def idx(array):
+    head = struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    return head + array.tobytes()
+
+
+def mnist_digits(count, seed):
+    random = np.random.default_rng(seed)
+    return random.integers(0, 256, (count, 28, 28), np.uint8), np.arange(count, dtype=np.uint8) % 10
+
+
+def mnist_files(train=None, test=None):
+    train, test = train or mnist_digits(TRAIN, 0), test or mnist_digits(TEST, 1)
+    return {
+        f"{stem}-{kind}-idx{array.ndim}-ubyte": idx(array)
+        for stem, pair in (("train", train), ("t10k", test))
+        for kind, array in zip(("images", "labels"), pair, strict=True)
+    }
+
+
+def as_folder(files, folder):
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return str(folder)
+
+
+def as_packed_folder(files, folder):
+    return as_folder({f"{name}.gz": gzip.compress(files[name]) for name in files}, folder)
+
+
+@pytest.mark.parametrize("pack", [as_folder, as_packed_folder])
+def test_mnist_is_read_gzipped_or_not(tmp_path, pack):
+    images, labels = mnist_digits(TEST, 1)
+    glyphs = read_mnist(pack(mnist_files(), tmp_path), "test")
+    assert np.array_equal(glyphs.images, images)
+    assert np.array_equal(glyphs.labels, labels)
+
+
+def test_the_training_file_serves_training_and_validation_without_overlap(tmp_path):
+    path = as_folder(mnist_files(), tmp_path)
+    parts = [read_mnist(path, split).images for split in ("train", "validation")]
+    assert [len(part) for part in parts] == [50, 10]
+    assert np.array_equal(np.concatenate(parts), mnist_digits(TRAIN, 0)[0])
+
+
+def damaged(name, change):
+    files = mnist_files()
+    files[name] = change(files[name])
+    return files
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("t10k-images-idx3-ubyte", lambda data: data[:-1]),
+        ("t10k-images-idx3-ubyte", lambda data: data + b"\0"),
+        ("t10k-images-idx3-ubyte", lambda data: data[:9]),
+        ("t10k-labels-idx1-ubyte", lambda data: b""),
+        ("t10k-labels-idx1-ubyte", lambda data: b"no idx file"),
+        ("t10k-labels-idx1-ubyte", lambda data: data[:4] + struct.pack(">I", 2**32 - 1)),
+        ("t10k-labels-idx1-ubyte", lambda data: idx(np.zeros(TEST, np.uint8))),
+        ("t10k-labels-idx1-ubyte", lambda data: idx(np.arange(TEST, dtype=np.uint8))),
+        ("t10k-images-idx3-ubyte", lambda data: idx(np.zeros((TEST, 14, 56), np.uint8))),
+        ("t10k-images-idx3-ubyte", lambda data: gzip.compress(bytes(10**7))),
+        ("t10k-images-idx3-ubyte", lambda data: gzip.compress(data)[:-20]),
+    ],
+)
+def test_a_damaged_file_is_an_error_with_a_hint(tmp_path, name, change):
+    with pytest.raises(ImageError) as error:
+        read_mnist(as_folder(damaged(name, change), tmp_path), "test")
+    assert error.value.hint
+
+
+def test_a_missing_file_is_named(tmp_path):
+    files = mnist_files()
+    del files["train-images-idx3-ubyte"]
+    with pytest.raises(ImageError, match="train-images-idx3-ubyte"):
+        read_mnist(as_folder(files, tmp_path), "train")
+
+
+def test_a_path_without_mnist_is_an_error(tmp_path):
+    (tmp_path / "text").write_text("no folder")
+    for name in ("text", "nothing"):
+        with pytest.raises(ImageError, match=name):
+            read_mnist(str(tmp_path / name), "train")
+
+
+def test_drawn_digits_differ_from_one_another():
+    train, test = draw_glyphs("train"), draw_glyphs("test")
+    means = np.stack([of_digit(train, digit).mean(0) for digit in range(10)])
+    distance = np.square(test.images[:, None] - means).sum((2, 3))
+    assert (distance.argmin(1) == test.labels).mean() > 0.8
+
+
+def test_drawn_digits_are_as_bright_as_mnist_and_leave_a_margin():
+    glyphs = draw_glyphs("train")
+    assert glyphs.images.shape[1:] == (28, 28)
+    assert 25 < glyphs.images.mean() < 45  # MNIST: 33
+    assert glyphs.images.max() == 255
+    assert not glyphs.images[:, [0, -1]].any()
+    assert not glyphs.images[:, :, [0, -1]].any()
+
+
+def test_every_split_has_drawn_digits_of_its_own():
+    seen = [{image.tobytes() for image in draw_glyphs(split).images} for split in SPLITS]
+    assert all(len(each) == 1200 for each in seen)
+    assert not seen[0] & seen[1] | seen[0] & seen[2] | seen[1] & seen[2]
+
+
+def test_the_brightness_of_a_stroke_is_its_coverage():
+    pieces = np.array([[[[10.0, 5.0], [10.0, 20.0]]]])  # straight down between two columns
+    image = draw_strokes(pieces, np.array([3.0]))[0]
+    assert image[12, 7:13].tolist() == [0, 128, 255, 255, 128, 0]
+    assert not image[:3].any()
+    assert not image[22:].any()
+
+
+def test_noise_is_thin_lines_from_a_corner():
+    noise = draw_noise(np.random.default_rng(0))
+    assert noise.shape == (50, 28, 28)
+    assert (noise[:, 0, 0] > 0).all()
+    assert ((noise > 0).mean((1, 2)) < 0.25).all()
+    assert noise.max() > 200

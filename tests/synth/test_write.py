@@ -16,8 +16,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
 from tnetcli.readers.detect import open_image
 from tnetcli.synth import write as scene_files
-from tnetcli.synth.digits import DigitMaker
-from tnetcli.synth.glyphs import draw_glyphs
+from tnetcli.synth.digits import DigitMaker, draw_glyphs
 from tnetcli.synth.write import Digits, Order, TileScenes, synthesise
 
 COLOURS = {"field": (40, 120, 30), "wood": (10, 70, 20), "town": (200, 40, 40), "lake": (0, 0, 250)}
@@ -66,7 +65,8 @@ def test_digits_are_in_their_boxes_and_of_their_own_split(tmp_path, kind):
             image = dataset.read(1)
         assert len(boxes(row)) == 3
         for left, top, right, bottom in boxes(row):
-            glyphs = draw_glyphs(row["split"]).of(int(row["label"]))
+            drawn = draw_glyphs(row["split"])
+            glyphs = drawn.images[drawn.labels == int(row["label"])]
             assert (glyphs == image[top:bottom, left:right]).all((1, 2)).any()
             seen.add(row["split"])
     assert seen == {"train", "validation", "test"}

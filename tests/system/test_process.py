@@ -99,6 +99,12 @@ def test_errors_are_not_written_to_standard_output_if_standard_error_is_closed(t
     assert (done.returncode, done.stdout) == (5, "")
 
 
+def test_a_closed_standard_input_is_wrong_usage():
+    done = run_in_shell("tnet info - <&-")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
 def test_a_list_can_come_from_a_process_substitution(tmp_path):
     done = run_in_shell(f"tnet info --manifest <(echo path; echo {tmp_path}/gone.tif)")
     assert done.returncode == 3

@@ -1,5 +1,5 @@
 "use strict";
-// Shows one image at a time, or the list of all. Data is only ever put into text and attributes.
+// Show one image, or the list of all. Data is only put into text and attributes.
 (() => {
   const PADDING = 12; // screen pixels around an image that is shown whole
   const FINEST = 16; // screen pixels for a pixel of the image, at most
@@ -24,7 +24,7 @@
     build(document.createElementNS(view.namespaceURI, tag), attributes, children);
   const isolated = (text) => make("bdi", {}, text);
 
-  // Numbers as words
+  // Number formats
 
   const SPACE = "\u00a0";
   const grouped = (number) => number.toLocaleString("en-GB", { maximumFractionDigits: 2 });
@@ -45,12 +45,12 @@
     `${Math.abs(longitude).toFixed(5)}°${SPACE}${longitude < 0 ? "W" : "E"}`;
   const span = (from, to) => `${grouped(from)} to ${grouped(to)}`;
 
-  // The window on the image: which pixel is in the middle, and how large pixels are
+  // The viewport: which pixel is in the middle, and the scale
 
   const camera = { x: 0, y: 0, scale: 1, atFit: true };
-  let shown = null; // the image, as its block tells it
-  let windows = []; // its windows, with the elements that show them
-  let extent = [0, 0, 1, 1]; // what "all of it" means, in pixels
+  let shown = null; // the data of the image
+  let windows = []; // its regions, with their elements
+  let extent = [0, 0, 1, 1]; // of image and regions, in pixels
 
   const fitScale = (place) => {
     const across = Math.max(place.width - 2 * PADDING, 1) / (extent[2] - extent[0]);
@@ -103,7 +103,7 @@
     if (outside) aim((x0 + x1) / 2, (y0 + y1) / 2, camera.scale);
   };
 
-  // Windows
+  // Regions
 
   const className = (number) => shown.names[number][0];
   const classColour = (number) => shown.names[number][1];
@@ -143,8 +143,8 @@
     return element ? windows[Number(element.dataset.place)] : null;
   };
 
-  const bars = (votes) =>
-    votes.flatMap(([number, chance]) => {
+  const bars = (classes) =>
+    classes.flatMap(([number, chance]) => {
       const bar = make("span");
       bar.style.width = `${100 * within(chance ?? 0, 0, 1)}%`;
       bar.style.background = classColour(number);
@@ -179,25 +179,25 @@
       dismiss();
       each.element.focus();
     });
-    const closer = make("button", { type: "button" }, "Zoom to it");
+    const closer = make("button", { type: "button" }, "Zoom to region");
     closer.addEventListener("click", () => zoomTo(each.box));
     const figure = make("figure");
     if (each.picture) {
       const { source, width, height } = each.picture;
       const coarse = Math.max(width, height) < 128;
-      const about = { alt: `The pixels of window ${each.path}`, class: coarse ? "coarse" : "" };
+      const about = { alt: `The pixels of region ${each.path}`, class: coarse ? "coarse" : "" };
       figure.append(make("img", { src: source, width, height, ...about }));
     } else {
-      figure.append(make("p", { class: "soft" }, "The page holds no pixels of this window."));
+      figure.append(make("p", { class: "soft" }, "The page has no pixels of this region."));
     }
     byId("chosen").replaceChildren(
-      make("h3", {}, "Window ", isolated(each.path)),
+      make("h3", {}, "Region ", isolated(each.path)),
       close,
       figure,
       make("dl", {}, ...definitions(facts(each))),
-      make("h4", {}, "What it voted for"),
-      make("div", { class: "bars" }, ...bars(each.votes)),
-      make("p", { class: "soft" }, `Its share in the answer: ${percent(each.weight)}.`),
+      make("h4", {}, "Prediction of this region"),
+      make("div", { class: "bars" }, ...bars(each.classes)),
+      make("p", { class: "soft" }, `Share in the prediction: ${percent(each.share)}.`),
       closer,
     );
     byId("chosen").hidden = false;
@@ -207,7 +207,7 @@
   const setStop = (each) => {
     for (const other of windows) other.element.setAttribute("tabindex", other === each ? "0" : "-1");
   };
-  const walk = (each, step) => {
+  const moveFocus = (each, step) => {
     const all = visible();
     const next = all[within(all.indexOf(each) + step, 0, all.length - 1)];
     setStop(next);
@@ -219,7 +219,7 @@
     const box = { x: x0, y: y0, width: x1 - x0, height: y1 - y0 };
     const [red, green, blue] = [1, 3, 5].map((at) => parseInt(each.colour.slice(at, at + 2), 16));
     const dark = 0.299 * red + 0.587 * green + 0.114 * blue < 110;
-    // Nobody chose the whole image: its edge says nothing.
+    // The whole image was not chosen, so its outline shows no attention.
     const width = each.path.includes("/") ? 1.5 + 2.5 * within(each.attention ?? 0, 0, 1) : 1;
     const casing = { stroke: dark ? "#ffffff" : "#000000", "stroke-opacity": 0.6, "stroke-width": width + 2 };
     each.element = draw(
@@ -281,7 +281,7 @@
   const measure = () => {
     const { width, height } = shown;
     extent = [0, 0, width, height];
-    // Windows may reach past the image: that far they are shown, which holds the square around it.
+    // Regions may reach past the image; the square around it is shown at most.
     const beyondX = Math.max((height - width) / 2, width / 4);
     const beyondY = Math.max((width - height) / 2, height / 4);
     for (const { level, box } of windows) {
@@ -301,7 +301,7 @@
     byId("ground").replaceChildren(ground);
   };
 
-  // The words beside the image
+  // The text beside the image
 
   const strip = (level) => {
     const members = windows.filter((each) => each.level === level && each.picture);
@@ -319,34 +319,33 @@
     });
     return buttons.length ? [make("div", { class: "strip" }, ...buttons)] : [];
   };
-  const tell = () => {
+  const describeImage = () => {
     const story = shown.levels.map((each) => {
-      const seen = each.level === 1 && each.windows === 1 ? "whole image" : counted(each.windows, "window");
+      const read = each.level === 1 && each.windows === 1 ? "whole image" : counted(each.windows, "region");
       const answer = make("b", {}, isolated(className(each.label)));
       return make(
         "li",
         {},
-        make("p", { class: "step" }, `Level ${each.level}, ${seen}`),
+        make("p", { class: "step" }, `Level ${each.level}, ${read}`),
         make("p", {}, answer, ` ${percent(each.probability)}`),
         ...strip(each.level),
       );
     });
-    // Below the last level of the answer there may be glimpses, which have no answer of their own.
-    const told = new Set(shown.levels.map((each) => each.level));
+    // Glimpses are below the last level and have no prediction of their own.
+    const listed = new Set(shown.levels.map((each) => each.level));
     for (const { level } of shown.drawn) {
       const glimpses = windows.filter((each) => each.level === level && isGlimpse(each)).length;
-      if (told.has(level) || !glimpses) continue;
-      const words = `Level ${level}, ${counted(glimpses, "glimpse")} inside of what is above`;
+      if (listed.has(level) || !glimpses) continue;
+      const words = `Level ${level}, ${counted(glimpses, "glimpse")} inside the regions above`;
       story.push(make("li", {}, make("p", { class: "step" }, words), ...strip(level)));
     }
     byId("story").hidden = !story.length;
     byId("story").querySelector("ol").replaceChildren(...story);
-    byId("stopped").textContent = shown.stopped ? `Then it stopped: ${shown.stopped}.` : "";
-    byId("mattered").textContent = shown.mattered ? `Did it matter where? ${shown.mattered}.` : "";
+    byId("stopped").textContent = shown.stopped ? `Stopped: ${shown.stopped}.` : "";
     byId("classes").hidden = !shown.classes.length;
     byId("classes").querySelector(".bars").replaceChildren(...bars(shown.classes));
     byId("classes").querySelector("p").textContent = shown.more
-      ? `${counted(shown.more, "more class").replace(/ss$/, "sses")}, each less likely.`
+      ? `${counted(shown.more, "more class").replace(/ss$/, "sses")}, each less probable.`
       : "";
     byId("warnings").hidden = !shown.warnings.length;
     byId("warnings").querySelector("ul").replaceChildren(...shown.warnings.map((each) => make("li", {}, isolated(each))));
@@ -356,13 +355,13 @@
     byId("cost").hidden = !cost;
     if (!cost) return;
     const lines = [
-      ["windows looked at", grouped(cost.windows)],
+      ["regions read", grouped(cost.windows)],
       ["pixels decoded", `${sized(cost.pixels_decoded, "")} of ${sized(cost.pixels_total, "")}`],
-      ["share decoded", percent(cost.fraction_decoded, 1e-6)],
+      ["fraction decoded", percent(cost.fraction_decoded, 1e-6)],
       ["bytes read", `${sized(cost.bytes_read, "B")} of ${sized(cost.file_bytes, "B")}`],
-      ["time to read", duration(cost.read_seconds)],
-      ["time in the model", duration(cost.model_seconds)],
-      ["time in all", duration(cost.seconds)],
+      ["reading", duration(cost.read_seconds)],
+      ["model", duration(cost.model_seconds)],
+      ["total time", duration(cost.seconds)],
     ];
     const rows = lines.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)));
     byId("cost").querySelector("tbody").replaceChildren(...rows);
@@ -390,7 +389,7 @@
     measure();
     drawGround();
     drawLevels();
-    tell();
+    describeImage();
     const place = (id, other) => {
       const link = byId(id);
       if (other >= 1 && other <= rows.length) link.setAttribute("href", `#image-${other}`);
@@ -413,9 +412,9 @@
   });
   const COLUMNS = [
     { key: "id", title: "Image" },
-    { key: "label", title: "Answer" },
+    { key: "label", title: "Prediction" },
     { key: "probability", title: "Probability", show: percent },
-    { key: "windows", title: "Windows", show: grouped },
+    { key: "windows", title: "Regions", show: grouped },
     { key: "fraction", title: "Decoded", show: (part) => percent(part, 1e-6) },
     { key: "status", title: "Status" },
   ];
@@ -427,7 +426,7 @@
   const compare = (a, b) => {
     const [one, other] = [a[order.key], b[order.key]];
     const unknown = (one === null || one === "") - (other === null || other === "");
-    if (unknown) return unknown; // last, whichever way
+    if (unknown) return unknown; // last in both directions
     const sign = order.falling ? -1 : 1;
     return sign * (typeof one === "string" ? words.compare(one, other) : one - other);
   };
@@ -492,7 +491,7 @@
     );
   };
 
-  // Which of the two is shown is told by the address, so that going back works.
+  // The address selects the list or an image, so that the back button works.
 
   let last = 0;
   const go = (first) => {
@@ -512,7 +511,7 @@
     }
   };
 
-  // What hands do
+  // Pointer and keyboard
 
   const pointers = new Map();
   let dragged = false;
@@ -564,7 +563,7 @@
   stage.addEventListener(
     "wheel",
     (event) => {
-      // Nothing is farther than all of it: then the wheel moves the page.
+      // At the smallest scale the wheel scrolls the page.
       if (camera.atFit && event.deltaY > 0 && !event.ctrlKey) return;
       event.preventDefault();
       const lines = event.deltaMode === 1 ? 30 : 1;
@@ -589,9 +588,9 @@
     if (event.key === "+" || event.key === "=") zoom(STEP);
     else if (event.key === "-") zoom(1 / STEP);
     else if (event.key === "0") fit();
-    else if (each && arrow) walk(each, arrow[0] + arrow[1]);
-    else if (each && event.key === "Home") walk(each, -Infinity);
-    else if (each && event.key === "End") walk(each, Infinity);
+    else if (each && arrow) moveFocus(each, arrow[0] + arrow[1]);
+    else if (each && event.key === "Home") moveFocus(each, -Infinity);
+    else if (each && event.key === "End") moveFocus(each, Infinity);
     else if (each && (event.key === "Enter" || event.key === " ")) choose(each);
     else if (arrow && event.target === stage) move(80 * arrow[0], 80 * arrow[1]);
     else return;

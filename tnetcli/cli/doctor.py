@@ -12,7 +12,7 @@ from tnetcli import __version__
 from tnetcli.cli.options import Json, print_report
 from tnetcli.cli.recipes import recipe_files
 from tnetcli.errors import OutputError
-from tnetcli.readers.cache import cache_folder
+from tnetcli.readers.overviews import cache_folder
 from tnetcli.system import available_cores, memory
 from tnetcli.text import aligned, first_line, format_bytes
 

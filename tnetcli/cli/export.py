@@ -1,145 +1,170 @@
-"""`tnet export`: show what was looked at, on a map, on a slide, in a browser or in a table."""
+"""`tnet export`: write predictions for maps, slide viewers, browsers and tables."""
 
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnetcli.cli import export_options as options
 from tnetcli.cli.options import Overwrite, Quiet, parse_counts
 from tnetcli.errors import ImageError, SomeFailedError, UsageError
 from tnetcli.files import STANDARD, spooled
 from tnetcli.text import counted
 
 if TYPE_CHECKING:
-    from tnetcli.exporters.export import Export, Exported, Format
+    from tnetcli.exporters.base import Exporter
+    from tnetcli.exporters.export import ExportJob
+
+INPUT, OUTPUT = "Input", "Output"
 
 
 def export(
-    context: typer.Context,
-    predictions: options.Predictions = None,
-    format: options.Format = None,
-    output: options.Output = None,
-    ids: options.Ids = None,
-    levels: options.OfLevels = None,
-    min_attention: options.MinAttention = 0.0,
-    frame: options.Frame = options.FrameName.qupath,
-    sequence: options.Sequence = False,
-    record_separator: options.RecordSeparator = False,
-    value: options.Value = options.ValueName.attention,
-    size: options.Size = 1600,
-    no_sheet: options.NoSheet = False,
-    no_pixels: options.NoPixels = False,
-    root: options.Root = None,
-    allow_remote: options.AllowRemote = False,
-    title: options.Title = "",
-    per_image: options.PerImage = False,
-    resume: options.Resume = False,
+    predictions: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Files of `tnet predict -o`; `-` is standard input.",
+            show_default=False,
+            metavar="PREDICTIONS.jsonl",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE|FOLDER/|-",
+            help="One file, a folder with a file for each image, or `-` for standard output.",
+            show_default="beside the predictions",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="geojson, heatmap, figure, html, csv, parquet or the name of a plug-in.",
+            show_default="by the suffix of the output, or geojson",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-O",
+            metavar="KEY=VALUE",
+            help="Option of the format, repeatable; `-O help` lists them.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id",
+            help="Only images with this id or glob pattern; repeatable.",
+            show_default=False,
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    levels: Annotated[
+        str | None,
+        typer.Option(help="Only regions of these levels: `2,3`.", rich_help_panel=INPUT),
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of images with relative paths.",
+            show_default="the current folder",
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    allow_remote: Annotated[
+        bool,
+        typer.Option(
+            "--allow-remote", help="Fetch images whose path is a URL.", rich_help_panel=INPUT
+        ),
+    ] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Export where the model looked: GeoJSON, heat map, figure, page or table.
+    """Export predictions as GeoJSON, heat map, figure, HTML page or table.
 
-    geojson is RFC 7946 for images on the Earth and QuPath's dialect for all others; heatmap is a
-    COG of attention, figure a PNG or JPEG, page one HTML file for the browser; csv and parquet
-    have a row for each window. The files are named on standard output.
+    geojson follows RFC 7946 for georeferenced images and QuPath's dialect for others; heatmap is a
+    COG of attention; figure is a PNG or JPEG; html is one page for the browser; csv and parquet
+    have a row for each region. Prints the paths that were written.
 
-    Exits with 8 when some images could not be shown, or not with their pixels.
+    Exit code 8: some images could not be exported, or only without their pixels.
     """
+    from tnetcli.cli.progress import progress_bar
+    from tnetcli.exporters.base import find_exporter, is_folder
+    from tnetcli.exporters.export import ExportJob, Selection
+
+    exporter = find_exporter(None if output == STANDARD else output, format)
+    if "help" in (options or ()):
+        typer.echo(_describe(exporter))
+        return
     if not predictions:
-        raise UsageError("no predictions", hint="name a file that `tnet predict -o` wrote")
-    if resume and overwrite:
-        raise UsageError("--resume keeps what --overwrite replaces", hint="choose one of them")
-
-    from tnetcli.exporters.base import Choice
-    from tnetcli.exporters.export import Export, How, Wanted, survey, text_of
-
-    form = _form(format, output)
-    options.refuse_others(context, form.name)
-    chosen = None if levels is None else frozenset(parse_counts(levels, "--level", example="2,3"))
-    wanted = Wanted(tuple(ids or ()), Choice(chosen, min_attention))
-    how = How(
-        frame=frame.value,
-        sequence=sequence or record_separator,
-        record_separator=record_separator,
-        value=value.value,
-        size=size,
-        sheet=not no_sheet,
-        pixels=not no_pixels,
-        per_image=per_image,
-        root=root,
-        remote=allow_remote,
-        title=title,
-    )
+        raise UsageError("no predictions given", hint="give a file that `tnet predict -o` wrote")
+    given = _options(exporter, options or [], levels, root, allow_remote)
     with ExitStack() as kept:
         files = [kept.enter_context(spooled(name)) for name in predictions]
-        asked = Export(files, wanted, form, how, survey(files, wanted))
-        if not asked.found.good and form.name not in ("page", "csv", "parquet"):
+        job = ExportJob.check(Selection(files, tuple(ids or ())), exporter, given)
+        if not job.done and exporter.name not in ("html", "csv", "parquet"):
             raise ImageError(
-                f"{counted(asked.found.images, 'prediction')}, all failed: nothing can be shown",
-                hint="--format csv --per-image -o - lists the reasons",
+                f"{counted(job.images, 'prediction')}, all failed: nothing to export",
+                hint="list the reasons with -f csv -O per_image=true -o -",
             )
         if output == STANDARD:
-            for piece in text_of(asked):
-                sys.stdout.write(piece)
-            return
-        if output is None and STANDARD in predictions:
-            raise UsageError("where to?", hint="name a file or a folder with -o, or -o -")
-        done = _write(asked, output, overwrite=overwrite, resume=resume, quiet=quiet)
-    _tell(done, quiet)
+            job.write_stream(sys.stdout.buffer)
+        elif output is None and STANDARD in predictions:
+            raise UsageError("no output given", hint="give a file, a folder or - with -o")
+        else:
+            path = job.default_path(files[0]) if output is None else Path(output)
+            title = f"exporting {counted(job.done, 'image')}"
+            with progress_bar(title, quiet=quiet) as advance:
+                write = job.write_folder if is_folder(output or str(path)) else job.write_file
+                write(path, overwrite=overwrite, advance=advance)
+            typer.echo(path)
+    _report(job, quiet)
 
 
-def _write(
-    asked: "Export", output: str | None, *, overwrite: bool, resume: bool, quiet: bool
-) -> "Exported":
-    from tnetcli.cli.progress import progress_bar
-    from tnetcli.exporters.export import is_folder, output_of, write_each, write_one
+def _options(
+    exporter: "Exporter", pairs: list[str], levels: str | None, root: Path | None, remote: bool
+) -> dict[str, Any]:
+    """Return the options of the format from `-O` and from the flags that stand for some."""
+    from tnetcli.config import parse_options
 
-    path = output_of(asked) if output is None else Path(output)
-    with progress_bar(f"exporting {counted(asked.found.good, 'image')}", quiet=quiet) as advance:
-        if is_folder(str(output or path), asked.form):
-            return write_each(asked, path, overwrite=overwrite, resume=resume, advance=advance)
-        return write_one(asked, path, overwrite=overwrite, advance=advance)
+    given = parse_options(exporter.options, pairs, f"-f {exporter.name}")
+    flags: dict[str, Any] = {"root": root, "allow_remote": remote or None}
+    if levels is not None:
+        flags["levels"] = parse_counts(levels, "--levels", example="2,3")
+    flags = {name: each for name, each in flags.items() if each is not None}
+    for name in flags:
+        if name not in exporter.options.model_fields:
+            raise UsageError(
+                f"the format {exporter.name} does not use --{name.replace('_', '-')}",
+                hint="leave it out",
+            )
+    return {**given.model_dump(exclude_unset=True), **flags}
 
 
-def _tell(done: "Exported", quiet: bool) -> None:
-    for path in done.written:
-        typer.echo(path)
-    if not quiet and (done.failed or done.kept):
-        parts = [counted(done.images, "image")]
-        parts += [f"{done.kept:,} were there already"] if done.kept else []
-        parts += [f"{done.failed:,} had failed when they were predicted"] if done.failed else []
+def _describe(exporter: "Exporter") -> str:
+    from tnetcli.text import aligned
+
+    fields = exporter.options.model_fields.items()
+    facts = [(name, f"{each.description} (default: {each.default})") for name, each in fields]
+    return "\n".join([f"options of the format {exporter.name}:", *aligned(facts)])
+
+
+def _report(job: "ExportJob", quiet: bool) -> None:
+    if job.failed and not quiet:
+        parts = [counted(job.written, "image"), f"{job.failed:,} failed predictions skipped"]
         typer.echo(", ".join(parts), err=True)
-    if done.problems:
+    if job.incomplete:
         raise SomeFailedError(
-            f"{done.problems:,} of {counted(done.total, 'image')} could not be shown as asked",
-            hint="the lines above say why; --no-pixels does not open images, --root says where "
-            "they are, --allow-remote fetches URLs",
-        )
-
-
-def _form(format: options.FormatName | None, output: str | None) -> "Format":
-    from tnetcli.exporters.export import FORMATS, format_of
-
-    by_name = None if output in (None, STANDARD) else format_of(str(output))
-    if format is None:
-        if by_name is None and output not in (None, STANDARD):
-            _refuse_ending(str(output))
-        return by_name or FORMATS["geojson"]
-    form = FORMATS[format.value]
-    if by_name is not None and by_name is not form and not str(output).endswith("/"):
-        raise UsageError(
-            f"`{output}` is the name of a {by_name.name}, not of a {form.name}",
-            hint=f"a {form.name} ends in {options.either(form.suffixes)}",
-        )
-    return form
-
-
-def _refuse_ending(output: str) -> None:
-    if not output.endswith("/") and Path(output).suffix and not Path(output).is_dir():
-        raise UsageError(
-            f"no format ends like `{output}`",
-            hint="for example .geojson, .tif, .png, .html, .csv or .parquet; or --format",
+            f"{job.incomplete:,} of {counted(job.done, 'image')} could not be exported completely",
+            hint="see the warnings above; give the folder of the images with --root, fetch URLs "
+            "with --allow-remote, or use -O pixels=false",
         )

@@ -1,483 +1,347 @@
-"""Export predictions to files by format."""
+"""Export predictions to one file, or to a folder with a file for each image."""
 
 import fnmatch
 import hashlib
-import json
 import logging
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, Self
 
-from tnetcli.data.images import Image
+from tnetcli.config import validate
 from tnetcli.errors import ImageError, OutputError, TnetError, UsageError
-from tnetcli.exporters.base import EVERYTHING, Choice, ImageFolder, Looked
-from tnetcli.exporters.geojson import (
-    HEAD,
-    SEQUENCES,
-    Frame,
-    collection_text,
-    sequence_text,
-    write_geojson,
-    write_geojson_sequence,
+from tnetcli.exporters.base import Exporter, find_exporter, image_path, is_folder
+from tnetcli.files import (
+    UNWRITABLE,
+    atomic_file,
+    check_not_input,
+    check_output,
+    temporary_folder,
 )
-from tnetcli.exporters.imagery import Imagery, image_place
-from tnetcli.files import check_not_input, check_output, open_regular
 from tnetcli.prediction.jsonl import read_records
 from tnetcli.prediction.record import Prediction
-from tnetcli.text import first_line, redacted
-
-Note: TypeAlias = Callable[[str, TnetError], None]
-SEQUENCE = ".geojsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class How:
-    """What a user may ask of an export, whatever its format."""
-
-    frame: Frame = "qupath"
-    sequence: bool = False
-    record_separator: bool = False
-    value: Literal["attention", "joint"] = "attention"
-    size: int = 1600  # width of a figure in pixels
-    sheet: bool = True  # a thumbnail of every view in a figure
-    pixels: bool = True
-    per_image: bool = False
-    root: Path | None = None  # where images lie that are named by relative paths
-    remote: bool = False  # whether images in the network are fetched
-    title: str = ""
-
-
-Write: TypeAlias = Callable[[Path, Iterable[Looked], How, Note, bool], None]
-Text: TypeAlias = Callable[[Iterable[Looked], How], Iterator[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One format. `many` images may share a file; `together` is where they do if nobody says."""
-
-    name: str
-    suffixes: tuple[str, ...]
-    write: Write
-    text: Text | None = None
-    many: bool = True
-    together: bool = True
-
-    def suffix(self, how: How) -> str:
-        """Return the ending of files that nobody named."""
-        return SEQUENCE if how.sequence else self.suffixes[0]
-
-
-def _geojson(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
-    if how.sequence or path.name.lower().endswith(SEQUENCES):
-        write_geojson_sequence(
-            path,
-            looked,
-            frame=how.frame,
-            record_separator=how.record_separator,
-            overwrite=overwrite,
-        )
-    else:
-        write_geojson(path, looked, frame=how.frame, overwrite=overwrite)
-
-
-def _geojson_text(looked: Iterable[Looked], how: How) -> Iterator[str]:
-    if how.sequence:
-        return sequence_text(looked, frame=how.frame, record_separator=how.record_separator)
-    return collection_text(looked, frame=how.frame)
-
-
-def _heatmap(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
-    from tnetcli.exporters.heatmap import write_heatmap
-
-    for each in looked:
-        write_heatmap(path, each, value=how.value, overwrite=overwrite)
-
-
-def _figure(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
-    from tnetcli.exporters.figure import write_figure
-
-    for each in looked:
-        draw = partial(write_figure, path, each, size=how.size, sheet=how.sheet)
-        if not how.pixels:
-            draw(None, overwrite=overwrite)
-            continue
-        try:
-            with _open(how)(each.prediction) as imagery:
-                draw(imagery, overwrite=overwrite)
-        except ImageError as error:
-            note(each.prediction.id, error)
-            draw(None, overwrite=overwrite)
-
-
-def _page(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
-    from tnetcli.exporters.html import write_page
-
-    @contextmanager
-    def imagery(prediction: Prediction) -> Iterator[Imagery]:
-        with ExitStack() as closing:
-            try:
-                opened = closing.enter_context(_open(how)(prediction))
-            except ImageError as error:
-                note(prediction.id, error)
-                raise
-            yield opened
-
-    shown = imagery if how.pixels else None
-    write_page(path, looked, shown, overwrite=overwrite, title=how.title)
-
-
-def _open(how: How) -> Callable[[Prediction], AbstractContextManager[Imagery]]:
-    from tnetcli.exporters.imagery import open_imagery
-
-    return partial(open_imagery, root=how.root, remote=how.remote)
-
-
-def _csv(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
-    from tnetcli.exporters.table import write_csv
-
-    write_csv(path, looked, per_image=how.per_image, overwrite=overwrite)
-
-
-def _csv_text(looked: Iterable[Looked], how: How) -> Iterator[str]:
-    from tnetcli.exporters.table import csv_text
-
-    return csv_text(looked, per_image=how.per_image)
-
-
-def _parquet(path: Path, looked: Iterable[Looked], how: How, note: Note, overwrite: bool) -> None:
-    from tnetcli.exporters.table import write_parquet
-
-    write_parquet(path, looked, per_image=how.per_image, overwrite=overwrite)
-
-
-FORMATS = {
-    each.name: each
-    for each in (
-        Format(
-            "geojson",
-            (".geojson", ".json", ".geojson.gz", ".json.gz", *SEQUENCES),
-            _geojson,
-            _geojson_text,
-            together=False,
-        ),
-        Format("heatmap", (".tif", ".tiff"), _heatmap, many=False, together=False),
-        Format("figure", (".png", ".jpg", ".jpeg"), _figure, many=False, together=False),
-        Format("page", (".html", ".htm"), _page),
-        Format("csv", (".csv", ".csv.gz"), _csv, _csv_text),
-        Format("parquet", (".parquet",), _parquet),
-    )
-}
-
-
-def format_of(path: str) -> Format | None:
-    """Return the format that the ending of a name stands for."""
-    low = path.lower()
-    return next((form for form in FORMATS.values() if low.endswith(form.suffixes)), None)
-
+from tnetcli.text import first_line, reason, redacted, shorten
 
 Advance = Callable[[float], None]
-Problem = Callable[[str, TnetError], None]
-PATTERN = set("*?[")
+MAX_NAME = 200  # bytes; file systems take 255
+MAX_FOLDERS = 1500  # bytes of all folders of an id together; systems take 4096
+ABSOLUTE = "_"  # folder of images with absolute paths
 log = logging.getLogger(__name__)
 
 
+def export(
+    predictions: str | os.PathLike[str] | Iterable[Prediction],
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> Path:
+    """Export predictions, and return the path that was written.
+
+    Parameters
+    ----------
+    predictions
+        A file of `tnet predict -o`, or predictions.
+    path
+        A file, or a folder to write a file for each image.
+    format
+        `geojson`, `heatmap`, `figure`, `html`, `csv`, `parquet` or the name of a plug-in; by
+        default the suffix of `path` decides, and a folder is filled with GeoJSON.
+    overwrite
+        Replace existing files.
+    **options
+        Options of the format, as `tnet export -O` takes them.
+
+    Raises
+    ------
+    UsageError
+        An option is unknown or not valid, or the images cannot share a file.
+    OutputError
+        The output exists or cannot be written.
+
+    Examples
+    --------
+    >>> tnetcli.export("predictions.jsonl", "regions.geojson", levels=[2, 3])
+
+    """
+    name = os.fspath(path)
+    exporter = find_exporter(name, format)
+    if isinstance(predictions, str | os.PathLike):
+        selection = Selection([Path(predictions)])
+    else:
+        selection = Selection(list(predictions))
+    job = ExportJob.check(selection, exporter, options)
+    if is_folder(name):
+        job.write_folder(Path(path), overwrite=overwrite)
+    else:
+        job.write_file(Path(path), overwrite=overwrite)
+    return Path(path)
+
+
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which predictions and which of their windows; `ids` are names or patterns, none for all."""
+class Selection:
+    """Predictions of files or of a list, in order, failed ones included; can be read repeatedly.
 
+    `ids` are names or glob patterns of images; none selects all.
+    """
+
+    source: Sequence[Path | Prediction]
     ids: tuple[str, ...] = ()
-    choice: Choice = EVERYTHING
 
-    def takes(self, id: str) -> bool:
-        """Say whether a prediction is wanted."""
-        return not self.ids or any(_matches(id, each) for each in self.ids)
+    def __iter__(self) -> Iterator[Prediction]:
+        for each in self.source:
+            for prediction in [each] if isinstance(each, Prediction) else read_records(each):
+                if not self.ids or self.matching(prediction.id):
+                    yield prediction
 
+    def matching(self, id: str) -> list[str]:
+        """Return the names and patterns that an image matches."""
+        return [each for each in self.ids if id == each or fnmatch.fnmatchcase(id, each)]
 
-def _matches(id: str, pattern: str) -> bool:
-    return id == pattern or (bool(PATTERN & set(pattern)) and fnmatch.fnmatchcase(id, pattern))
+    @property
+    def files(self) -> list[Path]:
+        """Return the files that are read."""
+        return [each for each in self.source if isinstance(each, Path)]
 
 
 @dataclass(slots=True)
-class Exported:
-    """What became of the predictions that were wanted."""
+class ExportJob:
+    """Predictions that were read once and found exportable, and the counts of their images."""
 
-    written: list[Path] = field(default_factory=list)  # one, or the folder
+    selection: Selection
+    exporter: Exporter
+    options: Any
     images: int = 0
-    kept: int = 0  # that were there already
-    failed: int = 0  # predictions that had failed, and have nothing to show
-    problems: int = 0  # images that could not be shown, or not with their pixels
-    total: int = 0  # that were to be shown
+    failed: int = 0  # failed predictions, which have nothing to show
+    written: int = 0
+    incomplete: int = 0  # images that could not be exported, or only without their pixels
 
+    @classmethod
+    def check(cls, selection: Selection, exporter: Exporter, options: dict[str, Any]) -> Self:
+        """Read all predictions once, to raise errors before anything is written."""
+        checked = validate(exporter.options, options, f"the format {exporter.name}", UsageError)
+        job = cls(selection, exporter, checked)
+        matched: set[str] = set()
+        levels: set[int] = set()
+        digests: set[bytes] = set()  # a set of ids would fill the memory
+        for prediction in selection:
+            job.images += 1
+            job.failed += not prediction.is_done
+            levels |= {each.level for each in prediction.levels}
+            levels |= {each.level + 1 for each in prediction.windows if each.glimpses}
+            matched.update(selection.matching(prediction.id))
+            digest = hashlib.blake2b(prediction.id.encode(), digest_size=8).digest()
+            if digest in digests:
+                raise OutputError(
+                    f"two predictions have the id `{prediction.id}`",
+                    hint="combine files with `tnet merge`, which keeps one record per image",
+                )
+            digests.add(digest)
+        if missing := [each for each in selection.ids if each not in matched]:
+            raise UsageError(
+                f"no prediction has the id `{missing[0]}`",
+                hint="use an id of the predictions, or a pattern such as 'a/*.tif'",
+            )
+        if not job.images:
+            raise OutputError("no predictions to export", hint="run `tnet predict` first")
+        job._warn_about_levels(levels)
+        return job
 
-def read_looked(files: Sequence[Path], wanted: Wanted) -> Iterator[Looked]:
-    """Yield the predictions that are wanted, in order, failed ones too."""
-    for file in files:
-        for prediction in read_records(file):
-            if wanted.takes(prediction.id):
-                yield Looked(prediction, wanted.choice)
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What there is to export, found by reading everything once."""
-
-    images: int
-    failed: int
+    def _warn_about_levels(self, levels: set[int]) -> None:
+        wanted = getattr(self.options, "levels", None)
+        if wanted and levels and not wanted & levels:
+            # Not an error: a batch may have stopped early because it was confident.
+            log.warning(
+                "no prediction has a region of level %s: the deepest level is %d",
+                ", ".join(map(str, sorted(wanted))),
+                max(levels),
+            )
 
     @property
-    def good(self) -> int:
-        """Return how many have something to show."""
+    def done(self) -> int:
+        """Return the number of predictions that did not fail."""
         return self.images - self.failed
 
+    def default_path(self, file: Path) -> Path:
+        """Return a path beside the predictions: a folder if each image has a file of its own."""
+        stem = file.name.removesuffix(".gz").removesuffix(".jsonl") or self.exporter.name
+        # Images in pixels cannot share a GeoJSON file.
+        if self.done > 1 and (not self.exporter.many or self.exporter.name == "geojson"):
+            return file.with_name(f"{stem}-{self.exporter.name}")
+        return file.with_name(f"{stem}{self.exporter.suffixes[0]}")
 
-def survey(files: Sequence[Path], wanted: Wanted) -> Survey:
-    """Read everything once, so that what is wrong with it is told before anything is written."""
-    images = failed = 0
-    met: set[str] = set()
-    levels: set[int] = set()
-    digests: set[bytes] = set()
-    for looked in read_looked(files, wanted):
-        prediction = looked.prediction
-        images += 1
-        failed += not prediction.is_done
-        levels |= {each.level for each in prediction.levels}
-        levels |= {each.level + 1 for each in prediction.windows if each.glimpses}
-        met |= {each for each in wanted.ids if _matches(prediction.id, each)}
-        digest = hashlib.blake2b(prediction.id.encode(), digest_size=8)
-        if digest.digest() in digests:
-            raise OutputError(
-                f"two predictions of `{prediction.id}`",
-                hint="`tnet merge` puts files together, each image once",
-            )
-        digests.add(digest.digest())
-    if missing := [each for each in wanted.ids if each not in met]:
-        raise UsageError(
-            f"no prediction has the id `{missing[0]}`",
-            hint="ids are as `tnet predict` wrote them; patterns such as 'a/*.tif' may be given",
-        )
-    if not images:
-        raise OutputError("there is no prediction in it", hint="did `tnet predict` run to its end?")
-    asked = wanted.choice.levels
-    if asked is not None and levels and not asked & levels:
-        # Not refused: of a batch that was sure early, closer windows may be none.
-        log.warning(
-            "no prediction has a window of level %s: the last that was looked at is %d",
-            ", ".join(map(str, sorted(asked))),
-            max(levels),
-        )
-    return Survey(images, failed)
+    def write_file(
+        self, path: Path, *, overwrite: bool = False, advance: Advance = lambda fraction: None
+    ) -> None:
+        """Write all predictions to one file, which appears complete or not at all."""
+        check_output(path, overwrite=overwrite)
+        self._check_shared(path.name)
+        check_not_input(path, self.selection.files)
+        if path.exists():
+            check_not_input(path, (self._image_path(each) for each in self.selection))
+        self.incomplete += self._write(self._shown(advance), path, overwrite)
+        self.written = self.done
 
+    def write_stream(self, stream: BinaryIO) -> None:
+        """Write all predictions to standard output."""
+        self._check_shared("standard output")
+        with TemporaryDirectory(prefix="tnet-") as folder:
+            made = Path(folder, "output")
+            self.incomplete += self._make(self._shown(), made, "standard output")
+            with made.open("rb") as content:
+                shutil.copyfileobj(content, stream)
+        self.written = self.done
 
-@dataclass(frozen=True, slots=True)
-class Export:
-    """What is asked for: which predictions of which files, in what format, and how."""
+    def write_folder(
+        self, folder: Path, *, overwrite: bool = False, advance: Advance = lambda fraction: None
+    ) -> None:
+        """Write a file for each image, named by its id.
 
-    files: Sequence[Path]
-    wanted: Wanted
-    form: Format
-    how: How
-    found: Survey
-
-    def looked(self) -> Iterator[Looked]:
-        """Yield the predictions that are wanted, in order, failed ones too."""
-        return read_looked(self.files, self.wanted)
-
-    def images(self) -> Iterator[str]:
-        """Yield where the images of the predictions are."""
-        return (image_place(each.prediction.image, self.how.root) for each in self.looked())
-
-
-def write_one(
-    asked: Export,
-    path: Path,
-    *,
-    overwrite: bool = False,
-    advance: Advance = lambda fraction: None,
-) -> Exported:
-    """Write all that is wanted into one file, whole or not at all."""
-    form, found = asked.form, asked.found
-    check_output(path, overwrite=overwrite)
-    if asked.how.sequence and not path.name.lower().endswith(SEQUENCES):
-        raise UsageError(
-            f"`{path}` is not the name of a text sequence",
-            hint=f"it ends in {SEQUENCE}, for example; or leave --sequence and --rs out",
-        )
-    if not form.many and found.good != 1:
-        raise UsageError(
-            f"{found.good} images cannot share a {form.name}: `{path}`",
-            hint=f"name a folder with -o, for example -o {path.stem or form.name}/, or choose one "
-            "with --id",
-        )
-    check_not_input(path, asked.files)
-    if path.exists():  # and may be overwritten
-        check_not_input(path, asked.images())
-    done = Exported([path], images=found.good, failed=found.failed, total=found.good)
-    looked = _counted(asked.looked(), found.images, advance)
-    if not form.many:
-        looked = (each for each in looked if each.prediction.is_done)
-    with _records_may_be_wrong():
-        form.write(path, looked, asked.how, _noting(done), overwrite)
-    return done
-
-
-def write_each(
-    asked: Export,
-    folder: Path,
-    *,
-    overwrite: bool = False,
-    resume: bool = False,
-    advance: Advance = lambda fraction: None,
-) -> Exported:
-    """Write a file for each image, named by its id; one that cannot be shown stops no other.
-
-    With `resume` files that are there are kept: they are whole.
-    """
-    how, found = asked.how, asked.found
-    places = ImageFolder(folder, asked.form.suffix(how))
-    if not overwrite and not resume:
-        for each in asked.looked():
-            if places.path(each.prediction.id).exists():
+        An image that cannot be exported is logged and counted; the others continue.
+        """
+        suffix = self.exporter.suffixes[0]
+        for each in () if overwrite else self.selection:
+            if image_file(folder, each.id, suffix).exists():
                 raise OutputError(
-                    f"`{places.path(each.prediction.id)}` exists",
-                    hint="--overwrite replaces files, --resume keeps them",
+                    f"`{image_file(folder, each.id, suffix)}` exists",
+                    hint="replace existing files with --overwrite",
                 )
-    done = Exported([folder], failed=found.failed, total=found.good)
-    for each in _counted(asked.looked(), found.images, advance):
-        if not each.prediction.is_done:
-            continue
-        path = places.place(each.prediction.id)
-        if resume and path.exists():
-            done.kept += 1
-            continue
-        check_not_input(path, [*asked.files, image_place(each.prediction.image, how.root)])
+        for prediction in self._shown(advance, done_only=True):
+            path = image_file(folder, prediction.id, suffix)
+            _make_folder(path.parent)
+            check_not_input(path, [*self.selection.files, self._image_path(prediction)])
+            try:
+                incomplete = self._write([prediction], path, overwrite)
+            except TnetError as error:
+                is_disk = isinstance(error, OutputError) and isinstance(error.__cause__, OSError)
+                if is_disk or isinstance(error, UsageError):
+                    raise  # every other image would fail for the same reason
+                log.warning("%s: %s", prediction.id, error)
+                incomplete = 1
+            else:
+                self.written += 1
+            self.incomplete += incomplete
+        if not self.written and self.incomplete:
+            raise ImageError("no image could be exported", hint="see the warnings above")
+
+    def _shown(
+        self, advance: Advance = lambda fraction: None, *, done_only: bool = False
+    ) -> Iterator[Prediction]:
+        for number, each in enumerate(self.selection, start=1):
+            if each.is_done or (self.exporter.many and not done_only):
+                yield each
+            advance(number / self.images)
+
+    def _check_shared(self, name: str) -> None:
+        if not self.exporter.many and self.done != 1:
+            raise UsageError(
+                f"{self.done} images cannot share a {self.exporter.name}: `{name}`",
+                hint="give a folder with -o, for example -o out/, or select one image with --id",
+            )
+
+    def _write(self, predictions: Iterable[Prediction], path: Path, overwrite: bool) -> int:
+        """Write a file that appears complete or not at all; return the incomplete images."""
+        with temporary_folder(os.path.realpath(path)) as folder:
+            made = folder / path.name
+            incomplete = self._make(predictions, made, path)
+            with atomic_file(path) as file, made.open("rb") as content:
+                shutil.copyfileobj(content, file)
+                check_output(path, overwrite=overwrite)  # another process may have written it
+        return incomplete
+
+    def _make(self, predictions: Iterable[Prediction], made: Path, path: Path | str) -> int:
         try:
-            with _records_may_be_wrong():
-                asked.form.write(path, [each], how, _noting(done), overwrite)
-        except TnetError as error:
-            if isinstance(error.__cause__, OSError) and isinstance(error, OutputError):
-                raise  # the disk: the next one would fare no better
-            if isinstance(error, UsageError):
-                raise  # every image would fail for the same reason
-            _noting(done)(each.prediction.id, error)
-        else:
-            done.images += 1
-    if not done.images and not done.kept and done.problems:
-        raise ImageError("no image could be shown", hint="the lines above say why")
-    return done
+            return self.exporter.write(predictions, made, self.options) or 0
+        except ValueError as error:
+            raise OutputError(
+                f"a prediction cannot be exported: {first_line(error)}",
+                hint="the file may have been edited: predict the image again",
+            ) from error
+        except OSError as error:
+            raise OutputError(
+                f"cannot write `{path}`: {shorten(reason(error))}", hint=UNWRITABLE
+            ) from error
+
+    def _image_path(self, prediction: Prediction) -> str:
+        return image_path(prediction.image, getattr(self.options, "root", None))
 
 
-def text_of(asked: Export) -> Iterator[str]:
-    """Yield the pieces of the text that would be written, for a pipe."""
-    form = asked.form
-    if form.text is None:
-        raise UsageError(f"a {form.name} cannot go to standard output", hint="name a file with -o")
-    with _records_may_be_wrong():
-        yield from form.text(asked.looked(), asked.how)
-
-
-@contextmanager
-def _records_may_be_wrong() -> Iterator[None]:
-    """Let what an exporter finds wrong with a record be a problem that the user can see to."""
+def _make_folder(folder: Path) -> None:
     try:
-        yield
-    except ValueError as error:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
         raise OutputError(
-            f"a prediction cannot be shown: {first_line(error)}",
-            hint="was the file changed by something else than tnet?",
+            f"cannot make the folder `{folder}`: {reason(error)}", hint="choose another folder"
         ) from error
 
 
-def _counted(looked: Iterable[Looked], total: int, advance: Advance) -> Iterator[Looked]:
-    for number, each in enumerate(looked, start=1):
-        yield each
-        advance(number / total)
+def image_file(folder: Path, id: str, suffix: str) -> Path:
+    """Return the file of an image below a folder: its id with a suffix.
+
+    Characters that file systems do not take are replaced; a digest then keeps ids apart.
+    """
+    *folders, name = id.split("/")
+    if len(id.encode(errors="surrogatepass")) > MAX_FOLDERS:
+        folders = [ABSOLUTE]
+    safe = [_safe(each) for each in folders]
+    # A folder must not have the name of another image's file.
+    safe = [f"{each}_" if each.endswith(suffix) else each for each in safe]
+    # Absolute paths are below `_`; no other image is there without a digest.
+    plain = f"{ABSOLUTE}{id}" if id.startswith("/") else id
+    if "/".join([*safe, _safe(name)]) != plain or folders[:1] == [ABSOLUTE]:
+        digest = hashlib.blake2b(id.encode(errors="surrogatepass"), digest_size=4)
+        name = f"{_safe(name)}-{digest.hexdigest()}"
+    return folder.joinpath(*safe, f"{name}{suffix}")
 
 
-def _noting(done: Exported) -> Problem:
-    def note(id: str, error: TnetError) -> None:
-        done.problems += 1
-        log.warning("%s: %s", id, error)
-
-    return note
-
-
-def output_of(asked: Export) -> Path:
-    """Return where to write if nobody says: beside the predictions, a folder if need be."""
-    first, form, found = asked.files[0], asked.form, asked.found
-    name = first.name.removesuffix(".gz").removesuffix(".jsonl") or form.name
-    if found.good > 1 and not form.together:
-        return first.with_name(f"{name}-{form.name}")
-    return first.with_name(f"{name}{form.suffix(asked.how)}")
+def _safe(part: str) -> str:
+    """Return a part of a path that file systems take and that leads to no other folder."""
+    plain = re.sub(r'[\x00-\x1f<>:"|?*\\\ud800-\udfff]', "_", part)
+    plain = plain.encode()[-MAX_NAME:].decode(errors="ignore")
+    return "_" if plain in ("", ".", "..") else plain
 
 
-def is_folder(path: str, form: Format) -> bool:
-    """Say whether a name means a folder: it is one, ends like one, or has no ending of the form."""
-    if path.endswith(("/", os.sep)) or Path(path).is_dir():
-        return True
-    has_ending = path.lower().endswith(form.suffixes) or bool(Path(path).suffix)
-    return not has_ending and not Path(path).exists()
-
-
-SUFFIX = ".geojson"
-BEGINNING = HEAD.encode()
-LAST_FEATURE = b"\n],"  # what is told of all features stands behind it
-MOST_TOLD = 1 << 16  # bytes
-
-
-class Overlays(ImageFolder):
-    """A folder of GeoJSON files, one for each image; what else lies there is not replaced."""
+class Overlays:
+    """A folder of GeoJSON files for `tnet predict --overlay`; to be removed with that option."""
 
     def __init__(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        super().__init__(folder, SUFFIX)
-        self._overwrite = overwrite
+        self._folder, self._overwrite = Path(folder), overwrite
+        _make_folder(self._folder)
 
-    def check(self, images: Iterable[Image]) -> None:
-        """Refuse, before the work begins, images in whose place lies what is not their overlay."""
+    def check(self, images: Iterable[Any]) -> None:
+        """Raise OutputError if the file of an image exists and is not its GeoJSON."""
         for image in images:
-            path = self.path(image.id)
-            if not self._is_free(path, image.path):
+            if not self._is_free(self._path(image.id), image.path):
                 raise OutputError(
-                    f"`{path}` exists, and is no overlay of `{image.path}`",
+                    f"`{self._path(image.id)}` exists, and is no overlay of `{image.path}`",
                     hint="name another folder with --overlay, or use --overwrite to replace it",
                 )
 
     def write(self, record: Prediction) -> None:
-        """Write the overlay of a prediction, in place of an older one.
-
-        ValueError says that this prediction cannot have one, OutputError that none can be written.
-        """
-        path = self.place(record.id)
+        """Write the GeoJSON of a prediction."""
+        path = self._path(record.id)
+        _make_folder(path.parent)
         if not self._is_free(path, record.image):
             raise ValueError(f"`{path}` was put there by something else")
         try:
-            write_geojson(path, [Looked(record)], overwrite=True)
+            export([record], path, overwrite=True)
         except OutputError as error:
             if isinstance(error.__cause__, OSError):
-                raise  # the disk: the next one would fare no better
+                raise
             raise ValueError(str(error)) from error
 
     def has(self, record: Prediction) -> bool:
-        """Say whether the overlay is there."""
-        return self.path(record.id).exists()
+        """Return True if the file exists."""
+        return self._path(record.id).exists()
+
+    def _path(self, id: str) -> Path:
+        return image_file(self._folder, id, ".geojson")
 
     def _is_free(self, path: Path, image: str) -> bool:
-        return self._overwrite or not path.exists() or _is_overlay(path, image)
-
-
-def _is_overlay(path: Path, image: str) -> bool:
-    """Say whether a file is as we write the overlay of an image, which may have moved."""
-    try:
-        with open_regular(path) as file:
-            begin = file.read(len(BEGINNING))
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - MOST_TOLD, 0))
-            told = json.loads(b"{" + file.read().rpartition(LAST_FEATURE)[2])
-        made = told["tnet"]
-        named = os.path.basename(redacted(image))  # as in records, without secrets
-        return begin == BEGINNING and os.path.basename(made["image"]) == named
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return False
+        name = os.path.basename(redacted(image))
+        return self._overwrite or not path.exists() or name in path.read_text()

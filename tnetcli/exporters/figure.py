@@ -2,105 +2,112 @@
 
 import logging
 import math
-import os
-from collections.abc import Iterator, Sequence
-from io import BytesIO
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unicodedata import combining, normalize
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from tnetcli.errors import ImageError, OutputError
-from tnetcli.exporters.base import Choice, Looked
-from tnetcli.exporters.canvas import HALO, INK, QUIET, TITLE, WIDTH, Page, plain
-from tnetcli.exporters.imagery import Imagery
-from tnetcli.files import atomic_file, check_output
+from tnetcli.errors import ImageError
+from tnetcli.exporters.base import ImageOptions, clean_text, regions_of, whole_box
+from tnetcli.exporters.imagery import Imagery, open_imagery
 from tnetcli.geometry import Georeference, Size
 from tnetcli.prediction.record import BoxEdges, Prediction, RegionRecord
-from tnetcli.text import counted
+from tnetcli.text import counted, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
 
-NARROWEST, WIDEST = 600, 5000  # pixels
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-MOST_DRAWN, MOST_LISTED, MOST_LEVELS, MOST_WARNINGS = 100, 48, 12, 2
-# Lengths and letters in pixels of a figure 1600 pixels wide.
-COLUMN, LEDGE, THUMBNAIL, BORDER, GAP = 340, 12, 176, 6, 26
-HEADING, TEXT, CAPTION = 20, 18, 15
+# Lengths and font sizes are in pixels of a figure 1600 pixels wide.
+WIDTH, MAX_WIDTH = 1600, 5000
+MARGIN, COLUMN, LEDGE, THUMBNAIL, BORDER, GAP, HALO = 36, 340, 12, 176, 6, 26, 1.5
+TITLE, HEADING, TEXT, CAPTION = 46, 20, 18, 15
 THINNEST, THICKEST = 2.0, 7.0
-MOST_STRETCHED = 8.0  # times as long as wide: a longer strip would be a line
-RULE, GROUND = "#dee2e6", (226, 229, 233)
-# Okabe and Ito, told apart by the colour-blind; level 1 is grey.
+MIN_SCALE = 0.65  # smaller letters are illegible
+MAX_STRETCH = 8.0  # times as long as wide: a longer strip would be a line
+MAX_DRAWN, MAX_LISTED, MAX_LEVELS, MAX_WARNINGS = 100, 48, 12, 2
+INK, QUIET, RULE, GROUND = "#1e2228", "#646c76", "#dee2e6", (226, 229, 233)
+# The colour-blind safe palette of Okabe and Ito; level 1 is grey.
 LEVELS = ("#8c949e", "#e69f00", "#56b4e9", "#f0e442", "#cc79a7", "#009e73", "#d55e00")
 UNITS = ((1e3, "km"), (1.0, "m"), (1e-2, "cm"), (1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm"))
 FARTHEST = 1e9  # metres or degrees
 log = logging.getLogger(__name__)
 
 
-def write_figure(
-    path: str | os.PathLike[str],
-    looked: Looked,
-    imagery: Imagery | None,
-    *,
-    size: int = WIDTH,
-    sheet: bool = True,
-    overwrite: bool = False,
-) -> None:
-    """Write a PNG or JPEG, by its suffix, of a predicted image; whole or not at all.
+class FigureOptions(ImageOptions):
+    """Options of the figure exporter."""
 
-    The figure is `size` pixels wide and as high as its content. Without `imagery`, or where that
-    cannot be read, regions are drawn on plain ground. `sheet` adds a thumbnail of every view.
-    """
-    kind = FORMATS.get(Path(path).suffix.lower())
-    if kind is None:
-        raise OutputError(f"figures are PNG or JPEG: `{path}`", hint="use the suffix .png or .jpg")
-    if not NARROWEST <= size <= WIDEST:
-        raise OutputError(
-            f"a figure cannot be {size} pixels wide", hint=f"from {NARROWEST} to {WIDEST}"
-        )
-    check_output(path, overwrite=overwrite)
-    content = _encoded(draw_figure(looked, imagery, size=size, sheet=sheet), kind)
-    with atomic_file(path, "the figure") as file:
-        file.write(content)
-        check_output(path, overwrite=overwrite)  # another process may have written it meanwhile
+    size: int = Field(
+        default=WIDTH, ge=600, le=MAX_WIDTH, description="Width of the figure in pixels"
+    )
+    sheet: bool = Field(default=True, description="Add a thumbnail of every view")
 
 
-def _encoded(figure: "Figure", kind: str) -> bytes:
+class FigureExporter:
+    """Writes a PNG or JPEG, by the suffix, that is as high as its content."""
+
+    name = "figure"
+    suffixes = (".png", ".jpg", ".jpeg")
+    many = False
+    options = FigureOptions
+
+    def write(self, predictions: Iterable[Prediction], path: Path, options: FigureOptions) -> int:
+        """Write the figure of one prediction; return 1 if the image cannot be read."""
+        (prediction,) = predictions
+        problems = 0
+        figure = None
+        if options.pixels:
+            try:
+                with open_imagery(prediction, options) as imagery:
+                    figure = draw_figure(prediction, imagery, options)
+            except ImageError as error:
+                log.warning("%s: %s", prediction.id, error)
+                problems = 1
+        _save(figure or draw_figure(prediction, None, options), path)
+        return problems
+
+
+EXPORTER = FigureExporter()
+
+
+def _save(figure: "Figure", path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
     canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
-    content = BytesIO()
-    # Subsampled colours of thin lines would blur.
-    options = {"quality": 90, "subsampling": 0} if kind == "JPEG" else {"compress_level": 6}
-    Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]).save(content, kind, **options)
-    return content.getvalue()
+    image = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    if path.suffix.lower() in (".jpg", ".jpeg"):
+        image.save(path, "JPEG", quality=90, subsampling=0)  # sharp colours of thin lines
+    else:
+        image.save(path, "PNG", compress_level=6)
 
 
 def draw_figure(
-    looked: Looked, imagery: Imagery | None, *, size: int = WIDTH, sheet: bool = True
+    prediction: Prediction, imagery: Imagery | None, options: FigureOptions
 ) -> "Figure":
-    """Return the figure of a predicted image; its only axes count pixels from the upper left."""
-    prediction = looked.prediction
-    if not prediction.is_done:
-        raise OutputError(
-            f"there is no prediction of `{prediction.image}` to draw",
-            hint="its prediction failed: predict it again",
-        )
-    page = Page(size)
-    regions = sorted(looked.chosen(), key=lambda each: (each.level, each.rank, each.path))
+    """Return the figure of a prediction; its only axes count pixels from the upper left.
+
+    Regions are drawn on plain ground without `imagery`, or where it cannot be read.
+    """
+    page = Page(options.size)
+    regions = [region for region, _ in regions_of(prediction, options.levels)]
+    regions.sort(key=lambda each: (each.level, each.rank, each.path))
     y = _draw_header(page, prediction)
-    y = _draw_body(page, looked, regions, imagery, y + page.px(22))
-    if sheet and regions:
+    y = _draw_body(page, prediction, options, regions, imagery, y + page.px(22))
+    if options.sheet and regions:
         page.fill(page.margin, y + page.px(24), page.inner, 1, RULE)
         y = _draw_views(page, regions, imagery, y + page.px(48))
     return page.finish(y + page.margin)
 
 
-def _draw_header(page: Page, prediction: Prediction) -> int:
+def _draw_header(page: "Page", prediction: Prediction) -> int:
     facts = [f"{prediction.width:,} x {prediction.height:,} pixels"]
     model = prediction.provenance.model
     facts += [f"model {plain(model, 40)}"] if model else []
@@ -113,26 +120,25 @@ def _draw_header(page: Page, prediction: Prediction) -> int:
         answer, sure = prediction.label, f" {_percent(prediction.probability)}"
     y = page.line(x, x, plain(answer, 100) or "no answer", width, TITLE, end=sure)
     y = page.line(x, y, plain(prediction.image[-200:]), width, TEXT, keep_end=True)
-    y = page.line(x, y, " · ".join(facts), width, TEXT, QUIET)
-    return page.paragraph(x, y, plain(prediction.attention_in_words(), 400), width, TEXT)
+    return page.line(x, y, " · ".join(facts), width, TEXT, QUIET)
 
 
 def _draw_body(
-    page: Page,
-    looked: Looked,
+    page: "Page",
+    prediction: Prediction,
+    options: FigureOptions,
     regions: Sequence[RegionRecord],
     imagery: Imagery | None,
     top: int,
 ) -> int:
     """Draw the image with its regions and scale bar, and the column beside them."""
-    prediction, ledge = looked.prediction, page.px(LEDGE)
+    ledge = page.px(LEDGE)
     most = page.inner - page.px(COLUMN) - page.margin - 2 * ledge
     across, down = _fitted(prediction.width, prediction.height, most)
     left, y = page.margin + ledge + (most - across) // 2, top + ledge
     place = _Place(left, y, across / prediction.width, down / prediction.height)
-    whole = (0.0, 0.0, float(prediction.width), float(prediction.height))
-    pixels, problem = _show(imagery, whole, across, down)
-    notes = list(_notes(looked.choice, place))
+    pixels, problem = _show(imagery, whole_box(prediction), across, down)
+    notes = list(_notes(options, place))
     if imagery is None:
         notes.append("drawn without the pixels of the image")
     elif problem:
@@ -142,12 +148,12 @@ def _draw_body(
     page.outline(left, y, across, down, INK, 1, halo=0)
     area = left - ledge, y - ledge, left + across + ledge, y + down + ledge
     _draw_regions(page, regions, place, area)
-    bottom = _draw_bar(page, prediction, place, y + down + ledge, (most + across) // 2)
+    bottom = _draw_scale_bar(page, prediction, place, y + down + ledge, (most + across) // 2)
     return max(bottom, _draw_column(page, prediction, regions, notes, top))
 
 
 class _Place(NamedTuple):
-    """The place of the image: its corner, and pixels of the figure in one of the image."""
+    """The corner of the image in the figure, and pixels of the figure per pixel of the image."""
 
     left: int
     top: int
@@ -155,23 +161,23 @@ class _Place(NamedTuple):
     down: float
 
     def edges(self, box: BoxEdges) -> list[float]:
-        """Return the edges of a box in the figure, kept within what Agg can draw."""
+        """Return the edges of a box in the figure, within the limits of Agg."""
         starts, scales = (self.left, self.top) * 2, (self.across, self.down) * 2
         return [
-            start + min(max(scale * edge, -WIDEST), 2.0 * WIDEST)
+            start + min(max(scale * edge, -MAX_WIDTH), 2.0 * MAX_WIDTH)
             for start, scale, edge in zip(starts, scales, box, strict=True)
         ]
 
 
 def _draw_regions(
-    page: Page, regions: Sequence[RegionRecord], place: _Place, area: tuple[float, ...]
+    page: "Page", regions: Sequence[RegionRecord], place: _Place, area: tuple[float, ...]
 ) -> None:
     most = max(map(_attention, _below(regions)), default=0.0)
-    listed, taken = {each.path for each in regions[:MOST_LISTED]}, list[tuple[float, ...]]()
+    listed, taken = {each.path for each in regions[:MAX_LISTED]}, list[tuple[float, ...]]()
     tags = []
     for level in sorted({each.level for each in regions}):
         peers = sorted(_below(regions, level), key=_attention)
-        for region in peers[-MOST_DRAWN:]:
+        for region in peers[-MAX_DRAWN:]:
             x0, y0, x1, y1 = place.edges(region.box)
             fraction = _attention(region) / most if most else 0.0
             thick = (THINNEST + fraction * (THICKEST - THINNEST)) * page.stroke
@@ -180,14 +186,14 @@ def _draw_regions(
             x0, y0 = max(x0, area[0]) + inset, max(y0, area[1]) + inset
             x1, y1 = min(x1, area[2]) - inset, min(y1, area[3]) - inset
             tags.append((fraction, region, (x0, y0, x1, y1)))
-    # Where only one number has room, it is that of the highest attention.
+    # Where numbers overlap, the one of the highest attention is drawn.
     for _, region, (x0, y0, x1, y1) in sorted(tags, key=lambda each: -each[0]):
         w = page.measure(_number(region), CAPTION, bold=True) + page.px(8)
         h = page.px(CAPTION + 6)
         if region.path not in listed or x1 - x0 < 1.4 * w or y1 - y0 < 1.4 * h:
             continue
         corners = [(x, y) for y in (y0, y1 - h) for x in (x0, x1 - w)]
-        # Every level begins at another corner: the first cell of a region begins where that does.
+        # Each level starts at another corner, as the first cell of a region starts at its corner.
         for turn in range(4):
             x, y = corners[(region.level - 2 + turn) % 4]
             if all(x >= a + c or a >= x + w or y >= b + d or b >= y + h for a, b, c, d in taken):
@@ -197,12 +203,12 @@ def _draw_regions(
                 break
 
 
-def _draw_bar(page: Page, prediction: Prediction, place: _Place, y: int, room: int) -> int:
+def _draw_scale_bar(page: "Page", prediction: Prediction, place: _Place, y: int, width: int) -> int:
     """Draw the scale bar, if the size of a pixel is known."""
     known = pixel_metres(prediction)
     if known is None:
         return y
-    across, down = known[0] / place.across, known[1] / place.down  # metres in one of the figure
+    across, down = known[0] / place.across, known[1] / place.down  # metres per pixel of the figure
     metres = round_length(across * max(0.3 * place.across * prediction.width, page.px(60)))
     text = length_text(metres)
     text += "" if math.isclose(across, down, rel_tol=0.02) else " from left to right"
@@ -212,25 +218,25 @@ def _draw_bar(page: Page, prediction: Prediction, place: _Place, y: int, room: i
     for end in (x, x + long - 2):
         page.fill(end, y, 2, tick, INK)
     shift = round(long) + page.px(12)
-    return page.paragraph(x + shift, y - page.px(6), text, room - shift, TEXT, INK)
+    return page.paragraph(x + shift, y - page.px(6), text, width - shift, TEXT, INK)
 
 
 def _draw_column(
-    page: Page,
+    page: "Page",
     prediction: Prediction,
     regions: Sequence[RegionRecord],
     notes: Sequence[str],
     y: int,
 ) -> int:
-    """Draw how the answer changed by level, what the lines mean, notes and warnings."""
+    """Draw how the answer changed by level, the legend, notes and warnings."""
     width, shift, small = page.px(COLUMN), page.px(70), page.px(6)
     x = page.size - page.margin - width
     if prediction.levels:
         y = page.line(x, y, "How the answer changed", width, HEADING, bold=True) + small
-    for step in prediction.levels[:MOST_LEVELS]:
+    for step in prediction.levels[:MAX_LEVELS]:
         value = _percent(step.probability)
-        room = width - page.measure(value, TEXT) - page.px(10)
-        page.line(x, y, plain(step.label) or "no label", room, TEXT)
+        left = width - page.measure(value, TEXT) - page.px(10)
+        page.line(x, y, plain(step.label) or "no label", left, TEXT)
         y = page.line(x + width, y, value, width, TEXT, ha="right") + page.px(2)
         page.fill(x, y, width, small, RULE)
         page.fill(x, y, min(step.probability, 1.0) * width, small, _colour(step.level))
@@ -241,8 +247,8 @@ def _draw_column(
     for level in sorted({each.level for each in regions}):
         peers = _below(regions, level)
         text = f"level {level}: {_count(peers) if peers else 'the whole image'}"
-        if len(peers) > MOST_DRAWN:
-            text += f", the {MOST_DRAWN} with the highest attention are drawn"
+        if len(peers) > MAX_DRAWN:
+            text += f", the {MAX_DRAWN} with the highest attention are drawn"
         colour, thick = (_colour(level), THICKEST / 2 * page.stroke) if peers else (INK, 1)
         page.outline(x + 2, y + small, page.px(50), page.px(12), colour, thick, halo=bool(peers))
         y = page.paragraph(x + shift, y, text, width - shift, TEXT, INK) + page.px(4)
@@ -255,14 +261,14 @@ def _draw_column(
         y = page.paragraph(x, y + page.px(8), note, width, TEXT)
     if warnings := prediction.warnings:
         y = page.line(x, y + page.px(GAP), "Warnings", width, HEADING, bold=True)
-        more = [f"and {len(warnings) - MOST_WARNINGS:,} more"]
-        for text in [*warnings[:MOST_WARNINGS], *more * (len(warnings) > MOST_WARNINGS)]:
+        more = [f"and {len(warnings) - MAX_WARNINGS:,} more"]
+        for text in [*warnings[:MAX_WARNINGS], *more * (len(warnings) > MAX_WARNINGS)]:
             y = page.paragraph(x, y + small, plain(text), width, CAPTION, INK)
     return y
 
 
 def _draw_views(
-    page: Page, regions: Sequence[RegionRecord], imagery: Imagery | None, y: int
+    page: "Page", regions: Sequence[RegionRecord], imagery: Imagery | None, y: int
 ) -> int:
     """Draw the first regions in rows, each with its own pixels."""
     x = page.margin
@@ -270,7 +276,7 @@ def _draw_views(
     space, border = page.px(16), page.px(BORDER)
     columns = max((page.inner + space) // (page.px(THUMBNAIL) + space), 1)
     side = (page.inner - (columns - 1) * space) // columns
-    listed, failed = regions[:MOST_LISTED], list[str]()
+    listed, failed = regions[:MAX_LISTED], list[str]()
     for start in range(0, len(listed), columns):
         row = listed[start : start + columns]
         boxes = [each.box for each in row]
@@ -297,7 +303,7 @@ def _draw_views(
     return y
 
 
-def _draw_caption(page: Page, region: RegionRecord, x: int, y: int, width: int) -> None:
+def _draw_caption(page: "Page", region: RegionRecord, x: int, y: int, width: int) -> None:
     number = _number(region)
     shift = page.measure(number, CAPTION, bold=True) + page.px(8)
     page.line(x, y, number, width, CAPTION, bold=True)
@@ -313,7 +319,7 @@ def _draw_caption(page: Page, region: RegionRecord, x: int, y: int, width: int) 
 def _show(
     imagery: Imagery | None, box: BoxEdges, across: int, down: int
 ) -> tuple[NDArray[np.uint8], str]:
-    """Return pixels (rows, columns, 3), plain ground where there are none, and what went wrong."""
+    """Return pixels (rows, columns, 3), plain ground where there are none, and the problem."""
     ground = np.full((down, across, 3), GROUND, np.uint8)  # (rows, columns, 3)
     if imagery is None:
         return ground, ""
@@ -325,7 +331,7 @@ def _show(
 
 
 def _below(regions: Sequence[RegionRecord], level: int = 0) -> list[RegionRecord]:
-    """Return the regions of a level, or of all, that were chosen: all but the whole image."""
+    """Return the regions of a level, or of all levels, without the whole image."""
     return [each for each in regions if "/" in each.path and level in (0, each.level)]
 
 
@@ -347,12 +353,10 @@ def _count(regions: Sequence[RegionRecord]) -> str:
     return ", ".join(counted(number, what) for number, what in parts if number)
 
 
-def _notes(choice: Choice, place: _Place) -> Iterator[str]:
-    if choice.levels is not None:
-        levels = sorted(choice.levels)
+def _notes(options: FigureOptions, place: _Place) -> Iterator[str]:
+    if options.levels is not None:
+        levels = sorted(options.levels)
         yield f"only level{'s' * (len(levels) != 1)} {', '.join(map(str, levels[:8]))}"
-    if choice.least_attention:
-        yield f"only regions with an attention of at least {choice.least_attention:g}"
     across, down = place.across, place.down
     if max(across, down) > 1.05 * min(across, down):
         ratio, side = (across / down, "wide") if across > down else (down / across, "high")
@@ -360,43 +364,42 @@ def _notes(choice: Choice, place: _Place) -> Iterator[str]:
 
 
 def _fitted(width: float, height: float, most: int) -> tuple[int, int]:
-    """Return the largest size of this shape; the short side of a long strip is drawn larger."""
-    shape = min(max(width / height, 1 / MOST_STRETCHED), MOST_STRETCHED)
+    """Return the largest size of this shape; long strips are drawn wider than they are."""
+    shape = min(max(width / height, 1 / MAX_STRETCH), MAX_STRETCH)
     across = min(float(most), most * shape)
     return max(round(across), 1), max(round(across / shape), 1)
 
 
 def _percent(probability: float) -> str:
-    """Return a probability in per cent that never claims certainty."""
+    """Return a probability in per cent, never 0 % or 100 % by rounding."""
     if 0 < probability < 0.005:
         return "< 1 %"
     return "> 99 %" if probability >= 0.995 else f"{100 * probability:.0f} %"
 
 
 def pixel_metres(prediction: Prediction) -> tuple[float, float, bool] | None:
-    """Return width and height of the central pixel, and whether all are about as large.
+    """Return width and height of the central pixel in metres, and whether others are alike.
 
-    On the ground or in the tissue; None where they are unknown.
+    None if the size is unknown, larger than the Earth or smaller than an atom.
     """
     try:
-        found = _on_earth(prediction)
+        found = _ground_pixel(prediction)
         if found is None and prediction.mpp is not None:
             across, down = prediction.mpp
             found = 1e-6 * across, 1e-6 * down, True
     except ValueError:  # an unknown CRS
         return None
-    # Larger than the Earth or smaller than an atom is a mistake.
     return found if found and all(1e-12 < each < 1e8 for each in found[:2]) else None
 
 
-def _on_earth(prediction: Prediction) -> tuple[float, float, bool] | None:
+def _ground_pixel(prediction: Prediction) -> tuple[float, float, bool] | None:
     place = prediction.georeference
     if place is None or place.crs is None:
         return None
     size = Size(prediction.width, prediction.height)
     a, b, c, d, e, f = place.transform
     sizes = []
-    # The centre, and four places near the corners.
+    # The centre, and four points near the corners.
     for x, y in ((0.0, 0.0), (-0.45, -0.45), (0.45, -0.45), (-0.45, 0.45), (0.45, 0.45)):
         x, y = x * size.width, y * size.height
         moved = Georeference(place.crs, (a, b, c + a * x + b * y, d, e, f + d * x + e * y))
@@ -411,7 +414,7 @@ def _on_earth(prediction: Prediction) -> tuple[float, float, bool] | None:
 
 
 def round_length(most: float) -> float:
-    """Return the longest length of 1, 2 or 5 and zeros up to `most`."""
+    """Return the longest length up to `most` of the form 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(most) + 1e-12)
     return max(step * power for step in (1, 2, 5) if step == 1 or step * power <= most * (1 + 1e-9))
 
@@ -422,3 +425,125 @@ def length_text(metres: float) -> str:
         if metres >= unit * (1 - 1e-9) and not (name == "cm" and metres < 0.05):
             return f"{metres / unit:,.6g} {name}"
     return f"{metres:g} m"
+
+
+def plain(text: str, most: int = 200) -> str:
+    """Return one printable line; characters that the font lacks are replaced."""
+    line = printable(clean_text(text[: 2 * most]), most)
+    # Stacked diacritics would overlap the lines above.
+    letters = (each for each in normalize("NFC", line) if not combining(each))
+    return "".join(each if ord(each) in _glyphs() else "\ufffd" for each in letters)
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    from matplotlib.font_manager import findfont, get_font
+
+    fonts = [get_font(findfont(_font(10, bold))) for bold in (False, True)]
+    return frozenset(fonts[0].get_charmap()) & frozenset(fonts[1].get_charmap())
+
+
+@cache
+def _font(points: int, bold: bool) -> "FontProperties":
+    from matplotlib.font_manager import FontProperties
+
+    # DejaVu is part of matplotlib, so the figure does not depend on installed fonts.
+    return FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal", size=points)
+
+
+class Page:
+    """A matplotlib figure whose axes count pixels, y downwards; text scales with its width."""
+
+    def __init__(self, size: int) -> None:
+        from matplotlib.figure import Figure
+
+        self.size = size
+        self.scale, self.stroke = max(size / WIDTH, MIN_SCALE), size / WIDTH
+        self.margin = self.px(MARGIN)
+        self.inner = size - 2 * self.margin
+        self.figure = Figure(dpi=72, facecolor="white")  # a point is a pixel
+        self.axes = self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        self.axes.set_axis_off()
+
+    def px(self, length: float) -> int:
+        """Return a length, given for 1600 pixels of width, in pixels of this figure."""
+        return max(round(self.scale * length), 1)
+
+    def step(self, letters: int) -> int:
+        """Return the distance between lines of text."""
+        return round(1.32 * self.px(letters))
+
+    def measure(self, text: str, letters: int, *, bold: bool = False) -> int:
+        """Return the width of a text in pixels."""
+        from matplotlib.textpath import text_to_path
+
+        font = _font(self.px(letters), bold)
+        return math.ceil(text_to_path.get_text_width_height_descent(text, font, False)[0])
+
+    def line(
+        self, x: float, y: float, text: str, width: int, letters: int, colour: str = INK, *,
+        end: str = "", bold: bool = False, keep_end: bool = False, ha: Any = "left",
+    ) -> int:  # fmt: skip
+        """Write one line below `y`, cut to `width`, and return where the next begins."""
+        bold = bold or letters == TITLE
+        kept = text
+        while kept and self.measure(kept + end, letters, bold=bold) > width:
+            fewer = min(len(kept.strip("…")) - 1, int(len(kept) * 0.95))
+            kept = f"…{text[-fewer:]}" if keep_end else f"{text[:fewer].rstrip()}…"
+            kept = kept if fewer > 0 else ""
+        # Text of a record is no formula: matplotlib would typeset text between dollar signs.
+        self.axes.text(
+            x, y + 1.05 * self.px(letters), kept + end, color=colour, ha=ha, va="baseline",
+            fontproperties=_font(self.px(letters), bold), parse_math=False, usetex=False,
+        )  # fmt: skip
+        return round(y) + self.step(letters)
+
+    def paragraph(
+        self, x: int, y: int, text: str, width: int, letters: int, colour: str = QUIET
+    ) -> int:
+        """Write a text of at most five lines."""
+        fit = int(width / (0.54 * self.px(letters)))  # characters, of about their mean width
+        for line in textwrap.wrap(text, max(fit, 4), max_lines=5, placeholder=" …"):
+            y = self.line(x, y, line, width, letters, colour)
+        return y
+
+    def image(self, pixels: NDArray[np.uint8], left: int, top: int) -> None:
+        """Draw (rows, columns, 3) pixel by pixel."""
+        rows, columns = pixels.shape[:2]
+        extent = (left, left + columns, top + rows, top)
+        self.axes.imshow(pixels, extent=extent, interpolation="nearest", aspect="auto")
+
+    def fill(
+        self, x: float, y: float, width: float, height: float, colour: str, zorder: float = 1.0
+    ) -> None:
+        """Fill a rectangle."""
+        from matplotlib.patches import Rectangle
+
+        self.axes.add_patch(
+            Rectangle((x, y), width, height, color=colour, linewidth=0, aa=False, zorder=zorder)
+        )
+
+    def outline(
+        self, x: float, y: float, width: float, height: float, colour: str, thick: float, *,
+        halo: float = 1.0, area: tuple[float, ...] = (),
+    ) -> None:  # fmt: skip
+        """Draw a rectangle with a dark halo, so that it stands out from any image."""
+        from matplotlib.patches import Rectangle
+        from matplotlib.patheffects import withStroke
+
+        patch = Rectangle((x, y), width, height, fill=False, edgecolor=colour, linewidth=thick)
+        if halo:
+            wide = thick + 2 * max(halo * HALO * self.stroke, 1.0)
+            patch.set_path_effects([withStroke(linewidth=wide, foreground="black")])
+        self.axes.add_patch(patch)
+        if area:
+            left, top, right, bottom = area
+            patch.set_gid("region")
+            corner, axes = (left, top), self.axes.transData
+            patch.set_clip_path(Rectangle(corner, right - left, bottom - top, transform=axes))
+
+    def finish(self, height: int) -> "Figure":
+        """Fix the height, which is known once everything is drawn."""
+        self.figure.set_size_inches(self.size / 72, height / 72)
+        self.axes.set(xlim=(0, self.size), ylim=(height, 0))
+        return self.figure

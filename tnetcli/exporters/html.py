@@ -3,125 +3,413 @@
 import base64
 import hashlib
 import html
-import os
+import io
+import json
+import logging
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from tnetcli.exporters.base import ATTENTION, HALF_CHARACTERS, Looked, as_hex, as_line
-from tnetcli.exporters.html_record import (
-    DETAILS,
-    Detail,
-    Drawn,
-    OpenImagery,
-    Pictures,
-    detail_after,
-    image_facts,
-    row_facts,
-    strongest,
-    take_pictures,
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from tnetcli.errors import ImageError, OutputError
+from tnetcli.exporters.base import (
+    ATTENTION_COLOURS,
+    ImageOptions,
+    RegionWithJoint,
+    as_hex,
+    as_json,
+    attention_colour,
+    class_colour,
+    clean_text,
+    globe_of,
+    measurements,
+    regions_of,
+    whole_box,
+    write_pieces,
 )
-from tnetcli.files import write_text
-from tnetcli.prediction.record import Prediction
+from tnetcli.exporters.imagery import Imagery, open_imagery
+from tnetcli.prediction.record import BoxEdges, Prediction
+from tnetcli.text import counted
 
-TITLE = "Where tnet looked"
-NOTHING_DRAWN = Drawn((), {}, 0)
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+OpenImagery: TypeAlias = Callable[[Prediction], AbstractContextManager[Imagery]]
+Facts: TypeAlias = dict[str, Any]
+TITLE = "tnet predictions"
 CONTROLS = re.compile("[\x00-\x1f\x7f]+")
+PREVIEW = 96  # pixels, twice as many as the list shows, for fine screens
+QUALITY = 85
+MAX_LEVELS = 16
+MAX_REGIONS = 250  # of a level: more cannot be distinguished on a screen
+MAX_CLASSES = 20  # bars of the image
+MAX_REGION_CLASSES = 5  # bars of a region
+MAX_WARNINGS = 20
+MAX_FACT = 200  # characters
+log = logging.getLogger(__name__)
 
 
-def write_page(
-    path: str | os.PathLike[str],
-    looked: Iterable[Looked],
-    imagery: OpenImagery | None,
-    *,
-    overwrite: bool = False,
-    title: str = "",
-) -> None:
-    """Write one page for all images, whole or not at all.
+class HTMLOptions(ImageOptions):
+    """Options of the HTML exporter."""
 
-    `imagery` lends the pixels of an image, which is opened once; None leaves them out. One that
-    raises ImageError is shown without pixels and with the reason.
+    title: str = Field(default="", description="Title of the page")
+
+
+class HTMLExporter:
+    """Writes a page with a list of images and a viewer; it loads nothing from the network."""
+
+    name = "html"
+    suffixes = (".html", ".htm")
+    many = True
+    options = HTMLOptions
+
+    def write(self, predictions: Iterable[Prediction], path: Path, options: HTMLOptions) -> int:
+        """Write a page, and return the number of images that are shown without their pixels."""
+        problems: list[str] = []
+        write_pieces(path, page_text(predictions, options, problems.append))
+        return len(problems)
+
+
+EXPORTER = HTMLExporter()
+
+
+class Detail(NamedTuple):
+    """Sizes of pictures while the page has fewer than `until` characters of them.
+
+    `overview` and `thumbnail` are longest sides in pixels; `thumbnails` is the number of regions
+    per image that have one.
     """
-    pieces = page_text(looked, imagery, title=title)
-    write_text(path, pieces, overwrite=overwrite, what="the page")
+
+    until: int
+    overview: int
+    thumbnail: int
+    thumbnails: int
+
+
+# Browsers open a page of 300 MB, but not of gigabytes: detail falls with the images before.
+DETAILS = (
+    Detail(64 << 20, overview=1280, thumbnail=256, thumbnails=48),
+    Detail(160 << 20, overview=640, thumbnail=128, thumbnails=12),
+    Detail(256 << 20, overview=320, thumbnail=0, thumbnails=0),
+)
 
 
 def page_text(
-    looked: Iterable[Looked], imagery: OpenImagery | None, *, title: str = ""
+    predictions: Iterable[Prediction],
+    options: HTMLOptions,
+    report: Callable[[str], None] = lambda id: None,
+    open_image: OpenImagery | None = None,
 ) -> Iterator[str]:
-    """Return the page piece by piece, holding what belongs to one image at a time."""
-    before, after = _frame(title)
+    """Yield the page, holding the pictures of one image at a time.
+
+    `report` is called with the id of each image whose pixels cannot be read.
+    """
+    before, after = _template(options.title)
     yield before
-    yield _block(as_line([as_hex(colour) for colour in ATTENTION]), 'id="attention"')
+    yield _block(as_json([as_hex(colour) for colour in ATTENTION_COLOURS]), 'id="attention"')
+    show = open_image or partial(open_imagery, options=options)
     spent = 0  # characters of pictures
-    for number, each in enumerate(looked, start=1):
-        ok = each.prediction.is_done
-        drawn = strongest(each) if ok else NOTHING_DRAWN
-        pictures, notes = _pictures(each.prediction, drawn, imagery if ok else None, spent)
+    for number, prediction in enumerate(predictions, start=1):
+        drawn, pictures, notes = Drawn(), Pictures(), list[str]()
+        if prediction.is_done:
+            drawn = strongest(prediction, options.levels)
+            pictures, notes = _take_pictures(
+                prediction, drawn, show if options.pixels else None, spent
+            )
+            if pictures.problem and pictures.overview is None:
+                log.warning("%s: %s", prediction.id, pictures.problem)
+                report(prediction.id)
         spent += pictures.characters
-        row = row_facts(number, each.prediction, drawn, pictures.preview)
-        yield _block(as_line(row), 'class="row"')
-        facts = image_facts(each.prediction, drawn, pictures, notes if ok else ())
-        yield _block(as_line(facts), f'id="image-{number}"')
+        row = _row_facts(number, prediction, drawn, pictures.preview)
+        yield _block(as_json(row), 'class="row"')
+        yield _block(as_json(_facts(prediction, drawn, pictures, notes)), f'id="image-{number}"')
     yield after
 
 
-def _pictures(
-    prediction: Prediction, drawn: Drawn, imagery: OpenImagery | None, spent: int
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The regions to draw, by level and falling attention.
+
+    `counts` are all regions of each level, `deeper` those below `MAX_LEVELS`.
+    """
+
+    regions: tuple[RegionWithJoint, ...] = ()
+    counts: dict[int, int] = field(default_factory=dict)
+    deeper: int = 0
+
+    def spread(self, most: int) -> list[int]:
+        """Return the places of at most so many regions, in turn from every level."""
+        turns: Counter[int] = Counter()
+        order = []
+        for place, (region, _) in enumerate(self.regions):
+            order.append((turns[region.level], place))
+            turns[region.level] += 1
+        return sorted(place for _, place in sorted(order)[:most])
+
+    def notes(self) -> Iterator[str]:
+        """Yield what is not drawn."""
+        shown, total = len(self.regions), sum(self.counts.values())
+        if shown < total:
+            yield (
+                f"{shown:,} of {total:,} regions are drawn: those of every level with the highest "
+                "attention."
+            )
+        if self.deeper:
+            yield f"{self.deeper:,} regions deeper than level {MAX_LEVELS} are not drawn."
+
+
+def strongest(prediction: Prediction, levels: frozenset[int] | None = None) -> Drawn:
+    """Return the regions of the highest attention of each level."""
+    found: dict[int, list[RegionWithJoint]] = {}
+    for each in regions_of(prediction, levels):
+        found.setdefault(each[0].level, []).append(each)
+    shallow = {level: found[level] for level in sorted(found) if level <= MAX_LEVELS}
+    chosen = [
+        each
+        for level in shallow.values()
+        for each in sorted(level, key=lambda each: -each[0].attention)[:MAX_REGIONS]
+    ]
+    counts = {level: len(regions) for level, regions in shallow.items()}
+    return Drawn(tuple(chosen), counts, sum(map(len, found.values())) - sum(counts.values()))
+
+
+class Picture(NamedTuple):
+    """A picture as a data URL, and its size in pixels."""
+
+    source: str
+    width: int
+    height: int
+
+
+@dataclass(slots=True)
+class Pictures:
+    """Pictures of one image and of its regions, by their place; `problem` is why some miss."""
+
+    overview: Picture | None = None
+    preview: str = ""
+    regions: dict[int, Picture] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def characters(self) -> int:
+        """Return how much of the page these take."""
+        own = len(self.overview.source) if self.overview else 0
+        return own + len(self.preview) + sum(len(each.source) for each in self.regions.values())
+
+
+def _take_pictures(
+    prediction: Prediction, drawn: Drawn, open_image: OpenImagery | None, spent: int
 ) -> tuple[Pictures, list[str]]:
-    """Return the pictures of an image, and in words what is missing of them."""
-    if imagery is None:
+    """Return the pictures of an image, and notes on what is missing."""
+    if open_image is None:
         return Pictures(), ["The page was written without pixels."]
-    detail = detail_after(spent)
+    detail = next((each for each in DETAILS if spent < each.until), None)
+    before = f"the images before take {spent / 1e6:,.0f} MB. Export this one alone"
     if detail is None:
-        return Pictures(), [
-            f"Without pixels: the images before take {_megabytes(spent)}. Export this one alone "
-            "to see it."
-        ]
-    boxes = [window.box for window, _ in drawn.windows]
-    places = drawn.spread(detail.thumbnails)
-    pictures = take_pictures(imagery, prediction, boxes, places, detail)
-    return pictures, _missing(pictures, detail, spent)
-
-
-def _missing(pictures: Pictures, detail: Detail, spent: int) -> list[str]:
-    if pictures.problem:
+        return Pictures(), [f"Without pixels: {before} to see it."]
+    pictures, whole = Pictures(), whole_box(prediction)
+    try:
+        with open_image(prediction) as imagery:
+            overview = _as_image(imagery.show(whole, *size_within(whole, detail.overview)))
+            pictures.overview = _encoded(overview)
+            overview.thumbnail((PREVIEW, PREVIEW))
+            pictures.preview = _encoded(overview).source
+            for place in drawn.spread(detail.thumbnails):
+                box = drawn.regions[place][0].box
+                shown = imagery.show(box, *size_within(box, detail.thumbnail))
+                pictures.regions[place] = _encoded(_as_image(shown))
+    except ImageError as error:
+        pictures.problem = f"{error} ({error.hint})" if error.hint else str(error)
         what = "Some pixels" if pictures.overview else "The pixels"
-        return [f"{what} could not be read: {pictures.problem}"]
-    if detail is not DETAILS[0]:
-        return [
-            f"In little detail: the images before take {_megabytes(spent)}. Export this one alone "
-            "to see more."
-        ]
-    return []
+        return pictures, [f"{what} could not be read: {pictures.problem}"]
+    return pictures, [] if detail is DETAILS[0] else [f"In little detail: {before} to see more."]
 
 
-def _megabytes(characters: int) -> str:
-    return f"{characters / 1e6:,.0f} MB"
+def size_within(box: BoxEdges, longest: int) -> tuple[int, int]:
+    """Return width and height of a picture of a box, with no more pixels than the box has."""
+    width, height = box[2] - box[0], box[3] - box[1]
+    scale = min(1.0, longest / max(width, height))
+    return max(math.floor(width * scale + 0.5), 1), max(math.floor(height * scale + 0.5), 1)
 
 
-def _frame(title: str) -> tuple[str, str]:
-    """Return what comes before and after the images.
+def _as_image(pixels: NDArray[np.uint8]) -> "Image":
+    """Return (height, width, 4) as an image, without alpha if it is opaque."""
+    from PIL import Image
 
-    The policy names the one style and the one script by their hashes: nothing else can run, and
-    nothing can be fetched.
+    opaque = bool((pixels[..., 3] == 255).all())
+    return Image.fromarray(np.ascontiguousarray(pixels[..., : 3 if opaque else 4]))
+
+
+def _encoded(image: "Image") -> Picture:
+    from PIL import features
+
+    file = io.BytesIO()
+    if image.mode == "RGB":
+        kind = "jpeg"
+        image.save(file, "JPEG", quality=QUALITY, optimize=True)
+    elif features.check("webp"):
+        kind = "webp"  # a tenth of the size of a PNG
+        image.save(file, "WEBP", quality=QUALITY)
+    else:
+        kind = "png"
+        image.save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode("ascii")
+    return Picture(f"data:image/{kind};base64,{data}", image.width, image.height)
+
+
+def _row_facts(number: int, prediction: Prediction, drawn: Drawn, preview: str) -> Facts:
+    """Return the row of an image in the list."""
+    cost, error = prediction.cost, prediction.error
+    windows = cost.windows if cost else sum(drawn.counts.values())
+    return {
+        "number": number,
+        "id": prediction.id,
+        "label": prediction.label or "",
+        "probability": prediction.probability,
+        "windows": windows if prediction.is_done else None,
+        "fraction": cost.fraction_decoded if cost else None,
+        "status": prediction.status,
+        "reason": error.message if error else prediction.reason or "",
+        "preview": preview,
+    }
+
+
+def _facts(prediction: Prediction, drawn: Drawn, pictures: Pictures, notes: Sequence[str]) -> Facts:
+    """Return everything that the page shows of an image; class names are written once."""
+    names: dict[str, int] = {}
+
+    def number(name: str) -> int:
+        return names.setdefault(name, len(names))
+
+    def numbered(probabilities: dict[str, float], most: int) -> list[list[float]]:
+        highest = sorted(probabilities.items(), key=lambda each: -each[1])[:most]
+        return [[number(name), probability] for name, probability in highest]
+
+    classes = list(prediction.probabilities)
+    centres = _centres(prediction, [region.box for region, _ in drawn.regions])
+    windows = []
+    for place, (region, joint) in enumerate(drawn.regions):
+        own = {region.label: region.probability}
+        if len(region.probabilities) == len(classes):
+            own = dict(zip(classes, region.probabilities, strict=True))
+        windows.append(
+            {
+                "path": region.path,
+                **measurements(region, joint, prediction),
+                "label": number(region.label),
+                "classes": numbered(own, MAX_REGION_CLASSES),
+                "box": [round(edge, 6) for edge in region.box],
+                "centre": centres[place],
+                "colour": as_hex(attention_colour(region.attention)),
+                "picture": _picture(pictures.regions.get(place)),
+            }
+        )
+    levels = Counter(region.level for region, _ in drawn.regions)
+    facts = {
+        "id": prediction.id,
+        "status": prediction.status,
+        "width": prediction.width,
+        "height": prediction.height,
+        "reason": prediction.reason or "",
+        "label": None if prediction.label is None else number(prediction.label),
+        "probability": prediction.probability,
+        "classes": numbered(prediction.probabilities, MAX_CLASSES),
+        "more": max(len(classes) - MAX_CLASSES, 0),
+        "levels": [
+            {**asdict(each), "label": number(each.label)} for each in prediction.levels[:MAX_LEVELS]
+        ],
+        "drawn": [
+            {"level": level, "drawn": levels[level], "all": count}
+            for level, count in drawn.counts.items()
+        ],
+        "windows": windows,
+        "notes": [*notes, *drawn.notes()],
+        "warnings": list(prediction.warnings[:MAX_WARNINGS]),
+        "stopped": prediction.stopped_in_words(),
+        "cost": None if prediction.cost is None else asdict(prediction.cost),
+        "facts": _details(prediction),
+        "error": None if prediction.error is None else asdict(prediction.error),
+        "overview": _picture(pictures.overview),
+    }
+    return facts | {"names": [[name, as_hex(class_colour(name, classes))] for name in names]}
+
+
+def _picture(picture: Picture | None) -> Facts | None:
+    return None if picture is None else picture._asdict()
+
+
+def _centres(prediction: Prediction, boxes: Sequence[BoxEdges]) -> list[list[float] | None]:
+    """Return longitude and latitude of the centre of each box, None where it has none."""
+    try:
+        globe = globe_of(prediction)
+    except OutputError:  # an unknown CRS
+        globe = None
+    if globe is None:
+        return [None] * len(boxes)
+    return [_on_earth(*each) if each else None for each in globe.centres(boxes)]
+
+
+def _on_earth(longitude: float, latitude: float) -> list[float] | None:
+    if abs(latitude) > 90:
+        return None
+    longitude = longitude if abs(longitude) <= 180 else (longitude + 180) % 360 - 180
+    return [round(longitude, 6), round(latitude, 6)]
+
+
+def _details(prediction: Prediction) -> list[list[str]]:
+    """Return names and texts of what else is known; empty options are left out."""
+    place, provenance = prediction.georeference, prediction.provenance
+    size = f"{prediction.width:,} x {prediction.height:,} pixels" if prediction.width else ""
+    bands = f", {counted(prediction.bands, 'band')}" if size and prediction.bands else ""
+    facts = {
+        "image": prediction.image if prediction.image != prediction.id else "",
+        "size": size + bands,
+        "reader": prediction.reader,
+        "CRS": (place.crs or "") if place else "",
+        "georeference": "from ground control points" if place and place.source == "gcps" else "",
+        "microns per pixel": " x ".join(f"{each:.6g}" for each in prediction.mpp or ()),
+        "model": provenance.model,
+        "sha256 of the model": provenance.sha256,
+        "tnet": provenance.version,
+    }
+    for key, value in provenance.config.items():
+        if value not in (None, "", {}, []):
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            facts[key.replace("_", " ")] = text
+    return [
+        [name, text if len(text) <= MAX_FACT else f"{text[: MAX_FACT - 1]}…"]
+        for name, text in facts.items()
+        if text
+    ]
+
+
+def _template(title: str) -> tuple[str, str]:
+    """Return the page before and after the images.
+
+    The content security policy allows the one style and the one script by their hashes, so
+    nothing else runs and nothing is fetched.
     """
     style, script = _asset("page.css"), _asset("page.js")
     policy = (
         f"default-src 'none'; img-src data:; style-src {_hash(style)}; "
         f"script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
     )
-    plain = CONTROLS.sub(" ", HALF_CHARACTERS.sub("\ufffd", title)).strip()
-    parts = {
-        "policy": policy,
-        "title": html.escape(plain or TITLE),
-        "style": style,
-        "script": script,
-    }
-    template = _asset("page.html")
-    pieces = re.split(r"\{\{(\w+)\}\}", template)
+    plain = CONTROLS.sub(" ", clean_text(title)).strip()
+    parts = {"policy": policy, "title": html.escape(plain or TITLE), "style": style}
+    parts["script"] = script
+    pieces = re.split(r"\{\{(\w+)\}\}", _asset("page.html"))
     filled = [parts.get(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
-    middle = filled.index(None)  # {{images}}: what comes in between
+    middle = filled.index(None)  # {{images}}
     return "".join(map(str, filled[:middle])), "".join(map(str, filled[middle + 1 :]))
 
 
@@ -135,7 +423,7 @@ def _hash(text: str) -> str:
 
 
 def _block(line: str, attribute: str) -> str:
-    """Return JSON as an element that is neither run nor shown, and that no text can end."""
+    """Return JSON in an element that is neither run nor shown, and that no text can close."""
     for character in "&<>\u2028\u2029":
         line = line.replace(character, f"\\u{ord(character):04x}")
     return f'<script type="application/json" {attribute}>{line}</script>\n'

@@ -1,118 +1,158 @@
-"""Write regions as CSV and GeoParquet tables."""
+"""Write a table with a row for each region or image, as CSV or GeoParquet 1.1."""
 
 import csv
 import io
 import json
-import math
-import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+from pydantic import Field
 
 from tnetcli.errors import MissingExtraError, OutputError
-from tnetcli.exporters.base import DIGITS, HALF_CHARACTERS, Looked, WithJoint, measured
-from tnetcli.exporters.geojson import globe_of
-from tnetcli.files import atomic_file, check_output, write_text
+from tnetcli.exporters.base import (
+    RegionOptions,
+    clean_text,
+    globe_of,
+    measurements,
+    regions_of,
+    rounded,
+    whole_box,
+    write_pieces,
+)
 from tnetcli.geo import Globe
 from tnetcli.prediction.record import BoxEdges, Prediction
 from tnetcli.text import printable, shorten
 
 Value: TypeAlias = str | int | float | None
-Kind: TypeAlias = Literal["text", "whole", "number"]
-Columns: TypeAlias = dict[str, Kind]
+Ring: TypeAlias = Sequence[tuple[float, float]]
 
-WINDOW_COLUMNS: Columns = {
-    "image": "text",
-    "id": "text",
-    "path": "text",
-    "level": "whole",
-    "rank": "whole",
-    "attention": "number",
-    "joint": "number",
-    "weight": "number",
-    "label": "text",
-    "probability": "number",
-    "valid": "number",
-    "minx": "number",
-    "miny": "number",
-    "width": "number",
-    "height": "number",
-    "downsample": "number",
-    "longitude": "number",
-    "latitude": "number",
+REGION_COLUMNS: dict[str, type] = {
+    "image": str,
+    "id": str,
+    "path": str,
+    "level": int,
+    "rank": int,
+    "attention": float,
+    "joint": float,
+    "share": float,
+    "label": str,
+    "probability": float,
+    "valid": float,
+    "minx": float,
+    "miny": float,
+    "width": float,
+    "height": float,
+    "downsample": float,
+    "longitude": float,
+    "latitude": float,
 }
-# The number of windows has a column of its own.
-COST_COLUMNS: Columns = {
-    "pixels_decoded": "whole",
-    "pixels_total": "whole",
-    "fraction_decoded": "number",
-    "bytes_read": "whole",
-    "file_bytes": "whole",
-    "read_seconds": "number",
-    "model_seconds": "number",
-    "seconds": "number",
+COST_COLUMNS: dict[str, type] = {
+    "pixels_decoded": int,
+    "pixels_total": int,
+    "fraction_decoded": float,
+    "bytes_read": int,
+    "file_bytes": int,
+    "read_seconds": float,
+    "model_seconds": float,
+    "seconds": float,
 }
-CHECK_COLUMNS: Columns = {
-    "masked": "number",
-    "masked_label": "text",
-    "random": "number",
-    "random_same": "number",
-    "draws": "whole",
-}
-IMAGE_COLUMNS: Columns = {
-    "image": "text",
-    "id": "text",
-    "status": "text",
-    "error": "text",
-    "message": "text",
-    "hint": "text",
-    "label": "text",
-    "probability": "number",
-    "windows": "whole",
-    "levels": "whole",
-    "stopped": "text",
-    "width": "whole",
-    "height": "whole",
+IMAGE_COLUMNS: dict[str, type] = {
+    "image": str,
+    "id": str,
+    "status": str,
+    "error": str,
+    "message": str,
+    "hint": str,
+    "label": str,
+    "probability": float,
+    "windows": int,
+    "levels": int,
+    "stop_reason": str,
+    "width": int,
+    "height": int,
     **COST_COLUMNS,
-    **CHECK_COLUMNS,
-    "model": "text",
-    "model_sha256": "text",
-    "warnings": "whole",
-    "longitude": "number",
-    "latitude": "number",
+    "model": str,
+    "model_sha256": str,
+    "warnings": int,
+    "longitude": float,
+    "latitude": float,
 }
+# A cell that begins like this, full-width forms included, is a formula to a spreadsheet.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 # C0, C1, line separators, and what reverses the direction of writing.
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+ROW_GROUP_VALUES = 1_000_000
+WKB_LITTLE_ENDIAN, WKB_POLYGON, WKB_MULTIPOLYGON = 1, 3, 6
+SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
-def write_csv(
-    path: str | os.PathLike[str],
-    looked: Iterable[Looked],
-    *,
-    per_image: bool = False,
-    overwrite: bool = False,
-) -> None:
-    """Write one table of all predictions, whole or not at all; see `csv_text`.
+class TableOptions(RegionOptions):
+    """Options of the CSV and GeoParquet exporters."""
 
-    Compressed where the name ends in `.gz`.
-    """
-    pieces = csv_text(looked, per_image=per_image)
-    write_text(path, pieces, overwrite=overwrite, what="the table")
+    per_image: bool = Field(
+        default=False, description="Write a row for each image, not for each region"
+    )
 
 
-def csv_text(looked: Iterable[Looked], *, per_image: bool = False) -> Iterator[str]:
-    """Yield a table as RFC 4180 has it, but for line ends of one character, an image at a time.
+class CSVExporter:
+    """Writes CSV as RFC 4180 defines it, with line feeds as line ends."""
 
-    Numbers have as many digits as they need, nine at most; what is not known is empty. See `Table`
-    for what may share a table, `neutral` for how text is written.
-    """
-    table = Table(looked, per_image=per_image)
+    name = "csv"
+    suffixes = (".csv", ".csv.gz")
+    many = True
+    options = TableOptions
+
+    def write(self, predictions: Iterable[Prediction], path: Path, options: TableOptions) -> None:
+        """Write a file, compressed if its name ends in `.gz`."""
+        write_pieces(path, csv_text(predictions, options))
+
+
+class ParquetExporter:
+    """Writes GeoParquet: polygons in longitude and latitude, or in pixels without a CRS."""
+
+    name = "parquet"
+    suffixes = (".parquet",)
+    many = True
+    options = TableOptions
+
+    def write(self, predictions: Iterable[Prediction], path: Path, options: TableOptions) -> None:
+        """Write a file. Raise MissingExtraError if pyarrow is not installed."""
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ModuleNotFoundError as error:
+            raise MissingExtraError.of("tables", "a table in Parquet") from error
+        table, geometry = _Table(predictions, options), _Geometry()
+        kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
+        fields = [(name, kinds[kind]) for name, kind in table.columns.items()]
+        bounds = pyarrow.struct([(side, pyarrow.float64()) for side in SIDES])
+        schema = pyarrow.schema([*fields, ("geometry", pyarrow.binary()), ("bbox", bounds)])
+        rows = [
+            (*values, *shape)
+            for some in table.rows()
+            for values, shape in zip(some.values, geometry.add(some), strict=True)
+        ]
+        columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+        arrays = [pyarrow.array(c, field.type) for c, field in zip(columns, schema, strict=True)]
+        with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+            if rows:
+                content = pyarrow.Table.from_arrays(arrays, schema=schema)
+                writer.write_table(content, max(ROW_GROUP_VALUES // len(schema), 1))
+            writer.add_key_value_metadata({"geo": json.dumps(geometry.metadata())})
+
+
+CSV, PARQUET = CSVExporter(), ParquetExporter()
+
+
+def csv_text(predictions: Iterable[Prediction], options: TableOptions) -> Iterator[str]:
+    """Yield the table of some images, an image at a time; unknown values are empty."""
+    table = _Table(predictions, options)
     yield _lines([list(table.columns)])
     for rows in table.rows():
         yield _lines(rows.values)
@@ -126,10 +166,9 @@ def _lines(rows: Iterable[Iterable[Value]]) -> str:
 
 
 def neutral(value: Value) -> Value:
-    """Return text that a spreadsheet takes for text and a terminal shows as it is.
+    """Return a cell that a spreadsheet does not evaluate and a terminal prints safely.
 
-    A quote before what would be a formula is what OWASP advises; control characters are spelled
-    out. Numbers stay numbers.
+    A quote before a formula is what OWASP advises; control characters are escaped.
     """
     if not isinstance(value, str):
         return value
@@ -138,8 +177,8 @@ def neutral(value: Value) -> Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of one image, and where their boxes lie: None for an image without a size."""
+class _Rows:
+    """The rows of one image, and their boxes; None for a failed image without a size."""
 
     values: list[list[Value]]
     boxes: list[BoxEdges] | None
@@ -147,233 +186,161 @@ class Rows:
     image: str
 
 
-class Table:
-    """The columns of a table, known at once, and its rows, an image at a time.
+class _Table:
+    """The columns of a table, and its rows, an image at a time.
 
-    The classes of all images are those of the first one that did not fail; OutputError names an
-    image that has others. One row is a region, or with `per_image` an image, failed ones too.
+    The classes are those of the first prediction that did not fail. Raise OutputError for an
+    image with other classes.
     """
 
-    def __init__(self, looked: Iterable[Looked], *, per_image: bool) -> None:
-        self._per_image = per_image
-        self._rest = iter(looked)
-        # Columns come before rows, so failed images wait for one that knows the classes.
-        self._begin: list[Looked] = []
+    def __init__(self, predictions: Iterable[Prediction], options: TableOptions) -> None:
+        self._options = options
+        self._rest = iter(predictions)
+        # The columns come first, so failed images wait for one with classes.
+        self._first: list[Prediction] = []
         self._classes: list[str] = []
         for each in self._rest:
-            self._begin.append(each)
-            if each.prediction.is_done:
-                self._classes = list(each.prediction.probabilities)
+            self._first.append(each)
+            if each.is_done:
+                self._classes = list(each.probabilities)
                 break
-        names = [f"prob_{_text(name)}" for name in self._classes]
+        names = [f"prob_{clean_text(name)}" for name in self._classes]
         if len(set(names)) < len(names):
             raise OutputError(
-                "two classes have one name: " + shorten(", ".join(self._classes)),
-                hint="GeoJSON has room for both",
+                f"two classes have the same name: {shorten(', '.join(self._classes))}",
+                hint="export GeoJSON instead",
             )
-        fixed = IMAGE_COLUMNS if per_image else WINDOW_COLUMNS
-        self.columns: Columns = {**fixed, **dict.fromkeys(names, "number")}
+        fixed = IMAGE_COLUMNS if options.per_image else REGION_COLUMNS
+        self.columns = {**fixed, **dict.fromkeys(names, float)}
 
-    def rows(self) -> Iterator[Rows]:
-        """Yield all rows, once."""
-        for each in chain(self._begin, self._rest):
-            if each.prediction.is_done:
-                yield self._of(each)
-            elif self._per_image:
-                blank: list[Value] = [None] * len(self._classes)
-                yield Rows([_image_row(each, None) + blank], None, None, "")
+    def rows(self) -> Iterator[_Rows]:
+        for each in chain(self._first, self._rest):
+            if self._options.per_image:
+                yield self._image_row(each)
+            elif each.is_done:
+                yield self._region_rows(each)
 
-    def _of(self, looked: Looked) -> Rows:
-        prediction = looked.prediction
-        order = self._order(prediction)
-        globe = globe_of(prediction)
-        if self._per_image:
-            row = _image_row(looked, globe)
-            row += _shares(list(prediction.probabilities.values()), order)
-            box = (0.0, 0.0, float(prediction.width), float(prediction.height))
-            return Rows([row], [box] if _has_size(prediction) else None, globe, prediction.image)
-        windows = list(looked.with_joint())
-        boxes = [window.box for window, _ in windows]
+    def _region_rows(self, prediction: Prediction) -> _Rows:
+        order, globe = self._class_order(prediction), globe_of(prediction)
+        regions = list(regions_of(prediction, self._options.levels))
+        boxes = [region.box for region, _ in regions]
         rows = []
-        for each, centre in zip(windows, _centres(prediction, globe, boxes), strict=True):
-            shares = _shares(each[0].probabilities, order)
-            rows.append([*_window_row(prediction, each), *centre, *shares])
-        return Rows(rows, boxes, globe, prediction.image)
+        for (region, joint), centre in zip(regions, _centres(globe, boxes), strict=True):
+            x0, y0, x1, y1 = region.box
+            cells = {
+                **measurements(region, joint, prediction),
+                "image": prediction.image,
+                "id": prediction.id,
+                "path": region.path,
+                "label": region.label,
+                "minx": round(x0, 6),
+                "miny": round(y0, 6),
+                "width": round(x1 - x0, 6),
+                "height": round(y1 - y0, 6),
+                **centre,
+            }
+            rows.append(self._cells(cells, region.probabilities, order))
+        return _Rows(rows, boxes, globe, prediction.image)
 
-    def _order(self, prediction: Prediction) -> list[int | None]:
-        """Return where the record keeps each of our classes; its own order may be another."""
+    def _image_row(self, prediction: Prediction) -> _Rows:
+        error, cost, is_done = prediction.error, prediction.cost, prediction.is_done
+        order = self._class_order(prediction)
+        globe = globe_of(prediction) if is_done else None
+        boxes = [whole_box(prediction)] if prediction.width and prediction.height else None
+        (centre,) = _centres(globe, boxes) if boxes else ({},)
+        cells = {
+            "image": prediction.image,
+            "id": prediction.id,
+            "status": prediction.status,
+            "error": error.type if error else None,
+            "message": error.message if error else prediction.reason,
+            "hint": error.hint if error else None,
+            "label": prediction.label,
+            "probability": prediction.probability,
+            "windows": len(prediction.windows) if is_done else None,
+            "levels": len(prediction.levels) if is_done else None,
+            "stop_reason": prediction.stop_reason,
+            "width": prediction.width or None,
+            "height": prediction.height or None,
+            **{name: getattr(cost, name, None) for name in COST_COLUMNS},
+            "model": prediction.provenance.model,
+            "model_sha256": prediction.provenance.sha256,
+            "warnings": len(prediction.warnings),
+            **centre,
+        }
+        probabilities = list(prediction.probabilities.values())
+        row = self._cells(cells, probabilities, order)
+        return _Rows([row], boxes if is_done else None, globe, prediction.image)
+
+    def _cells(
+        self, cells: dict[str, Any], probabilities: Sequence[float], order: Sequence[int]
+    ) -> list[Value]:
+        names = list(self.columns)[: len(self.columns) - len(self._classes)]
+        blank: list[float | None] = [None] * len(self._classes)
+        ordered = [probabilities[place] for place in order] if probabilities else blank
+        return [_cell(each) for each in (*(cells.get(name) for name in names), *ordered)]
+
+    def _class_order(self, prediction: Prediction) -> list[int]:
+        """Return the places of the classes of the table in the record."""
         classes = list(prediction.probabilities)
         if classes and set(classes) != set(self._classes):
             raise OutputError(
                 f"the classes of `{printable(prediction.image, 100)}` ({shorten(classes)}) are not "
-                f"those of `{printable(self._begin[-1].prediction.image, 100)}` "
-                f"({shorten(self._classes)})",
-                hint="write a table for each model; --id chooses images",
+                f"those of `{printable(self._first[-1].image, 100)}` ({shorten(self._classes)})",
+                hint="write a table for each model; select images with --id",
             )
-        return [classes.index(name) if classes else None for name in self._classes]
+        return [classes.index(name) for name in self._classes] if classes else []
 
 
-def _window_row(prediction: Prediction, seen: WithJoint) -> list[Value]:
-    window, joint = seen
-    numbers = measured(window, joint, prediction)
-    x0, y0, x1, y1 = window.box
-    told: dict[str, Value] = {
-        **numbers,
-        "image": _text(prediction.image),
-        "id": _text(prediction.id),
-        "path": _text(window.path),
-        "label": _text(window.label),
-        "minx": round(x0, 6),
-        "miny": round(y0, 6),
-        "width": round(x1 - x0, 6),
-        "height": round(y1 - y0, 6),
-    }
-    return [told[name] for name in WINDOW_COLUMNS if name not in ("longitude", "latitude")]
+def _cell(value: Value) -> Value:
+    if isinstance(value, str):
+        return clean_text(value)
+    return rounded(value) if isinstance(value, float) else value
 
 
-def _image_row(looked: Looked, globe: Globe | None) -> list[Value]:
-    prediction = looked.prediction
-    error, cost, is_done = prediction.error, prediction.cost, prediction.is_done
-    check = prediction.attention_check
-    longitude, latitude = None, None
-    if _has_size(prediction):
-        box = (0.0, 0.0, float(prediction.width), float(prediction.height))
-        ((longitude, latitude),) = _centres(prediction, globe, [box])
-    told: dict[str, Value] = {
-        "image": _text(prediction.image),
-        "id": _text(prediction.id),
-        "status": prediction.status,
-        "error": _text(error.type) if error else None,
-        "message": _text(error.message) if error else _told(prediction.reason),
-        "hint": _text(error.hint) if error else None,
-        "label": None if prediction.label is None else _text(prediction.label),
-        "probability": _told(prediction.probability),
-        "windows": len(prediction.windows) if is_done else None,
-        "levels": len(prediction.levels) if is_done else None,
-        "stopped": prediction.stop_reason,
-        "width": prediction.width or None,
-        "height": prediction.height or None,
-        **{name: _number(getattr(cost, name)) if cost else None for name in COST_COLUMNS},
-        **{name: _told(getattr(check, name)) if check else None for name in CHECK_COLUMNS},
-        "model": _text(prediction.provenance.model),
-        "model_sha256": prediction.provenance.sha256,
-        "warnings": len(prediction.warnings),
-        "longitude": longitude,
-        "latitude": latitude,
-    }
-    return [told[name] for name in IMAGE_COLUMNS]
-
-
-def _has_size(prediction: Prediction) -> bool:
-    return prediction.width > 0 and prediction.height > 0
-
-
-def _centres(
-    prediction: Prediction, globe: Globe | None, boxes: Sequence[BoxEdges]
-) -> list[tuple[float | None, float | None]]:
-    """Return longitude and latitude of the middle of each box, None where there is none."""
-    place = prediction.georeference
-    if globe is None or place is None:
-        return [(None, None)] * len(boxes)
-    edges = np.array(boxes, np.float64).reshape(-1, 4)  # (boxes, 4)
-    places = place.to_lonlat((edges[:, 0] + edges[:, 2]) / 2, (edges[:, 1] + edges[:, 3]) / 2)
+def _centres(globe: Globe | None, boxes: Sequence[BoxEdges]) -> list[dict[str, float]]:
+    """Return longitude and latitude of the centre of each box, nothing where it has none."""
+    if globe is None:
+        return [{}] * len(boxes)
     return [
-        (round(x, globe.decimals) + 0.0, round(y, globe.decimals) + 0.0)
-        if math.isfinite(x) and math.isfinite(y)
-        else (None, None)
-        for x, y in zip(places[0].tolist(), places[1].tolist(), strict=True)
+        {} if each is None else dict(zip(("longitude", "latitude"), each, strict=True))
+        for each in globe.centres(boxes)
     ]
 
 
-def _shares(told: Sequence[float], order: Sequence[int | None]) -> list[Value]:
-    return [_number(told[at]) if told and at is not None else None for at in order]
-
-
-def _told(value: str | float | None) -> Value:
-    return value if value is None else _text(value) if isinstance(value, str) else _number(value)
-
-
-def _number(value: float) -> float | int | None:
-    if isinstance(value, int):
-        return value
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-
-
-def _text(text: str) -> str:
-    """Return text that can be written as UTF-8: half characters become U+FFFD."""
-    return text if text.isascii() else HALF_CHARACTERS.sub("\ufffd", text)
-
-
-GROUP = 1_000_000  # values in a row group
-POLYGON, MULTIPOLYGON = 3, 6  # as well-known binary counts them
-LITTLE_ENDIAN = 1
-SIDES = ("xmin", "ymin", "xmax", "ymax")
-Ring: TypeAlias = Sequence[tuple[float, float]]
-Bounds: TypeAlias = tuple[float, float, float, float]
-
-
-def write_parquet(
-    path: str | os.PathLike[str],
-    looked: Iterable[Looked],
-    *,
-    per_image: bool = False,
-    overwrite: bool = False,
-) -> None:
-    """Write one table with geometry (GeoParquet 1.1), whole or not at all.
-
-    Polygons are those of the map overlay, in longitude and latitude, or pixels of the uncropped
-    image that claim no CRS; both cannot share a table. MissingExtraError without pyarrow.
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise MissingExtraError.of("tables", "a table in Parquet") from error
-    check_output(path, overwrite=overwrite)
-    table, places = Table(looked, per_image=per_image), _Places()
-    schema = _schema(table.columns, pyarrow)
-    rows = [
-        (*values, *shape)
-        for some in table.rows()
-        for values, shape in zip(some.values, places.of(some), strict=True)
-    ]
-    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    arrays = [pyarrow.array(c, field.type) for c, field in zip(columns, schema, strict=True)]
-    with (
-        atomic_file(path, "the table") as file,
-        parquet.ParquetWriter(file, schema, compression="zstd") as writer,
-    ):
-        if rows:
-            content = pyarrow.Table.from_arrays(arrays, schema=schema)
-            writer.write_table(content, row_group_size=max(GROUP // len(schema), 1))
-        writer.add_key_value_metadata({"geo": json.dumps(places.told())})
-        check_output(path, overwrite=overwrite)  # another process may have written it meanwhile
-
-
-def _schema(columns: Columns, pyarrow: Any) -> Any:
-    kinds = {"text": pyarrow.string(), "whole": pyarrow.int64(), "number": pyarrow.float64()}
-    sides = pyarrow.struct([(side, pyarrow.float64()) for side in SIDES])
-    told = [(name, kinds[kind]) for name, kind in columns.items()]
-    return pyarrow.schema([*told, ("geometry", pyarrow.binary()), ("bbox", sides)])
-
-
-class _Places:
-    """Where all rows so far lie, all of them on the Earth or none."""
+class _Geometry:
+    """The geometry column; all rows are georeferenced, or none."""
 
     def __init__(self) -> None:
-        self._on_earth: tuple[bool, str] | None = None
+        self._is_map: tuple[bool, str] | None = None
         self._types: set[str] = set()
-        self._bounds: Bounds | None = None
+        self._bounds: list[float] | None = None
 
-    def of(self, rows: Rows) -> list[tuple[bytes | None, dict[str, float] | None]]:
-        """Return geometry and bounds of each row."""
+    def add(self, rows: _Rows) -> list[tuple[bytes | None, dict[str, float] | None]]:
+        """Return the geometry and the bounds of each row."""
         if rows.boxes is None:
             return [(None, None)] * len(rows.values)
-        self._agree(rows)
-        shapes = _rings(rows.boxes, rows.globe)
-        return [(None, None) if each is None else self._add(each) for each in shapes]
+        is_map = rows.globe is not None
+        if self._is_map is None:
+            self._is_map = is_map, rows.image
+        elif self._is_map[0] != is_map:
+            raise OutputError(
+                f"`{printable(rows.image, 100)}` and `{printable(self._is_map[1], 100)}` cannot "
+                "share a GeoParquet file: only one of them is georeferenced",
+                hint="select images with --id, or export CSV",
+            )
+        return [(None, None) if each is None else self._shape(each) for each in _rings(rows)]
 
-    def told(self) -> dict[str, Any]:
+    def _shape(self, rings: Sequence[Ring]) -> tuple[bytes, dict[str, float]]:
+        self._types.add("Polygon" if len(rings) == 1 else "MultiPolygon")
+        points = np.array([point for ring in rings for point in ring])
+        # Of all parts on one map: a filter by these bounds misses nothing.
+        low, high = points.min(axis=0).tolist(), points.max(axis=0).tolist()
+        before = self._bounds or [*low, *high]
+        self._bounds = [*map(min, before[:2], low), *map(max, before[2:], high)]
+        return _well_known_binary(rings), dict(zip(SIDES, [*low, *high], strict=True))
+
+    def metadata(self) -> dict[str, Any]:
         """Return the `geo` metadata."""
         column: dict[str, Any] = {
             "encoding": "WKB",
@@ -382,59 +349,31 @@ class _Places:
             "edges": "planar",
             "covering": {"bbox": {side: ["bbox", side] for side in SIDES}},
         }
-        if self._on_earth is None or not self._on_earth[0]:
-            column["crs"] = None  # without the key it would be longitude and latitude
+        if self._is_map is None or not self._is_map[0]:
+            column["crs"] = None  # a missing key means longitude and latitude
         if self._bounds:
-            column["bbox"] = list(self._bounds)
+            column["bbox"] = self._bounds
         return {"version": "1.1.0", "primary_column": "geometry", "columns": {"geometry": column}}
 
-    def _agree(self, rows: Rows) -> None:
-        on_earth = rows.globe is not None
-        if self._on_earth is None:
-            self._on_earth = on_earth, rows.image
-        elif self._on_earth[0] != on_earth:
-            first, other = printable(self._on_earth[1], 100), printable(rows.image, 100)
-            raise OutputError(
-                f"pixels of `{first if on_earth else other}` cannot share a GeoParquet file with "
-                f"`{other if on_earth else first}`, which lies on the Earth",
-                hint="choose images with --id, or write CSV, which takes both",
-            )
 
-    def _add(self, rings: Sequence[Ring]) -> tuple[bytes, dict[str, float]]:
-        self._types.add("Polygon" if len(rings) == 1 else "MultiPolygon")
-        x = [each for ring in rings for each, _ in ring]
-        y = [each for ring in rings for _, each in ring]
-        # Of the parts as they lie on one map: whoever filters by these numbers misses nothing.
-        bounds = min(x), min(y), max(x), max(y)
-        west, south, east, north = self._bounds or bounds
-        self._bounds = (
-            min(west, bounds[0]),
-            min(south, bounds[1]),
-            max(east, bounds[2]),
-            max(north, bounds[3]),
-        )
-        return _well_known(rings), dict(zip(SIDES, bounds, strict=True))
+def _rings(rows: _Rows) -> list[Sequence[Ring] | None]:
+    boxes = rows.boxes or []
+    if rows.globe is None:
+        return [[[(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)]] for x0, y0, x1, y1 in boxes]
+    return [None if each is None else each.rings for each in rows.globe.outlines(boxes)]
 
 
-def _rings(boxes: Sequence[BoxEdges], globe: Globe | None) -> list[Sequence[Ring] | None]:
-    if globe is None:
-        return [
-            [[(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)]]
-            for x0, y0, x1, y1 in (map(float, box) for box in boxes)
-        ]
-    return [None if each is None else each.rings for each in globe.outlines(boxes)]
-
-
-def _well_known(rings: Sequence[Ring]) -> bytes:
-    """Return a polygon as well-known binary, or several as one geometry."""
+def _well_known_binary(rings: Sequence[Ring]) -> bytes:
+    """Return a polygon, or several as one geometry."""
     polygons = [
         struct.pack(
             f"<BIII{2 * len(ring)}d",
-            *(LITTLE_ENDIAN, POLYGON, 1, len(ring)),
+            *(WKB_LITTLE_ENDIAN, WKB_POLYGON, 1, len(ring)),
             *(value for point in ring for value in point),
         )
         for ring in rings
     ]
     if len(polygons) == 1:
         return polygons[0]
-    return struct.pack("<BII", LITTLE_ENDIAN, MULTIPOLYGON, len(polygons)) + b"".join(polygons)
+    header = struct.pack("<BII", WKB_LITTLE_ENDIAN, WKB_MULTIPOLYGON, len(polygons))
+    return header + b"".join(polygons)

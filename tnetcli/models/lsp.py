@@ -108,7 +108,7 @@ class AnchorGrid(Grid):
         """Return the positions per side of each branch."""
         return tuple(count_positions(self.view_size, each) for each in FIELDS)
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Return a description such as `955 patches of 63, 95 and 111 pixels`."""
         patches = sum(count**2 for count in self.counts)
         *sizes, largest = FIELDS
@@ -136,7 +136,7 @@ class AnchorGrid(Grid):
         """Return start and length of a column of cells."""
         return self.row_span(start, length, column)  # views and receptive fields are square
 
-    def shared(self, row: int, column: int) -> NDArray[np.float64]:
+    def overlap(self, row: int, column: int) -> NDArray[np.float64]:
         """Return the fraction (rows, columns) of each cell that one cell covers."""
         return np.outer(self._axis_shared(row), self._axis_shared(column))
 

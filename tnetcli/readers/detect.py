@@ -200,7 +200,7 @@ def _zip_has_zarr(path: str) -> bool:
 def _detect_rest(path: str, head: bytes) -> str:
     if _slide_vendor(path) is not None:
         return "slide"
-    from tnetcli.readers.companions import driver_of
+    from tnetcli.readers.gdal import driver_of
 
     if driver_of(path) is not None:
         return "raster"

@@ -1,4 +1,10 @@
-"""Open rasters with rasterio: few drivers, no network, logged damage raised as errors."""
+"""Open rasters with rasterio, after a check of every file that GDAL would open.
+
+GDAL opens sidecars, overviews and the sources of a VRT with any of its drivers, and some of them
+write files, fetch URLs or read any file as raw pixels. A raster is therefore identified by its
+content, its sidecars must match their names, and the sources of a VRT must be ordinary images in
+its folder.
+"""
 
 import logging
 import os
@@ -6,21 +12,22 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from time import time
 from typing import Any
+from xml.parsers import expat
 
 import rasterio
 from rasterio.errors import RasterioError, RasterioIOError
 from rasterio.io import DatasetReader
 
+from tnetcli import files
 from tnetcli.errors import ImageError
-from tnetcli.files import is_inside, is_remote
-from tnetcli.readers.companions import (
-    OVERVIEW_FILE,
-    check_companions,
-    check_overview_file,
-    driver_of,
-)
-from tnetcli.text import shorten
+from tnetcli.files import is_inside, is_remote, open_regular
+from tnetcli.readers.detect import JPEG_2000_MAGIC, PNG_MAGIC, TIFF_MAGIC
+from tnetcli.readers.tiff_files import gdal_metadata
+from tnetcli.readers.watch import watching
+from tnetcli.text import one_line, shorten
 
 # Drivers allowed for a URL; not VRT, which could name any local file.
 REMOTE_DRIVERS = ("GTiff", "JP2OpenJPEG", "PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -124,7 +131,9 @@ def open_checked(path: str) -> Any:
     Raises ImageError if one of them is not allowed. Further handles need only `open_dataset`.
     """
     if not is_remote(path):
-        for source in check_companions(path):
+        check = _Check(path)
+        check.image(path)
+        for source in check.unread:
             with confined(source), open_dataset(source) as dataset:
                 _check_references(source, dataset)
     dataset = open_dataset(path)
@@ -141,7 +150,7 @@ def _check_references(path: str, dataset: Any) -> None:
     """Raise ImageError if an open dataset names files that GDAL must not open."""
     for key, value in dataset.tags(ns="OVERVIEWS").items():
         if key.casefold() == OVERVIEW_FILE:
-            check_overview_file(path, value)
+            _check_overview_file(path, value)
     if is_remote(path):
         return
     folder = os.path.dirname(os.path.abspath(path))
@@ -151,3 +160,341 @@ def _check_references(path: str, dataset: Any) -> None:
                 f"`{path}` has a part outside its folder: `{shorten(name)}`",
                 hint="copy all its files into one folder",
             )
+
+
+# The drivers in use, by the first bytes of a file. VRT and ENVI are recognised otherwise.
+MAGIC: dict[str, tuple[bytes, ...]] = {
+    "GTiff": TIFF_MAGIC,
+    "JP2OpenJPEG": JPEG_2000_MAGIC,
+    "PNG": (PNG_MAGIC,),
+    "JPEG": (b"\xff\xd8\xff",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": (b"BM",),
+    "WEBP": (b"RIFF",),
+    "HFA": (b"EHFA_HEADER_TAG",),
+    "NITF": (b"NITF", b"NSIF"),
+}
+# Allowed sources of a VRT. GDAL chooses their drivers, some by text at the beginning of a file; a
+# zero byte among the first bytes rules these out.
+SOURCES = frozenset(MAGIC) - {"NITF"}
+HEAD_BYTES, ZERO_WITHIN = 4096, 16
+SIDECARS = (".ovr", ".msk", ".aux.xml")
+METADATA_ENDINGS = (".xml", ".txt", ".imd", ".rpb", ".pvl", ".rpc", ".pass", ".dim", ".aux")
+VRT_BYTES = 2**26  # a mosaic of ten thousand scenes has 15 MB
+MOST_NESTED_VRTS, MOST_SOURCES, DEEPEST_XML = 8, 2**16, 32
+RECENT = 2.0  # seconds; time stamps of folders may be as coarse
+OVERVIEW_FILE = "overview_file"
+# `NITF_IM:0:x.ntf` names a part of a file and `<MRF_META>` is one: GDAL chooses the driver.
+SUBDATASET = re.compile(r"[A-Za-z]\w+:|<")
+PLAIN_NAME = re.compile(r"\w[\w .-]*")
+
+# Everything that `gdalbuildvrt`, `gdal_translate` and `gdalwarp` write, in lower case: GDAL ignores
+# case. Any other element could name a file or run code.
+VRT_ELEMENTS = frozenset("""
+    vrtdataset srs geotransform gcplist gcp metadata mdi vrtrasterband description unittype offset
+    scale nodatavalue hidenodatavalue colorinterp colortable entry categorynames category
+    histograms histitem histmin histmax bucketcount includeoutofrange approximate histcounts
+    maskband overviewlist overview simplesource complexsource averagedsource nodatafrommasksource
+    kernelfilteredsource kernel size coefs sourcefilename sourceband sourceproperties srcrect
+    dstrect nodata usemaskband scaleoffset scaleratio exponent srcmin srcmax dstmin dstmax clamp
+    lut colortablecomponent maskvaluethreshold remappedvalue blockxsize blockysize gdalwarpoptions
+    warpmemorylimit resamplealg workingdatatype option options sourcedataset transformer
+    approxtransformer maxerror basetransformer genimgprojtransformer srcgeotransform
+    srcinvgeotransform dstgeotransform dstinvgeotransform reprojecttransformer
+    reprojectiontransformer sourcesrs targetsrs sourcecrs targetcrs bandlist bandmapping
+    srcnodatareal srcnodataimag dstnodatareal dstnodataimag srcalphaband dstalphaband cutline
+    cutlineblenddist
+""".split())  # fmt: skip  # noqa: SIM905
+VRT_ATTRIBUTES = frozenset("""
+    rasterxsize rasterysize subclass dataaxistosrsaxismapping coordinateepoch domain format key
+    name datatype band blockxsize blockysize relativetovrt shared xoff yoff xsize ysize resampling
+    src dst c1 c2 c3 c4 id info pixel line x y z projection normalized
+""".split())  # fmt: skip  # noqa: SIM905
+VRT_CLASSES = frozenset({"vrtwarpeddataset", "vrtsourcedrasterband", "vrtwarpedrasterband"})
+FILE_ELEMENTS = frozenset({"sourcefilename", "sourcedataset"})
+
+
+def driver_of(path: str) -> str | None:
+    """Return the driver that may open a local file, by its content; None if there is none."""
+    head = _head(path)
+    for driver, magics in MAGIC.items():
+        if head.startswith(magics) and (driver != "WEBP" or head[8:12] == b"WEBP"):
+            return driver
+    if b"<VRTDataset" in head.split(b"\0", 1)[0]:
+        return "VRT"
+    for name in (f"{os.path.splitext(path)[0]}.hdr", f"{path}.hdr"):
+        try:
+            with open_regular(name) as file:
+                return "ENVI" if file.read(4) == b"ENVI" else None
+        except OSError:
+            continue
+    return None
+
+
+def _check_overview_file(path: str, name: str) -> None:
+    plain = name.removeprefix(":::BASE:::")
+    if is_remote(path) or not PLAIN_NAME.fullmatch(plain):
+        raise ImageError(
+            f"the metadata of `{path}` name `{shorten(name)}` as OVERVIEW_FILE",
+            hint="remove the item, or make overviews of a local copy with `gdaladdo`",
+        )
+    _Check(path).source(os.path.join(os.path.dirname(path), plain), "OVERVIEW_FILE", path)
+
+
+class _Check:
+    """Checks every file that is reached from one image, each once."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._folder = os.path.dirname(os.path.abspath(path))
+        self._done: set[str] = set()
+        self.unread: list[str] = []  # sources with metadata in a format of their own
+
+    def image(self, path: str, nested: int = 0) -> None:
+        """Check the sidecars of an image and, for a VRT, its sources."""
+        self._done.add(os.path.abspath(path))
+        for name in sidecars_of(path):
+            if name.casefold().endswith(".aux.xml"):
+                # What that of the image itself says of overviews is checked in the open dataset.
+                is_own = os.path.abspath(name) == os.path.abspath(f"{self._path}.aux.xml")
+                _Metadata(name, refuse=not is_own).parse(_content(name, files.MOST_XML_BYTES))
+            elif _head(name).startswith(TIFF_MAGIC):
+                _check_tiff_metadata(name)
+            else:
+                raise ImageError(
+                    f"the sidecar `{name}` is not a TIFF",
+                    hint="remove it, or make it again with `gdaladdo`",
+                )
+        if driver_of(path) == "VRT":
+            vrt = _Vrt(path)
+            vrt.parse(_content(path, VRT_BYTES))
+            folder = os.path.dirname(os.path.abspath(path))
+            for element, name, is_relative in vrt.files:
+                source = os.path.join(folder, name) if is_relative else name
+                self.source(source, element, path, nested + 1)
+
+    def source(self, path: str, element: str, vrt: str, nested: int = 0) -> None:
+        """Check a file that a VRT or an item of metadata names."""
+        if os.path.abspath(path) in self._done:
+            return
+        problem, driver = None, None
+        if not is_inside(path, self._folder):
+            problem = "outside its folder"
+        else:
+            try:
+                head, driver = _head(path), driver_of(path)
+            except OSError as error:
+                problem = one_line(error) if os.path.lexists(path) else "which does not exist"
+            else:
+                is_image = driver in SOURCES and b"\0" in head[:ZERO_WITHIN]
+                if driver != "VRT" and not is_image:
+                    problem = "which is not an image of a supported format"
+        if problem is not None:
+            raise ImageError(
+                f"`{vrt}` names in `{element}` the file `{shorten(path)}`, {problem}",
+                hint="put its sources beside it, as GeoTIFF, and make it again with `gdalbuildvrt`",
+            )
+        if len(self._done) > MOST_SOURCES or nested > MOST_NESTED_VRTS:
+            raise ImageError(
+                f"`{self._path}` has too many sources, or VRTs nested too deeply",
+                hint="make one VRT of the images themselves",
+            )
+        with watching(self._path):  # each source is progress
+            if driver == "GTiff":
+                _check_tiff_metadata(path)
+            elif driver != "VRT":
+                self.unread.append(path)
+            self.image(path, nested)
+
+
+class _Xml:
+    """Parse XML strictly: no DOCTYPE, no entities of its own, bounded depth."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._open: list[str] = []
+
+    def parse(self, content: bytes) -> None:
+        """Raise ImageError if the XML is malformed or contains what is not allowed."""
+        # GDAL assumes UTF-8 whatever the declaration says.
+        parser = expat.ParserCreate("utf-8")
+        parser.buffer_text, parser.buffer_size = True, 2**20
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._text
+        parser.StartDoctypeDeclHandler = self._doctype
+        parser.CommentHandler = lambda text: self._break()
+        parser.ProcessingInstructionHandler = self._instruction
+        parser.StartCdataSectionHandler = self._break
+        try:
+            parser.Parse(content, True)
+        except expat.ExpatError as error:
+            raise ImageError(
+                f"`{self._path}` is malformed XML: {one_line(error)}",
+                hint="make or copy it again, or remove it",
+            ) from error
+
+    def element(self, name: str, attributes: dict[str, str]) -> None:
+        """Check an element, with the names of its attributes in lower case."""
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        self._break()
+        if len(self._open) >= DEEPEST_XML:
+            raise self.refused("elements nested too deeply", name)
+        lowered = {key.casefold(): value for key, value in attributes.items()}
+        if len(lowered) < len(attributes):
+            raise self.refused("a duplicate attribute", name)
+        self._open.append(name)
+        self.element(name, lowered)
+
+    def _end(self, name: str) -> None:
+        self._open.pop()
+
+    def _text(self, text: str) -> None: ...
+
+    def _break(self) -> None:
+        """Handle what splits a text in two: an element, a comment, a CDATA section."""
+
+    def _instruction(self, target: str, text: str) -> None:
+        # GDAL parses `<?x />` as an element that ends there, and the rest as its content.
+        raise self.refused("a processing instruction", f"?{target}")
+
+    def _doctype(self, *_: object) -> None:
+        raise self.refused("a DOCTYPE", "!DOCTYPE")
+
+    def refused(self, what: str, element: str) -> ImageError:
+        return ImageError(
+            f"`{self._path}` has {what}, which is not allowed: `<{shorten(element)}>`",
+            hint="if you trust it, convert it to a GeoTIFF: gdal_translate -of COG IN OUT",
+        )
+
+
+class _Metadata(_Xml):
+    """Metadata in GDAL's XML: a sidecar, or a tag of a TIFF."""
+
+    def __init__(self, path: str, *, refuse: bool) -> None:
+        super().__init__(path)
+        self._refuse = refuse
+
+    def element(self, name: str, attributes: dict[str, str]) -> None:
+        values = {value.strip().casefold() for value in attributes.values()}
+        if self._refuse and (OVERVIEW_FILE in values or OVERVIEW_FILE in attributes):
+            raise self.refused("an item OVERVIEW_FILE", name)
+
+    def _text(self, text: str) -> None:
+        # GDAL accepts `<key>` inside an item in place of the attribute.
+        if self._refuse and text.strip().casefold() == OVERVIEW_FILE:
+            raise self.refused("an item OVERVIEW_FILE", self._open[-1])
+
+
+class _Vrt(_Xml):
+    """A VRT, in which only elements that are known to be harmless are allowed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.files: list[tuple[str, str, bool]] = []  # element, name, whether relative to the VRT
+        self._in_xml = 0  # depth at which metadata in XML begins
+        self._name = ""
+        self._file: tuple[str, bool] | None = None
+
+    def element(self, name: str, attributes: dict[str, str]) -> None:
+        if self._in_xml:
+            return
+        kind = name.casefold()
+        if self._file is not None or kind not in VRT_ELEMENTS:
+            raise self.refused("an element that could name files or run code", name)
+        if unknown := attributes.keys() - VRT_ATTRIBUTES:
+            raise self.refused(f"an attribute `{shorten(min(unknown))}`", name)
+        subclass = attributes.get("subclass", "")
+        if subclass and subclass.casefold() not in VRT_CLASSES:
+            raise self.refused(f"a subClass `{shorten(subclass)}`", name)
+        if kind == "metadata":
+            if attributes.get("domain", "").strip().casefold() == "overviews":
+                raise self.refused("metadata that name overviews", name)
+            if attributes.get("format", "").casefold() == "xml":
+                self._in_xml = len(self._open)
+        if kind in FILE_ELEMENTS:
+            relative = attributes.get("relativetovrt", "0")
+            if relative not in ("0", "1"):
+                raise self.refused(f"relativeToVRT=`{shorten(relative)}`", name)
+            self._file, self._name = (name, relative == "1"), ""
+
+    def _text(self, text: str) -> None:
+        if files.GRIDS.search(text):
+            raise self.refused("the name of a grid, which PROJ would open", self._open[-1])
+        self._name += text if self._file is not None else ""
+
+    def _break(self) -> None:
+        # GDAL would take the part before it for the name.
+        if self._file is not None:
+            raise self.refused("a file name that is not plain text", self._file[0])
+
+    def _end(self, name: str) -> None:
+        if self._file is not None:
+            if self._name != self._name.strip():
+                raise self.refused("a file name with spaces around it", name)
+            if SUBDATASET.match(self._name):
+                raise self.refused("the name of a subdataset", name)
+            element, is_relative = self._file
+            self.files.append((element, self._name, is_relative))
+            self._file = None
+        if self._in_xml == len(self._open):
+            self._in_xml = 0
+        super()._end(name)
+
+
+def _head(path: str) -> bytes:
+    with open_regular(path) as file:
+        return file.read(HEAD_BYTES)
+
+
+def _content(path: str, most: int) -> bytes:
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ImageError(f"`{path}` is longer than {most // 2**20} MiB", hint="is it a VRT?")
+    return content
+
+
+def sidecars_of(path: str) -> list[str]:
+    """Return the overviews, masks and metadata beside an image, and those of each of these.
+
+    Raises ImageError for a pipe, a device or a socket whose name GDAL would open.
+    """
+    folder, base = os.path.split(path)
+    stem = os.path.splitext(base)[0].casefold()
+    changed = os.stat(folder or ".").st_mtime_ns
+    # Files that are written just now may not show in the time of their folder.
+    moment = time() if time() - changed / 1e9 < RECENT else 0.0
+    names, irregular = _listed(folder or ".", changed, moment)
+    for name in irregular:
+        lowered = name.casefold()
+        if name != base and (lowered.startswith(stem) or lowered.endswith(METADATA_ENDINGS)):
+            place = os.path.join(folder, name)
+            raise ImageError(f"`{place}`, beside an image, is not a regular file", hint="remove it")
+    start = f"{base.casefold()}."
+    return [os.path.join(folder, name) for name in names if name.casefold().startswith(start)]
+
+
+@lru_cache(maxsize=16)  # one batch has thousands of images in a folder
+def _listed(folder: str, changed: int, moment: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of all sidecars in a folder, and of its irregular files."""
+    sidecars, irregular = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.casefold().endswith(SIDECARS):
+                sidecars.append(entry.name)
+            try:
+                if not entry.is_file() and not entry.is_dir():
+                    files.check_regular(entry.stat(), entry.path)
+            except FileNotFoundError:
+                continue  # a broken link
+            except OSError:
+                irregular.append(entry.name)
+    return tuple(sorted(sidecars)), tuple(irregular)
+
+
+def _check_tiff_metadata(path: str) -> None:
+    """Raise ImageError for a TIFF whose metadata name another file as overviews."""
+    for text in gdal_metadata(path):
+        _Metadata(path, refuse=True).parse(text.rstrip(b"\0"))

@@ -1,4 +1,4 @@
-"""Open files, one per thread at a time, dropped after a failure and never shared across a fork."""
+"""Handles of open files, decoded blocks, and detection of changed files."""
 
 import hashlib
 import os
@@ -6,20 +6,23 @@ import stat
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
 from tnetcli.files import is_remote, open_regular
 
+CACHE_BYTES = 2**26
 FINGERPRINT_BYTES = 1 << 16  # the header of most formats
-FINGERPRINT_FILES = 4096  # of a folder that is an image
-MOST_IDLE = 64  # open files, of the 256 that some systems allow by default
+FINGERPRINT_FILES = 4096  # in a folder; zarr chunks are rewritten together with their metadata
+MOST_IDLE = 64  # open files; some systems allow 256 by default
 
 
 class Closeable(Protocol):
-    """Anything that can be closed."""
+    """An object with `close`."""
 
     def close(self) -> None:
         """Release what is held."""
@@ -30,7 +33,7 @@ Handle = TypeVar("Handle", bound=Closeable)
 
 
 class _Idle:
-    """The handles of all images that nobody uses just now, the one idle for longest first."""
+    """Idle handles of all images of the process, least recently used first."""
 
     def __init__(self) -> None:
         self._left_behind: list[object] = []
@@ -41,16 +44,16 @@ class _Idle:
         self.owners: OrderedDict[int, weakref.ref[Handles[Any]]] = OrderedDict()
 
     def leave_parent(self) -> None:
-        """Forget what a fork copied; its handles share the parent's file positions and locks."""
+        """Drop handles copied by a fork: they share file positions and locks with the parent."""
         self._left_behind.append(self.owners)
         self._begin()
 
 
 class Handles(Generic[Handle]):
-    """A free list of open handles: there are never more than threads reading at once.
+    """Pool of open handles of one image, at most one for each thread that reads at once.
 
-    Over all images of a process no more than `MOST_IDLE` wait to be used again, so that a batch
-    of many images does not run out of files.
+    A process keeps at most `MOST_IDLE` idle handles over all images, so that a batch of many
+    images does not run out of file descriptors.
     """
 
     def __init__(self, open_handle: Callable[[], Handle]) -> None:
@@ -64,7 +67,7 @@ class Handles(Generic[Handle]):
 
     @contextmanager
     def borrow(self) -> Iterator[Handle]:
-        """Lend a handle to this thread; one that failed is closed and not lent again."""
+        """Yield a handle for this thread; it is closed if the block raises."""
         self._leave_parent()
         self.check_open()
         handle = None
@@ -82,7 +85,7 @@ class Handles(Generic[Handle]):
         self._take_back(handle)
 
     def check_open(self) -> None:
-        """Refuse to go on after close()."""
+        """Raise ValueError after close()."""
         if self._closed:
             raise ValueError("the image is closed")
 
@@ -101,7 +104,7 @@ class Handles(Generic[Handle]):
             self._reset()
 
     def close(self) -> None:
-        """Close every handle, those still lent when they come back."""
+        """Close every handle; those in use are closed when they are returned."""
         self._leave_parent()
         with IDLE.lock:
             self._closed = True
@@ -117,7 +120,7 @@ os.register_at_fork(after_in_child=IDLE.leave_parent)
 
 
 def _oldest() -> Closeable | None:
-    """Take the handle that was idle for longest from its owner; None if that is gone already."""
+    """Remove the least recently used handle from its owner; None if the owner is gone."""
     number, reference = IDLE.owners.popitem(last=False)
     owner = reference()
     free = [] if owner is None else owner._free
@@ -125,13 +128,100 @@ def _oldest() -> Closeable | None:
     return None if place is None else free.pop(place)
 
 
+Key: TypeAlias = tuple[Hashable, ...]  # the path of the file first
+
+
+class BlockCache:
+    """Least recently used cache of decoded blocks, shared by all images and threads."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._bytes = 0
+        self._blocks: OrderedDict[Key, NDArray[Any]] = OrderedDict()
+        # Blocks being decoded; the event exists only if another thread waits for it.
+        self._making: dict[Key, threading.Event | None] = {}
+        self._lock = threading.Lock()
+
+    def obtain(self, key: Key, make: Callable[[], NDArray[Any]]) -> tuple[NDArray[Any], bool]:
+        """Return the block, and whether `make` was called; concurrent calls wait for the first."""
+        while True:
+            with self._lock:
+                block = self._blocks.get(key)
+                if block is not None:
+                    self._blocks.move_to_end(key)
+                    return block, False
+                if key not in self._making:
+                    self._making[key] = None
+                    break
+                other = self._making[key]
+                if other is None:
+                    other = self._making[key] = threading.Event()
+            other.wait()  # the other thread may have failed, or the block be too large to keep
+        block = None
+        try:
+            block = make()
+        finally:
+            with self._lock:
+                if block is not None:
+                    self._keep(key, block)
+                waiting = self._making.pop(key)
+            if waiting is not None:
+                waiting.set()
+        return block, True
+
+    def get(self, key: Key) -> NDArray[Any] | None:
+        """Return the block if it is cached."""
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is not None:
+                self._blocks.move_to_end(key)
+            return block
+
+    def put(self, key: Key, block: NDArray[Any]) -> None:
+        """Cache `block` and evict others; a block larger than the cache is not kept."""
+        with self._lock:
+            self._keep(key, block)
+
+    def _keep(self, key: Key, block: NDArray[Any]) -> None:
+        if block.nbytes > self._most:
+            return
+        block.flags.writeable = False
+        before = self._blocks.pop(key, None)
+        self._bytes += block.nbytes - (0 if before is None else before.nbytes)
+        self._blocks[key] = block
+        while self._bytes > self._most:
+            _, dropped = self._blocks.popitem(last=False)
+            self._bytes -= dropped.nbytes
+
+    def forget(self, *paths: str) -> None:
+        """Drop the blocks of closed files."""
+        with self._lock:
+            for key in [key for key in self._blocks if key[0] in paths]:
+                self._bytes -= self._blocks.pop(key).nbytes
+
+    def clear(self) -> None:
+        """Drop every block."""
+        with self._lock:
+            self._blocks.clear()
+            self._bytes = 0
+
+    def _unlock(self) -> None:
+        # A fork may copy a lock that is held, and blocks whose thread does not exist in the child.
+        self._lock = threading.Lock()
+        self._making = {}
+
+
+BLOCKS = BlockCache(CACHE_BYTES)
+os.register_at_fork(after_in_child=BLOCKS._unlock)
+
+
 FileStamp = tuple[int, int, int]
 
 
 def file_stamp(path: str) -> FileStamp | None:
-    """Return what identifies the present content of a local file; None for anything else.
+    """Return size, time and inode of a local file; None for anything else.
 
-    A folder is known by its identity alone: a file laid beside its chunks is no change.
+    A folder is identified by its inode alone: a new file inside is not a change of the image.
     """
     try:
         status = os.stat(path)
@@ -143,7 +233,7 @@ def file_stamp(path: str) -> FileStamp | None:
 
 
 def check_unchanged(path: str, before: FileStamp | None) -> None:
-    """Refuse to mix the pixels of two files that were at `path` one after the other."""
+    """Raise ImageError if another file is at `path` than before, so that pixels never mix."""
     if before is not None and file_stamp(path) != before:
         state = "changed" if os.path.exists(path) else "was removed"
         raise ImageError(
@@ -153,7 +243,7 @@ def check_unchanged(path: str, before: FileStamp | None) -> None:
 
 
 def content_stamp(paths: Sequence[str]) -> tuple[tuple[str, int, int, int], ...]:
-    """Return what changes whenever any of the files or folders an image is made of does."""
+    """Return path, count, total size and newest time of each file or folder of an image."""
     found = []
     for path in sorted({os.path.realpath(path) for path in paths}):
         files = [path]
@@ -166,13 +256,13 @@ def content_stamp(paths: Sequence[str]) -> tuple[tuple[str, int, int, int], ...]
 
 
 class ForkSafeLock:
-    """A lock that a forked child finds open, even if another thread of its parent held it."""
+    """A lock that is free in a forked child, even if another thread of the parent held it."""
 
     def __init__(self) -> None:
         self._process, self._lock = os.getpid(), threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ForkSafeLock, ()  # a copy is nobody's yet
+        return ForkSafeLock, ()  # a copy starts free
 
     def __enter__(self) -> None:
         if self._process != os.getpid():
@@ -186,7 +276,7 @@ class ForkSafeLock:
 def fingerprint(path: str) -> str:
     """Return a digest of size, time and first bytes of an image.
 
-    "" for an image in the network, a pipe, and one that does not exist.
+    Returns "" for a URL, a pipe, and a path that does not exist.
     """
     if is_remote(path):
         return ""
@@ -206,10 +296,6 @@ def fingerprint(path: str) -> str:
 
 
 def _entries(folder: str) -> list[tuple[str, int, int]]:
-    """Return names, sizes and times of the first files below a folder.
-
-    Chunks of a zarr are many, and are rewritten together with their metadata.
-    """
     found: list[tuple[str, int, int]] = []
     for root, folders, files in os.walk(folder):
         folders.sort()

@@ -23,10 +23,9 @@ from tnetcli.errors import ImageError
 from tnetcli.files import open_regular
 from tnetcli.geometry import Size
 from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, Source
-from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.codestreams import check_png, decode_jpeg_file
 from tnetcli.readers.detect import PNG_MAGIC
-from tnetcli.readers.handles import file_stamp
+from tnetcli.readers.handles import BLOCKS, file_stamp
 from tnetcli.readers.metadata import (
     are_numbers,
     both_valid,

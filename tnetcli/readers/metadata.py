@@ -1,4 +1,4 @@
-"""Bands, resolution and valid pixels of an image."""
+"""Choose bands and planes, resolve microns per pixel, and apply nodata values."""
 
 import math
 from collections import Counter
@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 from tnetcli.errors import ImageError, UsageError
 from tnetcli.readers.base import ReadOptions, Resolution
 
-# Ten times the bands of a hyperspectral sensor; what libraries do for each band adds up.
+# Ten times the bands of a hyperspectral sensor; libraries do work for each band.
 MOST_BANDS = 4096
 
 
 def check_band_count(path: str, count: int) -> None:
-    """Raise ImageError for an image with more bands than any sensor or stack has."""
+    """Raise ImageError if there are more bands than any sensor has."""
     if count > MOST_BANDS:
         raise ImageError(
             f"`{path}` has {count:,} bands, more than the {MOST_BANDS:,} that are supported",
-            hint="check its metadata; split a real stack of images into files",
+            hint="check its metadata; split a stack of images into files",
         )
 
 
 def choose_bands(
     path: str, wanted: Sequence[str] | None, names: Sequence[str], default: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return 0-based indices of `wanted` bands, numbers from 1 or names in any case."""
+    """Return 0-based indices of `wanted` bands, given as 1-based numbers or names in any case."""
     if wanted is None:
         return tuple(default)
     return tuple(_find(path, each, names) for each in wanted)
@@ -45,7 +45,7 @@ def _find(path: str, wanted: str, names: Sequence[str]) -> int:
 
 
 def unique_names(names: Sequence[str | None]) -> tuple[str, ...]:
-    """Fill gaps with the band's number, and add it where a name comes twice."""
+    """Replace missing names by the band number, and append it to duplicate names."""
     filled = [name or str(number) for number, name in enumerate(names, 1)]
     times = Counter(filled)
     return tuple(
@@ -54,7 +54,7 @@ def unique_names(names: Sequence[str | None]) -> tuple[str, ...]:
 
 
 def choose_plane(path: str, axis: str, length: int, wanted: int | None) -> int:
-    """Return the plane along `axis`; the first where there is only one or none was named."""
+    """Return the plane along `axis`, 0 by default; raise ImageError if it does not exist."""
     if wanted is not None and not 0 <= wanted < length:
         raise ImageError(
             f"no plane {axis} = {wanted} in `{path}`",
@@ -66,7 +66,7 @@ def choose_plane(path: str, axis: str, length: int, wanted: int | None) -> int:
 def planes_to_choose(
     lengths: Mapping[str, int], wanted: Mapping[str, int | None]
 ) -> tuple[str, ...]:
-    """Return what the user must still say before pixels can be read."""
+    """Return a hint for each axis on which a plane must be chosen before reading."""
     return tuple(
         f"choose a plane with `-O {axis}=0` to `-O {axis}={length - 1}`"
         for axis, length in lengths.items()
@@ -74,7 +74,7 @@ def planes_to_choose(
     )
 
 
-# Outside of this range a figure is printer resolution or a unit mix-up, not a microscope's.
+# Microns per pixel of microscopes; other values are printer resolutions or wrong units.
 FINEST, COARSEST = 0.05, 20.0
 TIFF_TAGS = "TIFF resolution tags"
 MICRONS_PER_UNIT = {"inch": 25_400.0, "centimeter": 10_000.0, "millimeter": 1_000.0}
@@ -91,10 +91,10 @@ MICRONS_IN = {
 def resolve(
     options: ReadOptions, claims: Iterable[Resolution | None]
 ) -> tuple[Resolution | None, list[str]]:
-    """Return the first claim to believe, the user's own before all, and warnings.
+    """Return the first credible resolution, that of `options` before all, and warnings.
 
-    TIFF resolution tags out of range are a printer's and ignored; a figure that the scanner wrote
-    is kept, since a slide may be stored as nothing but its overview.
+    TIFF resolution tags out of range are a printer's and are ignored. A value from a scanner is
+    kept, since a slide may be stored as its overview alone.
     """
     warnings: list[str] = []
     if options.mpp is not None:
@@ -105,7 +105,7 @@ def resolve(
         figure = f"{claim.x:g} x {claim.y:g} microns per pixel"
         credible = FINEST <= claim.x <= COARSEST and FINEST <= claim.y <= COARSEST
         if not credible and claim.source == TIFF_TAGS:
-            warnings.append(f"{figure} from {claim.source} ignored: not a microscope's")
+            warnings.append(f"{figure} from {claim.source} ignored: out of range for a microscope")
             continue
         if not credible:
             warnings.append(f"{figure} is unusual; `-O mpp=MICRONS` overrides it")
@@ -127,7 +127,7 @@ def _given(mpp: float, flag: str) -> Resolution:
 
 
 def from_density(x: float, y: float, unit: str) -> Resolution | None:
-    """Turn pixels per inch or centimetre, as TIFF tags give them, into microns per pixel."""
+    """Convert pixels per inch or centimetre, as in TIFF tags, to microns per pixel."""
     microns = MICRONS_PER_UNIT.get(UNIT_NAMES.get(unit.lower(), unit.lower()))
     if microns is None or x <= 0 or y <= 0:
         return None
@@ -135,7 +135,7 @@ def from_density(x: float, y: float, unit: str) -> Resolution | None:
 
 
 def from_length(x: float, y: float, unit: str, source: str) -> Resolution | None:
-    """Turn the length of a pixel in a named unit into microns per pixel."""
+    """Convert the length of a pixel in a named unit to microns per pixel."""
     microns = MICRONS_IN.get(unit if unit in MICRONS_IN else unit.lower())
     if microns is None or x <= 0 or y <= 0:
         return None
@@ -144,21 +144,21 @@ def from_length(x: float, y: float, unit: str, source: str) -> Resolution | None
 
 @dataclass(frozen=True, slots=True)
 class Nodata:
-    """The value of each band that means no data, in the image's own type, where it has one."""
+    """Nodata value of each band, in the data type of the image, for bands that have one."""
 
     values: NDArray[Any]  # (bands,)
     known: NDArray[np.bool_]  # (bands,)
 
 
 def nodata_values(values: Sequence[float | None], dtype: np.dtype[Any]) -> Nodata | None:
-    """Return nodata per band; None where no pixel can ever be equal to it."""
+    """Return nodata per band; None if no pixel can be equal to it."""
     known = np.array([value is not None and _fits(value, dtype) for value in values])
     if not known.any():
         return None
     plain = [value if here else 0 for value, here in zip(values, known, strict=True)]
     if dtype.kind == "f":
         return Nodata(np.array(plain, np.float64).astype(dtype), known)
-    # By way of Python's integers: a float has no room for the large ones.
+    # Through Python integers: floats cannot represent large ones.
     return Nodata(np.array([int(value or 0) for value in plain], dtype), known)
 
 
@@ -173,7 +173,7 @@ def _fits(value: float, dtype: np.dtype[Any]) -> bool:
 def user_nodata(
     given: float | None, bands: int, dtype: np.dtype[Any]
 ) -> tuple[Nodata | None, list[str]]:
-    """Return the user's nodata; one that no pixel can hold leaves the file's own mask alone."""
+    """Return nodata as given by the user, or None and a warning if no pixel can be equal to it."""
     if given is None:
         return None, []
     nodata = nodata_values([given] * bands, dtype)
@@ -182,10 +182,10 @@ def user_nodata(
 
 
 def holds_data(values: NDArray[Any], nodata: Nodata) -> NDArray[np.bool_]:
-    """Say which pixels of (height, width, bands) hold data.
+    """Return the mask of pixels of (height, width, bands) that are not nodata.
 
-    A zero in one band is a dark colour, so 0 as nodata empties a pixel only in all bands; any
-    other nodata leaves a gap that no model can use, so one band is enough.
+    Zero in one band is a dark colour, so nodata 0 invalidates a pixel only in all bands; for any
+    other value one band is enough.
     """
     holds = (values != nodata.values) | ~nodata.known
     every = bool((nodata.values[nodata.known] != 0).any())
@@ -193,7 +193,7 @@ def holds_data(values: NDArray[Any], nodata: Nodata) -> NDArray[np.bool_]:
 
 
 def are_numbers(values: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Say which pixels are numbers in every band; None where the type has no other."""
+    """Return the mask of pixels that are not NaN in any band; None for integers."""
     if values.dtype.kind != "f":
         return None
     return np.asarray(~np.isnan(values).any(axis=2))
@@ -202,6 +202,6 @@ def are_numbers(values: NDArray[Any]) -> NDArray[np.bool_] | None:
 def both_valid(
     one: NDArray[np.bool_] | None, other: NDArray[np.bool_] | None
 ) -> NDArray[np.bool_] | None:
-    """Return where both masks are valid; None, like everywhere, stands for all of it."""
+    """Return where both masks are valid; None stands for an all-valid mask."""
     valid = other if one is None else one if other is None else one & other
     return None if valid is None or valid.all() else valid

@@ -1,8 +1,6 @@
-"""What the NGFF metadata says of an image: which arrays are its levels, and what they show."""
+"""Parse NGFF metadata: the arrays, axes, scales and channels of an OME-Zarr image."""
 
 import math
-import os
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,13 +24,13 @@ from tnetcli.text import shorten
 
 MOST_LEVELS = 100
 LONGEST_LABEL = 255  # characters of the name of a channel
-# How far scales in the metadata may lie from the sizes of the arrays.
+# Tolerated difference between scales in the metadata and sizes of the arrays.
 SCALE_SLACK = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLevel:
-    """One array of the image; scale and shift by axis, where the metadata has them."""
+    """One array of the image; scale and shift by axis, as far as the metadata has them."""
 
     name: str
     array: Any
@@ -41,7 +39,7 @@ class StoredLevel:
     shift: dict[str, float]
 
     def length(self, axis: str) -> int:
-        """Return how long the array is along `axis`: 1 where it has no such axis."""
+        """Return the length along `axis`, 1 if there is no such axis."""
         return int(self.array.shape[self.axes.index(axis)]) if axis in self.axes else 1
 
     @property
@@ -52,11 +50,11 @@ class StoredLevel:
 
 @dataclass(frozen=True, slots=True)
 class Multiscales:
-    """An image as its metadata describes it."""
+    """Metadata of an OME-Zarr image."""
 
     zarr_format: ZarrFormat
     ngff: str  # version of the metadata
-    axes: str  # a letter per dimension; "-" is one of length 1 that says nothing to us
+    axes: str  # a letter per dimension; "-" for an unknown one of length 1
     stored: tuple[StoredLevel, ...]  # finest first
     levels: tuple[Level, ...]
     channels: tuple[str | None, ...]
@@ -65,7 +63,7 @@ class Multiscales:
 
 
 def read_multiscales(path: str, store: WatchedStore) -> Multiscales:
-    """Find the first image in the store, and open the arrays that show it."""
+    """Find the first image in the store and open its arrays."""
     image = _find_image(path, store)
     multiscale, *others = _records(image.attributes["multiscales"])
     several = [f"{len(others) + 1} multiscales in this group; the first is read"] if others else []
@@ -88,7 +86,7 @@ def read_multiscales(path: str, store: WatchedStore) -> Multiscales:
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """A group that may hold an image, and what its metadata says."""
+    """A group that may be an image, and its metadata."""
 
     group: str  # its path in the store
     attributes: dict[str, Any]
@@ -98,11 +96,6 @@ class _Image:
     @property
     def has_levels(self) -> bool:
         return bool(_records(self.attributes.get("multiscales")))
-
-    def paths(self, kind: str, members: str) -> list[str]:
-        """Return what a plate or a well lists."""
-        listed = _records(_record(self.attributes.get(kind)).get(members))
-        return [str(each.get("path")) for each in listed]
 
 
 def _find_image(path: str, store: WatchedStore) -> _Image:
@@ -114,48 +107,36 @@ def _find_image(path: str, store: WatchedStore) -> _Image:
     except METADATA_FAILURES as error:
         raise refusal(path, error) from error
     if first.has_levels:
-        if is_series and any(each.has_levels for each in _images_at(store, root, ["1"])):
+        if is_series and _has_second_image(store, root):
             warning = f"several images in this group; the first, `{first.group}`, is read"
             return replace(first, warnings=(warning,))
         return first
     if "plate" in image.attributes or "well" in image.attributes:
+        example = "0" if "well" in image.attributes else "A/1/0"
         raise ImageError(
-            f"`{path}` is a plate of many images", hint=_field_hint(path, store, image)
+            f"`{path}` is a plate of many images",
+            hint=f"give one field, such as `{path.rstrip('/')}/{example}` (unzip a zip file first)",
         )
     raise ImageError(
-        f"`{path}` lists no `multiscales`: a zarr group, but no OME-Zarr image", hint=FOLDER_HINT
+        f"`{path}` has no `multiscales`: it is a zarr group, but not an OME-Zarr image",
+        hint=FOLDER_HINT,
     )
 
 
 def _image_at(store: WatchedStore, group: str) -> _Image:
-    # Consolidated metadata is a copy, and may be an old one.
+    # Consolidated metadata may be outdated.
     opened = zarr.open_group(store, path=group, mode="r", use_consolidated=False)
     attributes = dict(opened.attrs.asdict())
-    # NGFF 0.5 keeps under "ome" what 0.4 has at the top.
+    # NGFF 0.5 stores under "ome" what 0.4 has at the top.
     attributes.update(_record(attributes.get("ome")))
     return _Image(group, attributes, opened.metadata.zarr_format)
 
 
-def _images_at(store: WatchedStore, group: str, names: list[str]) -> Iterator[_Image]:
-    for name in names:
-        try:
-            yield _image_at(store, join(group, name))
-        except METADATA_FAILURES:
-            continue  # a well that was never imaged
-
-
-def _field_hint(path: str, store: WatchedStore, image: _Image) -> str:
-    """Name an image of the plate or well that is really there."""
-    wells: Iterable[_Image] = [image]
-    if "well" not in image.attributes:
-        wells = _images_at(store, image.group, image.paths("plate", "wells"))
-    for well in wells:
-        for field in _images_at(store, well.group, well.paths("well", "images")):
-            if field.has_levels and os.path.isfile(path):
-                return f"unzip it and give one field: `{field.group}`"
-            if field.has_levels:
-                return f"give one field: `{path.rstrip('/')}/{field.group}`"
-    return "none of its fields is stored: copy it again"
+def _has_second_image(store: WatchedStore, root: str) -> bool:
+    try:
+        return _image_at(store, join(root, "1")).has_levels
+    except METADATA_FAILURES:
+        return False
 
 
 def _record(value: Any) -> dict[str, Any]:
@@ -163,14 +144,14 @@ def _record(value: Any) -> dict[str, Any]:
 
 
 def _records(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a JSON list, and nothing for anything else."""
+    """Return the objects of a JSON list, [] for anything else."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _open_arrays(
     path: str, store: WatchedStore, image: _Image, multiscale: dict[str, Any]
 ) -> list[tuple[dict[str, Any], Any]]:
-    """Open every array that is listed as a level, and return them finest first."""
+    """Return every array that is listed as a level, finest first."""
     datasets = _records(multiscale.get("datasets"))
     if not datasets:
         raise ImageError(f"the `multiscales` of `{path}` list no datasets", hint="write it again")
@@ -187,10 +168,9 @@ def _open_arrays(
 
 
 def _axes(path: str, multiscale: dict[str, Any], array: Any) -> str:
-    """Return a letter for each dimension of the arrays."""
     given = multiscale.get("axes")
     if not isinstance(given, list):
-        # Before NGFF 0.3 every image was (t, c, z, y, x); two dimensions leave no doubt either.
+        # Before NGFF 0.3 every image was (t, c, z, y, x); two dimensions are unambiguous.
         given = list({5: "tczyx", 2: "yx"}.get(array.ndim, ""))
     letters = [_letter(each) for each in given]
     if len(letters) != array.ndim:
@@ -203,7 +183,7 @@ def _axes(path: str, multiscale: dict[str, Any], array: Any) -> str:
             if array.shape[position] > 1:
                 raise ImageError(
                     f"`{path}` has an axis `{shorten(letter)}` of {array.shape[position]}",
-                    hint="only t, c, z, y and x are known: export one image of it",
+                    hint="supported axes are t, c, z, y and x: export one image of it",
                 )
             letters[position] = "-"
     named = [letter for letter in letters if letter != "-"]
@@ -217,15 +197,15 @@ def _axes(path: str, multiscale: dict[str, Any], array: Any) -> str:
 
 def _letter(axis: Any) -> str:
     if not isinstance(axis, dict):
-        return str(axis).lower()  # NGFF 0.3 has bare names
-    # Some writers call the channels of an RGB image "s", samples.
+        return str(axis).lower()  # NGFF 0.3 has plain names
+    # Some writers call the channels of an RGB image "s" for samples.
     return "c" if axis.get("type") == "channel" else str(axis.get("name")).lower()
 
 
 def _usable(
     axes: str, arrays: list[tuple[dict[str, Any], Any]]
 ) -> tuple[list[StoredLevel], list[str]]:
-    """Return the levels that show the same image, and what is wrong with the others."""
+    """Return the levels that match the first, and warnings about the others."""
     usable: list[StoredLevel] = []
     warnings = []
     for dataset, array in arrays:
@@ -246,11 +226,11 @@ def _fault(first: StoredLevel, other: StoredLevel) -> str | None:
         return f"holds {other.array.dtype}, not {first.array.dtype}"
     if any(other.length(axis) != first.length(axis) for axis in "ct"):
         return "has other channels or times than the first"
-    return "does not start where the image does" if _is_shifted(first, other) else None
+    return "has another origin than the image" if _is_shifted(first, other) else None
 
 
 def _is_shifted(first: StoredLevel, other: StoredLevel) -> bool:
-    """Say whether a level shows another place; half a pixel is a matter of convention."""
+    """Return True if a level has another origin; half a pixel is a matter of convention."""
     for axis in "yx":
         if other.shift and other.scale.get(axis, 0) > 0:
             pixels = (other.shift[axis] - first.shift.get(axis, 0)) / other.scale[axis]
@@ -260,12 +240,12 @@ def _is_shifted(first: StoredLevel, other: StoredLevel) -> bool:
 
 
 def _numbers(transformations: Any, kind: str, axes: str) -> dict[str, float]:
-    """Return a transformation's value by axis; nothing where it is missing or malformed."""
+    """Return the values of a transformation by axis, {} if it is missing or malformed."""
     for each in _records(transformations):
         values = each.get(kind)
         if each.get("type") != kind or not isinstance(values, list) or len(values) != len(axes):
             continue
-        # JSON knows integers beyond any float, and NaN is not below anything.
+        # JSON allows integers beyond any float, and NaN.
         if all(isinstance(value, int | float) and abs(value) < 1e100 for value in values):
             return {axis: float(value) for axis, value in zip(axes, values, strict=True)}
     return {}
@@ -283,10 +263,10 @@ def _levels(stored: list[StoredLevel]) -> tuple[list[Level], list[str]]:
             scales = claimed
         elif claimed:
             warnings.append(
-                f"level `{each.name}` claims a scale of {claimed[0]:g} x {claimed[1]:g}, its size "
-                f"says {scales[0]:g} x {scales[1]:g}, which is believed"
+                f"the scale of level `{each.name}` is not {claimed[0]:g} x {claimed[1]:g}, as in "
+                f"the metadata; {scales[0]:g} x {scales[1]:g} from its size is used"
             )
-        # Of a shard, the chunks inside: what one decode yields.
+        # The chunks inside a shard are the unit of decoding.
         chunk = dict(zip(each.axes, each.array.chunks, strict=True))
         block = Size(min(chunk["x"], size.width), min(chunk["y"], size.height))
         levels.append(Level(size, *scales, block, full))
@@ -299,7 +279,7 @@ def _claimed_scales(first: StoredLevel, other: StoredLevel) -> tuple[float, floa
 
 
 def _fits(scale: float, length: int, whole: int) -> bool:
-    # Sizes are whole pixels, so the last one may reach past the image or be left out.
+    # Sizes are whole pixels, so the last one may reach past the image or be omitted.
     return abs(scale * length - whole) <= SCALE_SLACK * whole + min(scale, whole)
 
 

@@ -1,14 +1,15 @@
-"""Read images without overviews: stream them once and cache a small copy."""
+"""Read images without overviews: stream them once and cache a reduced copy."""
 
 import hashlib
 import logging
 import math
 import os
+import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rasterio.enums import Resampling
 from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError, OutputError
-from tnetcli.files import temporary_folder
+from tnetcli.files import is_private, open_regular, temporary_folder
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import (
     Cost,
@@ -27,13 +28,8 @@ from tnetcli.readers.base import (
     Reader,
     ReadOptions,
 )
-from tnetcli.readers.cache import (
-    ELSEWHERE,
-    is_own_tiff,
-    overview_folder,
-    prepare_overview_folder,
-)
-from tnetcli.readers.gdal import GDAL_FAILURES
+from tnetcli.readers.detect import TIFF_MAGIC
+from tnetcli.readers.gdal import GDAL_FAILURES, confined
 from tnetcli.readers.handles import (
     ForkSafeLock,
     check_unchanged,
@@ -43,30 +39,33 @@ from tnetcli.readers.handles import (
 from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.resample import SCALE_TOLERANCE
 from tnetcli.system import available_cores
-from tnetcli.text import one_line
+from tnetcli.text import one_line, reason
 
 log = logging.getLogger(__name__)
-# What a whole-image view may decode without anybody noticing.
+# A view of the whole image may decode this many pixels without a noticeable delay.
 MOST_COARSE_PIXELS = 2**24
-# Finer views come straight from the file: a 224 px view then decodes 3 million pixels at most.
+# Downsampling of the copy. Finer views are read from the file: a 224 px view decodes at most
+# 3 million pixels.
 STEP = 8
-# No photograph is compressed as much; what is below so many pixels may be as empty as it likes.
+# No photograph is compressed as much; images below MOST_EMPTY_PIXELS may be empty.
 MOST_PIXELS_PER_BYTE = 10_000
 MOST_EMPTY_PIXELS = 2**31
 TILE = 256
-WIDEST = 16 * TILE  # columns of the small copy made at a time
+WIDEST = 16 * TILE  # columns of the copy made at a time
 SMALLEST = 256
 SECONDS_BETWEEN_LINES = 10.0
+ELSEWHERE = "set TNET_CACHE to a folder that you may write to"
+OVERVIEWS = "overviews"
 
 
 def lacks_overviews(reader: Reader) -> bool:
-    """Say whether even the coarsest stored level is too large to look at as a whole."""
+    """Return True if the coarsest stored level is too large to be read as a whole."""
     coarsest = reader.info.levels[-1]
     return coarsest.size.pixels > MOST_COARSE_PIXELS and reader.name != "image"
 
 
 def check_claimed_size(reader: Reader) -> None:
-    """Refuse a flat image that cannot be as large as it says: looking at it would never end."""
+    """Raise ImageError if an image without overviews has fewer bytes than its size needs."""
     pixels = reader.info.levels[-1].size.pixels
     if pixels <= MOST_EMPTY_PIXELS:
         return
@@ -75,7 +74,7 @@ def check_claimed_size(reader: Reader) -> None:
         raise ImageError(
             f"`{reader.path}` claims {pixels / 1e9:.0f} gigapixels without overviews, "
             f"in {stored} bytes",
-            hint="is its size damaged? one that is truly as empty needs overviews: `gdaladdo`",
+            hint="the size may be damaged; if the image is empty, make overviews with `gdaladdo`",
         )
 
 
@@ -84,7 +83,7 @@ def _storable(dtype: np.dtype[Any]) -> str:
 
 
 class OverviewReader(Reader):
-    """A reader whose coarse views come from a small copy, made at the first of them."""
+    """Reads coarse views from a reduced copy, made for the first of them."""
 
     def __init__(self, reader: Reader, options: ReadOptions) -> None:
         self._reader = reader
@@ -106,69 +105,68 @@ class OverviewReader(Reader):
 
     @property
     def cost(self) -> Cost:
-        """Return what has been decoded since the image was opened, making the copy included."""
+        """Return the cost of all reads since the image was opened, including making the copy."""
         file = self._reader.cost
-        copy = self._copy.cost if self._copy is not None else Cost()
-        return Cost(file.pixels_decoded + copy.pixels_decoded, file.bytes_read + copy.bytes_read)
+        return file if self._copy is None else file + self._copy.cost
 
-    def read(self, window: Window, out_size: Size) -> Pixels:
-        """Resample `window` to exactly `out_size`; see `Reader.read`."""
-        if not self._is_coarse(window, out_size):
-            return self._reader.read(window, out_size)
+    def read(self, window: Window, size: Size) -> Pixels:
+        """Resample `window` to exactly `size`; see `Reader.read`."""
+        if not self._is_coarse(window, size):
+            return self._reader.read(window, size)
         if self._closed:
             raise ValueError("the image is closed")
         check_unchanged(self.path, self._before)
-        pixels = self._small_copy().read(window.scaled(self._scale, self._scale), out_size)
-        return self._cut(pixels, window, out_size)
+        pixels = self._small_copy().read(window.scaled(self._scale, self._scale), size)
+        return self._cut(pixels, window, size)
 
-    def estimate(self, window: Window, out_size: Size) -> int:
-        """Return how many pixels `read` would decode at most, without reading."""
-        if not self._is_coarse(window, out_size):
-            return self._reader.estimate(window, out_size)
+    def estimate(self, window: Window, size: Size) -> int:
+        """Return an upper bound of the pixels that `read` would decode, without reading."""
+        if not self._is_coarse(window, size):
+            return self._reader.estimate(window, size)
         if not self.has_copy:
             return self.info.levels[-1].size.pixels
-        return self._small_copy().estimate(window.scaled(self._scale, self._scale), out_size)
+        return self._small_copy().estimate(window.scaled(self._scale, self._scale), size)
 
     @property
     def has_copy(self) -> bool:
-        """Say whether the small copy exists already."""
+        """Return True if the reduced copy exists."""
         return self._copy is not None or is_own_tiff(self._place())
 
     def close(self) -> None:
-        """Release every handle; reading afterwards is an error."""
+        """Release every handle; reading afterwards raises ValueError."""
         self._closed = True
         self._reader.close()
         if self._copy is not None:
             self._copy.close()
 
-    def _is_coarse(self, window: Window, out_size: Size) -> bool:
-        asked = min(window.width / out_size.width, window.height / out_size.height)
+    def _is_coarse(self, window: Window, size: Size) -> bool:
+        asked = min(window.width / size.width, window.height / size.height)
         return asked * SCALE_TOLERANCE >= self._scale
 
-    def _cut(self, pixels: Pixels, window: Window, out_size: Size) -> Pixels:
-        """Take away what lies past the image: the last pixels of the copy may reach there."""
-        left = window.left + window.width / out_size.width * np.arange(out_size.width)
-        top = window.top + window.height / out_size.height * np.arange(out_size.height)
+    def _cut(self, pixels: Pixels, window: Window, size: Size) -> Pixels:
+        """Clear what lies past the image: the last pixels of the copy may reach there."""
+        left = window.left + window.width / size.width * np.arange(size.width)
+        top = window.top + window.height / size.height * np.arange(size.height)
         inside = np.outer(top < self.size.height, left < self.size.width)
         values = np.where(inside, pixels.values, 0).astype(self.dtype, copy=False)
         return Pixels(values, pixels.valid & inside)
 
     def _place(self) -> Path:
-        """Return where the copy of this very content, read this way, is kept."""
+        """Return the path of the copy, which depends on the content and the read options."""
         read_as = (self._options.bands, self._options.nodata, self._options.z, self._options.t)
         content = content_stamp((self.path, *self.info.files))
         known_by = (os.path.realpath(self.path), content, self.name, read_as, STEP)
         name = hashlib.sha256(repr(known_by).encode()).hexdigest()[:32]
-        return overview_folder() / f"{name}.tif"
+        return cache_folder() / OVERVIEWS / f"{name}.tif"
 
     def _small_copy(self) -> RasterReader:
         with self._making:
             if self._copy is None:
-                prepare_overview_folder()
+                prepare_cache_folder()
                 place = self._place()
                 self._copy = self._open_copy(place)
                 if self._copy is None:
-                    with suppress(OSError):  # replacing it says why
+                    with suppress(OSError):  # replacing it reports why
                         place.unlink()
                     self._make(place)
                     self._copy = self._open_copy(place)
@@ -177,7 +175,7 @@ class OverviewReader(Reader):
             return self._copy
 
     def _open_copy(self, place: Path) -> RasterReader | None:
-        """Return the copy if it is what `_write` writes: a full disk may have cut it off."""
+        """Return the copy if it is complete: a full disk may have truncated it."""
         if not is_own_tiff(place):
             return None
         try:
@@ -193,16 +191,16 @@ class OverviewReader(Reader):
     def _make(self, place: Path) -> None:
         gigapixels = self.info.levels[-1].size.pixels / 1e9
         log.warning(
-            "%s has no overviews: decoding all %.2f gigapixels once to see it whole; "
-            "`tnet pyramid %s` makes that unnecessary",
+            "%s has no overviews: decoding all %.2f gigapixels once; "
+            "run `tnet pyramid %s` to avoid this",
             self.path, gigapixels, self.path,
         )  # fmt: skip
         try:
             with temporary_folder(place, "to the cache", ELSEWHERE) as folder:
                 made = folder / "copy.tif"
                 self._write(made)
-                made.chmod(0o600)  # GDAL has no option for it; the folder is private
-                if not is_own_tiff(place):  # else another process was faster, and may be reading it
+                made.chmod(0o600)  # GDAL has no option for the mode
+                if not is_own_tiff(place):  # another process may have made it, and be reading it
                     os.replace(made, place)
         except GDAL_FAILURES as error:
             raise OutputError(
@@ -225,7 +223,7 @@ class OverviewReader(Reader):
             "bigtiff": "if_safer",
             "photometric": "minisblack", "alpha": "no",  # GDAL takes a fourth band for alpha
         }  # fmt: skip
-        with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
+        with confined(self.path), rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
             with rasterio.open(path, "w", **profile) as copy:
                 for part, pixels in self._stream(size):
                     copy.write(pixels.values, window=part)
@@ -235,22 +233,22 @@ class OverviewReader(Reader):
                 copy.build_overviews(factors or [2], Resampling.average)
 
     def _stream(self, size: Size) -> Iterator[tuple[RasterioWindow, Pixels]]:
-        """Yield the small copy part by part, reading a few parts ahead on all cores."""
+        """Yield the copy part by part, reading a few parts ahead on all cores."""
         threads = available_cores()
-        # Striped files decode whole rows: cutting rows in two would decode them twice.
+        # Strips are decoded as whole rows: parts of rows would decode them twice.
         wide = WIDEST if self.info.tiled else size.width
         parts = [
             RasterioWindow(left, top, min(wide, size.width - left), min(TILE, size.height - top))
             for top in range(0, size.height, TILE)
             for left in range(0, size.width, wide)
         ]
-        waiting, done, spoke = iter(parts), 0, time.monotonic()
+        waiting, done, logged = iter(parts), 0, time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
             while batch := list(islice(waiting, threads)):
                 yield from zip(batch, pool.map(self._read_part, batch), strict=True)
                 done += len(batch)
-                if time.monotonic() - spoke > SECONDS_BETWEEN_LINES:
-                    spoke = time.monotonic()
+                if time.monotonic() - logged > SECONDS_BETWEEN_LINES:
+                    logged = time.monotonic()
                     log.info("%s: %.0f %% decoded", self.path, 100 * done / len(parts))
 
     def _read_part(self, part: RasterioWindow) -> Pixels:
@@ -259,3 +257,51 @@ class OverviewReader(Reader):
             part.col_off * scale, part.row_off * scale, part.width * scale, part.height * scale
         )
         return self._reader.read(window, Size(part.width, part.height))
+
+
+def cache_folder() -> Path:
+    """Return the folder of reduced copies: TNET_CACHE, else the XDG cache folder."""
+    if chosen := os.environ.get("TNET_CACHE"):
+        return Path(chosen)
+    if home := os.environ.get("XDG_CACHE_HOME"):
+        return Path(home) / "tnet"
+    try:
+        return Path.home() / ".cache" / "tnet"
+    except RuntimeError as error:  # a container's user may have no passwd entry
+        raise OutputError("no home folder for the cache", hint=ELSEWHERE) from error
+
+
+def prepare_cache_folder() -> None:
+    """Make the folder of the copies; raise OutputError if other users may write to it."""
+    folder = cache_folder() / OVERVIEWS
+    for each in (folder.parent, folder):
+        try:
+            _make_private(each)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write to the cache `{each}`: {reason(error)}", hint=ELSEWHERE
+            ) from error
+
+
+def _make_private(folder: Path) -> None:
+    missing = takewhile(lambda each: not each.exists(), (folder, *folder.parents))
+    for each in reversed(list(missing)):
+        with suppress(FileExistsError):  # another process made it
+            each.mkdir(mode=0o700)
+    if not is_private(folder.stat()):
+        raise OutputError(
+            f"other users may write to the cache `{folder}`",
+            hint="set TNET_CACHE to a folder that only you may write to",
+        )
+
+
+def is_own_tiff(path: Path) -> bool:
+    """Return True for a TIFF, not a link, that only this user can have written."""
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or not is_private(status):
+            return False
+        with open_regular(path) as file:
+            return file.read(4) in TIFF_MAGIC
+    except OSError:
+        return False

@@ -1,4 +1,4 @@
-"""Choose a level, decode its blocks, and retry: shared by all file readers."""
+"""LevelReader and PyramidReader: level choice, chunking and retry, shared by all readers."""
 
 import struct
 from abc import ABC, abstractmethod
@@ -20,8 +20,7 @@ from tnetcli.readers.base import (
     ReadOptions,
     Source,
 )
-from tnetcli.readers.cache import BLOCKS
-from tnetcli.readers.handles import ForkSafeLock, Handles, check_unchanged, file_stamp
+from tnetcli.readers.handles import BLOCKS, ForkSafeLock, Handles, check_unchanged, file_stamp
 from tnetcli.readers.metadata import choose_plane
 from tnetcli.readers.resample import (
     AreaMean,
@@ -36,14 +35,14 @@ from tnetcli.readers.resample import (
 from tnetcli.readers.watch import watching
 from tnetcli.text import format_bytes, one_line
 
-# Samples taken at a time: bounds memory (about 100 MB) however large the window is.
+# Samples decoded at a time: bounds memory to about 100 MB however large the window is.
 CHUNK_SAMPLES = 2**23
 
 
 class LevelReader(Reader, ABC):
-    """A reader over levels; whoever has them says how the pixels of one are obtained.
+    """Resamples windows from levels; a subclass decodes boxes of one level in `_obtain`.
 
-    Picklable: what only this process can use is made anew by `_start`.
+    Picklable: the state of this process is created by `_start`.
     """
 
     _unshared: ClassVar[frozenset[str]] = frozenset({"_cost", "_counting"})
@@ -69,18 +68,18 @@ class LevelReader(Reader, ABC):
 
     @property
     def cost(self) -> Cost:
-        """Return what has been decoded since the image was opened."""
+        """Return the cost of all reads since the image was opened."""
         return self._cost
 
-    def read(self, window: Window, out_size: Size) -> Pixels:
-        """Resample `window` to exactly `out_size`; see `Reader.read`."""
+    def read(self, window: Window, size: Size) -> Pixels:
+        """Resample `window` to exactly `size`; see `Reader.read`."""
         self._check_open()
-        index = choose_level(self.info.levels, window, out_size)
+        index = choose_level(self.info.levels, window, size)
         level = self.info.levels[index]
-        placement = place(window, level, out_size)
+        placement = place(window, level, size)
         bands = len(self.bands)
         if placement is None:
-            shape = (out_size.height, out_size.width)
+            shape = (size.height, size.width)
             return Pixels(np.zeros((bands, *shape), self.dtype), np.zeros(shape, np.bool_))
         parts = list(chunks(placement.box, level.block, max(CHUNK_SAMPLES // bands, 1)))
         if len(parts) == 1:
@@ -97,7 +96,7 @@ class LevelReader(Reader, ABC):
         return mean.finish()
 
     def _paste(self, index: int, placement: Placement, parts: Sequence[Box]) -> Pixels:
-        """Lay parts side by side, where no mean is needed and none would be exact."""
+        """Copy parts into the view, one level pixel to one output pixel."""
         out = placement.out_size
         values = np.zeros((len(self.bands), out.height, out.width), self.dtype)
         valid = np.zeros((out.height, out.width), np.bool_)
@@ -113,25 +112,22 @@ class LevelReader(Reader, ABC):
     def _take(self, level: int, box: Box) -> Block:
         block = self._obtain(level, box)
         with self._counting:
-            self._cost = Cost(
-                self._cost.pixels_decoded + block.cost.pixels_decoded,
-                self._cost.bytes_read + block.cost.bytes_read,
-            )
+            self._cost += block.cost
         return block
 
-    def estimate(self, window: Window, out_size: Size) -> int:
-        """Return how many pixels `read` would decode at most, without reading."""
-        level = self.info.levels[choose_level(self.info.levels, window, out_size)]
-        placement = place(window, level, out_size)
+    def estimate(self, window: Window, size: Size) -> int:
+        """Return an upper bound of the pixels that `read` would decode, without reading."""
+        level = self.info.levels[choose_level(self.info.levels, window, size)]
+        placement = place(window, level, size)
         return 0 if placement is None else touched_pixels(placement.box, level)
 
 
-# One block is the least that can be decoded; larger ones are refused before they fill memory.
+# A block is the smallest unit of decoding; larger ones are rejected before they fill the memory.
 MOST_BLOCK_BYTES = 2**28
-# Most libraries count in 32 bits; beyond, neither an image nor the floats of a window are real.
+# Most libraries use 32-bit sizes, and larger images do not exist.
 LONGEST_SIDE = 2**31 - 1
-MOST_STRETCHED = 8.0  # an overview, against the image
-# What Pillow, tifffile and zarr raise for damaged files (benchmarks/soak.py).
+MOST_STRETCHED = 8.0  # aspect ratio of an overview relative to the image
+# Raised by Pillow, tifffile and zarr for damaged files (benchmarks/soak.py).
 PARSING_FAILURES = (
     ArithmeticError,
     AttributeError,
@@ -146,12 +142,12 @@ PARSING_FAILURES = (
 
 
 class PyramidReader(LevelReader):
-    """A reader over stored levels; a format adds how to inspect and how to open a source."""
+    """Reads a file with stored levels; a subclass implements `_inspect` and `_open`."""
 
     _unshared = LevelReader._unshared | {"_handles"}
-    # What the format's library raises where pixels cannot be decoded.
+    # Exceptions of the library when pixels cannot be decoded.
     failures: ClassVar[tuple[type[Exception], ...]]
-    # Whether the format knows stacks; elsewhere there is nothing for `z` and `t` to choose.
+    # True if the format has stacks, from which z and t choose a plane.
     has_planes: ClassVar[bool] = False
 
     def __init__(self, path: str, options: ReadOptions | None = None) -> None:
@@ -165,15 +161,15 @@ class PyramidReader(LevelReader):
             self.info = self._inspect()
         except self.failures as error:
             raise ImageError(
-                f"cannot make sense of `{path}`: {one_line(error)}",
+                f"cannot parse `{path}`: {one_line(error)}",
                 hint="the file is damaged: make or copy it again, or try another --reader",
             ) from error
-        _refuse_absurd_levels(path, self.info.levels)
+        _check_levels(path, self.info.levels)
         self._start()
 
     @abstractmethod
     def _inspect(self) -> ImageInfo:
-        """Return what is known of the image without decoding a pixel."""
+        """Return the image information without decoding a pixel."""
 
     @abstractmethod
     def _open(self) -> Source:
@@ -187,7 +183,7 @@ class PyramidReader(LevelReader):
         self._handles.check_open()
 
     def close(self) -> None:
-        """Release every handle; reading afterwards is an error."""
+        """Release every handle; reading afterwards raises ValueError."""
         self._handles.close()
         BLOCKS.forget(self.path, f"{self.path}.ovr")
 
@@ -200,7 +196,7 @@ class PyramidReader(LevelReader):
         try:
             return self._decode_once(level, box)
         except self.failures:
-            # Some libraries stay broken after one error: the second try has a fresh handle.
+            # Some libraries stay broken after an error: retry once with a new handle.
             try:
                 return self._decode_once(level, box)
             except self.failures as error:
@@ -215,8 +211,8 @@ class PyramidReader(LevelReader):
             return source.read(level, box)
 
 
-def _refuse_absurd_levels(path: str, levels: Sequence[Level]) -> None:
-    """Refuse sizes that no image has, before anybody waits for all these pixels."""
+def _check_levels(path: str, levels: Sequence[Level]) -> None:
+    """Raise ImageError for sizes that no image has."""
     size, hint = levels[0].size, "its metadata are damaged: make or copy it again"
     if max(size.width, size.height) > LONGEST_SIDE:
         raise ImageError(f"`{path}` claims {size} pixels", hint=hint)
@@ -228,7 +224,7 @@ def _refuse_absurd_levels(path: str, levels: Sequence[Level]) -> None:
 
 
 def check_block_size(path: str, block: Size, sample_bytes: int) -> None:
-    """Refuse an image whose single block would not fit the memory we promise to stay in."""
+    """Raise ImageError if one decoded block would exceed the memory limit."""
     if block.pixels * sample_bytes > MOST_BLOCK_BYTES:
         raise ImageError(
             f"one block of `{path}` is {block} pixels, {format_bytes(block.pixels * sample_bytes)} "

@@ -1,7 +1,7 @@
-"""Rasters through GDAL: GeoTIFF, COG, VRT, JPEG 2000, ENVI, ERDAS, NITF, pictures, URLs.
+"""Read rasters with GDAL: GeoTIFF, COG, VRT, JPEG 2000, ENVI, ERDAS, NITF, PNG, JPEG, URLs.
 
-GDAL is the authority for georeference, masks, bands and overviews. Where a level is a plain TIFF
-page whose decoder gives the same pixels, its tiles are read directly, at a third of the CPU.
+GDAL provides georeference, masks, bands and overviews. If a level is a plain TIFF page whose
+decoder gives the same pixels, its tiles are read directly, at a third of the CPU time.
 """
 
 import os
@@ -27,7 +27,7 @@ from tnetcli.readers.gdal import (
 from tnetcli.readers.image import MOST_PIXELS, open_pillow
 from tnetcli.readers.metadata import are_numbers, both_valid, holds_data
 from tnetcli.readers.pyramid import PyramidReader
-from tnetcli.readers.raster_layout import DirectPage, RasterPlan, describe
+from tnetcli.readers.raster_info import DirectPage, RasterPlan, describe
 from tnetcli.readers.resample import touched_pixels
 from tnetcli.readers.tiff_files import TIFF_FAILURES, check_directories, truncated
 from tnetcli.readers.tiff_pages import OpenFile, PageTiles, TiffPages
@@ -41,7 +41,7 @@ SLIDE_MAKERS = (
 
 
 class RasterReader(PyramidReader):
-    """Reads what GDAL opens."""
+    """Reads rasters with GDAL."""
 
     name = "raster"
     failures: ClassVar[tuple[type[Exception], ...]] = (*GDAL_FAILURES, *TIFF_FAILURES)
@@ -49,7 +49,7 @@ class RasterReader(PyramidReader):
     def __init__(
         self, path: str, options: ReadOptions | None = None, *, direct: bool = True
     ) -> None:
-        # Off in the tests and benchmarks that hold both ways of reading equal.
+        # False only in tests and benchmarks that compare both ways of reading.
         self._allow_direct = direct
         super().__init__(path, options)
 
@@ -67,44 +67,44 @@ class RasterReader(PyramidReader):
             ) from error
         with dataset:
             if dataset.driver == "GTiff" and os.path.isfile(self.path):
-                check_directories(self.path)  # GDAL opens it with the lost overviews left out
+                check_directories(self.path)  # GDAL ignores overviews that are truncated
             if dataset.driver == "ENVI":
                 _check_raw(self.path, dataset)
             self._unchecked = dataset.driver == "PNG" and os.path.isfile(self.path)
             if os.path.isfile(self.path):
-                _refuse_interlaced(self.path, dataset)
+                _check_interlaced(self.path, dataset)
             if dataset.count == 0:
                 raise ImageError(
-                    f"`{self.path}` holds several images and none of its own",
+                    f"`{self.path}` has subdatasets and no image of its own",
                     hint="open one of: " + ", ".join(dataset.subdatasets[:4]),
                 )
             if is_remote(self.path):
-                _refuse_lost_pyramid(self.path, dataset)
+                _check_remote_slide(self.path, dataset)
             info, self._plan = describe(self.path, self.options, dataset, self._allow_direct)
         return info
 
     def _open(self) -> Source:
         if self._unchecked:
-            check_png(self.path)  # once: GDAL gives rows out before it comes to the checksum
+            check_png(self.path)  # once: GDAL returns rows before it reaches the checksum
             self._unchecked = False
         return _RasterSource(self.path, self.info, self._plan)
 
 
-def _refuse_lost_pyramid(path: str, dataset: Any) -> None:
-    """Refuse a slide at a URL, of which GDAL sees one level and no microns per pixel."""
+def _check_remote_slide(path: str, dataset: Any) -> None:
+    """Raise ImageError for a slide at a URL: GDAL reads one level and no microns per pixel."""
     tags = dataset.tags()
     made_by = " ".join(tags.get(f"TIFFTAG_{name}", "") for name in MAKER_TAGS)
     pages_lost = dataset.subdatasets and not dataset.crs and not dataset.overviews(1)
     if pages_lost or any(name in made_by.casefold() for name in SLIDE_MAKERS):
         raise ImageError(
-            f"`{path}` is a slide or a stack: over the network its levels and its microns per "
-            "pixel cannot be read",
-            hint="copy it here first, and give the copy",
+            f"`{path}` is a slide or a stack: its levels and microns per pixel cannot be read "
+            "from a URL",
+            hint="download it first, and give the copy",
         )
 
 
-def _refuse_interlaced(path: str, dataset: Any) -> None:
-    """Refuse a large PNG or JPEG that GDAL would decode as a whole for every few rows."""
+def _check_interlaced(path: str, dataset: Any) -> None:
+    """Raise ImageError for a large PNG or JPEG that GDAL would decode whole for every block."""
     if dataset.driver not in ("PNG", "JPEG") or dataset.width * dataset.height <= MOST_PIXELS:
         return
     with open_pillow(path) as image:
@@ -113,23 +113,23 @@ def _refuse_interlaced(path: str, dataset: Any) -> None:
         raise ImageError(
             f"`{path}` has {dataset.width} x {dataset.height} pixels in an interlaced or "
             f"progressive {dataset.driver}, which can only be decoded as a whole",
-            hint="write it as a COG where there is memory: gdal_translate -of COG IN OUT",
+            hint="convert it on a machine with enough memory: gdal_translate -of COG IN OUT",
         )
 
 
 def _check_raw(path: str, dataset: Any) -> None:
-    """Refuse a raw file that is too short for its pixels, which GDAL fills up with zeros."""
+    """Raise ImageError if a raw file is too short: GDAL would fill up with zeros."""
     per_pixel = sum(np.dtype(dtype).itemsize for dtype in dataset.dtypes)
     needed = dataset.width * dataset.height * per_pixel
     if os.path.isfile(path) and os.path.getsize(path) < needed:
-        raise truncated(path, f"byte {needed}, where its pixels end,", os.path.getsize(path))
+        raise truncated(path, f"byte {needed}, the end of its pixels,", os.path.getsize(path))
 
 
 class _RasterSource:
-    """One thread's handles: GDAL datasets by level, and TIFF files for the fast path."""
+    """Handles of one thread: GDAL datasets by level, and TIFF files for direct reading."""
 
     def __init__(self, path: str, info: ImageInfo, plan: RasterPlan) -> None:
-        self._path, self._layout, self._plan = path, info, plan
+        self._path, self._info, self._plan = path, info, plan
         self._datasets: dict[int, Any] = {}
         self._files: dict[str, OpenFile | TiffPages] = {}
         self._tiles: dict[int, PageTiles] = {}
@@ -191,15 +191,16 @@ class _RasterSource:
         dataset = self._dataset(level)
         window = RasterioWindow(box.left, box.top, box.width, box.height)
         bands = [sample + 1 for sample in self._plan.samples]
-        with confined(self._path), raise_on_damage():
-            values = dataset.read(bands, window=window)  # (bands, height, width)
-        pixels = touched_pixels(box, self._layout.levels[level])
-        cost = Cost(pixels, self._bytes_of(dataset, level, box, pixels))
-        valid = self._written(dataset, level, box) if self._plan.sparse else None
+        pixels = touched_pixels(box, self._info.levels[level])
+        with confined(self._path):
+            with raise_on_damage():
+                values = dataset.read(bands, window=window)  # (bands, height, width)
+            cost = Cost(pixels, self._bytes_of(dataset, level, box, pixels))
+            valid = self._written(dataset, level, box) if self._plan.sparse else None
         return Block(values.transpose(1, 2, 0), valid, cost)
 
     def _bytes_of(self, dataset: Any, level: int, box: Box, pixels: int) -> int:
-        """Return the stored bytes of the blocks under a box, of a TIFF at a URL by its tables."""
+        """Return the stored bytes of the blocks under a box; exact for a TIFF at a URL."""
         if dataset.driver != "GTiff" or not is_remote(self._path):
             return round(pixels * self._bytes_per_pixel)
         bands = self._plan.samples if dataset.interleaving == Interleaving.band else (0,)
@@ -212,14 +213,14 @@ class _RasterSource:
 
     def _blocks(self, level: int, box: Box) -> Iterator[tuple[int, int]]:
         """Yield row and column of each block under a box."""
-        block = self._layout.levels[level].block
+        block = self._info.levels[level].block
         for row in range(box.top // block.height, (box.bottom - 1) // block.height + 1):
             for column in range(box.left // block.width, (box.right - 1) // block.width + 1):
                 yield row, column
 
     def _written(self, dataset: Any, level: int, box: Box) -> NDArray[np.bool_] | None:
-        """Say which pixels are stored: GDAL gives 0 for a block that was never written."""
-        block = self._layout.levels[level].block
+        """Return the mask of stored pixels: GDAL returns 0 for a missing block; None if all are."""
+        block = self._info.levels[level].block
         valid = None
         for row, column in self._blocks(level, box):
             item = f"BLOCK_OFFSET_{column}_{row}"
@@ -236,8 +237,8 @@ class _RasterSource:
         window = RasterioWindow(box.left, box.top, box.width, box.height)
         shape = (box.height, box.width)
         if not self._plan.masked[level]:
-            # An overview made without the mask: take the mask of the full image instead.
-            this = self._layout.levels[level]
+            # An overview without a mask: use the mask of the full image.
+            this = self._info.levels[level]
             dataset = self._dataset(0)
             window = RasterioWindow(
                 box.left * this.scale_x,

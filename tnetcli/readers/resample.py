@@ -1,4 +1,4 @@
-"""Find where a window lies on a level, and resample it by an area mean."""
+"""Place a window on a level, and resample it by an area mean."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box, Level, Pixels
 
-# A level one per cent too coarse still counts as fine enough: odd sizes make a level "4.003".
+# A level one per cent too coarse is fine enough: odd sizes give scales such as 4.003.
 SCALE_TOLERANCE = 1.01
-# Shares of a pixel below this are the rounding of a window's edge, not pixels asked for.
+# Smaller shares of a pixel are rounding errors of a window's edge.
 LEAST_SHARE = 1e-6
-# The most pixels or outputs after which shares must repeat to be worth a dense matrix.
+# Maximum period, in pixels or outputs, for which a dense matrix is faster.
 LONGEST_PATTERN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """The level pixels that make up each output pixel, and how much of each."""
+    """The level pixels under each output pixel, and their weights."""
 
     index: NDArray[np.intp]  # (taps, outputs)
     length: NDArray[Any]  # (taps, outputs)
@@ -38,10 +38,10 @@ class Span:
     start: float
     stop: float
     count: int
-    first: int  # level pixels that are really needed: first <= pixel < last
+    first: int  # level pixels that are needed: first <= pixel < last
     last: int
     length: int  # of the level
-    extent: float  # where the image ends, which may be within or past the level's last pixel
+    extent: float  # end of the image, which may be within or past the last pixel of the level
 
     @property
     def step(self) -> float:
@@ -50,18 +50,17 @@ class Span:
 
     @property
     def is_exact(self) -> bool:
-        """Say whether output pixels are level pixels, one to one."""
+        """Return True if output pixels are level pixels, one to one."""
         past = self.stop > self.length < self.extent
         whole = self.start == math.floor(self.start) and self.stop - self.start == self.count
         return whole and not past
 
     def pattern(self) -> NDArray[np.float32] | None:
-        """Return the shares of the first few pixels in the first few outputs, if they repeat.
+        """Return the repeating weights of pixels in outputs, (outputs, pixels), or None.
 
-        As (outputs, pixels), in whole units of which each output has as many as there are pixels:
-        so sums of 8-bit values are exact. None where it takes long until they repeat, where the
-        span does not begin and end with level pixels, or where an output is whole pixels and the
-        taps are as fast.
+        Weights are integers that sum to the number of pixels for each output, so sums of 8-bit
+        values are exact. None if the period is long, if the span does not begin and end with level
+        pixels, or if an output is whole pixels, for which taps are as fast.
         """
         within = self.last < self.length or self.extent == self.length
         if (self.start, self.stop) != (self.first, self.last) or not within:
@@ -82,11 +81,11 @@ class Span:
         return max(low, 0), min(high, self.count)
 
     def _end(self, last: int) -> float:
-        """Return where level pixel `last` - 1 ends: the last of all ends with the image."""
+        """Return where level pixel `last` - 1 ends: the last pixel ends with the image."""
         return self.extent if last == self.length else last
 
     def taps(self, first: int, last: int) -> Taps:
-        """Return the level pixels, counted from `first`, under each output they reach."""
+        """Return the taps of the outputs that level pixels `first` to `last` reach."""
         low, high = self.outputs(first, last)
         edges = self.start + self.step * np.arange(low, high + 1)  # (outputs + 1,)
         edges = np.clip(edges, first, self._end(last))
@@ -94,7 +93,7 @@ class Span:
         origin = np.floor(begin)
         reach = max(int((np.ceil(end) - origin).max(initial=1)), 1)
         pixel = origin + np.arange(reach)[:, None]  # (taps, outputs)
-        # The last pixel of a level may stand for more than its own length.
+        # The last pixel of a level may cover more than its length.
         stop = np.where(pixel >= last - 1, end, pixel + 1)
         length = np.minimum(end, stop) - np.maximum(begin, np.minimum(pixel, last))
         length[(length < LEAST_SHARE * min(self.step, 1.0)) | (pixel >= last)] = 0
@@ -104,7 +103,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A window on one level; None stands for a window wholly outside."""
+    """A window on one level."""
 
     rows: Span
     columns: Span
@@ -117,19 +116,19 @@ class Placement:
         return Box(columns.first, rows.first, columns.last - columns.first, rows.last - rows.first)
 
     def corner(self, box: Box) -> tuple[int, int]:
-        """Return the row and column of an exact view where `box` begins."""
+        """Return the row and column of an exact view at which `box` begins."""
         return box.top - round(self.rows.start), box.left - round(self.columns.start)
 
     @property
     def is_exact(self) -> bool:
-        """Say whether no resampling is needed."""
+        """Return True if no resampling is needed."""
         return self.rows.is_exact and self.columns.is_exact
 
 
 def whole_scale(full: int, stored: int) -> float:
-    """Return full-resolution pixels per stored pixel where a writer averaged whole blocks.
+    """Return full-resolution pixels per stored pixel, rounded if the writer averaged whole blocks.
 
-    A level of 2221 pixels from 4443 holds pairs with the odd one left out, not pixels of 2.0005.
+    A level of 2221 pixels from 4443 has a scale of 2 and omits the odd pixel, not 2.0005.
     """
     factor = round(full / stored)
     kept = factor >= 1 and stored in (full // factor, math.ceil(full / factor))
@@ -137,7 +136,7 @@ def whole_scale(full: int, stored: int) -> float:
 
 
 def choose_level(levels: Sequence[Level], window: Window, out_size: Size) -> int:
-    """Return the coarsest level that is at least as fine as the view; the finest if none is."""
+    """Return the coarsest level that is fine enough for the view, else the finest."""
     asked_x = window.width / out_size.width * SCALE_TOLERANCE
     asked_y = window.height / out_size.height * SCALE_TOLERANCE
     fine = [
@@ -147,7 +146,7 @@ def choose_level(levels: Sequence[Level], window: Window, out_size: Size) -> int
 
 
 def place(window: Window, level: Level, out_size: Size) -> Placement | None:
-    """Lay `window` over `level`, clipped to it."""
+    """Return the placement of `window` on `level`, None if it lies outside."""
     here = window.scaled(level.scale_x, level.scale_y)
     rows = _span(here.top, here.bottom, level.size.height, level.extent_y, out_size.height)
     columns = _span(here.left, here.right, level.size.width, level.extent_x, out_size.width)
@@ -157,9 +156,13 @@ def place(window: Window, level: Level, out_size: Size) -> Placement | None:
 
 
 def _span(start: float, stop: float, length: int, extent: float, count: int) -> Span | None:
-    # An edge a hair off a pixel border is that border: it must not fetch one more row of blocks.
-    hair = LEAST_SHARE * min((stop - start) / count, 1.0)
-    start, stop, extent = _snap(start, hair), _snap(stop, hair), _snap(extent, LEAST_SHARE)
+    # Rounding errors at a pixel border must not fetch another row of blocks.
+    tolerance = LEAST_SHARE * min((stop - start) / count, 1.0)
+    start, stop, extent = (
+        _snap(start, tolerance),
+        _snap(stop, tolerance),
+        _snap(extent, LEAST_SHARE),
+    )
     if start >= extent or stop <= 0:
         return None
     first = min(max(math.floor(start), 0), length - 1)
@@ -167,9 +170,9 @@ def _span(start: float, stop: float, length: int, extent: float, count: int) -> 
     return Span(start, stop, count, first, last, length, extent)
 
 
-def _snap(edge: float, hair: float) -> float:
+def _snap(edge: float, tolerance: float) -> float:
     whole = round(edge)
-    return float(whole) if abs(edge - whole) < hair else edge
+    return float(whole) if abs(edge - whole) < tolerance else edge
 
 
 def touched_pixels(box: Box, level: Level) -> int:
@@ -184,7 +187,7 @@ def _blocks(first: int, last: int, block: int, length: int) -> tuple[int, int]:
 
 
 def chunks(box: Box, block: Size, most_pixels: int) -> Iterator[Box]:
-    """Cut `box` along block borders into parts of about `most_pixels`, at least one block each."""
+    """Split `box` along block borders into parts of about `most_pixels`, at least a block each."""
     if box.width * box.height <= most_pixels:
         yield box
         return
@@ -196,7 +199,7 @@ def chunks(box: Box, block: Size, most_pixels: int) -> Iterator[Box]:
 
 
 def cuts(first: int, last: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a range, cut at multiples of `step`."""
+    """Yield the parts of a range, split at multiples of `step`."""
     while first < last:
         border = min((first // step + 1) * step, last)
         yield first, border
@@ -204,19 +207,19 @@ def cuts(first: int, last: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 MANY_PIXELS = 2**12
-# Floats worked on at a time, 256 kB: what a core's own cache holds.
+# Floats processed at a time, 256 kB, which fit the cache of a core.
 WORKING_SAMPLES = 2**16
-# The largest matrix of shares in which the zeros cost less than taking bands apart.
+# Largest matrix of weights whose zeros cost less than separating the bands.
 MOST_MIXED = 2**12
 
 
 class AreaMean:
-    """Gathers decoded boxes into one view: the mean of the valid pixels under each output."""
+    """Accumulates decoded boxes into one view: the mean of the valid pixels under each output."""
 
     def __init__(self, placement: Placement, bands: int, dtype: np.dtype[Any]) -> None:
         self._placement = placement
         self._dtype = dtype
-        # 24 bits hold an 8- or 16-bit mean, unless it is one of very many pixels.
+        # float32 is exact enough for 8- and 16-bit means, unless of very many pixels.
         many = placement.rows.step * placement.columns.step > MANY_PIXELS
         narrow = dtype.itemsize <= 2 or dtype == np.float32
         self._float: type[np.floating[Any]] = np.float32 if narrow and not many else np.float64
@@ -243,7 +246,7 @@ class AreaMean:
         _add_sums(self._sum[reached], values, row_taps, column_taps)
 
     def finish(self) -> Pixels:
-        """Return the means, rounded to the image's own type."""
+        """Return the means, rounded to the data type of the image."""
         rows, columns = self._placement.rows, self._placement.columns
         valid = self._weight[0] > LEAST_SHARE**2 * min(rows.step, 1) * min(columns.step, 1)
         mean = self._sum
@@ -260,10 +263,10 @@ class AreaMean:
 
 
 def round_within(values: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Round floats in their place to whole numbers within `dtype`, if it is one of integers."""
+    """Round floats in place to the range of `dtype`, if it is an integer type."""
     if dtype.kind in "iu":
         np.rint(values, out=values)
-        # The largest 64-bit integer has no float of its own: the next lower one does.
+        # The largest 64-bit integer is not a float: use the next lower float.
         limits = np.iinfo(dtype)
         most = limits.max if limits.bits < 64 else np.nextafter(float(limits.max), 0)
         np.clip(values, limits.min, most, out=values)
@@ -272,9 +275,9 @@ def round_within(values: NDArray[Any], dtype: np.dtype[Any]) -> None:
 def area_mean(
     placement: Placement, values: NDArray[Any], valid: NDArray[np.bool_] | None
 ) -> Pixels:
-    """Return the area mean where one decoded box holds all of the view."""
+    """Return the area mean of one decoded box that covers the view."""
     rows, columns = placement.rows.pattern(), placement.columns.pattern()
-    # Infinity times a share of zero would be NaN, and wide integers need more than 24 bits.
+    # Infinity times zero is NaN, and wide integers need more than 24 bits.
     plain = valid is None and values.dtype.kind in "iu" and values.dtype.itemsize <= 2
     if plain and rows is not None and columns is not None:
         return _repeated_mean(values, rows, columns)
@@ -286,15 +289,15 @@ def area_mean(
 def _repeated_mean(
     values: NDArray[Any], rows: NDArray[np.float32], columns: NDArray[np.float32]
 ) -> Pixels:
-    """Return the mean of all of (height, width, bands) by shares that repeat: `Span.pattern`.
+    """Return the mean of (height, width, bands) by the repeating weights of `Span.pattern`.
 
-    Half the work of summing tap by tap: nothing is gathered, and a few repetitions at a time
-    stay in the processor's cache, so that there is no memory for the sums of a whole view.
+    Takes half the time of summing tap by tap: nothing is gathered, and a few repetitions at a
+    time stay in the processor's cache.
     """
     height, width, bands = values.shape
     (down, under), (across, beside) = rows.shape, columns.shape  # outputs, pixels
     out = (height // under * down, width // beside * across)
-    # A few interleaved bands stay where they are: the shares of each, with zeros for the others.
+    # Few interleaved bands are not separated: the weights have zeros for other bands.
     mixed = bands == 1 or values.strides[2] == values.itemsize
     apart = not mixed or columns.size * bands**2 > MOST_MIXED
     lines = values.transpose(0, 2, 1) if apart else values
@@ -302,7 +305,7 @@ def _repeated_mean(
     samples = width * bands
     means = np.empty((out[0], bands, out[1]) if apart else (*out, bands), values.dtype)
     step = max(WORKING_SAMPLES // (under * samples), 1)
-    # Memory that is asked for anew each time costs more than the products: its pages are empty.
+    # Allocating memory for each product would cost more than the product.
     turned = np.empty((step * under, *lines.shape[1:]), np.float32)
     narrowed = np.empty((step, down, samples), np.float32)
     scratch = np.empty((narrowed.size // shares.shape[1], len(shares)), np.float32)
@@ -328,10 +331,10 @@ def _repeated_mean(
 
 
 def _products(shares: NDArray[Any], length: int) -> Iterator[slice]:
-    """Cut the axis that `shares` are multiplied along so that BLAS starts no threads of its own.
+    """Split an axis so that BLAS uses one thread for each product.
 
-    OpenBLAS does past 2^18 multiplications; waking them costs more than such a product, and a
-    hundred times that on a busy machine.
+    OpenBLAS starts threads beyond 2^18 multiplications, which costs more than the product itself,
+    and a hundred times that on a busy machine.
     """
     return (slice(*cut) for cut in cuts(0, length, 2**18 // shares.size))
 
@@ -339,18 +342,17 @@ def _products(shares: NDArray[Any], length: int) -> Iterator[slice]:
 def _add_sums(total: NDArray[Any], values: NDArray[Any], rows: Taps, columns: Taps) -> None:
     """Add to `total`, (bands, rows, columns), the sums of (height, width, bands) under each.
 
-    Both axes are summed tap by tap, which is several times faster than matrix products with the
-    mostly empty weight matrices, and a few output rows at a time, so that the work stays in the
-    processor's cache and in the same few pages of memory.
+    Axes are summed tap by tap, which is several times faster than products with sparse weight
+    matrices, and a few output rows at a time, so that the work stays in the processor's cache.
     """
     height, width, bands = values.shape
     if bands > 1 and values.strides[2] != values.itemsize:
-        for band in range(bands):  # stored band by band: joining them would copy them all
+        for band in range(bands):  # band-interleaved: joining them would copy all
             one = slice(band, band + 1)
             _add_sums(total[one], values[..., one], rows, columns)
         return
     flat = values.reshape(height, width * bands)
-    # Columns are gathered band by band, so that the result needs no turning.
+    # Columns are gathered band by band, so that the result needs no transpose.
     index = columns.index[:, None, :] * bands + np.arange(bands)[:, None]
     across = Taps(index.reshape(len(index), -1), np.tile(columns.length, bands))
     outputs = rows.index.shape[1]
@@ -365,7 +367,7 @@ def _add_sums(total: NDArray[Any], values: NDArray[Any], rows: Taps, columns: Ta
 
 
 class _TapSums:
-    """Sums rows (axis 0) or columns (axis 1) by their share in each output, in its own memory."""
+    """Weighted sums of rows (axis 0) or columns (axis 1) in preallocated memory."""
 
     def __init__(
         self,
@@ -387,11 +389,11 @@ class _TapSums:
             np.take(values, index, axis=self._axis, out=taken, mode="clip")
             share = length[:, None] if self._axis == 0 else length
             if self._infinite:
-                np.copyto(taken, 0, where=share == 0)  # infinity times nothing would be NaN
+                np.copyto(taken, 0, where=share == 0)  # infinity times zero is NaN
             if number == 0:
                 np.multiply(taken, share, out=total)
             elif (length == 1).all():
-                total += taken  # the pixels in between count in full
+                total += taken  # whole pixels
             else:
                 total += np.multiply(taken, share, out=part)
         return total
@@ -404,9 +406,9 @@ def copy_exact(
     *,
     own: bool = False,
 ) -> Pixels:
-    """Paste the decoded box into the view where output pixels are level pixels.
+    """Copy the decoded box into the view where output pixels are level pixels.
 
-    Values of our `own`, which nobody else holds, are not copied where they are the whole view.
+    Values that no cache shares (`own`) are not copied if they are the whole view.
     """
     box, out = placement.box, placement.out_size
     top, left = placement.corner(box)
@@ -416,7 +418,7 @@ def copy_exact(
     mask[rows, columns] = True if valid is None else valid
     whole = (box.height, box.width) == (out.height, out.width)
     if whole and valid is None:
-        # A copy in the order of the block, pixel by pixel, takes a quarter of the time.
+        # A copy in the memory order of the block takes a quarter of the time.
         return Pixels((values if own else np.array(values, order="C")).transpose(2, 0, 1), mask)
     pasted = np.zeros((inside.shape[0], out.height, out.width), values.dtype)
     pasted[:, rows, columns] = inside if valid is None else np.where(valid, inside, 0)

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 import openslide
 import tifffile
-from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
 from tnetcli.files import check_regular, is_inside, is_plain_name, open_regular
@@ -30,16 +29,21 @@ TRESTLE_COMPANION = ".Full"  # the overview of a Trestle slide, in place of `.ti
 FILE_KEYS = re.compile(
     rb"INDEXFILE|FILE_\d+|ImageFile.*|MapFile|OptimisationFile|MacroImage", re.DOTALL
 )
-# Numbers for which OpenSlide allocates before it compares them with the names that follow.
+# Counts for which OpenSlide allocates memory before it compares them with the names.
 COUNTS = ((b"FILE_COUNT",), (b"NoJpegColumns", b"NoJpegRows"))
-# The most of a text of Hamamatsu that OpenSlide reads is half of this.
-MOST_HAMAMATSU_BYTES = 2**17
+MOST_HAMAMATSU_BYTES = 2**17  # OpenSlide reads at most half of this from a Hamamatsu index
+# One cache for all slides: with a cache per handle, memory grows with every slide of a batch.
+TILE_CACHE = openslide.OpenSlideCache(2**26)
+DIRECT_VENDORS = ("aperio", "generic-tiff")
+DIRECT_COMPRESSIONS = {*SAME_PIXELS, tifffile.COMPRESSION.APERIO_JP2000_RGB}
+COLOURS = ("red", "green", "blue")
+BOUNDS = tuple(f"openslide.bounds-{name}" for name in ("x", "y", "width", "height"))
 
 
 def check_slide_files(path: str) -> None:
-    """Refuse a slide whose companions are no regular files in the folder where they belong.
+    """Raise ImageError if a companion of a slide is not a regular file in its folder.
 
-    ImageError names the companion. Missing ones are left to OpenSlide.
+    Missing companions are left to OpenSlide.
     """
     try:
         with open_regular(path) as file:
@@ -70,10 +74,10 @@ def _check_mirax(path: str, folder: str) -> None:
 
 
 def _check_names(path: str, folder: str, text: bytes) -> list[str]:
-    """Return the names of files in a text of keys and values; ImageError for a path."""
+    """Return the names of files in an index of keys and values; raise ImageError for a path."""
     if len(text) > MOST_INDEX_BYTES:
         raise _part_refused(path, f"has an index of more than {MOST_INDEX_BYTES:,} bytes")
-    # As GLib reads them, which keeps other line breaks and spaces at the end.
+    # As GLib parses them, with trailing spaces.
     lines = (line.removesuffix(b"\r").partition(b"=") for line in text.split(b"\n"))
     entries = [(key.strip(), value.lstrip()) for key, _, value in lines]
     names = [os.fsdecode(value) for key, value in entries if FILE_KEYS.fullmatch(key)]
@@ -81,18 +85,12 @@ def _check_names(path: str, folder: str, text: bytes) -> list[str]:
         if name and not is_plain_name(name):  # an empty value names no file
             raise _part_refused(path, f"names `{name}` as a part of it, outside its folder")
     for keys in COUNTS:
-        counts = [_number(value) for key, value in entries if key in keys]
-        if math.prod(counts) > max(len(names), 1):
-            raise _part_refused(
-                path, f"declares {math.prod(counts):,} files, but names {len(names):,}"
-            )
+        digits = [value.strip().lstrip(b"+") for key, value in entries if key in keys]
+        count = math.prod(int(each[:18]) if each.isdigit() else 0 for each in digits)
+        if count > max(len(names), 1):
+            raise _part_refused(path, f"declares {count:,} files, but names {len(names):,}")
     _check_regular(path, folder, names)
     return names
-
-
-def _number(value: bytes) -> int:
-    digits = value.strip().lstrip(b"+")
-    return int(digits[:18]) if digits.isdigit() else 0
 
 
 def _check_regular(path: str, folder: str, names: Iterable[str]) -> None:
@@ -103,9 +101,8 @@ def _check_regular(path: str, folder: str, names: Iterable[str]) -> None:
         try:
             check_regular(os.stat(companion), companion)
         except OSError as error:
-            raise ImageError(
-                f"`{os.path.basename(name)}`, a part of `{path}`, {reason(error)}",
-                hint="copy the slide again, with all its files",
+            raise _part_refused(
+                path, f"has a part `{os.path.basename(name)}`, which {reason(error)}"
             ) from error
 
 
@@ -115,31 +112,23 @@ def _check_inside(path: str, folder: str, name: str) -> None:
 
 
 def _part_refused(path: str, problem: str) -> ImageError:
-    return ImageError(f"`{path}` {problem}", hint="copy the slide again from where it was scanned")
-
-
-# One cache for all slides: a cache per handle grows with every slide a batch touches.
-TILE_CACHE = openslide.OpenSlideCache(2**26)
-DIRECT_VENDORS = ("aperio", "generic-tiff")
-DIRECT_COMPRESSIONS = {*SAME_PIXELS, tifffile.COMPRESSION.APERIO_JP2000_RGB}
-COLOURS = ("red", "green", "blue")
-BOUNDS = tuple(f"openslide.bounds-{name}" for name in ("x", "y", "width", "height"))
+    return ImageError(f"`{path}` {problem}", hint="copy the slide again, with all its files")
 
 
 class SlideReader(PyramidReader):
-    """Reads what OpenSlide opens, always as red, green and blue."""
+    """Reads slides with OpenSlide, always as red, green and blue."""
 
     name = "slide"
     failures: ClassVar[tuple[type[Exception], ...]] = (openslide.OpenSlideError, *TIFF_FAILURES)
 
     def __init__(self, path: str, options: Any = None, *, direct: bool = True) -> None:
-        # Off in the tests and benchmarks that hold both ways of reading equal.
+        # False only in tests and benchmarks that compare both ways of reading.
         self._allow_direct = direct
         super().__init__(path, options)
 
     def _inspect(self) -> ImageInfo:
         check_slide_files(self.path)
-        _refuse_huge_tiles(self.path)
+        _check_tile_size(self.path)
         slide = _open_slide(self.path)
         try:
             return self._describe(slide)
@@ -151,21 +140,35 @@ class SlideReader(PyramidReader):
     def _describe(self, slide: openslide.OpenSlide) -> ImageInfo:
         properties = dict(slide.properties)
         vendor = properties.get("openslide.vendor", "")
-        full = Size(*slide.level_dimensions[0])
         if any(min(size) < 1 for size in slide.level_dimensions):
-            raise ValueError("a level without pixels")
+            raise ValueError("a level has no pixels")
+        sizes = [Size(*each) for each in slide.level_dimensions]
+        full = sizes[0]
         self._colours = choose_bands(self.path, self.options.bands, COLOURS, range(3))
-        self._background = _background(properties)
+        background = properties.get("openslide.background-color", "FFFFFF")
+        self._background = np.frombuffer(bytes.fromhex(background), np.uint8)
         self._downsamples = slide.level_downsamples
         direct = vendor in DIRECT_VENDORS and self._allow_direct
-        sizes = [Size(*each) for each in slide.level_dimensions]
         self._pages = _direct_pages(self.path, sizes) if direct else {}
         if vendor == "generic-tiff":
-            _refuse_other_than_rgb(self.path)
+            _check_rgb(self.path)
         microns, warnings = resolve(self.options, [_resolution(properties, vendor)])
+        details: dict[str, Any] = {"vendor": vendor or "unknown"}
+        if power := properties.get("openslide.objective-power"):
+            details["objective_power"] = power  # never converted to microns per pixel
         bounds = _bounds(properties, full)
-        if bounds is None and any(name in properties for name in BOUNDS):
-            warnings.append("the bounds of the scanned area are ignored: they are not on the slide")
+        if bounds is not None:
+            details["bounds"] = list(bounds)
+        elif any(name in properties for name in BOUNDS):
+            warnings.append(
+                "the bounds of the scanned area are ignored: they are outside the slide"
+            )
+        details["fast_levels"] = len(self._pages)
+        stem, folder = os.path.splitext(self.path)[0], os.path.dirname(os.path.abspath(self.path))
+        companions = {"mirax": (stem,), "dicom": (folder,)}.get(vendor, ())
+        file_bytes = os.path.getsize(self.path)
+        if vendor == "mirax" and os.path.isdir(stem):
+            file_bytes += sum(each.stat().st_size for each in os.scandir(stem) if each.is_file())
         return ImageInfo(
             levels=tuple(
                 Level(
@@ -183,10 +186,9 @@ class SlideReader(PyramidReader):
             offset=bounds[:2] if bounds is not None else (0, 0),
             mask="transparent",
             compression=_compression(self.path, self._pages),
-            tiled=True,
-            file_bytes=_stored_bytes(self.path, vendor),
-            files=_companions(self.path, vendor),
-            details=_details(properties, bounds, len(self._pages)),
+            file_bytes=file_bytes,
+            files=companions,
+            details=details,
             warnings=tuple(warnings),
         )
 
@@ -206,24 +208,23 @@ def _open_slide(path: str) -> openslide.OpenSlide:
 def _refused(path: str, error: Exception) -> ImageError:
     return ImageError(
         f"OpenSlide cannot open `{path}`: {one_line(error)}",
-        hint="a slide may need its companion files beside it; or try another --reader",
+        hint="check that its companion files are present, or try another --reader",
     )
 
 
-def _refuse_huge_tiles(path: str) -> None:
-    # OpenSlide asks for the memory of one tile, and ends the process if it does not get it.
+def _check_tile_size(path: str) -> None:
+    # OpenSlide aborts the process if it cannot allocate a tile.
     with open_regular(path) as file:
         if not file.read(4).startswith(TIFF_MAGIC):
             return
     with open_tiff(path) as tiff:
-        for page in tiff.pages:
-            if page.aspage().is_tiled:
-                tile = Size(page.aspage().tilewidth, page.aspage().tilelength)
-                check_block_size(path, tile, 4)
+        for page in (each.aspage() for each in tiff.pages):
+            if page.is_tiled:
+                check_block_size(path, Size(page.tilewidth, page.tilelength), 4)
 
 
-def _refuse_other_than_rgb(path: str) -> None:
-    # OpenSlide opens 16-bit and multi-band TIFFs, coloured or not, and returns wrong pixels.
+def _check_rgb(path: str) -> None:
+    # OpenSlide opens 16-bit and multi-band TIFFs and returns wrong pixels.
     with open_tiff(path) as file:
         page = file.pages.first
         colours = page.samplesperpixel - len(page.extrasamples)
@@ -238,13 +239,13 @@ def _refuse_other_than_rgb(path: str) -> None:
 
 
 def _direct_pages(path: str, sizes: list[Size]) -> dict[int, int]:
-    """Return the page of each level that we may decode ourselves."""
+    """Return the page of each level that can be decoded without OpenSlide."""
     try:
         opened = TiffPages(path)
     except TIFF_FAILURES:
         return {}
     try:
-        # The first page of a size is the level; a later one may be anything.
+        # The first page of a size is the level.
         first: dict[Size, tuple[int, Any]] = {}
         for number, page in opened.pages():
             if page.is_tiled:
@@ -262,18 +263,13 @@ def _is_direct(opened: TiffPages, page: Any) -> bool:
         page.photometric == tifffile.PHOTOMETRIC.YCBCR
         and page.compression == tifffile.COMPRESSION.JPEG
     )
-    if not (page.is_tiled and colour and page.compression in DIRECT_COMPRESSIONS):
+    if not (colour and page.compression in DIRECT_COMPRESSIONS):
         return False
     try:
         tiles = opened.tiles(page)
     except ValueError:
         return False
     return tiles.samples == 3 and tiles.dtype == np.uint8
-
-
-def _background(properties: dict[str, str]) -> NDArray[np.uint8]:
-    colour = properties.get("openslide.background-color", "FFFFFF")
-    return np.frombuffer(bytes.fromhex(colour), np.uint8)
 
 
 def _resolution(properties: dict[str, str], vendor: str) -> Resolution | None:
@@ -285,7 +281,7 @@ def _resolution(properties: dict[str, str], vendor: str) -> Resolution | None:
 
 
 def _bounds(properties: dict[str, str], full: Size) -> tuple[int, int, int, int] | None:
-    """Return left, top, width and height of the scanned area; None unless it is on the slide."""
+    """Return left, top, width and height of the scanned area; None if outside the slide."""
     try:
         left, top, width, height = (int(properties[name]) for name in BOUNDS)
     except (KeyError, ValueError):
@@ -310,50 +306,21 @@ def _compression(path: str, pages: dict[int, int]) -> str:
         return tifffile.COMPRESSION(file.pages[pages[0]].aspage().compression).name.lower()
 
 
-def _companions(path: str, vendor: str) -> tuple[str, ...]:
-    """Return the folder that holds the rest of a slide, where the format has one."""
-    folders = {"mirax": os.path.splitext(path)[0], "dicom": os.path.dirname(os.path.abspath(path))}
-    return (folders[vendor],) if vendor in folders else ()
-
-
-def _stored_bytes(path: str, vendor: str) -> int:
-    """Return the size of the file, with its companion folder where the format has one."""
-    total = os.path.getsize(path)
-    folder = os.path.splitext(path)[0] if vendor == "mirax" else None
-    if folder and os.path.isdir(folder):
-        total += sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
-    return total
-
-
-def _details(
-    properties: dict[str, str], bounds: tuple[int, ...] | None, direct: int
-) -> dict[str, Any]:
-    details: dict[str, Any] = {"vendor": properties.get("openslide.vendor", "unknown")}
-    if power := properties.get("openslide.objective-power"):
-        details["objective_power"] = power  # shown, never turned into microns
-    if bounds is not None:
-        details["bounds"] = list(bounds)
-    details["fast_levels"] = direct
-    return details
-
-
 class _SlideSource:
-    """One thread's handles: the slide, and the TIFF file for the fast path."""
+    """Handles of one thread: the slide, and the TIFF file for direct reading."""
 
     def __init__(self, reader: SlideReader) -> None:
         self._reader = reader
         self._slide: openslide.OpenSlide | None = None
         self._file: TiffPages | None = None
         self._tiles: dict[int, PageTiles] = {}
-        info = reader.info
-        total = sum(level.size.pixels for level in info.levels)
-        self._bytes_per_pixel = info.file_bytes / total
+        total = sum(level.size.pixels for level in reader.info.levels)
+        self._bytes_per_pixel = reader.info.file_bytes / total
 
     def close(self) -> None:
-        if self._slide is not None:
-            self._slide.close()
-        if self._file is not None:
-            self._file.close()
+        for handle in (self._slide, self._file):
+            if handle is not None:
+                handle.close()
 
     def read(self, level: int, box: Box) -> Block:
         if level in self._reader._pages:
@@ -372,7 +339,7 @@ class _SlideSource:
         reader = self._reader
         if self._slide is None:
             self._slide = _open_slide(reader.path)
-        # OpenSlide wants the corner in full-resolution pixels but the size in the level's own.
+        # OpenSlide takes the corner in full-resolution pixels but the size in pixels of the level.
         factor = reader._downsamples[level]
         corner = (round(box.left * factor), round(box.top * factor))
         region = self._slide.read_region(corner, level, (box.width, box.height))

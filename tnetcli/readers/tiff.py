@@ -1,7 +1,4 @@
-"""TIFF stacks and pyramids that other libraries see only in part.
-
-OME-TIFF with SubIFDs, QPTIFF, multi-page pyramids, many channels of any depth.
-"""
+"""Read OME-TIFF with SubIFDs, QPTIFF, ImageJ stacks and multi-page pyramids with tifffile."""
 
 import itertools
 import math
@@ -32,21 +29,21 @@ from tnetcli.readers.metadata import (
 )
 from tnetcli.readers.pyramid import PyramidReader
 from tnetcli.readers.resample import whole_scale
-from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES, first_pixels, parse_xml
+from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES, parse_xml
 from tnetcli.readers.tiff_pages import PageTiles, TiffPages
 from tnetcli.text import one_line
 
 
 @dataclass(frozen=True, slots=True)
 class _Channel:
-    """Where one band is stored: the place of its page in the series, and the sample within."""
+    """Where one band is stored: index of the page in the series, and sample in the page."""
 
     page: int
     sample: int
 
 
 class TiffReader(PyramidReader):
-    """Reads TIFF files page by page, with tifffile's understanding of what belongs together."""
+    """Reads TIFF files page by page; tifffile groups pages into series and levels."""
 
     name = "tiff"
     has_planes: ClassVar[bool] = True
@@ -67,7 +64,7 @@ class TiffReader(PyramidReader):
     def _describe(self, opened: TiffPages) -> ImageInfo:
         file = opened.file
         if file.is_ndpi:
-            raise ValueError("the strips of NDPI are not JPEG files of their own")
+            raise ValueError("NDPI is not supported by this reader")
         all_series = opened.series
         series = all_series[0]
         levels = _levels(all_series, file.is_ome)
@@ -91,7 +88,7 @@ class TiffReader(PyramidReader):
         first = [opened.tiles(_page(level, self._channels[0])) for level in levels]
         full, dtype = first[0].size, first[0].dtype
         if any((each.dtype, each.samples) != (dtype, first[0].samples) for each in first):
-            raise ValueError("its overviews hold values of another kind than the image")
+            raise ValueError("its overviews have another data type than the image")
         self._nodata, complaints = user_nodata(self.options.nodata, len(bands), dtype)
         mask = "nan" if dtype.kind == "f" else "none"
         if self._nodata is not None:
@@ -130,13 +127,13 @@ def _refused(path: str, error: Exception) -> ImageError:
 
 
 def _companions(path: str, series: Any) -> tuple[str, ...]:
-    """Return the other files that hold planes of the image."""
+    """Return the other files with planes of the image."""
     files = {page.parent.filehandle.path for page in series.pages if page is not None}
     return tuple(sorted(files - {os.path.abspath(path)}))
 
 
 def _levels(series: list[Any], is_ome: bool) -> list[Any]:
-    """Return the series of each level, finest first; lone pages of the same shape count too."""
+    """Return the series of each level, finest first; single pages of the same aspect count."""
     levels = list(series[0].levels)
     if len(levels) > 1 or is_ome or len(series[0].pages) != 1:
         return levels
@@ -155,11 +152,10 @@ def _levels(series: list[Any], is_ome: bool) -> list[Any]:
 
 
 def _leading(series: Any) -> dict[str, int]:
-    """Return the length of each axis that runs over pages."""
     inside = len(series.keyframe.axes)
     leading = dict(zip(series.axes[:-inside], series.shape[:-inside], strict=True))
     if math.prod(leading.values()) != len(series.pages):
-        raise ValueError("its planes are stored in one piece, not in pages")
+        raise ValueError("its planes are not stored as pages")
     return leading
 
 
@@ -169,7 +165,7 @@ def _band_count(series: Any, lengths: dict[str, int]) -> int:
 
 
 def _channels(series: Any, lengths: dict[str, int], chosen: dict[str, int]) -> list[_Channel]:
-    """List every band of the chosen plane in the order of the file."""
+    """Return every band of the chosen plane in the order of the file."""
     axes = list(lengths)
     choices = [
         [chosen[axis.lower()]] if axis in "ZT" else range(length)
@@ -202,7 +198,7 @@ def _level(full: Size, tiles: PageTiles) -> Level:
 
 
 def _alpha(series: Any, count: int) -> int | None:
-    """Return which sample of a page is its transparency."""
+    """Return the alpha sample of a page."""
     key = series.keyframe
     if count != key.samplesperpixel:
         return None
@@ -231,7 +227,9 @@ def _names(
 
 
 def _ome_pixels(path: str, file: tifffile.TiffFile) -> Element | None:
-    return first_pixels(parse_xml(path, file.ome_metadata or "")) if file.is_ome else None
+    if not file.is_ome:
+        return None
+    return parse_xml(path, file.ome_metadata or "").find("{*}Image/{*}Pixels")
 
 
 def _ome_resolution(pixels: Element | None) -> Resolution | None:
@@ -257,7 +255,7 @@ def _tag_resolution(file: tifffile.TiffFile) -> Resolution | None:
 
 
 class _TiffSource:
-    """One thread's open file."""
+    """The open file of one thread."""
 
     def __init__(self, reader: TiffReader) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""Check TIFF directories and OME-XML before anything is allocated."""
+"""Check TIFF directories and OME-XML before a library parses them."""
 
 import math
 import os
@@ -20,12 +20,12 @@ from tnetcli.readers.pyramid import PARSING_FAILURES
 from tnetcli.text import one_line, reason
 
 MOST_XML_TAGS = 2**19
-# Planes that a file may declare without a directory for each: acquisitions are stopped early,
-# and the other files of a set may be missing.
+# Planes that may be declared without a directory: acquisitions stop early, and files of a set may
+# be missing.
 MOST_PLANES = 2**16
-# Labels of one axis within another.
+# Labels of a modulo axis.
 MOST_LABELS = 2**16
-# Times that planes may refer to a directory, and some more for small files.
+# References of planes per directory, and some more for small files.
 MOST_REFERENCES, SPARE_REFERENCES = 2, 256
 MOST_FILES, MOST_DIRECTORIES_OF_SET = 10_000, 100_000
 
@@ -33,11 +33,11 @@ Check = Callable[[str], Sequence[int]]
 
 
 def parse_xml(path: str, text: str) -> Element:
-    """Parse XML of bounded size without a document type, which could define entities."""
+    """Parse XML of bounded size without a DOCTYPE, which could define entities."""
     if len(text) > MOST_XML_BYTES or text.count("<") > MOST_XML_TAGS:
         raise _refused(path, f"has XML metadata of {len(text):,} characters")
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise _refused(path, "has XML metadata with a document type")
+        raise _refused(path, "has XML metadata with a DOCTYPE")
     try:
         return ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
@@ -47,15 +47,10 @@ def parse_xml(path: str, text: str) -> Element:
         ) from error
 
 
-def first_pixels(root: Element) -> Element | None:
-    """Return the `Pixels` of the first image."""
-    return root.find("{*}Image/{*}Pixels")
-
-
 def check_ome(path: str, text: str, check_directories: Check) -> None:
     """Compare the sizes in OME-XML with the directories of the file and of its companions.
 
-    `check_directories` returns the number of values in each page of a file. ImageError where
+    `check_directories` returns the number of values in each page of a file. Raises ImageError if
     tifffile would allocate more planes than that, or open anything but a TIFF in the same folder.
     """
     root = parse_xml(path, text)
@@ -71,11 +66,11 @@ def check_ome(path: str, text: str, check_directories: Check) -> None:
         if pixels.tag.endswith("Pixels")
     )
     if planes > max(MOST_PLANES, files.directories):
-        raise _refused(path, f"declares {planes:,} planes, but holds {files.directories:,}")
+        raise _refused(path, f"declares {planes:,} planes, but has {files.directories:,}")
 
 
 class _Files:
-    """The files of a set by UUID, with the number of values in each of their pages."""
+    """Files of a multi-file OME-TIFF by UUID, with the number of values in each page."""
 
     def __init__(self, path: str, uuid: str | None, check_directories: Check) -> None:
         self._path, self._check = path, check_directories
@@ -84,13 +79,13 @@ class _Files:
         self.directories, self._references = len(self._own), 0
 
     def refer_to(self, count: int) -> None:
-        """Count references to pages; ImageError once there are too many."""
+        """Count references to pages; raise ImageError if there are too many."""
         self._references += count
         if self._references > MOST_REFERENCES * self.directories + SPARE_REFERENCES:
             raise _refused(self._path, f"refers too often to its {self.directories:,} planes")
 
     def of(self, data: Element) -> Sequence[int] | None:
-        """Return the pages that a `TiffData` is about; None if their file is missing."""
+        """Return the pages of the file of a `TiffData`; None if it is missing."""
         uuid = next((child for child in data if child.tag.endswith("UUID")), None)
         if uuid is None:
             return self._own
@@ -124,7 +119,7 @@ class _Files:
 
 
 def _planes(files: _Files, pixels: Element) -> int:
-    """Return how many planes tifffile would make a list of for one image."""
+    """Return how many planes tifffile would allocate for one image."""
     axes = pixels.attrib["DimensionOrder"][::-1]
     shape = [int(pixels.attrib[f"Size{axis}"]) for axis in axes]
     samples, listed, smallest = 0, 0, 0
@@ -151,7 +146,7 @@ def _planes(files: _Files, pixels: Element) -> int:
 
 
 def _first_plane(data: Element, axes: str, shape: Sequence[int]) -> int | None:
-    """Return the plane that a `TiffData` begins with; None outside the image."""
+    """Return the first plane of a `TiffData`; None outside the image."""
     index = 0
     for axis, size in zip(axes, shape, strict=False):
         position = int(data.get(f"First{axis}", 0))
@@ -172,45 +167,46 @@ def _check_labels(path: str, along: Element) -> None:
 def _refused(path: str, problem: str) -> ImageError:
     return ImageError(
         f"`{path}` {problem}",
-        hint="its OME metadata are damaged or made to harm; try --reader raster",
+        hint="its OME metadata are damaged or malicious; try --reader raster",
     )
 
 
-# tifffile meets damaged tags and foreign XML with whatever its parsing runs into.
+# tifffile raises many kinds of errors for damaged tags and XML.
 TIFF_FAILURES = (*PARSING_FAILURES, tifffile.TiffFileError)
 COLOURED = (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)
 MOST_DIRECTORIES = 10_000
 MOST_SUBDIRECTORIES = 50_000
 MOST_SUBDIRECTORIES_OF_ONE = 64
-# tifffile compares every kind of page with every other to find pyramids.
+# tifffile compares every layout of pages with every other to find pyramids.
 MOST_LAYOUTS = 100
-# Times that the values of all tags together may exceed the file; stored once each, they do not.
+# Total length of all tag values relative to the file; below 1 if each is stored once.
 MOST_VALUE_SHARING = 4
-# Numbers in the `shape` that tifffile writes; it multiplies them all.
+# Numbers in the `shape` of tifffile's own metadata.
 MOST_SHAPE_ITEMS = 10_000
-# The plane properties of MetaMorph: tifffile reads every entry for every plane.
+# Plane properties of MetaMorph: tifffile reads every entry for every plane.
 UIC1, UIC2, MOST_UIC_READS = 33628, 33629, 2**20
 NDPI_TAGS = {271, 65420}
-# How long a value of each type is; those that a tag has no room for lie elsewhere.
+# Bytes of a value of each type.
 TYPE_BYTES = {
     1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8,
     18: 8,
 }  # fmt: skip
 WIDTH, HEIGHT, DESCRIPTION, SAMPLES, SUBDIRECTORIES = 256, 257, 270, 277, 330
 GDAL_METADATA = 42112
-# Tags by which tifffile tells pages of one series from those of another.
+# Tags that separate pages into series.
 LAYOUT_TAGS = {
     WIDTH, HEIGHT, 258, 259, 262, 266, SAMPLES, 278, 284, 317, 322, 323, 338, 339, 32997, 32998,
 }  # fmt: skip
-# What tifffile may make of a file. Its parsers of other kinds allocate what tags or XML claim,
-# or open further files.
+# Kinds of files that tifffile may recognise. Its parsers of other kinds allocate what tags or XML
+# declare, or open further files.
 KINDS = {
     "agilent", "bif", "imagej", "indica", "ndpi", "ome", "philips", "qpi", "shaped", "svs",
     "uniform", "vista",
 }  # fmt: skip
-# Kinds with axes for depth and time; the pages of all others are bands.
+VENDORS = ("ndpi", "svs", "scn", "bif", "philips")
+# Kinds with axes for depth and time; pages of others are bands.
 STACKS = ("imagej", "ome", "shaped", "svs")
-# Stacks whose axes are then unknown: their planes would be taken for bands.
+# Stacks whose axes are not parsed: their planes would become bands.
 UNREAD_STACKS = {
     "lsm": "Zeiss LSM", "fluoview": "Olympus FluoView", "scanimage": "ScanImage", "eer": "EER",
 }  # fmt: skip
@@ -218,7 +214,7 @@ UNREAD_STACKS = {
 
 @dataclass(frozen=True, slots=True)
 class _Tag:
-    """An entry of a directory; `value` is where it is stored, None if within the entry."""
+    """An entry of a directory; `value` is the offset of its value, None if inline."""
 
     code: int
     kind: int
@@ -232,7 +228,7 @@ class _Tag:
 
 
 class _Directories:
-    """Reads the directories of a TIFF before any library does, within bounds."""
+    """Parses the directories of a TIFF within bounds."""
 
     def __init__(self, path: str, file: BinaryIO) -> None:
         self.path, self.file = path, file
@@ -243,7 +239,7 @@ class _Directories:
             int.from_bytes, byteorder="little" if self._order == "<" else "big", signed=False
         )
         big = header[2:4] in (b"+\0", b"\0+")
-        # Hamamatsu's 64-bit offsets in a 32-bit file, which tifffile expects by this ending.
+        # Hamamatsu has 64-bit offsets in a 32-bit file; tifffile expects them by this ending.
         ndpi = header.startswith(b"II*\0") and path.lower().endswith(".ndpi")
         self._count_size = 8 if big else 2
         self._next_size = 8 if big or ndpi else 4
@@ -257,10 +253,10 @@ class _Directories:
         self._seen: set[int] = set()
         self._layouts: set[tuple[object, ...]] = set()
         self._directory_bytes = self._value_bytes = 0
-        self._metadata: list[_Tag] = []  # XML that GDAL has written
+        self.metadata: list[_Tag] = []  # XML of GDAL
 
     def check(self) -> tuple[int, ...]:
-        """Return the number of values in each page; ImageError where something cannot be."""
+        """Return the number of values in each page; raise ImageError if the file is invalid."""
         pages: list[int] = []
         offset = self.first
         while offset and not (self._is_ndpi and offset >= self.size):
@@ -272,13 +268,9 @@ class _Directories:
             offset = following
         if not pages:
             raise ImageError(
-                f"`{self.path}` holds no image", hint="the file is damaged or unfinished"
+                f"`{self.path}` contains no image", hint="the file is damaged or unfinished"
             )
         return tuple(pages)
-
-    def metadata(self) -> Iterator[bytes]:
-        """Yield the XML of GDAL in each directory that was checked."""
-        yield from map(self._stored, self._metadata)
 
     def _check_subdirectories(self, waiting: list[int]) -> None:
         while waiting:
@@ -289,7 +281,7 @@ class _Directories:
             waiting += self._subdirectories(tags)
 
     def _read(self, offset: int) -> tuple[list[_Tag], int]:
-        """Return the entries of the directory at `offset`, and where the next one is."""
+        """Return the entries of the directory at `offset`, and the offset of the next."""
         if offset in self._seen:
             raise ImageError(
                 f"the directories of `{self.path}` form a cycle",
@@ -328,20 +320,23 @@ class _Directories:
             return
         if tag.value + tag.length > self.size:
             if self._is_ndpi:
-                return  # the upper half of the offset is elsewhere; tifffile checks it
+                return  # the upper half of the offset is stored elsewhere; tifffile checks it
             what = f"the value of tag {tag.code}, at byte {tag.value},"
             raise truncated(self.path, what, self.size)
         self._value_bytes += tag.length
         if self._value_bytes > MOST_VALUE_SHARING * self.size:
-            raise self._refused("has tags that share the same bytes")
+            raise self._refused("has tags with overlapping values")
         if tag.code in (DESCRIPTION, GDAL_METADATA) and tag.length > MOST_XML_BYTES:
             raise self._refused(f"has a description or metadata of {tag.length:,} bytes")
         if tag.code == GDAL_METADATA:
-            self._metadata.append(tag)
+            self.metadata.append(tag)
 
     def _check_page(self, tags: list[_Tag]) -> int:
-        """Return the number of values that a page declares."""
-        numbers = {tag.code: self._first_number(tag) for tag in tags if tag.value is None}
+        numbers = {
+            tag.code: self._number(tag.raw[: TYPE_BYTES.get(tag.kind, 0)])
+            for tag in tags
+            if tag.value is None
+        }
         samples = numbers.get(SAMPLES, 1)
         check_band_count(self.path, samples)
         counts = {tag.code: tag.count for tag in tags}
@@ -349,28 +344,23 @@ class _Directories:
             raise self._refused("has too many MetaMorph properties")
         for tag in tags:
             if tag.code == DESCRIPTION and tag.value is not None:
-                self._check_shape(tag)
-        self._layouts.add(tuple(self._content(tag) for tag in tags if tag.code in LAYOUT_TAGS))
+                text = self.stored(tag)
+                is_shape = text.startswith((b'{"shape":', b"shape="))
+                if is_shape and text.count(b",") > MOST_SHAPE_ITEMS:
+                    raise self._refused("has a shape of too many axes in its description")
+        shown = [tag for tag in tags if tag.code in LAYOUT_TAGS]
+        self._layouts.add(tuple((tag.code, tag.kind, self._content(tag)) for tag in shown))
         if len(self._layouts) > MOST_LAYOUTS:
-            raise self._refused(f"holds images of more than {MOST_LAYOUTS} kinds")
+            raise self._refused(f"has pages of more than {MOST_LAYOUTS} layouts")
         return numbers.get(WIDTH, 0) * numbers.get(HEIGHT, 0) * samples
 
-    def _first_number(self, tag: _Tag) -> int:
-        return int(self._number(tag.raw[: TYPE_BYTES.get(tag.kind, 0)]))
+    def _content(self, tag: _Tag) -> bytes:
+        return tag.raw if tag.value is None else self.stored(tag)
 
-    def _content(self, tag: _Tag) -> tuple[int, int, bytes]:
-        return tag.code, tag.kind, tag.raw if tag.value is None else self._stored(tag)
-
-    def _stored(self, tag: _Tag) -> bytes:
+    def stored(self, tag: _Tag) -> bytes:
+        """Return the value of a tag that is not inline."""
         self.file.seek(tag.value or 0)
         return self.file.read(tag.length)
-
-    def _check_shape(self, tag: _Tag) -> None:
-        self.file.seek(tag.value or 0)
-        if not self.file.read(9).startswith((b'{"shape":', b"shape=")):
-            return
-        if self._stored(tag).count(b",") > MOST_SHAPE_ITEMS:
-            raise self._refused("has a shape of too many axes in its description")
 
     def _subdirectories(self, tags: list[_Tag]) -> list[int]:
         found: list[int] = []
@@ -380,38 +370,38 @@ class _Directories:
             if tag.count > MOST_SUBDIRECTORIES_OF_ONE:
                 raise self._refused(f"has a page with {tag.count:,} subdirectories")
             each = TYPE_BYTES.get(tag.kind, 1)
-            raw = tag.raw[: tag.length] if tag.value is None else self._stored(tag)
+            raw = self._content(tag)[: tag.length]
             places = range(0, len(raw) + 1, each)
             found += [self._number(raw[start:end]) for start, end in pairwise(places)]
-        return [offset for offset in found if offset >= 8]  # others are left out by tifffile, too
+        return [offset for offset in found if offset >= 8]  # tifffile ignores others, too
 
     def _refused(self, problem: str) -> ImageError:
         return ImageError(
-            f"`{self.path}` {problem}", hint="no camera or scanner writes this: do not open it"
+            f"`{self.path}` {problem}", hint="no camera or scanner writes this; do not open it"
         )
 
 
 def check_directories(path: str) -> tuple[int, ...]:
-    """Return the number of values in each page of a TIFF that is whole.
+    """Return the number of values in each page of a TIFF.
 
-    ImageError where its chain of directories or their values are cut off, form a cycle or
-    cannot be real. GDAL and tifffile open a file that is cut off with its overviews, mask or
-    nodata silently gone, and read what lies upon itself many times over.
+    Raises ImageError if its directories or their values are truncated, form a cycle or are
+    impossible. GDAL and tifffile open a truncated file without its overviews, mask or nodata and
+    without an error, and read overlapping data many times.
     """
     with open_regular(path) as file:
         return _Directories(path, file).check()
 
 
 def gdal_metadata(path: str) -> Iterator[bytes]:
-    """Yield the XML of GDAL in each directory of a TIFF; ImageError where it is not whole."""
+    """Yield the GDAL metadata of each directory of a TIFF; raise ImageError if truncated."""
     with open_regular(path) as file:
         directories = _Directories(path, file)
         directories.check()
-        yield from directories.metadata()
+        yield from map(directories.stored, directories.metadata)
 
 
 def truncated(path: str, what: str, size: int) -> ImageError:
-    """Return the error for `what` that lies past the end of the file."""
+    """Return the error for something that lies past the end of the file."""
     return ImageError(
         f"`{path}` is truncated: {what} lies past its end ({size} bytes)",
         hint="copy or download it again, and compare sizes",
@@ -419,14 +409,14 @@ def truncated(path: str, what: str, size: int) -> ImageError:
 
 
 def open_tiff(path: str) -> tifffile.TiffFile:
-    """Open a TIFF file whose directories are checked before tifffile parses them."""
+    """Check the directories of a TIFF, then open it with tifffile."""
     check_directories(path)
     foreign: dict[str, Any] = {f"is_{kind}": False for kind in tifffile.TIFF.FILE_FLAGS - KINDS}
     return tifffile.TiffFile(path, **foreign)
 
 
 def checked_series(path: str, file: tifffile.TiffFile) -> list[tifffile.TiffPageSeries]:
-    """Return the series of `file`; ImageError where its metadata claim more than it holds."""
+    """Return the series of `file`; raise ImageError if its metadata claim more than it has."""
     first = file.pages.first
     if file.is_ome:
         check_ome(path, first.description, check_directories)
@@ -434,8 +424,8 @@ def checked_series(path: str, file: tifffile.TiffFile) -> list[tifffile.TiffPage
         parse_xml(path, first.description)
     if not any(getattr(file, f"is_{kind}") for kind in STACKS) and len(file.pages) > MOST_BANDS:
         raise ImageError(
-            f"`{path}` has {len(file.pages):,} pages that no metadata describe",
-            hint="convert it to OME-TIFF, which says what is depth, time and channel",
+            f"`{path}` has {len(file.pages):,} pages without metadata about axes",
+            hint="convert it to OME-TIFF",
         )
     unread = [name for kind, name in UNREAD_STACKS.items() if getattr(first, f"is_{kind}")]
     if unread and len(file.pages) > 1:
@@ -448,7 +438,7 @@ def checked_series(path: str, file: tifffile.TiffFile) -> list[tifffile.TiffPage
 
 @dataclass(frozen=True, slots=True)
 class TiffSummary:
-    """What decides who reads a TIFF."""
+    """Properties of a TIFF that determine its reader."""
 
     is_vendor_slide: bool
     is_stack: bool  # OME, QPTIFF, ImageJ: planes and channels that belong together
@@ -461,27 +451,29 @@ class TiffSummary:
 
 
 def summarize_tiff(path: str) -> TiffSummary:
-    """Look at the directories of a TIFF, refusing one that is cut off."""
+    """Return the properties of a TIFF; raise ImageError if it is truncated."""
     try:
         with open_tiff(path) as file:
             first = file.pages.first
-            vendor = any(
-                getattr(first, f"is_{kind}") for kind in ("ndpi", "svs", "scn", "bif", "philips")
-            )
-            tags = frozenset(tag.code for tag in first.tags)
+            vendor = any(getattr(first, f"is_{kind}") for kind in VENDORS)
             levels, stack = 1, bool(first.is_ome or first.is_qpi)
-            geographic = bool(first.is_geotiff)
-            # Images appended to a GeoTIFF are no planes of it: GDAL reads the first.
-            if not vendor and not stack and not geographic and len(file.pages) > 1:
+            # Images appended to a GeoTIFF are not its planes: GDAL reads the first.
+            if not vendor and not stack and not first.is_geotiff and len(file.pages) > 1:
                 series = checked_series(path, file)
                 levels = max(len(series[0].levels), len(series))
                 stack = len(series[0].pages) > 1
             samples = (first.samplesperpixel, first.bitspersample)
-            rgb = samples == (3, 8) and first.photometric in COLOURED
-            tiled = bool(first.is_tiled)
-            palette = first.photometric == tifffile.PHOTOMETRIC.PALETTE
+            return TiffSummary(
+                is_vendor_slide=vendor,
+                is_stack=stack,
+                is_geographic=bool(first.is_geotiff),
+                is_rgb=samples == (3, 8) and first.photometric in COLOURED,
+                is_palette=first.photometric == tifffile.PHOTOMETRIC.PALETTE,
+                is_tiled=bool(first.is_tiled),
+                levels=levels,
+                tags=frozenset(tag.code for tag in first.tags),
+            )
     except TIFF_FAILURES as error:
         raise ImageError(
             f"`{path}` is a damaged TIFF: {one_line(error)}", hint="make or copy it again"
         ) from error
-    return TiffSummary(vendor, stack, geographic, rgb, palette, tiled, levels, tags)

@@ -1,7 +1,7 @@
-"""TIFF pages read straight from their tiles: one pread and one decode a block, nothing else.
+"""Read TIFF pages directly: one pread and one decode for each tile or strip.
 
-A third of GDAL's and two thirds of OpenSlide's CPU for the same pixels, and the exact cost is
-known. Short tables and tiles past the end of the file are found before they are read.
+It takes a third of GDAL's and two thirds of OpenSlide's CPU time for the same pixels, and the cost
+is exact. Truncated tables and tiles past the end of the file are detected before reading.
 """
 
 import copy
@@ -20,14 +20,13 @@ from tnetcli.files import open_descriptor
 from tnetcli.geometry import Size
 from tnetcli.readers import codestreams
 from tnetcli.readers.base import Block, Box, Cost
-from tnetcli.readers.cache import BLOCKS
 from tnetcli.readers.codestreams import Declared, check_jpeg, decode_jpeg, jpeg_frame, stream_start
-from tnetcli.readers.handles import file_stamp
+from tnetcli.readers.handles import BLOCKS, file_stamp
 from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, check_block_size
 from tnetcli.readers.tiff_files import checked_series, open_tiff, truncated
 
-# Decoders that give the same pixels as libtiff (tests/readers/test_two_paths.py holds them); of
-# JPEG with subsampled chroma all but the enlarging of the chroma, where libjpegs differ.
+# Decoders that give the same pixels as libtiff (tests/readers/test_two_paths.py), except for the
+# upsampling of chroma in JPEG, in which versions of libjpeg differ.
 SAME_PIXELS = {
     tifffile.COMPRESSION.NONE,
     tifffile.COMPRESSION.LZW,
@@ -38,7 +37,7 @@ SAME_PIXELS = {
     tifffile.COMPRESSION.LZMA,
     tifffile.COMPRESSION.ZSTD,
 }
-# How to read the size of a block from its header before it is decoded.
+# Reads the size of a block from its header before it is decoded.
 DECLARED: dict[int, Callable[[bytes], Declared]] = {
     tifffile.COMPRESSION.OJPEG: codestreams.jpeg,
     tifffile.COMPRESSION.JPEG: codestreams.jpeg,
@@ -60,16 +59,16 @@ BOUNDED = {
     tifffile.COMPRESSION.LZMA,
     tifffile.COMPRESSION.ZSTD,
 }
-# Several tiles may share bytes (blank ones do); a hundredfold is a trap for whoever reads all.
+# Blank tiles may share bytes; a hundredfold is a decompression bomb.
 MOST_SHARING = 100
-# Some writers fill the last strip of JPEG up to whole blocks.
+# Some writers pad the last JPEG strip to whole blocks.
 JPEG_ROWS = 16
 NOTHING = Cost()
 Page = tifffile.TiffPage | tifffile.TiffFrame
 
 
 def has_unwritten_blocks(path: str) -> bool:
-    """Say whether a TIFF leaves blocks out without a nodata value to stand for them."""
+    """Return True if a TIFF has missing blocks, but neither nodata nor a mask."""
     with open_tiff(path) as file:
         page = file.pages.first
         known = 42113 in page.tags or any(int(p.aspage().subfiletype) & 4 for p in file.pages)
@@ -77,7 +76,7 @@ def has_unwritten_blocks(path: str) -> bool:
 
 
 class OpenFile:
-    """One open file for reading at any place, as threads may do at once."""
+    """A file descriptor for `pread`, which threads may use at once."""
 
     def __init__(self, path: str) -> None:
         self.descriptor = open_descriptor(path)
@@ -91,13 +90,13 @@ class OpenFile:
             self.descriptor = -1
 
     def __del__(self) -> None:
-        # An opener that raised half-way never reaches close().
+        # A constructor that raised never reaches close().
         if getattr(self, "descriptor", -1) >= 0:
             self.close()
 
 
 class TiffPages:
-    """One open TIFF file; close it when the pages taken from it are no longer read."""
+    """An open TIFF file; close it when its pages are no longer read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -106,11 +105,11 @@ class TiffPages:
 
     @property
     def series(self) -> list[tifffile.TiffPageSeries]:
-        """Return the series of the file, with pages of its companions where it names them."""
+        """Return the series of the file, including pages of companion files."""
         return checked_series(self.path, self.file)
 
     def tiles(self, page: Page) -> "PageTiles":
-        """Return a reader of `page`; ValueError if its layout is beyond us."""
+        """Return a reader of `page`; raise ValueError if its layout is not supported."""
         path = page.parent.filehandle.path
         raw = self._raw.get(path)
         if raw is None:
@@ -131,7 +130,7 @@ class TiffPages:
 
 
 class PageTiles:
-    """Decodes boxes of one page; has no state of its own, so threads may share it."""
+    """Decodes boxes of one page; immutable, so threads may share it."""
 
     def __init__(self, path: str, file: OpenFile, page: Page, file_bytes: int) -> None:
         key = page.keyframe
@@ -175,9 +174,9 @@ class PageTiles:
         check_block_size(path, self.block, in_block * self.dtype.itemsize)
 
     def of(self, file: OpenFile) -> "PageTiles":
-        """Return the same, read from another opening of the file: its tables are known already."""
+        """Return a copy that reads from another handle of the same file."""
         if file.stamp != self._file.stamp:
-            raise tifffile.TiffFileError("it changed since its tables were read")
+            raise tifffile.TiffFileError("the file changed since its tables were read")
         other = copy.copy(self)
         other._file = file
         return other
@@ -221,7 +220,7 @@ class PageTiles:
         return starts
 
     def read(self, box: Box, samples: Sequence[int]) -> Block:
-        """Decode `samples` of `box`; blocks that were never written are not valid."""
+        """Decode `samples` of `box`; missing blocks are invalid."""
         if self._rows_at is not None:
             return self._read_rows(box, samples)
         down = _overlaps(box.top, box.bottom, self.block.height)
@@ -258,7 +257,7 @@ class PageTiles:
                         into[...] = tile
         assert values is not None  # a box has pixels
         if self._separate:
-            # A block of one plane holds a share of its pixels, not all of them again.
+            # A block of one plane counts as a share of its pixels.
             pixels = pixels // self.samples
         return Block(values, valid, Cost(pixels, bytes_read), own=True)
 
@@ -267,7 +266,7 @@ class PageTiles:
         offset, count = int(self._offsets[index]), int(self._counts[index])
         if not offset or not count:
             return None, NOTHING
-        # Blocks at the right and at the bottom may be cut short.
+        # Blocks at the right and bottom edges may be partial.
         width = min(self.block.width, self.size.width - column * self.block.width)
         height = min(self.block.height, self.size.height - row * self.block.height)
         make = partial(self._make, index, offset, count, height, width)
@@ -275,12 +274,12 @@ class PageTiles:
         return tile, Cost(width * height, count) if made else NOTHING
 
     def _make(self, index: int, offset: int, count: int, height: int, width: int) -> NDArray[Any]:
-        """Read and decode one block, of which so much belongs to the image."""
+        """Read and decode one block, of which `height` x `width` belong to the image."""
         if count > MOST_BLOCK_BYTES:
             raise tifffile.TiffFileError(f"block {index} claims {count} bytes")
         data = os.pread(self._file.descriptor, count, offset)
         if len(data) < count:
-            raise tifffile.TiffFileError(f"block {index} is cut off")
+            raise tifffile.TiffFileError(f"block {index} is truncated")
         if self._jpeg is not None:
             data = self._jpeg_start + data[2:]
             self._check_declared(jpeg_frame(data, self._jpeg_at), index, height, width)
@@ -288,18 +287,18 @@ class PageTiles:
             self._check_declared(self._declared(data), index, height, width)
         tile = self._decode(data, index)
         if self.is_tiled and self._declared is None:
-            # tifffile guesses another shape for a short tile: its rows are as long as the block.
+            # tifffile guesses another shape for a short tile; its rows are as long as the block.
             width = self.block.width
         if (
             tile.shape[0] < height
             or tile.shape[1] < width
             or tile.shape[2:] != (self._usual.samples,)
         ):
-            raise tifffile.TiffFileError(f"block {index} holds too few pixels")
+            raise tifffile.TiffFileError(f"block {index} has too few pixels")
         return tile
 
     def _check_declared(self, found: Declared | None, index: int, height: int, width: int) -> None:
-        """Compare the header of a block with what libtiff accepts, before it is decoded."""
+        """Raise an error if libtiff would reject the size in the header of a block."""
         if found is None:
             raise tifffile.TiffFileError(f"block {index} is a damaged JPEG stream")
         if found == self._usual:
@@ -335,7 +334,7 @@ class PageTiles:
         for start in [self._rows_at[i] for i in samples] if self._separate else self._rows_at:
             data = os.pread(self._file.descriptor, box.height * per_row, start + box.top * per_row)
             if len(data) < box.height * per_row:
-                raise tifffile.TiffFileError(f"rows from {box.top} are cut off")
+                raise tifffile.TiffFileError(f"rows from {box.top} are truncated")
             rows = np.frombuffer(data, self._raw_dtype).reshape(box.height, -1, together)
             parts.append(rows[:, box.left : box.right])
         values = np.concatenate(parts, axis=2) if self._separate else _select(parts[0], samples)
@@ -344,7 +343,7 @@ class PageTiles:
 
 
 def _overlaps(first: int, last: int, block: int) -> list[tuple[int, slice, slice]]:
-    """Return the blocks under a range, with what they share counted from its start and theirs."""
+    """Return each block under a range, with the overlap as slices of the range and the block."""
     found = []
     for number in range(first // block, (last - 1) // block + 1):
         start = number * block
@@ -354,7 +353,7 @@ def _overlaps(first: int, last: int, block: int) -> list[tuple[int, slice, slice
 
 
 def _jpeg_colours(key: tifffile.TiffPage) -> tuple[str, int] | None:
-    """Return how to decode the JPEG blocks of a page strictly; None where that is not possible."""
+    """Return how to decode the JPEG blocks of a page strictly; None if that is not possible."""
     if key.compression != tifffile.COMPRESSION.JPEG or key.bitspersample != 8:
         return None
     together = 1 if key.planarconfig == tifffile.PLANARCONFIG.SEPARATE else key.samplesperpixel
@@ -366,5 +365,5 @@ def _jpeg_colours(key: tifffile.TiffPage) -> tuple[str, int] | None:
 
 
 def _select(values: NDArray[Any], samples: Sequence[int]) -> NDArray[Any]:
-    """Return the wanted samples, without a copy where all are wanted in order."""
+    """Return some samples, without a copy if all are requested in order."""
     return values if list(samples) == list(range(values.shape[2])) else values[..., list(samples)]

@@ -14,12 +14,12 @@ from tnetcli.readers.handles import ForkSafeLock
 
 READ_TIMEOUT = 300.0  # seconds without progress
 PATIENCE = 3.0  # seconds without progress after a request to stop
-LESS = 0.5  # seconds, when another read was stuck after it
+LESS = 0.5  # the same, once another read was stuck
 STEP = 0.1  # seconds between two checks
 
 
 class Reading:
-    """The operations on one path that are under way; each one that begins or ends is progress."""
+    """Operations in progress on one path; the start and end of each counts as progress."""
 
     __slots__ = ("last", "path", "under_way")
 
@@ -27,7 +27,7 @@ class Reading:
         self.path, self.under_way, self.last = path, 0, 0.0
 
     def is_stuck(self, seconds: float) -> bool:
-        """Return whether there was no progress for `seconds`, or for 3 after a request to stop."""
+        """Return True without progress for `seconds`, or for 3 s after a request to stop."""
         now, hurried = time.monotonic(), _watch.hurried
         if hurried is not None:
             patience = LESS if _watch.stuck_late else PATIENCE
@@ -36,17 +36,17 @@ class Reading:
 
 
 class _Watch:
-    """All that this process reads."""
+    """State of all reads of this process."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Forget everything; a forked child has none of the threads of its parent."""
+        """Reset; a forked child has none of the threads of its parent."""
         self.lock = threading.Lock()
         self.under_way: dict[str, Reading] = {}
-        self.left_behind = False  # threads that may never end
-        self.stuck_late = False  # after a request to stop
+        self.left_behind = False  # True if a thread may never end
+        self.stuck_late = False  # True if a read was stuck after a request to stop
         self.hurried: float | None = None
 
 
@@ -56,7 +56,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class watching:
-    """A context in which an operation on a path counts as under way; entered for every block."""
+    """Context of an operation on a path; entered for every block, so it is cheap."""
 
     __slots__ = ("_path", "_reading")
 
@@ -92,28 +92,28 @@ def give_up(reading: Reading) -> None:
 
 
 def leave_behind() -> None:
-    """Note that a thread, or a process that a thread waits for, may never end."""
+    """Record that a thread, or a process that a thread waits for, may never end."""
     _watch.left_behind = True
 
 
 def has_left_behind() -> bool:
-    """Return whether this process has to end without joining its threads."""
+    """Return True if this process must exit without joining its threads."""
     return _watch.left_behind
 
 
 def hurry() -> None:
-    """Note a request to stop: from now on a read without progress for 3 s is stuck."""
+    """Record a request to stop: from now on, a read without progress for 3 s is stuck."""
     if _watch.hurried is None:
         _watch.hurried = time.monotonic()
 
 
 def is_hurried() -> bool:
-    """Return whether `hurry` was called."""
+    """Return True after `hurry`."""
     return _watch.hurried is not None
 
 
 def wait_until_stuck(seconds: float) -> None:
-    """Return when a read was stuck after a request to stop, at the earliest `seconds` after it."""
+    """Block until a read is stuck after a request to stop, and at least `seconds` after it."""
     while True:
         time.sleep(STEP)
         hurried = _watch.hurried
@@ -128,14 +128,14 @@ def wait_until_stuck(seconds: float) -> None:
 
 IDLE = 10.0  # seconds until a thread without work ends
 TICK = 0.25  # seconds between two checks of a read that is waited for
-SUSPENDED = 10.0  # seconds between two checks: the process did not run in between
+SUSPENDED = 10.0  # seconds between two checks that show that the process was suspended
 Result = TypeVar("Result")
 
 
 class ReadingThreads:
-    """Up to `most` daemon threads that start as needed; picklable, and usable after a fork.
+    """Pool of up to `most` daemon threads, started on demand; picklable and fork-safe.
 
-    A read without progress for `seconds` raises ImageError where its result is waited for.
+    Waiting for a read without progress for `seconds` raises ImageError.
     """
 
     def __init__(self, most: int, seconds: float = READ_TIMEOUT) -> None:
@@ -154,7 +154,7 @@ class ReadingThreads:
         self._checked = time.monotonic()
 
     def submit(self, path: str, work: Callable[[], Result]) -> "Future[Result]":
-        """Begin to do `work`, which reads `path`, as soon as a thread is free."""
+        """Schedule `work`, which reads `path`."""
         future = Future[Result]()
         with self._lock:
             if self._process != os.getpid():
@@ -165,23 +165,23 @@ class ReadingThreads:
         return future
 
     def result(self, future: "Future[Result]") -> Result:
-        """Wait for a result of `submit`; ImageError if its read is stuck."""
+        """Wait for a future of `submit`; raise ImageError if its read is stuck."""
         self._wait(future)
         return future.result()
 
     def run(self, path: str, work: Callable[[], Result]) -> Result:
-        """Do `work`, which reads `path`, in a thread; ImageError if it is stuck."""
+        """Run `work`, which reads `path`, in a thread; raise ImageError if it is stuck."""
         future = self.submit(path, work)
         try:
             return self.result(future)
-        except BaseException:  # a signal may end the wait, not the read
+        except BaseException:  # a signal may interrupt the wait
             future.cancel()
             with self._lock:
                 self._leave([future])
             raise
 
     def close(self) -> None:
-        """Drop reads that have not begun, and wait for the others unless they are stuck."""
+        """Cancel reads that have not started, and wait for the others unless they are stuck."""
         with self._lock:
             if self._process != os.getpid():
                 self._begin()
@@ -212,7 +212,7 @@ class ReadingThreads:
                     return
 
     def _do(self, future: "Future[Any]", path: str, work: Callable[[], Any]) -> bool:
-        """Do one piece of work; return False if the thread was replaced meanwhile."""
+        """Run one task; return False if the thread was replaced meanwhile."""
         found, problem = None, None
         with watching(path) as reading:
             with self._lock:
@@ -258,7 +258,7 @@ class ReadingThreads:
             future.set_exception(_stuck_error(reading.path, self.seconds))
 
     def _leave(self, futures: "list[Future[Any]]") -> "dict[Future[Any], Reading]":
-        """Replace the threads that do these; return what was under way."""
+        """Replace the threads of these futures; return their readings."""
         left = {each: self._readings.pop(each) for each in futures if each in self._readings}
         for reading in left.values():
             give_up(reading)
@@ -276,5 +276,5 @@ def _stuck_error(path: str, seconds: float) -> ImageError:
         )
     return ImageError(
         f"reading `{path}` made no progress for {seconds:g} s",
-        hint="is its file system or server reachable? --read-timeout SECONDS waits longer",
+        hint="check its file system or server, or wait longer: --read-timeout SECONDS",
     )

@@ -14,32 +14,32 @@ from tnetcli.readers.base import Box, Cost, ImageInfo, Level, Pixels, Reader
 from tnetcli.readers.resample import LEAST_SHARE
 from tnetcli.text import shorten
 
-CropKind = Literal["none", "box", "context"]  # what of an image is seen
-LEAST_SIDE = 2.0  # pixels; a box that has no more on a side is no box
-# By how much a box grows along an axis, both ends together, where it covers at least such a part of
-# the image; SPEC 2.5, for fMoW.
+CropKind = Literal["none", "box", "context"]  # the part of an image that is read
+LEAST_SIDE = 2.0  # pixels; smaller boxes are rejected
+# Growth of a box along an axis, both ends together, by the least share of the image it covers; as
+# Papadopoulos et al. 2021 crop fMoW.
 GROWTH = ((0.5, 0.15), (0.4, 0.2), (0.3, 0.3), (0.2, 0.5), (0.1, 1.0), (0.0, 2.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """A bounding box that is to be seen alone, or with some of what lies around it.
+    """A bounding box that is read alone, or with some of its surroundings.
 
-    `told` is where somebody wrote it down; the same box from elsewhere is the same crop.
+    `origin` names the line that the box comes from, for errors; it does not affect equality.
     """
 
     box: Window
     context: bool = False
-    told: str = field(default="", compare=False, repr=False)
+    origin: str = field(default="", compare=False, repr=False)
 
     def of(self, reader: Reader) -> "CroppedReader":
-        """Return that part of an open image; ManifestError, and it is closed, if it has none."""
+        """Return that part of an open image; if it has none, close it and raise ManifestError."""
         pixels = (with_context if self.context else whole_pixels)(self.box, reader.size)
         if pixels is None or not self.box.is_inside(reader.size):
             reader.close()
             edges = " ".join(f"{edge:g}" for edge in self.box.box)
             raise ManifestError(
-                f"{self.told}{': ' if self.told else ''}the box `{edges}` is no part of "
+                f"{self.origin}{': ' if self.origin else ''}the box `{edges}` is not inside "
                 f"`{shorten(os.path.basename(reader.path))}`, {reader.size} pixels",
                 hint="`x0 y0 x1 y1` in full-resolution pixels",
             )
@@ -47,7 +47,7 @@ class Crop:
 
 
 def whole_pixels(box: Window, size: Size) -> Box | None:
-    """Return the pixels of an image that a box has any part of; None if it has none."""
+    """Return the pixels of an image that a box touches; None if there are none."""
     left, top = max(math.floor(box.left), 0), max(math.floor(box.top), 0)
     right = min(math.ceil(box.right), size.width)
     bottom = min(math.ceil(box.bottom), size.height)
@@ -55,10 +55,10 @@ def whole_pixels(box: Window, size: Size) -> Box | None:
 
 
 def with_context(box: Window, size: Size) -> Box | None:
-    """Return whole pixels of an image around `box`: small boxes show more of what is around them.
+    """Return whole pixels around `box`; small boxes get more context.
 
-    Each axis by itself, cut at the edges of the image. None for a box that lies outside of it, or
-    of no more than 2 pixels a side.
+    Each axis is treated separately and cut at the edges of the image. None for a box outside the
+    image, or of at most 2 pixels a side.
     """
     if min(box.width, box.height) <= LEAST_SIDE:
         return None
@@ -79,12 +79,32 @@ def _grow(low: float, high: float, length: int) -> range | None:
     return range(max(first, 0), min(last, length))
 
 
-class CroppedReader(Reader):
-    """Shows `crop`, whole pixels of another reader, and nothing else; windows are in its pixels.
+class _Wrapper(Reader):
+    """Forwards to another reader, with the same windows unless `read` is overridden."""
 
-    What it reads are the pixels of the other reader, so a pixel of a view across the edge of the
-    crop shows what lies beyond too; those wholly beyond are not valid and cost nothing. Closing it
-    closes the other reader, which is the `whole`.
+    def __init__(self, reader: Reader, info: ImageInfo) -> None:
+        self._reader = reader
+        self.name, self.path, self.info = reader.name, reader.path, info
+
+    @property
+    def cost(self) -> Cost:
+        """Return the cost of all reads since the image was opened."""
+        return self._reader.cost
+
+    def estimate(self, window: Window, size: Size) -> int:
+        """Return an upper bound of the pixels that `read` would decode, without reading."""
+        return self._reader.estimate(window, size)
+
+    def close(self) -> None:
+        """Close the other reader."""
+        self._reader.close()
+
+
+class CroppedReader(_Wrapper):
+    """Shows only `crop`, whole pixels of another reader; windows are in pixels of the crop.
+
+    An output pixel across the edge of the crop averages what lies beyond too; output pixels wholly
+    beyond are invalid and cost nothing. `whole` is the other reader.
     """
 
     def __init__(self, reader: Reader, crop: Box) -> None:
@@ -92,54 +112,43 @@ class CroppedReader(Reader):
         inside = 0 <= crop.left < crop.right <= size.width
         if not inside or not 0 <= crop.top < crop.bottom <= size.height:
             raise ValueError(f"not a part of {size} pixels: `{crop}`")
-        self.whole = self._reader = reader
-        self.crop = crop
-        self.name, self.path = reader.name, reader.path
-        self.info = _cropped(reader.info, crop)
+        super().__init__(reader, _cropped(reader.info, crop))
+        self.whole, self.crop = reader, crop
 
-    @property
-    def cost(self) -> Cost:
-        """Return what has been decoded since the image was opened."""
-        return self._reader.cost
-
-    def read(self, window: Window, out_size: Size) -> Pixels:
-        """Resample `window` to exactly `out_size`; see `Reader.read`."""
-        rows, columns = self._reached(window, out_size)
-        values = np.zeros((len(self.bands), out_size.height, out_size.width), self.dtype)
-        valid = np.zeros((out_size.height, out_size.width), np.bool_)
+    def read(self, window: Window, size: Size) -> Pixels:
+        """Resample `window` to exactly `size`; see `Reader.read`."""
+        rows, columns = self._reached(window, size)
+        values = np.zeros((len(self.bands), size.height, size.width), self.dtype)
+        valid = np.zeros((size.height, size.width), np.bool_)
         if not rows or not columns:
             return Pixels(values, valid)
-        pixels = self._reader.read(*self._asked(window, out_size, rows, columns))
-        if len(rows) == out_size.height and len(columns) == out_size.width:
+        pixels = self._reader.read(*self._asked(window, size, rows, columns))
+        if len(rows) == size.height and len(columns) == size.width:
             return pixels
         inside = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
         values[:, *inside], valid[inside] = pixels.values, pixels.valid
         return Pixels(values, valid)
 
-    def estimate(self, window: Window, out_size: Size) -> int:
-        """Return how many pixels `read` would decode at most, without reading."""
-        rows, columns = self._reached(window, out_size)
+    def estimate(self, window: Window, size: Size) -> int:
+        """Return an upper bound of the pixels that `read` would decode, without reading."""
+        rows, columns = self._reached(window, size)
         if not rows or not columns:
             return 0
-        return self._reader.estimate(*self._asked(window, out_size, rows, columns))
+        return self._reader.estimate(*self._asked(window, size, rows, columns))
 
-    def close(self) -> None:
-        """Release every handle; reading afterwards is an error."""
-        self._reader.close()
-
-    def _reached(self, window: Window, out_size: Size) -> tuple[range, range]:
+    def _reached(self, window: Window, size: Size) -> tuple[range, range]:
         """Return the rows and columns of a view that the crop reaches."""
         return (
-            _reached(window.top, window.height, out_size.height, self.crop.height),
-            _reached(window.left, window.width, out_size.width, self.crop.width),
+            _reached(window.top, window.height, size.height, self.crop.height),
+            _reached(window.left, window.width, size.width, self.crop.width),
         )
 
     def _asked(
-        self, window: Window, out_size: Size, rows: range, columns: range
+        self, window: Window, size: Size, rows: range, columns: range
     ) -> tuple[Window, Size]:
-        """Return what is read of the image: these pixels of the view, as large as they are."""
-        left, width = _part(window.left, window.width, out_size.width, columns)
-        top, height = _part(window.top, window.height, out_size.height, rows)
+        """Return the window and size to read for some rows and columns of a view."""
+        left, width = _part(window.left, window.width, size.width, columns)
+        top, height = _part(window.top, window.height, size.height, rows)
         asked = Window(self.crop.left + left, self.crop.top + top, width, height)
         return asked, Size(len(columns), len(rows))
 
@@ -152,7 +161,7 @@ def _part(start: float, length: float, count: int, part: range) -> tuple[float, 
 
 
 def _reached(start: float, length: float, count: int, end: int) -> range:
-    """Return which of `count` pixels of a view share anything with 0 to `end`."""
+    """Return which of `count` output pixels overlap 0 to `end`."""
     step = length / count
     hair = LEAST_SHARE * min(step, 1.0)
     first = math.floor((hair - start) / step)
@@ -167,7 +176,7 @@ def _cropped(info: ImageInfo, crop: Box) -> ImageInfo:
         info,
         levels=tuple(_cropped_level(level, size) for level in info.levels),
         georeference=_moved(info.georeference, crop),
-        offset=(x - crop.left, y - crop.top),  # so overlays find their place on the whole image
+        offset=(x - crop.left, y - crop.top),  # places overlays on the whole image
         details={**info.details, "crop": [crop.left, crop.top, crop.width, crop.height]},
     )
 
@@ -186,28 +195,22 @@ def _moved(georeference: Georeference | None, crop: Box) -> Georeference | None:
     return replace(georeference, transform=moved)
 
 
-class MaskedReader(Reader):
-    """Hides windows of another reader: there its pixels are not valid, at any scale.
+class MaskedReader(_Wrapper):
+    """Makes windows of another reader invalid, at any scale.
 
-    An output pixel that a hidden window touches is hidden as a whole, so that nothing shows
-    through. The other reader is not closed with this one.
+    An output pixel that a hidden window touches is invalid as a whole, so that nothing shows
+    through. Closing it leaves the other reader open.
     """
 
     def __init__(self, reader: Reader, hidden: Sequence[Window]) -> None:
-        self._reader = reader
+        super().__init__(reader, reader.info)
         self._hidden = tuple(hidden)
-        self.name, self.path, self.info = reader.name, reader.path, reader.info
 
-    @property
-    def cost(self) -> Cost:
-        """Return what has been decoded since the image was opened."""
-        return self._reader.cost
-
-    def read(self, window: Window, out_size: Size) -> Pixels:
-        """Resample `window` to exactly `out_size`, without what is hidden."""
-        pixels = self._reader.read(window, out_size)
+    def read(self, window: Window, size: Size) -> Pixels:
+        """Resample `window` to exactly `size`, without the hidden windows."""
+        pixels = self._reader.read(window, size)
         valid = pixels.valid.copy()  # (height, width)
-        across, down = out_size.width / window.width, out_size.height / window.height
+        across, down = size.width / window.width, size.height / window.height
         for hidden in self._hidden:
             left, top, right, bottom = hidden.box
             columns = slice(
@@ -221,36 +224,25 @@ class MaskedReader(Reader):
             valid[rows, columns] = False
         return Pixels(np.where(valid, pixels.values, 0).astype(pixels.values.dtype), valid)
 
-    def estimate(self, window: Window, out_size: Size) -> int:
-        """Return how many pixels `read` would decode at most, without reading."""
-        return self._reader.estimate(window, out_size)
-
     def close(self) -> None:
-        """Leave the other reader as it is."""
+        """Leave the other reader open."""
 
 
-class RescaledReader(Reader):
-    """Maps the values from `low` to `high` onto all that an integer type holds, or onto [0, 1].
+class RescaledReader(_Wrapper):
+    """Maps values from `low` to `high` onto the range of an integer type, or onto [0, 1].
 
-    What lies beyond becomes the nearest end: nothing wraps around.
+    Values beyond are clipped.
     """
 
     def __init__(self, reader: Reader, low: float, high: float, dtype: str) -> None:
         if not low < high:
-            raise ValueError(f"values end before they begin: {low} to {high}")
-        self._reader = reader
+            raise ValueError(f"the range is empty: {low} to {high}")
+        super().__init__(reader, replace(reader.info, dtype=np.dtype(dtype)))
         self._range = low, high
-        self.name, self.path = reader.name, reader.path
-        self.info = replace(reader.info, dtype=np.dtype(dtype))
 
-    @property
-    def cost(self) -> Cost:
-        """Return what has been decoded since the image was opened."""
-        return self._reader.cost
-
-    def read(self, window: Window, out_size: Size) -> Pixels:
-        """Resample `window` to exactly `out_size`, then rescale it."""
-        pixels = self._reader.read(window, out_size)
+    def read(self, window: Window, size: Size) -> Pixels:
+        """Resample `window` to exactly `size`, then rescale it."""
+        pixels = self._reader.read(window, size)
         low, high = self._range
         share = np.clip((pixels.values.astype(np.float64) - low) / (high - low), 0, 1)
         kind: np.dtype[Any] = self.info.dtype
@@ -259,11 +251,3 @@ class RescaledReader(Reader):
             share = np.rint(limits.min + share * (float(limits.max) - limits.min))
         known = pixels.valid & ~np.isnan(share).any(axis=0)  # (height, width)
         return Pixels(np.where(known, share, 0).astype(kind), known)
-
-    def estimate(self, window: Window, out_size: Size) -> int:
-        """Return how many pixels `read` would decode at most, without reading."""
-        return self._reader.estimate(window, out_size)
-
-    def close(self) -> None:
-        """Release every handle; reading afterwards is an error."""
-        self._reader.close()

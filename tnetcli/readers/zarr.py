@@ -41,20 +41,20 @@ from tnetcli.readers.zarr_store import (
 )
 
 log = logging.getLogger(__name__)
-# One window would be read from more files than can be opened in reasonable time.
+# Smaller chunks in larger numbers: one window would open too many files.
 LEAST_PIXELS, MOST_CHUNKS = 256, 2**14
-AT_ONCE = 10  # chunks that zarr decodes at the same time
-# What zarr and the codecs raise over damaged chunks.
+AT_ONCE = 10  # chunks that zarr decodes concurrently
+# Raised by zarr and the codecs for damaged chunks.
 FAILURES = (*METADATA_FAILURES, SystemError, lzma.LZMAError)
 
 
 class _ChunkError(Exception):
-    """A chunk cannot be decoded; its cause says why, and a bug of ours is never one of them."""
+    """A chunk cannot be decoded; its cause is the error of zarr or a codec."""
 
 
 @contextmanager
 def _damage() -> Iterator[None]:
-    """Raise _ChunkError for what zarr and the codecs raise."""
+    """Raise _ChunkError for errors of zarr and the codecs."""
     try:
         yield
     except FAILURES as error:
@@ -69,8 +69,8 @@ class OmeZarrReader(PyramidReader):
     failures: ClassVar[tuple[type[Exception], ...]] = (_ChunkError,)
 
     def _inspect(self) -> ImageInfo:
-        # Emptied by the thread that first meets a chunk that is not stored.
-        self._untold = [self.path]
+        # Emptied by the thread that logs the first missing chunk.
+        self._unlogged = [self.path]
         with closing(open_store(self.path)) as store:
             image = read_multiscales(self.path, store)
             info, self._plan = _describe(self.path, self.options, image)
@@ -79,12 +79,12 @@ class OmeZarrReader(PyramidReader):
     def _open(self) -> Source:
         if self._plan.unchosen:
             raise ImageError(f"`{self.path}` is a stack", hint="; ".join(self._plan.unchosen))
-        return _ZarrSource(self.path, self.info, self._plan, self._untold)
+        return _ZarrSource(self.path, self.info, self._plan, self._unlogged)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Which part of which arrays is the image; made once, shared by all handles."""
+    """Which part of which arrays is the image; shared by all handles."""
 
     arrays: tuple[str, ...]  # path of each level in the store
     axes: str  # as in `Multiscales`
@@ -92,7 +92,7 @@ class _Plan:
     channels: tuple[int, ...]
     nodata: Nodata | None
     zarr_format: ZarrFormat
-    unchosen: tuple[str, ...]  # what the user must say before pixels can be read
+    unchosen: tuple[str, ...]  # hints for axes on which a plane must be chosen
 
 
 def _describe(path: str, options: ReadOptions, image: Multiscales) -> tuple[ImageInfo, _Plan]:
@@ -101,13 +101,13 @@ def _describe(path: str, options: ReadOptions, image: Multiscales) -> tuple[Imag
     names = unique_names(image.channels)
     channels = choose_bands(path, options.bands, names, range(len(names)))
     for level, each in zip(image.levels, image.stored, strict=True):
-        _refuse_huge_chunks(path, level, each)
+        _check_chunks(path, level, each)
     lengths = {axis: first.length(axis) for axis in "zt"}
     wanted = {"z": options.z, "t": options.t}
     chosen = {axis: choose_plane(path, axis, lengths[axis], wanted[axis]) for axis in lengths}
     unchosen = planes_to_choose(lengths, wanted)
     if any(each.length("z") != lengths["z"] for each in image.stored):
-        warnings.append("its overviews blend planes of z: views from them do, too")
+        warnings.append("its overviews average planes of z")
     microns, complaints = resolve(options, [image.resolution])
     nodata, mask = None, "nan" if dtype.kind == "f" else "none"
     if options.nodata is not None:
@@ -122,7 +122,7 @@ def _describe(path: str, options: ReadOptions, image: Multiscales) -> tuple[Imag
         mask=mask,
         nodata=options.nodata,
         compression=_compression(first.array),
-        # Adding up the files of a folder may take longer than reading from it.
+        # Summing the files of a folder may take longer than reading from it.
         file_bytes=os.path.getsize(path) if os.path.isfile(path) else 0,
         details={
             "zarr_format": image.zarr_format,
@@ -150,17 +150,17 @@ def _dtype(path: str, array: Any) -> np.dtype[Any]:
     if dtype.kind == "b":
         return np.dtype(np.uint8)
     if dtype.kind not in "iuf":
-        raise ImageError(f"`{path}` holds {dtype} values", hint="export it as numbers first")
+        raise ImageError(f"`{path}` has {dtype} values", hint="export it as numbers first")
     native: np.dtype[Any] = dtype.newbyteorder("=")
     return native
 
 
-def _refuse_huge_chunks(path: str, level: Level, stored: StoredLevel) -> None:
-    """Refuse chunks too large to decode, beyond the level as well, or too small to be read."""
+def _check_chunks(path: str, level: Level, stored: StoredLevel) -> None:
+    """Raise ImageError for chunks that are too large to decode, or too small and too many."""
     array = stored.array
     chunk = dict(zip(stored.axes, array.chunks, strict=True))
     block = Size(chunk["x"], chunk["y"])
-    # Filters compute with 8 bytes for each value.
+    # Filters use 8 bytes for each value.
     itemsize = 8 if array.filters else array.dtype.itemsize
     check_block_size(path, block, math.prod(array.chunks) // block.pixels * itemsize)
     count = math.ceil(level.size.pixels / block.pixels)
@@ -172,7 +172,7 @@ def _refuse_huge_chunks(path: str, level: Level, stored: StoredLevel) -> None:
 
 
 def _planes(each: StoredLevel, first: StoredLevel, chosen: dict[str, int]) -> dict[str, int]:
-    """Return the index along each axis that is not of the image; z may be coarser here."""
+    """Return the index along the axes other than c, y and x; z may be coarser than in `first`."""
     shares = {axis: each.length(axis) / first.length(axis) for axis in chosen}
     return {**{axis: int((chosen[axis] + 0.5) * shares[axis]) for axis in chosen}, "-": 0}
 
@@ -182,8 +182,7 @@ def _compression(array: Any) -> str:
 
 
 def _codec_names(array: Any) -> list[str]:
-    """Return what is done to the bytes of a chunk, in the order of writing."""
-    # zarr v2 has the codecs of numcodecs, v3 its own.
+    # zarr v2 uses the codecs of numcodecs, v3 its own.
     names = [
         getattr(each, "codec_id", None) or each.to_dict()["name"] for each in array.compressors
     ]
@@ -191,10 +190,10 @@ def _codec_names(array: Any) -> list[str]:
 
 
 class _ZarrSource:
-    """One thread's arrays, opened by level when first needed."""
+    """Arrays of one thread, opened by level on first use."""
 
-    def __init__(self, path: str, info: ImageInfo, plan: _Plan, untold: list[str]) -> None:
-        self._layout, self._plan, self._untold = info, plan, untold
+    def __init__(self, path: str, info: ImageInfo, plan: _Plan, unlogged: list[str]) -> None:
+        self._info, self._plan, self._unlogged = info, plan, unlogged
         self._store = open_store(path)
         self._arrays: dict[int, _LevelArray] = {}
 
@@ -205,8 +204,8 @@ class _ZarrSource:
         array = self._array(level)
         self._store.watch(array.sizes)
         values = array.read(box)  # (height, width, bands)
-        values = values.astype(self._layout.dtype, copy=False)
-        pixels = touched_pixels(box, self._layout.levels[level])
+        values = values.astype(self._info.dtype, copy=False)
+        pixels = touched_pixels(box, self._info.levels[level])
         valid = are_numbers(values)
         if self._plan.nodata is not None:
             valid = both_valid(valid, holds_data(values, self._plan.nodata))
@@ -229,28 +228,26 @@ class _ZarrSource:
     def _empty(
         self, level: int, box: Box, values: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[np.bool_], int]:
-        """Take out the fill values of chunks that are not stored."""
+        """Clear the fill values of missing chunks; return values, mask and undecoded pixels."""
         values, stored, unread = values.copy(), np.ones(values.shape[:2], np.bool_), 0
         for part, share in self._arrays[level].holes(box, self._store.absent):
             rows = slice(part.top - box.top, part.bottom - box.top)
             columns = slice(part.left - box.left, part.right - box.left)
             values[rows, columns], stored[rows, columns] = 0, False
-            unread += round(touched_pixels(part, self._layout.levels[level]) * share)
-        self._tell(len(self._store.absent))
+            unread += round(touched_pixels(part, self._info.levels[level]) * share)
+        self._log_missing(len(self._store.absent))
         return values, stored, unread
 
-    def _tell(self, count: int) -> None:
+    def _log_missing(self, count: int) -> None:
         try:
-            path = self._untold.pop()
+            path = self._unlogged.pop()
         except IndexError:
-            return  # once is enough, however many threads and windows meet gaps
-        log.warning(
-            "at least %d chunks of `%s` are not stored; their pixels are not valid", count, path
-        )
+            return  # logged once for all threads
+        log.warning("at least %d chunks of `%s` are missing; their pixels are invalid", count, path)
 
 
 class _LevelArray:
-    """Reads boxes of one array, and knows in which objects of the store they lie."""
+    """Reads boxes of one array, and maps them to objects of the store."""
 
     def __init__(
         self,
@@ -280,7 +277,7 @@ class _LevelArray:
         return values if self._order is None else values[..., self._order]
 
     def _read_run(self, box: Box, channels: slice) -> NDArray[Any]:
-        """Return (height, width, bands), from one chunk after another where they are large."""
+        """Return (height, width, bands), chunk by chunk if chunks are large."""
         spans = (box.top, box.bottom), (box.left, box.right), (channels.start, channels.stop)
         pieces = [
             list(cuts(*span, self._chunk.get(axis, 1)))
@@ -314,7 +311,7 @@ class _LevelArray:
         return values if "c" in self._axes else values[..., None]
 
     def holes(self, box: Box, absent: set[str]) -> Iterator[tuple[Box, float]]:
-        """Yield each part of `box` that is not stored, with the share of its bands it lacks."""
+        """Yield each missing part of `box`, with the share of its bands that is missing."""
         high, wide = self._object["y"], self._object["x"]
         for row in range(box.top // high, (box.bottom - 1) // high + 1):
             for column in range(box.left // wide, (box.right - 1) // wide + 1):
@@ -334,7 +331,7 @@ class _LevelArray:
 
 
 def _runs(channels: Sequence[int], chunk: int) -> list[slice]:
-    """Return slices of the channel axis that decode the chunks of `channels` and no others."""
+    """Return slices of the channel axis that cover only the chunks of `channels`."""
     runs: list[slice] = []
     before = None
     for index in sorted({channel // chunk for channel in channels}):

@@ -1,7 +1,7 @@
-"""Which zarr arrays are decoded: by which codecs, and to how many bytes at most.
+"""Check the metadata of zarr arrays, and decode their chunks to a bounded size.
 
-Metadata is checked before zarr makes codecs of it, which can import code. Each decoder stops
-where the chunk has the size that the metadata states.
+Metadata is checked before zarr creates codecs from it, which can import code. Each decoder stops
+at the chunk size that the metadata states.
 """
 
 import bz2
@@ -26,12 +26,12 @@ NUMBERS = re.compile(
 MOST_AXES = 16
 MOST_CODECS = 8
 MOST_CHUNKS = 2**20  # in one shard, whose index has 16 bytes for each
-LZMA_MEMORY = 2**27  # bytes; the highest preset needs half of it
+LZMA_MEMORY = 2**27  # bytes; the highest preset needs half
 SHARDING = "sharding_indexed"
-KEEPING = ("bytes", "transpose", "shuffle", "bitround")  # as many bytes as before
+KEEPING = ("bytes", "transpose", "shuffle", "bitround")  # do not change the size
 CHECKSUMS = ("crc32c", "crc32", "adler32", "fletcher32")
 CHECKSUM_BYTES = 4
-# Filters that store values of another type, and the options that name both types.
+# Filters that store another data type, and the options that name both types.
 CASTS = {
     "delta": ("dtype", "astype"),
     "fixedscaleoffset": ("dtype", "astype"),
@@ -48,7 +48,7 @@ def check_array(path: str, key: str, metadata: Mapping[str, Any], zarr_format: i
     dtype = metadata.get("dtype" if is_old else "data_type")
     if not isinstance(dtype, str) or not NUMBERS.fullmatch(dtype):
         raise ImageError(
-            f"`{key}` of `{path}` holds `{shorten(dtype)}` values",
+            f"`{key}` of `{path}` has `{shorten(dtype)}` values",
             hint="export it as numbers first",
         )
     try:
@@ -77,9 +77,9 @@ def _old_codecs(metadata: Mapping[str, Any]) -> list[Any]:
 
 
 def encoded_sizes(codecs: Any, shape: Sequence[int], itemsize: int) -> list[int]:
-    """Return the most bytes of a chunk: of its values, then after each codec that is applied.
+    """Return the maximum size of a chunk in bytes: decoded, then after each codec.
 
-    ValueError for a codec that is not supported, or where one does not fit those before it.
+    Raises ValueError if a codec is not supported, or does not fit those before it.
     """
     if not isinstance(codecs, list | tuple) or len(codecs) > MOST_CODECS:
         raise ValueError(f"its codecs are `{shorten(codecs)}`")
@@ -88,11 +88,11 @@ def encoded_sizes(codecs: Any, shape: Sequence[int], itemsize: int) -> list[int]
     for name, options in map(_named, codecs):
         if name == SHARDING:
             if len(codecs) > 1:
-                # Each read would decode the whole shard.
+                # Every read would decode the whole shard.
                 raise ValueError(f"codec `{SHARDING}` is combined with others")
             size = _shard_sizes(options, shape, itemsize)[1]
         elif name in DECODERS:
-            # What cannot be compressed grows; by far less than this.
+            # Incompressible data grows by less than this.
             size += 0 if is_compressed else size // 4 + 1024
             is_compressed, itemsize = True, 0
         elif name in CHECKSUMS:
@@ -105,13 +105,13 @@ def encoded_sizes(codecs: Any, shape: Sequence[int], itemsize: int) -> list[int]
                 raise ValueError(f"codec `{name}` yields values of {plain} bytes, not {itemsize}")
             size, itemsize = size // itemsize * stored, stored
         elif name not in KEEPING:
-            raise ValueError(f"codec `{shorten(name)}` is not supported here")
+            raise ValueError(f"codec `{shorten(name)}` is not supported")
         sizes.append(size)
     return sizes
 
 
 def chunk_size(codecs: Any, shape: Sequence[int], itemsize: int) -> int:
-    """Return the most bytes that are stored of one chunk inside a shard; 0 without shards."""
+    """Return the maximum stored size of one chunk inside a shard; 0 without shards."""
     name, options = _named(codecs[0]) if codecs else ("", {})
     return _shard_sizes(options, shape, itemsize)[0] if name == SHARDING else 0
 
@@ -119,7 +119,7 @@ def chunk_size(codecs: Any, shape: Sequence[int], itemsize: int) -> int:
 def _shard_sizes(
     options: Mapping[str, Any], shape: Sequence[int], itemsize: int
 ) -> tuple[int, int]:
-    """Return the most bytes of a chunk in a shard, and of the shard."""
+    """Return the maximum stored size of a chunk in a shard, and of the shard."""
     for codec in options.get("index_codecs", ()):
         _check_name(codec, ("bytes", "crc32c"))
     chunk = _lengths(options.get("chunk_shape"))
@@ -135,23 +135,23 @@ def _named(codec: Any) -> tuple[str, Mapping[str, Any]]:
     if isinstance(codec, str):
         return codec, {}
     record = _record(codec)
-    # zarr v2 takes the id and v3 the name, so a codec that has both would have two meanings.
+    # zarr v2 uses the id and v3 the name: a codec with both is ambiguous.
     name = record.get("name", record.get("id"))
     if not isinstance(name, str) or ("name" in record and "id" in record):
-        raise ValueError(f"`{shorten(codec)}` is no codec")
+        raise ValueError(f"`{shorten(codec)}` is not a codec")
     if "id" in record:
         return name, record
     return name.removeprefix("numcodecs."), _record(record.get("configuration"))
 
 
 def codec_name(codec: Any) -> str:
-    """Return the name of a codec as zarr v2 or v3 writes it, without the name of a library."""
+    """Return the name of a codec in zarr v2 or v3, without the name of its library."""
     return _named(codec)[0]
 
 
 def _check_name(codec: Any, known: Sequence[str]) -> None:
     if (name := _named(codec)[0]) not in known:
-        raise ValueError(f"`{shorten(name)}` is not supported here")
+        raise ValueError(f"`{shorten(name)}` is not supported")
 
 
 def _record(value: Any) -> Mapping[str, Any]:
@@ -159,7 +159,7 @@ def _record(value: Any) -> Mapping[str, Any]:
 
 
 def _lengths(value: Any) -> list[int]:
-    """Return the lengths of an array or a chunk; ValueError for what are none."""
+    """Return the lengths of an array or a chunk; raise ValueError if malformed."""
     if not isinstance(value, list | tuple) or len(value) > MOST_AXES:
         raise ValueError(f"its shape or its chunks are `{shorten(value)}`")
     if not all(isinstance(each, int) and 0 <= each < 2**64 for each in value):
@@ -176,7 +176,7 @@ def _itemsize(dtype: Any, default: int) -> int:
 
 
 def decode(name: str, data: Any, most: int) -> Any:
-    """Decode a chunk; ValueError where it has more than `most` bytes, or is cut off."""
+    """Decode a chunk; raise ValueError if it exceeds `most` bytes or is truncated."""
     return DECODERS[name](ensure_contiguous_ndarray(data).view(np.uint8), most)
 
 
@@ -184,38 +184,38 @@ def _streamed(start: Callable[[], Any]) -> Callable[[Bytes, int], bytes]:
     def decode_stream(data: Bytes, most: int) -> bytes:
         stream = start()
         values: bytes = stream.decompress(data.data, most + 1)
-        _refuse_more(len(values), most)
+        _check_size(len(values), most)
         if not stream.eof:
-            raise ValueError(f"a chunk is cut off after {len(data):,} bytes")
+            raise ValueError(f"a chunk is truncated after {len(data):,} bytes")
         return values
 
     return decode_stream
 
 
 def _blosc(data: Bytes, most: int) -> Any:
-    # Blosc believes its header and decodes whatever lies past the end of the chunk.
+    # Blosc trusts its header and decodes memory past the end of the chunk.
     wanted = max(int.from_bytes(data[12:16].tobytes(), "little"), 16)
     if len(data) < wanted:
-        raise ValueError(f"a chunk is cut off: {len(data):,} of {wanted:,} bytes")
-    _refuse_more(int.from_bytes(data[4:8].tobytes(), "little"), most)
+        raise ValueError(f"a chunk is truncated: {len(data):,} of {wanted:,} bytes")
+    _check_size(int.from_bytes(data[4:8].tobytes(), "little"), most)
     return blosc.decompress(data)
 
 
 def _lz4(data: Bytes, most: int) -> Any:
-    _refuse_more(int.from_bytes(data[:4].tobytes(), "little"), most)
+    _check_size(int.from_bytes(data[:4].tobytes(), "little"), most)
     return lz4.decompress(data)
 
 
 def _zstd(data: Bytes, most: int) -> Any:
     stated = _zstd_size(data[:18].tobytes())
     if stated is not None:
-        _refuse_more(stated, most)
-    # Given its size, a second frame that the first does not count is an error as well.
+        _check_size(stated, most)
+    # With a known size, a second frame is an error.
     return zstd.decompress(data, np.empty(most if stated is None else stated, np.uint8))
 
 
 def _zstd_size(header: bytes) -> int | None:
-    """Return the size that a zstd frame states, None where it states none (RFC 8878, 3.1.1.1)."""
+    """Return the size that a zstd frame states, None if it states none (RFC 8878, 3.1.1.1)."""
     if len(header) < 6 or header[:4] != b"\x28\xb5\x2f\xfd":
         return None
     is_single = header[4] >> 5 & 1
@@ -226,7 +226,7 @@ def _zstd_size(header: bytes) -> int | None:
     return int.from_bytes(header[start : start + length], "little") + 256 * (length == 2)
 
 
-def _refuse_more(size: int, most: int) -> None:
+def _check_size(size: int, most: int) -> None:
     if size > most:
         raise ValueError(f"a chunk decodes to more than its {most:,} bytes")
 

@@ -1,7 +1,7 @@
-"""Open zarr stores (folder, zip, URL), record missing keys, refuse what is too large.
+"""Open zarr stores (folder, zip, URL) with limits, and record missing keys.
 
-What is read is bounded before it is read: metadata by a fixed size, chunks by what their codecs
-can make of the values. Only regular files are opened, and none outside of the folder.
+Sizes are bounded before reading: metadata by a constant, chunks by the maximum output of their
+codecs. Only regular files inside the folder are opened.
 """
 
 import asyncio
@@ -48,20 +48,18 @@ from tnetcli.text import MOST_DEPTH, is_deep, one_line, shorten
 
 ZarrFormat = Literal[2, 3]
 
-STORE_FAILURES = ZIP_FAILURES  # those of folders and URLs are among them
-# zarr meets damaged metadata with whatever its parsing runs into.
-METADATA_FAILURES = (*STORE_FAILURES, *PARSING_FAILURES, MemoryError)
+# zarr raises many kinds of errors for damaged metadata.
+METADATA_FAILURES = (*ZIP_FAILURES, *PARSING_FAILURES, MemoryError)
 FOLDER_HINT = "give the folder whose `zarr.json` or `.zattrs` lists `multiscales`"
-METADATA_HINT = "check its metadata: no image needs as much"
+METADATA_HINT = "check its metadata: no image needs this much"
 GROUP_FILES = ("zarr.json", ".zgroup")
-MOST_METADATA = 2**24  # bytes, of all documents of one image together
-MOST_DOCUMENTS = 4096  # that are asked for, stored or not: a plate lists its wells
-LONGEST_REASON = 500  # characters; what is wrong may be a name of any length
+MOST_METADATA = 2**24  # bytes of all documents of one image
+LONGEST_REASON = 500  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSizes:
-    """The most bytes of an object in the store, and of one chunk inside a shard."""
+    """Maximum size in bytes of an object in the store, and of one chunk inside a shard."""
 
     whole: int
     part: int = 0
@@ -71,16 +69,16 @@ METADATA_SIZES = StoredSizes(MOST_METADATA)
 
 
 class WatchedStore(WrapperStore[Store]):
-    """Record missing keys and bytes read; refuse objects that are too large."""
+    """Records missing keys and bytes read; raises errors for objects that are too large."""
 
     def __init__(self, store: Store, path: str) -> None:
         super().__init__(store)
         self._path = path
-        self._documents = self._document_bytes = 0
+        self._document_bytes = 0
         self.watch(None)
 
     def watch(self, sizes: StoredSizes | None) -> None:
-        """Start anew; `sizes` are those of the chunks to come, None where metadata follows."""
+        """Reset the records; `sizes` limit the next chunks, None if metadata is read next."""
         self._sizes = sizes
         self.absent: set[str] = set()
         self.bytes_read = 0
@@ -90,10 +88,8 @@ class WatchedStore(WrapperStore[Store]):
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Return what is stored under `key`; more or less than was promised is an error."""
+        """Return the object of `key`; raise OSError if it is larger or smaller than expected."""
         sizes = self._sizes
-        if sizes is None:
-            self._count_documents()
         wanted = 0
         if isinstance(byte_range, RangeByteRequest):
             wanted = byte_range.end - byte_range.start
@@ -105,24 +101,16 @@ class WatchedStore(WrapperStore[Store]):
             return None
         if byte_range is None and len(found) > (sizes or METADATA_SIZES).whole:
             raise OSError(f"`{key}` has {len(found):,} bytes")
-        # zarr takes a chunk wholly past the end of a truncated shard for one never written.
+        # zarr treats a chunk past the end of a truncated shard as missing.
         if len(found) < wanted:
-            raise OSError(f"`{key}` is cut off: {len(found)} of {wanted} bytes")
+            raise OSError(f"`{key}` is truncated: {len(found)} of {wanted} bytes")
         if sizes is None:
             self._check_document(key, found.to_bytes())
         self.bytes_read += len(found)
         return found
 
-    def _count_documents(self) -> None:
-        self._documents += 1
-        if self._documents > MOST_DOCUMENTS:
-            raise ImageError(
-                f"`{self._path}` lists more than {MOST_DOCUMENTS:,} groups and arrays",
-                hint=METADATA_HINT,
-            )
-
     def _check_document(self, key: str, content: bytes) -> None:
-        """Refuse metadata that zarr should not parse; what is no JSON is left to zarr."""
+        """Raise ImageError for metadata that zarr must not parse; invalid JSON is left to zarr."""
         self._document_bytes += len(content)
         if self._document_bytes > MOST_METADATA:
             raise ImageError(
@@ -151,14 +139,13 @@ class WatchedStore(WrapperStore[Store]):
         )
 
     def close(self) -> None:
-        """Close the store beneath, if it was ever opened."""
-        # A zip that was never opened fails on the attempt to close it.
+        """Close the store if it was opened: closing an unopened zip fails."""
         if self._is_open:
             super().close()
 
 
 class _Folder(LocalStore):
-    """The regular files in a folder; links inside may not leave it."""
+    """Regular files in a folder; links must not lead outside."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, read_only=True)
@@ -197,27 +184,27 @@ class _Folder(LocalStore):
             os.close(descriptor)
 
     def _open_inside(self, path: str) -> int:
-        """Return a descriptor of a regular file; OSError where links lead out of the image."""
+        """Return a descriptor of a regular file; raise OSError if a link leads outside."""
         folder = os.path.dirname(path)
         if folder not in self._inside:
-            self._refuse_outside(folder)
+            self._check_inside(folder)
             self._inside.add(folder)
         try:
             return open_descriptor(path, follow_links=False)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-        self._refuse_outside(path)
+        self._check_inside(path)
         return open_descriptor(path)
 
-    def _refuse_outside(self, path: str) -> None:
+    def _check_inside(self, path: str) -> None:
         if not is_inside(path, self._top, follow_links=True):
             name, target = os.path.relpath(path, self._top), os.path.realpath(path)
             raise OSError(f"`{name}` is a link to `{target}`, outside of the image")
 
 
 class _Zip(ZipStore):
-    """The members of a zip file."""
+    """Members of a zip file."""
 
     _zf: Archive
 
@@ -244,7 +231,7 @@ class _Zip(ZipStore):
 
 
 def _span(byte_range: ByteRequest | None) -> tuple[int, int | None]:
-    """Return where a request starts, from the end where negative, and where it stops."""
+    """Return start and stop of a request; a negative start counts from the end."""
     if isinstance(byte_range, RangeByteRequest):
         return byte_range.start, byte_range.end
     if isinstance(byte_range, SuffixByteRequest):
@@ -253,7 +240,7 @@ def _span(byte_range: ByteRequest | None) -> tuple[int, int | None]:
 
 
 def open_store(path: str) -> WatchedStore:
-    """Open the folder, zip or URL at `path`, for reading only."""
+    """Open the folder, zip or URL at `path` read-only."""
     if "://" in path:
         if find_spec("fsspec") is None:
             raise ImageError(
@@ -273,7 +260,7 @@ def open_store(path: str) -> WatchedStore:
 
 
 def outermost_group(path: str) -> str:
-    """Return where in the store the image begins: zip programs like to add a folder around it."""
+    """Return the outermost group in the store: zip programs often add a folder."""
     if not os.path.isfile(path):
         return ""
     try:
@@ -289,14 +276,14 @@ def outermost_group(path: str) -> str:
 def open_level(
     path: str, store: WatchedStore, group: str, name: str, zarr_format: ZarrFormat
 ) -> Any:
-    """Open an array that the metadata lists; a lost one means an incomplete copy."""
+    """Open an array that the metadata lists; raise ImageError if it is missing or empty."""
     try:
         array, _ = open_array(store, join(group, name), zarr_format)
         is_empty = min(array.shape, default=0) < 1 or min(array.chunks) < 1
     except METADATA_FAILURES as error:
         raise ImageError(
             f"cannot open level `{shorten(name)}` of `{path}`: {_reason(error)}",
-            hint="the image is damaged or not copied completely: copy it again",
+            hint="the image is damaged or incomplete: copy it again",
         ) from error
     if is_empty:
         raise ImageError(f"level `{shorten(name)}` of `{path}` is empty", hint="write it again")
@@ -304,7 +291,7 @@ def open_level(
 
 
 def open_array(store: WatchedStore, path: str, zarr_format: ZarrFormat) -> tuple[Any, StoredSizes]:
-    """Open an array whose chunks are decoded to the size that its metadata states, or fail."""
+    """Open an array whose chunks decode at most to the size that its metadata states."""
     store.watch(None)
     array: Any = zarr.open_array(store, path=path, mode="r", zarr_format=zarr_format)
     metadata, shape = array.metadata, array.metadata.chunk_grid.chunk_shape
@@ -330,7 +317,7 @@ def open_array(store: WatchedStore, path: str, zarr_format: ZarrFormat) -> tuple
 
 
 def _bounded(codecs: Sequence[Codec], shape: Sequence[int], itemsize: int) -> list[Codec]:
-    """Return codecs of zarr v3 that stop at the size of a chunk."""
+    """Return codecs of zarr v3 that stop at the chunk size."""
     written = [each.to_dict() for each in codecs]
     bounded: list[Codec] = []
     for codec, record, size in zip(
@@ -353,7 +340,7 @@ def _bounded(codecs: Sequence[Codec], shape: Sequence[int], itemsize: int) -> li
 
 
 class _Shard(ShardingCodec):
-    """Shards whose index is checked, where zarr would compute with places beyond 64 bits."""
+    """Checks the index of a shard, where zarr would overflow 64 bits."""
 
     async def _decode_shard_index(
         self, index_bytes: Buffer, chunks_per_shard: tuple[int, ...]
@@ -367,7 +354,7 @@ class _Shard(ShardingCodec):
 
 
 class _OldDecoder(OldCodec):  # type: ignore[misc]
-    """Decodes for zarr v2, to `most` bytes."""
+    """Codec of zarr v2 that decodes at most `most` bytes."""
 
     codec_id = ""
 
@@ -383,7 +370,7 @@ class _OldDecoder(OldCodec):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Decoder(BytesBytesCodec):
-    """Decodes for zarr v3, to `most` bytes."""
+    """Codec of zarr v3 that decodes at most `most` bytes."""
 
     name: str
     most: int
@@ -401,17 +388,17 @@ class _Decoder(BytesBytesCodec):
 
 
 def join(group: str, name: str) -> str:
-    """Return the path in the store of what is called `name` in `group`."""
+    """Return the path of `name` in `group`."""
     return f"{group}/{name}" if group else name
 
 
 def refusal(path: str, error: Exception) -> ImageError:
-    """Return the error that says why nothing at `path` can be read as OME-Zarr."""
-    return ImageError(f"`{path}` is no OME-Zarr image: {_reason(error)}", hint=FOLDER_HINT)
+    """Return the error for a path that is not an OME-Zarr image."""
+    return ImageError(f"`{path}` is not an OME-Zarr image: {_reason(error)}", hint=FOLDER_HINT)
 
 
 def _reason(error: Exception) -> str:
-    # zarr names its classes, its store and its path once more.
+    # The message of zarr repeats its classes, store and path.
     if isinstance(error, FileNotFoundError):
         return "no metadata found"
     return one_line(error)[:LONGEST_REASON]

@@ -24,8 +24,7 @@ from tnetcli.files import open_regular, temporary_folder, write_file
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
 from tnetcli.readers.handles import content_stamp
-from tnetcli.synth.digits import DigitMaker, Digits, check_size
-from tnetcli.synth.glyphs import load_glyphs
+from tnetcli.synth.digits import DigitMaker, Digits, check_size, load_glyphs
 from tnetcli.synth.landscape import LandscapeMaker
 from tnetcli.synth.scene import Scene
 from tnetcli.synth.tiles import TileSet, read_tiles
@@ -140,7 +139,7 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
     from affine import Affine
     from rasterio.windows import Window as RasterioWindow
 
-    from tnetcli.cli.pyramid import build_pyramid
+    from tnetcli.readers.cog import build_overviews
     from tnetcli.readers.gdal import raise_on_damage
 
     flat = path.with_name(f"flat-{path.name}")
@@ -170,7 +169,7 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
             reached = max(reached, share + fraction * (1 - share))
             advance(reached)
 
-        build_pyramid(str(flat), output=str(path), advance=follow)
+        build_overviews(str(flat), output=str(path), advance=follow)
     flat.unlink()
 
 

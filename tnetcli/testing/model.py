@@ -8,7 +8,7 @@ import copy
 import json
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import safetensors.torch
@@ -102,6 +102,20 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5 * scale)
 
 
+def assert_same(actual: EncoderOutput, expected: EncoderOutput) -> None:
+    """Compare features and cell logits exactly."""
+    assert torch.equal(actual.features, expected.features)
+    assert torch.equal(actual.cell_logits, expected.cell_logits)
+
+
+class Batch(NamedTuple):
+    """The whole image and two cells: a view of each, and the encoder's output."""
+
+    views: list[Tensor]
+    regions: list[Region]
+    out: EncoderOutput
+
+
 class ModelContract:
     """Promises of every model; subclasses set `case`."""
 
@@ -109,7 +123,6 @@ class ModelContract:
 
     @classmethod
     def build(cls, seed: int = 0, bands: int | None = None) -> Model:
-        """Build the model of the case."""
         torch.manual_seed(seed)
         case, bands = cls.case, bands or cls.case.bands
         return build_model(case.family, case.config, classes=case.classes, bands=bands).eval()
@@ -117,136 +130,113 @@ class ModelContract:
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls) -> Model:
-        """Return a model that tests share and do not change."""
         return cls.build().requires_grad_(False)
 
     @pytest.fixture
     def learner(self, model: Model) -> Model:
-        """Return a copy that may be trained; zeros, such as gains of residuals, become 0.1."""
         learner = copy.deepcopy(model)
         for parameter in learner.parameters():
-            if not parameter.any():
+            if not parameter.any():  # such as the gain of a residual, which would stop gradients
                 parameter.fill_(0.1)
         return learner.requires_grad_(True).train()
 
     @pytest.fixture(scope="class")
     @classmethod
-    def regions(cls, model: Model) -> list[Region]:
-        """Return the whole image and two cells."""
-        return root_and_cells(model)
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def views(cls, model: Model, regions: list[Region]) -> list[Tensor]:
-        """Return one view per region."""
+    def batch(cls, model: Model) -> Batch:
+        regions = root_and_cells(model)
         sides = [model.view_size_of(region) for region in regions]
-        return [noise(cls.case.bands, side, side, seed=i) for i, side in enumerate(sides)]
+        views = [noise(cls.case.bands, side, side, seed=i) for i, side in enumerate(sides)]
+        return Batch(views, regions, encode(model, views, regions))
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def encoded(cls, model: Model, views: list[Tensor], regions: list[Region]) -> EncoderOutput:
-        """Return the output of the encoders for all views."""
-        return encode(model, views, regions)
-
-    def losses(
-        self, model: Model, views: list[Tensor], regions: list[Region]
-    ) -> tuple[Tensor, Tensor]:
+    def losses(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return a loss of the label, and one of the attention."""
-        out = encode(model, views, regions)
+        out = encode(model, batch.views, batch.regions)
         logits = model.aggregate(out.features.unsqueeze(0), *unmasked(3)).logits
         where = -out.cell_logits[..., 0].log_softmax(dim=1)[:, 0].sum()
         return functional.cross_entropy(logits, torch.tensor([1])), where
 
-    def test_shapes(self, model, views, encoded):  # type: ignore[no-untyped-def]
-        """Encoders and aggregators return the documented shapes, all finite."""
+    def test_outputs_have_the_documented_shapes_and_are_finite(
+        self, model: Model, batch: Batch
+    ) -> None:
         classes, size = self.case.classes, model.feature_size
-        assert encoded.features.shape == (3, size)
-        assert encoded.cell_logits.shape == (3, model.grid.rows * model.grid.columns, 1)
-        assert (encoded.cell_logits < torch.inf).all()  # False for NaN
-        found = model.aggregate(encoded.features.unsqueeze(0), *unmasked(3))
+        assert batch.out.features.shape == (3, size)
+        assert batch.out.cell_logits.shape == (3, model.grid.rows * model.grid.columns, 1)
+        assert (batch.out.cell_logits < torch.inf).all()  # False for NaN
+        found = model.aggregate(batch.out.features.unsqueeze(0), *unmasked(3))
         assert (found.logits.shape, found.weights.shape) == ((1, classes), (1, 3))
         assert found.embedding.shape == (1, size)
         shapes = {"whole": (1, classes), "regions": (1, classes), "instances": (1, 3, classes)}
         assert all(part.shape == shapes[name] for name, part in found.parts.items())
-        outputs = (encoded.features, *encoded.aux.values(), *found[:3], *found.parts.values())
+        outputs = (batch.out.features, *batch.out.aux.values(), *found[:3], *found.parts.values())
         assert all(part.isfinite().all() for part in outputs)
-        for leading in ((), (2, 5)):
-            levels = torch.ones(leading, dtype=torch.long)
-            for level in (levels, 2 * levels):
-                logits = model.classify(noise(*leading, size), level)
-                assert logits.shape == (*leading, classes)
+        for leading, level in (((), 1), ((2, 5), 2)):
+            levels = torch.full(leading, level)
+            assert model.classify(noise(*leading, size), levels).shape == (*leading, classes)
 
-    def test_features_do_not_depend_on_scoring(self, model, views):  # type: ignore[no-untyped-def]
-        """Without `score_cells` features and shapes are the same."""
-        whole, position = views[0].unsqueeze(0), torch.tensor([ROOT.position])
+    def test_features_do_not_depend_on_whether_cells_are_scored(
+        self, model: Model, batch: Batch
+    ) -> None:
+        whole, position = batch.views[0].unsqueeze(0), torch.tensor([ROOT.position])
         scored, bare = (model.encoder(1)(whole, position, each) for each in (True, False))
         assert torch.equal(bare.features, scored.features)
         assert bare.cell_logits.shape == scored.cell_logits.shape
 
-    def test_blank_views(self, model, views, regions):  # type: ignore[no-untyped-def]
-        """A constant view gives no NaN."""
-        out = encode(model, [torch.zeros_like(view) for view in views], regions)
+    def test_a_constant_view_gives_no_nan(self, model: Model, batch: Batch) -> None:
+        out = encode(model, [torch.zeros_like(view) for view in batch.views], batch.regions)
         assert all(part.isfinite().all() for part in (out.features, *out.aux.values()))
         assert (out.cell_logits < torch.inf).all()
 
-    def test_aux(self, model, encoded, regions):  # type: ignore[no-untyped-def]
-        """Glimpses lie inside their view; features follow from what replay stores."""
+    def test_glimpses_lie_inside_their_view(self, model: Model, batch: Batch) -> None:
         glimpses = getattr(model.config, "glimpses", None)
-        assert ("glimpse_boxes" in encoded.aux) == (glimpses is not None)
+        assert ("glimpse_boxes" in batch.out.aux) == (glimpses is not None)
         if glimpses is not None:
-            boxes, features = encoded.aux["glimpse_boxes"], encoded.aux["glimpse_features"]
+            boxes, features = batch.out.aux["glimpse_boxes"], batch.out.aux["glimpse_features"]
             assert boxes.shape == (3, glimpses, 4)
             assert features.shape == (3, glimpses, model.feature_size)
             assert ((boxes >= 0) & (boxes <= 1)).all()
             assert (boxes[..., :2] < boxes[..., 2:]).all()
-        assert ("pooled" in encoded.aux) == model.config.replays
-        if model.config.replays:
-            positions = torch.tensor([region.position for region in regions])
-            assert_close(model.embed(encoded.aux["pooled"], positions), encoded.features)
 
-    def test_proposals(self, model, encoded):  # type: ignore[no-untyped-def]
-        """Every cell is proposed."""
-        probabilities = proposed(model, encoded)
+    def test_features_follow_from_what_replay_stores(self, model: Model, batch: Batch) -> None:
+        assert ("pooled" in batch.out.aux) == model.config.replays
+        if model.config.replays:
+            positions = torch.tensor([region.position for region in batch.regions])
+            assert_close(model.embed(batch.out.aux["pooled"], positions), batch.out.features)
+
+    def test_every_cell_is_proposed(self, model: Model, batch: Batch) -> None:
+        probabilities = proposed(model, encode(model, batch.views, batch.regions))
         assert (probabilities > 0).all()
         assert probabilities.sum(dim=1).tolist() == pytest.approx([1] * 3)
 
-    def test_determinism(self, model, views, regions, encoded):  # type: ignore[no-untyped-def]
-        """The same seed builds the same weights; encoding is repeatable and changes nothing."""
+    def test_encoding_is_repeatable_and_changes_nothing(self, model: Model, batch: Batch) -> None:
         before = {key: value.clone() for key, value in model.state_dict().items()}
-        again = encode(model, views, regions)
-        assert torch.equal(again.features, encoded.features)
-        assert torch.equal(again.cell_logits, encoded.cell_logits)
-        same, other, mine = self.build(0).state_dict(), self.build(1).state_dict(), model
-        for key, value in mine.state_dict().items():
-            assert torch.equal(value, before[key])
-            assert torch.equal(value, same[key])
-        assert not all(torch.equal(before[key], other[key]) for key in before)
+        assert_same(encode(model, batch.views, batch.regions), batch.out)
+        assert all(torch.equal(before[key], each) for key, each in model.state_dict().items())
 
-    def test_round_trip(self, model, views, regions, encoded):  # type: ignore[no-untyped-def]
-        """Weights and configuration survive saving and loading."""
-        other = self.build(seed=1)
-        saved = safetensors.torch.save(model.state_dict())
-        other.load_state_dict(safetensors.torch.load(saved), strict=True)
+    def test_the_seed_decides_the_weights_and_they_survive_saving(
+        self, model: Model, batch: Batch
+    ) -> None:
+        mine, same, other = model.state_dict(), self.build(0).state_dict(), self.build(1)
+        assert all(torch.equal(mine[key], same[key]) for key in mine)
+        assert not all(torch.equal(mine[key], each) for key, each in other.state_dict().items())
+        other.load_state_dict(safetensors.torch.load(safetensors.torch.save(mine)), strict=True)
         with torch.no_grad():
-            again = encode(other, views, regions)
-        assert torch.equal(again.features, encoded.features)
-        assert torch.equal(again.cell_logits, encoded.cell_logits)
+            assert_same(encode(other, batch.views, batch.regions), batch.out)
         text = model.config.model_dump_json()
         assert read_model_config(self.case.family, json.loads(text)) == model.config
 
-    def test_batches(self, model, views, regions, encoded):  # type: ignore[no-untyped-def]
-        """A view's output does not depend on its batch or memory layout."""
-        for index, region in enumerate(regions):
-            others = [torch.full_like(views[index], 3.0), noise(*views[index].shape, seed=9)]
-            last = views[index][None].to(memory_format=torch.channels_last)[0]
-            for batch in ([views[index]], [others[0], last, others[1]]):
-                out = encode(model, batch, [region] * len(batch))
-                row = len(batch) // 2
-                assert_close(out.features[row], encoded.features[index])
-                assert_close(relative(out)[row], relative(encoded)[index])
+    def test_a_view_does_not_depend_on_its_batch_or_memory_layout(
+        self, model: Model, batch: Batch
+    ) -> None:
+        for index, (view, region) in enumerate(zip(batch.views, batch.regions, strict=True)):
+            others = [torch.full_like(view, 3.0), noise(*view.shape, seed=9)]
+            last = view[None].to(memory_format=torch.channels_last)[0]
+            for mixed in ([view], [others[0], last, others[1]]):
+                out = encode(model, mixed, [region] * len(mixed))
+                row = len(mixed) // 2
+                assert_close(out.features[row], batch.out.features[index])
+                assert_close(relative(out)[row], relative(batch.out)[index])
 
-    def test_aggregation(self, model):  # type: ignore[no-untyped-def]
-        """Images are independent, order does not matter, weights sum to 1."""
+    def test_images_are_aggregated_alone_and_in_any_order(self, model: Model) -> None:
         features = noise(4, 5, model.feature_size)
         mask, levels = (each.expand(4, 5) for each in unmasked(5))
         together = model.aggregate(features, mask, levels)
@@ -258,16 +248,16 @@ class ModelContract:
             assert_close(alone.logits[0], together.logits[i])
             assert_close(alone.weights[0], together.weights[i, order])
 
-    def test_one_level(self, model, encoded):  # type: ignore[no-untyped-def]
-        """One region is classified as it is alone."""
-        alone = encoded.features[:1]
+    def test_one_region_is_classified_as_alone(self, model: Model, batch: Batch) -> None:
+        alone = batch.out.features[:1]
         found = model.aggregate(alone.unsqueeze(0), *unmasked(1))
         assert_close(found.logits, model.classify(alone, torch.ones(1, dtype=torch.long)))
         assert torch.equal(found.weights, torch.ones(1, 1))
 
     @pytest.mark.parametrize("garbage", GARBAGE)
-    def test_masked_features(self, learner, garbage):  # type: ignore[no-untyped-def]
-        """Masked features change neither the output nor any gradient, whatever they hold."""
+    def test_masked_features_change_neither_output_nor_gradient(
+        self, learner: Model, garbage: float
+    ) -> None:
         learner.eval()
         plain = learner.aggregate(noise(1, 2, learner.feature_size), *unmasked(2))
         padded = torch.full((1, 5, learner.feature_size), garbage)
@@ -279,31 +269,31 @@ class ModelContract:
         assert_close(found.weights[mask], plain.weights[0])
         assert not found.weights[~mask].any()
         assert not found.weights.requires_grad
-        functional.cross_entropy(found.logits, torch.tensor([1])).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(functional.cross_entropy(found.logits, torch.tensor([1])))
         assert padded.grad is not None
-        assert padded.grad[0, 1:3].any()
+        assert padded.grad[mask].any()
         assert not padded.grad[~mask].any()
         gradients = [each.grad for each in learner.parameters() if each.grad is not None]
         assert all(each.isfinite().all() for each in gradients)
 
-    def test_labels_do_not_train_attention(self, learner, views, regions):  # type: ignore[no-untyped-def]
-        """The label trains all parts but the location module."""
-        self.losses(learner, views, regions)[0].backward()  # type: ignore[no-untyped-call]
+    def test_labels_train_all_parts_but_the_location_module(
+        self, learner: Model, batch: Batch
+    ) -> None:
+        torch.autograd.backward(self.losses(learner, batch)[0])
         parts = {name.split(".")[0] for name, _ in learner.named_parameters()}
         assert learned_parts(learner) == parts - {"location"}
 
-    def test_attention_trains_itself_only(self, learner, views, regions):  # type: ignore[no-untyped-def]
-        """The attention trains the location module, if there is one."""
-        where = self.losses(learner, views, regions)[1]
-        if not hasattr(learner, "location"):
+    def test_attention_trains_the_location_module_only(self, learner: Model, batch: Batch) -> None:
+        where = self.losses(learner, batch)[1]
+        if hasattr(learner, "location"):
+            torch.autograd.backward(where)
+            assert learned_parts(learner) == {"location"}
+        else:
             assert not where.requires_grad
-            return
-        where.backward()  # type: ignore[no-untyped-call]
-        assert learned_parts(learner) == {"location"}
 
-    def test_all_parameters_learn(self, learner, views, regions):  # type: ignore[no-untyped-def]
-        """Both losses together reach every parameter."""
-        sum(self.losses(learner, views, regions)).backward()  # type: ignore[union-attr]
+    def test_both_losses_together_reach_every_parameter(self, learner: Model, batch: Batch) -> None:
+        labels, where = self.losses(learner, batch)
+        torch.autograd.backward(labels + where)
         unlearned = {
             name
             for name, parameter in learner.named_parameters()
@@ -313,8 +303,7 @@ class ModelContract:
         assert self.case.never_learned <= dict(learner.named_parameters()).keys()
 
     @pytest.mark.parametrize("bands", [1, 5])
-    def test_bands(self, bands: int) -> None:
-        """Any number of bands is encoded."""
+    def test_any_number_of_bands_is_encoded(self, bands: int) -> None:
         model = self.build(bands=bands)
         with torch.no_grad():
             out = encode(model, noise(1, bands, model.view_size, model.view_size), [ROOT])

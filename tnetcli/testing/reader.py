@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Cost, Pixels, Reader
-from tnetcli.readers.cache import BLOCKS
+from tnetcli.readers.handles import BLOCKS
 
 OUTSIDE = [Window(-100, 0, 50, 50), Window(0, -80.5, 40, 40), Window(10, 1e7, 300, 300)]
 FULL_BOXES = [(0, 0, 300, 200), (63, 65, 66, 1), (299, 199, 1, 1), (17, 9, 130, 170)]
@@ -84,8 +84,7 @@ def _shares(start: float, length: float, count: int, pixels: int) -> NDArray[np.
     edges = start + length * np.arange(count + 1) / count
     low, high = edges[:-1, None], edges[1:, None]
     pixel = np.arange(pixels)
-    shares: NDArray[np.float64] = np.minimum(high, pixel + 1) - np.maximum(low, pixel)
-    return shares.clip(0)
+    return np.asarray(np.clip(np.minimum(high, pixel + 1) - np.maximum(low, pixel), 0, None))
 
 
 def assert_equal(one: Pixels, other: Pixels) -> None:

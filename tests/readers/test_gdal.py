@@ -10,8 +10,8 @@ from rasterio.vrt import WarpedVRT
 from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Window
-from tnetcli.readers.companions import driver_of, sidecars_of
 from tnetcli.readers.detect import open_image
+from tnetcli.readers.gdal import driver_of, sidecars_of
 
 # As GDAL 3.6's `gdalbuildvrt mosaic.vrt a.tif b.tif` writes it, with fewer digits.
 MOSAIC = """<VRTDataset rasterXSize="128" rasterYSize="64">

@@ -1,4 +1,4 @@
-"""Size, levels, bands and georeference of a raster."""
+"""Describe a raster: levels, bands, mask and georeference, and how to read each level."""
 
 import math
 import os
@@ -44,26 +44,26 @@ SAME_COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class DirectPage:
-    """A page that we may decode ourselves."""
+    """A TIFF page that is decoded without GDAL."""
 
     file: str
     number: int
     block: tuple[int, int]  # rows, columns
-    tiles: PageTiles | None  # of an opening that is closed by now: what it read of the page stays
+    tiles: PageTiles | None  # tables of the page, from a file that is closed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Decoders do not travel to another process: the page is looked at again there.
+        # Decoders cannot be pickled: the other process parses the page again.
         return DirectPage, (self.file, self.number, self.block, None)
 
 
 def direct_pages(path: str, dataset: Any) -> dict[Size, DirectPage]:
-    """Return the pages, by size, that we may decode ourselves."""
+    """Return the pages, by size, that can be decoded without GDAL."""
     if dataset.driver != "GTiff" or not os.path.isfile(path):
         return {}
     found: dict[Size, DirectPage | None] = {}  # the first page of a size is the level
     for name in (path, f"{path}.ovr"):
         if name != path and name not in dataset.files:
-            continue  # hidden from GDAL, so it is no part of the image
+            continue  # GDAL does not use it
         try:
             opened = TiffPages(name)
         except TIFF_FAILURES:
@@ -75,7 +75,8 @@ def direct_pages(path: str, dataset: Any) -> dict[Size, DirectPage]:
                     continue  # a mask, or an image of its own
                 tiles, direct = _direct(opened, page, dataset), None
                 if tiles is not None:
-                    block = (page.tilelength, page.tilewidth) if page.is_tiled else _strip(page)
+                    strip = min(page.rowsperstrip, page.imagelength), page.imagewidth
+                    block = (page.tilelength, page.tilewidth) if page.is_tiled else strip
                     direct = DirectPage(name, number, block, tiles)
                 found.setdefault(Size(page.imagewidth, page.imagelength), direct)
         finally:
@@ -83,12 +84,8 @@ def direct_pages(path: str, dataset: Any) -> dict[Size, DirectPage]:
     return {size: page for size, page in found.items() if page is not None}
 
 
-def _strip(page: Any) -> tuple[int, int]:
-    return min(page.rowsperstrip, page.imagelength), page.imagewidth
-
-
 def _direct(opened: TiffPages, page: Any, dataset: Any) -> PageTiles | None:
-    """Return a reader of a page whose pixels are those that GDAL would give, None of another."""
+    """Return a reader of a page with the same pixels as GDAL's; None if they could differ."""
     if page.compression not in SAME_PIXELS:
         return None
     jpeg = page.compression == tifffile.COMPRESSION.JPEG
@@ -112,10 +109,10 @@ def _direct(opened: TiffPages, page: Any, dataset: Any) -> PageTiles | None:
 def stored_overviews(
     path: str, full: Size, factors: list[int], pages: dict[Size, DirectPage]
 ) -> list[tuple[Size, tuple[int, int]]] | None:
-    """Return sizes and blocks of GDAL's overviews where the pages of the file tell them.
+    """Return sizes and blocks of GDAL's overviews from the pages of the file.
 
-    Opening each of them would take longer than reading from it. None if there is any doubt which
-    page is which.
+    Opening each overview would take longer than reading from it. None if the pages do not match
+    the factors.
     """
     smaller = [(size, page) for size, page in pages.items() if size != full]
     smaller.sort(key=lambda pair: pair[1].number)
@@ -127,35 +124,34 @@ def stored_overviews(
 
 
 HEAD_SECONDS = 10.0
-HIDING = "GDAL_DISABLE_READDIR_ON_OPEN"
 
 
 @dataclass(frozen=True, slots=True)
 class RasterPlan:
-    """How to turn stored samples into bands and a mask; made once, shared by all handles."""
+    """How to convert stored samples into bands and a mask; shared by all handles."""
 
-    samples: tuple[int, ...]  # what to decode, alpha last where there is one
+    samples: tuple[int, ...]  # to decode; alpha last if there is one
     nodata: Nodata | None
     alpha: bool
-    mask: bool  # a mask of its own, internal or in a sidecar
+    mask: bool  # a mask band, internal or in a sidecar
     palette: NDArray[np.uint8] | None  # (entries, red green blue alpha)
     overviews: tuple[int | None, ...]  # GDAL's number of each level; None is full resolution
-    direct: tuple[DirectPage | None, ...]  # the page of each level that we read ourselves
-    masked: tuple[bool, ...]  # levels that have the mask at their own size
-    sparse: bool  # blocks may never have been written
+    direct: tuple[DirectPage | None, ...]  # the page of each level that is read without GDAL
+    masked: tuple[bool, ...]  # levels that have a mask of the same size
+    sparse: bool  # blocks may be missing
 
 
 def describe(
     path: str, options: ReadOptions, dataset: Any, allow_direct: bool
 ) -> tuple[ImageInfo, RasterPlan]:
-    """Return what is known of an open dataset, and how to read it."""
+    """Return the information about an open dataset, and how to read it."""
     check_band_count(path, dataset.count)
     dtypes = set(dataset.dtypes)
     dtype = np.dtype(dataset.dtypes[0])
     if dtype.kind not in "iuf":
-        raise ImageError(f"`{path}` holds {dtype} values", hint="export its amplitude first")
-    _refuse_broken_sidecars(path, dataset)
-    warnings = [*_hidden_sidecars(path), *_stale_overviews(path)]
+        raise ImageError(f"`{path}` has {dtype} values", hint="export its amplitude first")
+    _check_sidecars(path, dataset)
+    warnings = _stale_overviews(path)
     colours = list(dataset.colorinterp)
     names = unique_names(
         [
@@ -185,14 +181,14 @@ def describe(
     structure = dataset.tags(ns="IMAGE_STRUCTURE")
     block_rows, block_columns = dataset.block_shapes[0]
     georeference = _georeference(dataset)
-    if georeference is not None and not _is_place(georeference):
+    if georeference is not None and not _is_invertible(georeference):
         georeference = None
-        warnings.append("its transform is no place on a map and is ignored")
+        warnings.append("the transform is not invertible and is ignored")
     if georeference is not None and georeference.crs and not is_plain_crs(georeference.crs):
         georeference = None
-        warnings.append("its CRS names a grid, a file that is not opened, and is ignored")
+        warnings.append("the CRS is ignored: it names a grid file, which is not opened")
     if georeference is None and dataset.rpcs:
-        warnings.append("placed by RPCs only: its windows cannot be put on a map")
+        warnings.append("georeferenced by RPCs only: regions have no map coordinates")
     bands = ("red", "green", "blue") if palette is not None else tuple(names[i] for i in chosen)
     info = ImageInfo(
         levels=levels,
@@ -219,7 +215,7 @@ def describe(
 
 
 def _file_bytes(path: str, dataset: Any) -> int:
-    """Return the size of the file; of a URL only where costs cannot be had otherwise."""
+    """Return the size of the file; of a URL only if costs cannot be computed otherwise."""
     if os.path.isfile(path):
         return os.path.getsize(path)
     if dataset.driver == "GTiff" or not path.lower().startswith(("http://", "https://")):
@@ -231,10 +227,10 @@ def _file_bytes(path: str, dataset: Any) -> int:
         return 0
 
 
-def _refuse_broken_sidecars(path: str, dataset: Any) -> None:
-    """Refuse an image whose mask or overviews lie beside it, damaged.
+def _check_sidecars(path: str, dataset: Any) -> None:
+    """Raise ImageError for a damaged mask or overview file.
 
-    GDAL opens it without them: what is masked would look like data.
+    GDAL ignores it without an error: masked pixels would become valid.
     """
     for name in (f"{path}.msk", f"{path}.msk.ovr", f"{path}.ovr"):
         if not os.path.isfile(name):
@@ -246,21 +242,12 @@ def _refuse_broken_sidecars(path: str, dataset: Any) -> None:
         if name in dataset.files:
             continue
         try:
-            open_dataset(name).close()  # it may as well be hidden, or not asked for
+            open_dataset(name).close()  # GDAL may ignore it for another reason
         except GDAL_FAILURES as error:
             raise ImageError(
-                f"cannot open `{name}`, which belongs to an image: {one_line(error)}",
-                hint="make or copy it again, or take it away",
+                f"cannot open the sidecar `{name}`: {one_line(error)}",
+                hint="make or copy it again, or remove it",
             ) from error
-
-
-def _hidden_sidecars(path: str) -> list[str]:
-    setting = os.environ.get(HIDING, "").upper()
-    sidecars = [name for name in (f"{path}.ovr", f"{path}.msk") if os.path.exists(name)]
-    if setting in ("", "NO", "FALSE", "OFF") or not sidecars:
-        return []
-    found = ", ".join(os.path.basename(name) for name in sidecars)
-    return [f"{HIDING}={setting} may hide {found}: unset it"]
 
 
 def _stale_overviews(path: str) -> list[str]:
@@ -270,7 +257,7 @@ def _stale_overviews(path: str) -> list[str]:
     if os.path.getmtime(path) <= os.path.getmtime(overviews):
         return []
     name = os.path.basename(overviews)
-    return [f"{name} is older than the image: if its pixels changed, make it anew"]
+    return [f"{name} is older than the image: rebuild it if the pixels changed"]
 
 
 def _colour_name(colour: ColorInterp) -> str | None:
@@ -294,7 +281,7 @@ def _mask_kind(
     dtype: np.dtype[Any],
     alphas: list[int],
 ) -> tuple[str, Nodata | None]:
-    """Decide what makes a pixel invalid: alpha, a mask, nodata, NaN."""
+    """Return what makes a pixel invalid: alpha, a mask, nodata or NaN."""
     flags = {flag for i in chosen for flag in dataset.mask_flag_enums[i]}
     if MaskFlags.alpha in flags and alphas:
         return "alpha", None
@@ -310,7 +297,7 @@ def _mask_kind(
 def _levels(
     path: str, dataset: Any, allow_direct: bool
 ) -> tuple[tuple[Level, ...], tuple[int | None, ...], tuple[DirectPage | None, ...]]:
-    """List the stored levels, finest first, with GDAL's number and our own page of each."""
+    """Return the stored levels, finest first, with GDAL's number and the direct page of each."""
     full = Size(dataset.width, dataset.height)
     pages = direct_pages(path, dataset) if allow_direct else {}
     found: list[tuple[Level, int | None]] = [(_level(full, full, dataset.block_shapes[0]), None)]
@@ -320,18 +307,18 @@ def _levels(
         if stored is not None:
             size, block = stored[number]
         else:
-            # rasterio tells factors, not sizes: those of odd images need a look.
+            # rasterio gives factors, not sizes, which differ for odd images.
             with open_dataset(path, overview_level=number) as overview:
                 size, block = Size(overview.width, overview.height), overview.block_shapes[0]
-                # Of black and white, overviews may be grey; fewer bits than the image are damage.
+                # Overviews of a bilevel image may be grey; fewer bits than the image are damage.
                 if overview.dtypes != dataset.dtypes or _bits(overview) < _bits(dataset):
                     raise ImageError(
-                        f"overview {number + 1} of `{path}` holds {_kind(overview)}, "
+                        f"overview {number + 1} of `{path}` has {_kind(overview)}, "
                         f"the image {_kind(dataset)}",
                         hint="the file is damaged: make or copy it again",
                     )
         found.append((_level(full, size, block), number))
-    # Thumbnails and labels are not levels, although GDAL may take them for one.
+    # Thumbnails and labels are not levels, although GDAL may report them.
     found = [pair for pair in found if _same_shape(pair[0])]
     found.sort(key=lambda pair: pair[0].scale_x)
     levels = tuple(level for level, _ in found)
@@ -356,7 +343,7 @@ def _same_shape(level: Level) -> bool:
 def _masked_levels(
     path: str, dataset: Any, levels: tuple[Level, ...], kind: str
 ) -> tuple[bool, ...]:
-    """Say which levels have the mask at their own size; GDAL claims it of all of them."""
+    """Return which levels have a mask of the same size; GDAL reports it for all of them."""
     if kind != "mask" or dataset.driver != "GTiff" or not os.path.isfile(path):
         return tuple(True for _ in levels)
     sizes = {levels[0].size}
@@ -373,7 +360,7 @@ def _masked_levels(
 
 
 def _level(full: Size, size: Size, block: tuple[int, int]) -> Level:
-    # GDAL lays every overview over the full extent, whatever the rounding of its size.
+    # GDAL stretches every overview over the full extent, whatever the rounding of its size.
     return Level(
         size,
         full.width / size.width,
@@ -400,8 +387,8 @@ def _georeference(dataset: Any) -> Georeference | None:
     return Georeference(crs, tuple(dataset.transform)[:6]) if crs else None
 
 
-def _is_place(georeference: Georeference) -> bool:
-    """Say whether every pixel has a place of its own: damaged tags may give any number."""
+def _is_invertible(georeference: Georeference) -> bool:
+    """Return True if the transform is finite and invertible."""
     a, b, _, d, e, _ = georeference.transform
     area = a * e - b * d  # of a pixel
     return all(map(math.isfinite, (*georeference.transform, area))) and area != 0
@@ -410,7 +397,7 @@ def _is_place(georeference: Georeference) -> bool:
 def _crs_name(crs: Any) -> str | None:
     if not crs:
         return None
-    # A code that only resembles the CRS would put windows in the wrong place.
+    # A code of a similar CRS would shift regions.
     authority = crs.to_authority(confidence_threshold=100)
     if authority is not None and type(crs).from_authority(*authority) == crs:
         return ":".join(authority)
