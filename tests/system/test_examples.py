@@ -52,7 +52,7 @@ def test_a_folder_is_predicted_by_a_pipeline_and_resumed(tmp_path):
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tnetcli "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    for message in ("2 of 3 images done", "2 kept from before"):
+    for message in ("2 of 3 images done", "2 done before"):
         done = subprocess.run(
             [EXAMPLES / "predict_folder.sh", "scenes", "out.jsonl"],
             cwd=tmp_path, capture_output=True, text=True, check=False,
