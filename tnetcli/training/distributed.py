@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from tnetcli.errors import ClusterError, RecipeError, TnetError, UsageError, error_class
 from tnetcli.files import write_file
-from tnetcli.system import choose_device
+from tnetcli.models.devices import choose_device
 from tnetcli.text import first_line
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tnetcli.errors import ManifestError, ModelError, UsageError
-from tnetcli.system import choose_device
+from tnetcli.models.devices import choose_device
 from tnetcli.training.data import derive
 from tnetcli.training.distributed import sync_batchnorm
 from tnetcli.training.optim import EMA, build_optimizer, lr_factor, set_lr
