@@ -288,7 +288,7 @@ class Callback(Protocol):
 
     def should_stop(self) -> bool:
         """Return True if the run is to stop after this step and be resumed later."""
-        ...
+        return False
 
 
 class TensorBoard:
