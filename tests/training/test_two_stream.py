@@ -108,7 +108,7 @@ class TestFixedRegions:
         boxes = {number: ["0,0,20,64"] for number in range(8)}
         table = write_table(folder / "left.csv", boxes)
         flipped = {"flip": "horizontal"}
-        recipe = recipe_of(folder, {"windows": table}, augmentation=flipped)
+        recipe = recipe_of(folder, {"regions": table}, augmentation=flipped)
         run_recipe(recipe, tmp_path / "run", Silent())
         near = [node.region for node in nodes if node.region.level == 2]
         assert len(near) == 8  # 2 steps of 4 images
@@ -122,7 +122,7 @@ class TestFixedRegions:
     def test_an_evaluation_reads_those_of_the_recipe(self, folder, tmp_path):
         boxes = {number: ["3,4,35,36", "0,0,9,9"] for number in range(8)}
         table = write_table(folder / "two.csv", boxes)
-        recipe = recipe_of(folder, {"windows": table})
+        recipe = recipe_of(folder, {"regions": table})
         files = run_recipe(recipe, tmp_path / "run", Silent())
         found = evaluate(files.model, recipe.data, oracle=False)
         assert found.images == 2
@@ -135,7 +135,7 @@ class TestFixedRegions:
     def test_a_file_that_leaves_images_out_is_refused_before_the_first_step(self, folder, tmp_path):
         table = write_table(folder / "few.csv", {0: ["0,0,9,9"]})
         with pytest.raises(ManifestError, match="has no regions of 5 of 6 images"):
-            run_recipe(recipe_of(folder, {"windows": table}), tmp_path / "run", Silent())
+            run_recipe(recipe_of(folder, {"regions": table}), tmp_path / "run", Silent())
 
     @pytest.mark.parametrize(
         "data",
@@ -145,8 +145,8 @@ class TestFixedRegions:
         ],
     )
     def test_windows_are_of_whole_images(self, data, folder):
-        with pytest.raises(RecipeError, match="`windows` are of whole images"):
-            recipe_of(folder, {"windows": folder / "w.csv", **data})
+        with pytest.raises(RecipeError, match="`regions` apply to whole images"):
+            recipe_of(folder, {"regions": folder / "w.csv", **data})
 
     def test_records_of_one_model_are_regions_for_another(self, folder, tmp_path):
         files = run_recipe(recipe_of(folder), tmp_path / "run", Silent())
@@ -197,6 +197,6 @@ class TestPublishedRecipe:
     def test_the_streams_have_rates_of_their_own(self):
         small = build_model("two_stream", MODEL_ARGUMENTS, classes=2, bands=1)
         optimizer, names = build_optimizer([small], self.recipe.stages[0].optimizer)
-        shares = [group["share"] for group in optimizer.param_groups for _ in group["params"]]
+        shares = [group["lr_scale"] for group in optimizer.param_groups for _ in group["params"]]
         for name, share in zip(names, shares, strict=True):
             assert share == pytest.approx(0.1 if ".global_stream." in name else 1.0)
