@@ -9,7 +9,6 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 GROUPS_OF_PROCESS = Path("/proc/self/cgroup")
-MEMORY = Path("/proc/meminfo")
 # The variable that Dask sets for its workers (distributed 2026.8), and parameters of glibc.
 TRIMMING = ("MALLOC_TRIM_THRESHOLD_", "65536")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
@@ -28,7 +27,6 @@ class Memory:
     """Memory of the machine and the limit of this job, in bytes; None if unknown."""
 
     total: int | None
-    available: int | None
     limit: int | None
 
 
@@ -51,16 +49,12 @@ def _core_limits() -> Iterator[int]:
 
 
 def memory() -> Memory:
-    """Return the memory of the machine and the strictest limit of containers, jobs and shells."""
-    total = available = None
+    """Return the memory of the machine and the strictest limit of containers and jobs."""
+    total = None
     with suppress(AttributeError, ValueError, OSError):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for line in _text(MEMORY).splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            available = int(value.split()[0]) * 1024
     limits = [limit for limit in _memory_limits() if total is not None and limit < total]
-    return Memory(total, available, min(limits, default=None))
+    return Memory(total, min(limits, default=None))
 
 
 def reuse_freed_memory() -> None:
@@ -88,14 +82,6 @@ def _memory_limits() -> Iterator[int]:
             text = _text(folder / name).strip()
             if text.isdecimal():  # not `max`
                 yield int(text)
-    try:
-        import resource  # not on Windows
-
-        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    except (ImportError, OSError, ValueError):
-        return
-    if soft != resource.RLIM_INFINITY:
-        yield soft
 
 
 def _groups(controller: str) -> Iterator[Path]:
