@@ -143,7 +143,7 @@ class LevelRecord:
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class PredictionCost:
-    """What the prediction read, and how long it took."""
+    """Cost of a prediction: windows, pixels, bytes and seconds."""
 
     windows: Count
     pixels_decoded: Count
@@ -189,9 +189,9 @@ class AttentionCheck:
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class Provenance:
-    """What made the prediction: model name, sha256 of its file, tnet version, runtime, options.
+    """Origin of a prediction: model name, sha256 of its file, tnet version, runtime, settings.
 
-    `config` holds the options that the prediction depends on, apart from the model.
+    `config` holds the settings that the prediction depends on.
     """
 
     model: str = ""
