@@ -27,13 +27,14 @@ from rich.table import Table
 from tnetcli.data.images import Image
 from tnetcli.engines.dask import DaskEngine
 from tnetcli.models.checkpoint import Description, load_model, save_checkpoint
+from tnetcli.models.devices import limit_threads
 from tnetcli.models.registry import build_model
 from tnetcli.prediction.batch import ExecutionConfig, predict_images
 from tnetcli.prediction.jsonl import PredictionFile
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
-from tnetcli.system import available_cores, limit_threads
+from tnetcli.system import available_cores
 
 WORKERS = (1, 2, 4)
 # Images per run and per batch. Processes return whole batches, so that a rate needs many batches.

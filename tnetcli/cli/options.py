@@ -78,7 +78,7 @@ ReaderOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Reader: raster, slide, tiff, ome_zarr, photo or a plug-in.",
+        help="Reader: raster, slide, tiff, ome_zarr, image or a plug-in.",
         show_default="by content",
         callback=_check_reader,
         autocompletion=_reader_names,

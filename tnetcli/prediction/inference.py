@@ -15,6 +15,7 @@ from tnetcli.errors import ImageError, TnetError
 from tnetcli.geometry import Window
 from tnetcli.models.base import Model
 from tnetcli.models.checkpoint import Checkpoint
+from tnetcli.models.devices import Precision, choose_device
 from tnetcli.prediction.record import (
     SCHEMA,
     BoxEdges,
@@ -28,7 +29,6 @@ from tnetcli.prediction.record import (
 from tnetcli.readers.base import Cost, Reader
 from tnetcli.readers.watch import READ_TIMEOUT, ReadingThreads
 from tnetcli.readers.wrappers import CroppedReader
-from tnetcli.system import Precision, choose_device
 from tnetcli.tasks import Classification, softmax
 from tnetcli.traversal.config import StopReason, TraversalConfig
 from tnetcli.traversal.policies import Policy
