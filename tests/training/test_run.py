@@ -30,7 +30,6 @@ from tnetcli.models.checkpoint import (
     save_checkpoint,
 )
 from tnetcli.models.registry import build_model
-from tnetcli.training import run as workflow
 from tnetcli.training.recipe import read_recipe
 from tnetcli.training.run import run_recipe
 from tnetcli.training.run_dir import RunFolder, StoppedError
@@ -74,9 +73,9 @@ def done(images, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
-    """Draw for the run that all look at only: it takes longer than the training."""
-    monkeypatch.setattr(workflow, "draw_curves", lambda *_: None)
-    monkeypatch.setattr(workflow, "draw_samples", lambda *_: None)
+    """Draw figures only for the shared run: they take longer than the training."""
+    for name in ("run.draw_curves", "run_dir.draw_curves", "run_dir.draw_samples"):
+        monkeypatch.setattr(f"tnetcli.training.{name}", lambda *_: None)
 
 
 def test_a_run_leaves_all_its_files(done):
@@ -149,7 +148,7 @@ def begin(monkeypatch, tmp_path):
         raise BegunError(run)
 
     def prepare(recipe):
-        monkeypatch.setattr(workflow, "train", give_back)
+        monkeypatch.setattr("tnetcli.training.trainer.train", give_back)
         with pytest.raises(BegunError) as caught:
             run_recipe(recipe, tmp_path / "begun", Ears(), overwrite=True)
         return caught.value.args[0]
@@ -279,7 +278,7 @@ def test_for_other_classes_the_classifier_alone_starts_anew(
 def test_a_model_that_is_built_differently_is_no_start(images, tmp_path, arguments, name):
     trained(tmp_path / "start.safetensors", **arguments)
     recipe = small(images, init=str(tmp_path / "start.safetensors"))
-    with pytest.raises(ModelError, match=f"built differently: `{name}") as caught:
+    with pytest.raises(ModelError, match=f"another architecture: `{name}") as caught:
         run_recipe(recipe, tmp_path / "run", Ears())
     assert caught.value.exit_code == 5
     assert caught.value.hint

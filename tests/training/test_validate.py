@@ -91,7 +91,7 @@ def test_hits_are_counted_below_level_1_where_the_list_has_boxes(source):
 
 
 def test_random_choices_are_compared_on_the_same_images(source, monkeypatch):
-    monkeypatch.setattr(validating, "BY_CHANCE", 4)
+    monkeypatch.setattr(validating, "COMPARED", 4)
     found = run(source)
     items, results = results_of(source)
     learned = np.mean(

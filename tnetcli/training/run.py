@@ -1,12 +1,15 @@
 """Train the model of a recipe into a run folder."""
 
 import logging
+import os
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from tnetcli.config import apply_overrides
 from tnetcli.data.config import DataConfig
 from tnetcli.data.normalize import Normalisation, estimate
 from tnetcli.errors import ModelError, RecipeError
@@ -14,6 +17,7 @@ from tnetcli.models.base import Model
 from tnetcli.models.checkpoint import Checkpoint, Description, TaskDescription, load_checkpoint
 from tnetcli.models.registry import build_model
 from tnetcli.tasks import Classification
+from tnetcli.training import trainer
 from tnetcli.training.data import Advance, Source, open_source
 from tnetcli.training.distributed import (
     ProcessGroup,
@@ -23,11 +27,56 @@ from tnetcli.training.distributed import (
     was_restarted,
 )
 from tnetcli.training.plots import draw_curves
-from tnetcli.training.recipe import Recipe
+from tnetcli.training.recipe import Recipe, check_recipe, read_recipe
 from tnetcli.training.run_dir import Callback, Checkpointer, Run, RunFolder, TensorBoard
-from tnetcli.training.trainer import train
 
 log = logging.getLogger(__name__)
+
+
+class _Silent(Callback):
+    """Ignores the progress of a run."""
+
+
+def train(
+    recipe: Recipe | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    callback: Callback | None = None,
+) -> Path:
+    """Train the model of a recipe and return the path of the best model.
+
+    Parameters
+    ----------
+    recipe
+        Recipe, or path of a YAML file.
+    output
+        Run folder: model, recipe, metrics, curves, and the state to resume from.
+    overrides
+        Changes of the recipe as `key.path=value`, such as `optimizer.lr=0.001`.
+    resume, overwrite
+        Resume the run in the folder, or replace it; by default a folder with a run is an error.
+    callback
+        Receives metrics and warnings, and can stop the run.
+
+    Raises
+    ------
+    RecipeError, ManifestError, ModelError, OutputError
+        If the recipe, the data, the training or the folder fail.
+    StoppedError
+        If the callback asks to stop. The state is saved.
+
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = read_recipe(Path(recipe), overrides)
+    elif overrides:
+        recipe = check_recipe(apply_overrides(recipe.as_data(), overrides))
+    files = run_recipe(
+        recipe, Path(output), callback or _Silent(), resume=resume, overwrite=overwrite
+    )
+    return files.model
 
 
 def run_recipe(
@@ -68,7 +117,7 @@ def run_recipe(
         stack.enter_context(report_once(callback.should_stop))
         if recipe.training.tensorboard and group.is_rank_zero:
             callback = stack.enter_context(closing(TensorBoard(callback, files.events)))
-        train(replace(run, callback=callback, device=device), resume=resume)
+        trainer.train(replace(run, callback=callback, device=device), resume=resume)
         if group.is_rank_zero:
             draw_curves(files.rows(), files.curves)
     return files

@@ -268,27 +268,27 @@ class Checkpointer:
 
 
 class Callback(Protocol):
-    """Receives the progress of a run."""
+    """Receives the progress of a run; every method is optional in a subclass."""
 
     def stage(self, stage: StageConfig, steps: int) -> None:
         """Receive the start of a stage."""
-        ...
+        return
 
     def step(self, row: Mapping[str, Any], done: int, steps: int) -> None:
         """Receive the mean metrics since the last call."""
-        ...
+        return
 
     def validation(self, row: Mapping[str, Any], is_best: bool) -> None:
         """Receive the metrics of a validation."""
-        ...
+        return
 
     def warn(self, text: str) -> None:
         """Receive a warning."""
-        ...
+        return
 
     def should_stop(self) -> bool:
         """Return True if the run is to stop after this step and be resumed later."""
-        ...
+        return False
 
 
 class TensorBoard:
