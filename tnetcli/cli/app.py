@@ -259,7 +259,7 @@ def _exceeded_limit(error: Exception) -> str:
         return "an input is nested too deeply"
     is_full = isinstance(error, MemoryError)
     if "torch" in sys.modules:
-        from tnetcli.system import is_out_of_memory
+        from tnetcli.models.devices import is_out_of_memory
 
         is_full = is_full or is_out_of_memory(error)
     why = f": {first_line(error)}" if str(error).strip() else ""
