@@ -294,7 +294,7 @@ def digit_figures(runs: Runs, seeds: Sequence[int]) -> list[Figure]:
     ours, one_view = tests("digits"), tests("digits-level-1")
     if not ours:
         return []
-    keep = ours[0]["plan"]["keep"]
+    keep = ours[0]["traversal"]["keep"]
     level_2, all_regions = keep[0], keep[0] + keep[0] * keep[-1]
     found = {
         "accuracy, level 1": [accuracy(each, 0) for each in ours],

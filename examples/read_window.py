@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tnetcli import open_image
 from tnetcli.geometry import Size, Window
+from tnetcli.readers.detect import open_image
 
 VIEW = Size(224, 224)
 

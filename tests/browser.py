@@ -38,15 +38,15 @@ class Watched:
     def __init__(self, browser, **options):
         self.context = browser.new_context(**options)
         self.tab = self.context.new_page()
-        self.messages, self.requests, self.errors = [], [], []
-        self.tab.on("console", lambda message: self.messages.append(message.text))
-        self.tab.on("request", lambda request: self.requests.append(request.url))
-        self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.tab.on("dialog", lambda dialog: (self.errors.append("dialog"), dialog.dismiss()))
+        self.said, self.asked, self.thrown = [], [], []
+        self.tab.on("console", lambda message: self.said.append(message.text))
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.tab.on("pageerror", lambda error: self.thrown.append(str(error)))
+        self.tab.on("dialog", lambda dialog: (self.thrown.append("dialog"), dialog.dismiss()))
 
     def check_quiet(self, path):
         """Check that there are no messages or errors and no requests except the file itself."""
-        assert self.messages == []
-        assert self.errors == []
-        files = [url.partition("#")[0] for url in self.requests if not url.startswith("data:")]
+        assert self.said == []
+        assert self.thrown == []
+        files = [url.partition("#")[0] for url in self.asked if not url.startswith("data:")]
         assert set(files) <= {path.as_uri()}

@@ -39,6 +39,8 @@ def cluster(tmp_path):
     ):
         (commands / name).write_text(f"#!/bin/bash\n{NOTE}{more}")
         (commands / name).chmod(0o755)
+    (commands / "tnet").write_text(f'#!/bin/sh\nexec {sys.executable} -m tnetcli "$@"\n')
+    (commands / "tnet").chmod(0o755)
     for number in range(6):
         write_geotiff(
             tmp_path / f"{number}.tif",

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 from tnetcli.errors import ImageError
 from tnetcli.files import is_remote, open_regular
 
-if TYPE_CHECKING:  # every command imports this module, and `tnet --help` stays quick
-    from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from numpy.typing import NDArray  # `tnet --help` does not import numpy
 
 CACHE_BYTES = 2**26
 FINGERPRINT_BYTES = 1 << 16  # the header of most formats
@@ -25,9 +25,7 @@ MOST_IDLE = 64  # open files; some systems allow 256 by default
 class Closeable(Protocol):
     """An object with `close`."""
 
-    def close(self) -> None:
-        """Release what is held."""
-        ...
+    def close(self) -> None: ...  # noqa: D102
 
 
 Handle = TypeVar("Handle", bound=Closeable)

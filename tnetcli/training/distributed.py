@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from tnetcli.errors import ClusterError, RecipeError, TnetError, UsageError, error_class
 from tnetcli.files import write_file
-from tnetcli.system import choose_device
+from tnetcli.models.devices import choose_device
 from tnetcli.text import first_line
 
 SPEAKER_PATIENCE = 10.0  # seconds for another process to say it

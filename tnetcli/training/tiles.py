@@ -12,8 +12,8 @@ from torch.nn import functional
 from tnetcli.data.config import TilesConfig
 from tnetcli.geometry import Grid, Region, Window
 from tnetcli.models.base import Model
+from tnetcli.models.devices import Precision, autocast
 from tnetcli.synth.landscape import AMBIGUOUS, LandscapeScene
-from tnetcli.system import Precision, autocast
 from tnetcli.training.data import Landscapes, derive
 from tnetcli.traversal.tree import Node
 from tnetcli.traversal.views import View, Views

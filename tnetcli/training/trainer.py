@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tnetcli.errors import ManifestError, ModelError, UsageError
-from tnetcli.system import choose_device
+from tnetcli.models.devices import choose_device
 from tnetcli.training.config import StageConfig
 from tnetcli.training.data import derive
 from tnetcli.training.optim import Average, build_optimizer, rate_at, set_rate

@@ -13,9 +13,9 @@ from tnetcli.data.statistics import read_small
 from tnetcli.errors import ManifestError
 from tnetcli.evaluation.metrics import Outcomes, hit_levels, hit_rate
 from tnetcli.models.base import Model
+from tnetcli.models.devices import Precision
 from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.readers.base import Reader
-from tnetcli.system import Precision
 from tnetcli.training.config import StageConfig
 from tnetcli.training.data import Item, Source, take
 from tnetcli.training.distributed import ALONE, Ranks
