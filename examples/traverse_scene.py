@@ -11,7 +11,7 @@ import torch
 
 from tnetcli.data.normalize import Normalisation
 from tnetcli.models.registry import build_model
-from tnetcli.prediction.inference import Inference, Maker, record_result
+from tnetcli.prediction.inference import Inference, record_result
 from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy

@@ -320,7 +320,8 @@ def predict(
 
     from tnetcli.prediction.batch import ExecutionConfig, predict_images
     from tnetcli.prediction.predictor import DEFAULT_MODEL, PredictConfig
-    from tnetcli.system import available_cores, limit_threads
+    from tnetcli.models.devices import limit_threads
+    from tnetcli.system import available_cores
 
     cores = max(available_cores() // workers, 1)
     config = PredictConfig(

@@ -24,7 +24,8 @@ from tnetcli.prediction.predictor import DEFAULT_MODEL, PredictConfig, Predictor
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.watch import READ_TIMEOUT
-from tnetcli.system import available_cores, limit_threads, reuse_freed_memory, sharing_cores
+from tnetcli.models.devices import limit_threads, sharing_cores
+from tnetcli.system import available_cores, reuse_freed_memory
 
 BATCH_SIZE = 8  # images
 log = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from tnetcli import __version__
 from tnetcli.data.images import Image
 from tnetcli.errors import ImageError, TnetError, UsageError, error_class
 from tnetcli.models.checkpoint import Checkpoint, find_model_file, load_checkpoint
+from tnetcli.models.devices import Precision
 from tnetcli.prediction.inference import (
     ImageResult,
     Inference,
