@@ -26,7 +26,7 @@ from memory import status
 from rich.console import Console
 
 from tnetcli.training import run as workflow
-from tnetcli.training.config import Stage
+from tnetcli.training.config import StageConfig
 from tnetcli.training.data import Files, Source
 from tnetcli.training.recipe import check_recipe
 
@@ -61,7 +61,7 @@ class Listener:
     def __init__(self) -> None:
         self.rows: list[Mapping[str, Any]] = []
 
-    def stage(self, stage: Stage, steps: int) -> None:
+    def stage(self, stage: StageConfig, steps: int) -> None:
         """Ignore the start of a stage."""
 
     def step(self, row: Mapping[str, Any], done: int, steps: int) -> None:
