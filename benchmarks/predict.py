@@ -62,8 +62,8 @@ def make_scenes(folder: Path) -> list[Path]:
 def predict(paths: list[Path], checkpoint: Checkpoint) -> list[Prediction]:
     """Predict as the command line does."""
     images = [Image(str(path), str(path), str(path), ReadOptions()) for path in paths]
-    means = ExecutionConfig("cpu", available_cores(), BATCH)
-    return list(predict_images(images, checkpoint, means=means))
+    execution = ExecutionConfig("cpu", available_cores(), BATCH)
+    return list(predict_images(images, checkpoint, execution=execution))
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -187,7 +187,9 @@ def watch_memory(path: Path, folder: Path) -> list[Figure]:
             os.link(path, name)
     images = [Image(str(name), str(name), str(name), ReadOptions()) for name in names]
     sizes = []
-    for _ in predict_images(images, "default", means=ExecutionConfig("cpu", available_cores(), 1)):
+    for _ in predict_images(
+        images, "default", execution=ExecutionConfig("cpu", available_cores(), 1)
+    ):
         sizes.append(status("VmRSS") / 1e3)
     later = sizes[5:]
     detail = f"{MANY} images; {later[0]:.0f} MB after the sixth, {later[-1]:.0f} MB at the end"

@@ -25,15 +25,16 @@ from rich.console import Console
 from rich.table import Table
 
 from tnetcli.data.images import Image
-from tnetcli.engines.dask import Cluster, in_dask
+from tnetcli.engines.dask import DaskEngine
 from tnetcli.models.checkpoint import Description, load_model, save_checkpoint
+from tnetcli.models.devices import limit_threads
 from tnetcli.models.registry import build_model
-from tnetcli.prediction.batch import Elsewhere, ExecutionConfig, predict_images
+from tnetcli.prediction.batch import ExecutionConfig, predict_images
 from tnetcli.prediction.jsonl import PredictionFile
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
-from tnetcli.system import available_cores, limit_threads
+from tnetcli.system import available_cores
 
 WORKERS = (1, 2, 4)
 # Images per run and per batch. Processes return whole batches, so that a rate needs many batches.
@@ -63,21 +64,21 @@ def make_large_model(folder: Path) -> str:
 
 
 @contextmanager
-def engine(name: str, workers: int) -> Iterator[Elsewhere]:
+def engine(name: str, workers: int) -> Iterator[tuple[int, str | None]]:
     """Yield the engine; start and stop a cluster around it."""
     if name != "Dask":
-        yield Elsewhere(processes=workers if name == "processes" else 1)
+        yield (workers if name == "processes" else 1), None
         return
     from distributed import LocalCluster
 
     with LocalCluster(  # type: ignore[no-untyped-call]
         n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
     ) as cluster:
-        yield Elsewhere(cluster=Cluster(cluster.scheduler_address))
+        yield 1, cluster.scheduler_address
 
 
 def images_per_second(
-    paths: list[Path], model: str, where: Elsewhere, count: int, batch: int
+    paths: list[Path], model: str, where: tuple[int, str | None], count: int, batch: int
 ) -> float:
     """Return the records per second after the first quarter of them.
 
@@ -87,9 +88,10 @@ def images_per_second(
         Image(str(paths[number % len(paths)]), str(number), str(number), ReadOptions())
         for number in range(count)
     ]
-    workers = where.processes if where.cluster is None else 2
-    means = ExecutionConfig("cpu", max(available_cores() // workers, 1), batch, where)
-    arrived = [time.perf_counter() for _ in predict_images(images, model, means=means)]
+    processes, scheduler = where
+    threads = max(available_cores() // (processes if scheduler is None else 2), 1)
+    execution = ExecutionConfig("cpu", threads, batch, processes, scheduler)
+    arrived = [time.perf_counter() for _ in predict_images(images, model, execution=execution)]
     skipped = count // 4
     return (count - 1 - skipped) / (arrived[-1] - arrived[skipped])
 
@@ -97,10 +99,10 @@ def images_per_second(
 def overheads(paths: list[Path], record: Prediction) -> dict[str, float]:
     """Return the milliseconds per task, per record written and per image opened."""
     with engine("Dask", 2) as where:
-        assert where.cluster is not None
-        done = in_dask(
-            nothing, range(TASKS), cluster=where.cluster, should_stop=lambda: False, lost=nothing
-        )
+        scheduler = where[1]
+        assert scheduler is not None
+        batches = [[number] for number in range(TASKS)]
+        done = DaskEngine(scheduler).map(nothing, batches, should_stop=lambda: False, lost=nothing)
         next(done)
         start = time.perf_counter()
         left = sum(1 for _ in done)

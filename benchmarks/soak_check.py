@@ -25,7 +25,7 @@ from soak_images import Base
 from soak_places import BoxTuple
 from soak_reference import NoReference, Reference, boxes_of, difference, read_box
 
-from tnetcli.cli.info import Walk, as_json, as_text, inspect
+from tnetcli.cli.info import Assumptions, inspect
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Pixels, Reader, ReadOptions
@@ -57,15 +57,8 @@ class ReadBoxes:
 def read_image(path: Path, result: Checked) -> ReadBoxes | None:
     """Describe an image and read all of it, box by box; the caller closes the returned reader."""
     try:
-        found = inspect(
-            str(path),
-            reader=None,
-            options=ReadOptions(),
-            walk=Walk(TraversalConfig(levels=3, keep=(2, 1)), 32),
-        )
-        json.loads(as_json(found))
-        if found.error is None:
-            as_text(found)
+        assumed = Assumptions(TraversalConfig(levels=3, keep=(2, 1)), 32)
+        json.dumps(inspect(str(path), None, ReadOptions(), assumed), allow_nan=False)
         reader = open_image(path)
     except TnetError as error:
         _note(result, error)

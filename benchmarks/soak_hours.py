@@ -79,7 +79,7 @@ def predict_for_hours(folder: Path, count: int = COUNT, say: Any = print) -> Fla
     step = max(count // SAMPLES, 1)
     output = folder / "records.jsonl"
     for record in predict_images(
-        images, folder / "m.safetensors", means=ExecutionConfig("cpu", 1, 8), output=output
+        images, folder / "m.safetensors", execution=ExecutionConfig("cpu", 1, 8), output=output
     ):
         found.images += 1
         found.failed += record.status != "ok"

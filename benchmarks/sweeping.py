@@ -12,6 +12,7 @@ from tnetcli.config import Split
 from tnetcli.evaluation.data import read_labelled
 from tnetcli.geometry import Region, Window
 from tnetcli.models.checkpoint import Checkpoint, load_model
+from tnetcli.training.recipe import read_recipe
 from tnetcli.traversal.tree import Node
 from tnetcli.traversal.views import View, Views
 
@@ -78,7 +79,9 @@ def _top_probabilities(
 ) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """Return class probabilities by the top windows (scenes, classes), and the labels."""
     network, description = checkpoint.model, checkpoint.description
-    images = read_labelled(recipe, split, description.classes)[:count]
+    data = read_recipe(Path(recipe)).data
+    assert data is not None
+    images = read_labelled(data, split, description.classes, assign_splits=True)[:count]
     top = []
     with Views(network.view_size_of, network.grid, description.normalisation, threads=1) as views:
         for image in images:

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from tnetcli.training import run as workflow
 from tnetcli.training.config import StageConfig
-from tnetcli.training.data import Files, Source
+from tnetcli.training.data import FileSource, Source
 from tnetcli.training.recipe import check_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -116,7 +116,7 @@ def measure(manifest: Path, run: Path, network: str) -> list[Figure]:
         workflow.open_source = open_source
     peak = status("VmHWM") - before
     (source,) = kept
-    assert isinstance(source, Files)
+    assert isinstance(source, FileSource)
     images = [source.item("train", number).reader for number in range(source.count("train"))]
     decoded = sum(image.cost.pixels_decoded for image in images)
     total = sum(image.size.pixels for image in images)

@@ -11,7 +11,7 @@ import torch
 
 from tnetcli.data.normalize import Normalisation
 from tnetcli.models.registry import build_model
-from tnetcli.prediction.inference import Inference, Maker, record_result
+from tnetcli.prediction.inference import Inference, record_result
 from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
@@ -29,9 +29,7 @@ def main(image: str) -> None:
         (result,) = inference.run([reader], config, [build_policy(config)])
         if isinstance(result, Exception):
             raise result
-        record = record_result(
-            result, reader, image=image, id=image, maker=Maker("random", "", CLASSES)
-        )
+        record = record_result(result, reader, image=image, id=image, classes=CLASSES)
     for window in record.windows:
         left, top, right, bottom = window.box
         where = f"{left:7.0f} {top:7.0f} {right:7.0f} {bottom:7.0f}"

@@ -1,4 +1,4 @@
-"""Model files for tests: tiny sound ones, and the means to break them."""
+"""Tiny model files for tests, and functions that break them."""
 
 import json
 import struct
@@ -13,13 +13,13 @@ from tnetcli.models.base import Model
 from tnetcli.models.checkpoint import KEY, SCHEMA, Description, save_checkpoint
 from tnetcli.models.registry import build_model
 
-BACKBONE = "test_efficientnet"  # the smallest of timm's, made for tests
+BACKBONE = "test_efficientnet"  # the smallest of timm
 VIEW_SIZE = 64
-LEVELS = {"whole": 1, "two_stream": 2, "anchornet": 2}  # of families that have so many
+LEVELS = {"whole": 1, "two_stream": 2, "anchornet": 2}  # of families with a fixed number
 
 
 def fields(family: str = "tnet", **changes: Any) -> dict[str, Any]:
-    """Return what a sound description is made of."""
+    """Return the fields of a valid description."""
     return {
         "family": family,
         "config": {"backbone": BACKBONE, "view_size": VIEW_SIZE},
@@ -36,7 +36,7 @@ def fields(family: str = "tnet", **changes: Any) -> dict[str, Any]:
 
 
 def tiny(family: str = "tnet", **changes: Any) -> tuple[Model, Description]:
-    """Build a model whose weights and running statistics are like no others, and describe it."""
+    """Build a model with random weights and running statistics, and its description."""
     description = Description(**fields(family, **changes))
     torch.manual_seed(0)
     model = build_model(
@@ -51,7 +51,7 @@ def tiny(family: str = "tnet", **changes: Any) -> tuple[Model, Description]:
 
 
 def outputs_of(model: Model, count: int) -> tuple[torch.Tensor, ...]:
-    """Return all that a model makes of fixed views."""
+    """Return all outputs of a model for fixed views."""
     generator = torch.Generator().manual_seed(1)
     side = model.view_size
     views = torch.randn((count, model.bands, side, side), generator=generator)
@@ -71,18 +71,18 @@ def write_tiny(path: Path, family: str = "tnet", **changes: Any) -> Path:
 
 
 def pack(header: Any, data: bytes = b"") -> bytes:
-    """Put a file together from a header, a table or bytes, and what follows it."""
+    """Return a file of a header, a table or bytes, and the data that follows it."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
 
 
 def unpack(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """Take a file apart into its header and what follows it."""
+    """Return the header of a file and the data that follows it."""
     (length,) = struct.unpack("<Q", content[:8])
     return json.loads(content[8 : 8 + length]), content[8 + length :]
 
 
-def pack_description(told: Any) -> bytes:
-    """Return a file that holds a description, as text or as a table, and no tensors."""
-    text = told if isinstance(told, str) else json.dumps({"schema": SCHEMA, **told})
+def pack_description(value: Any) -> bytes:
+    """Return a file with a description, given as text or as a table, and no tensors."""
+    text = value if isinstance(value, str) else json.dumps({"schema": SCHEMA, **value})
     return pack({"__metadata__": {KEY: text}})

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tnetcli.errors import RecipeError
-from tnetcli.tasks import Classification, class_weights, softmax
+from tnetcli.tasks import TASKS, Classification, class_weights, softmax
 
 CLASSES = ("a", "b", "c")
 LN3, LN9 = math.log(3), math.log(9)
@@ -127,9 +127,14 @@ def test_given_weights_keep_their_proportions_and_average_to_one():
 
 
 @pytest.mark.parametrize(
-    ("choice", "says"), [({"rivr": 2.0}, "rivr"), ({"river": 0, "sea": 0}, "no image")]
+    ("choice", "says"), [({"rivr": 2.0}, "rivr"), ({"river": 0, "sea": 0}, "weight 0")]
 )
-def test_weights_that_mean_nothing_are_refused(choice, says):
+def test_class_weights_without_meaning_are_an_error(choice, says):
     with pytest.raises(RecipeError, match=says) as caught:
         class_weights(choice, [0, 1], ["river", "sea"])
     assert caught.value.hint
+
+
+def test_tasks_are_found_by_name():
+    assert TASKS.load("classification") is Classification
+    assert "classification" in TASKS

@@ -23,6 +23,7 @@ MAX_ROUNDS = 12  # of halving; segments are then thousandths of an edge
 MAX_KNOTS = 2000
 AT_POLE = 90 - 1e-9  # a tenth of a millimetre from the pole, where longitudes are arbitrary
 POLE_DECIMALS = 10  # round nothing else onto the pole
+FARTHEST = 1e9  # metres or degrees on the map
 TURN = 360.0
 TOLERANCE = 1e-9  # of sums of rounded degrees
 
@@ -190,6 +191,41 @@ def _pixels_per_degree(georeference: Georeference, size: Size) -> Floats:
     return resolution[np.isfinite(resolution)]
 
 
+def pixel_metres(
+    place: Georeference | None, mpp: tuple[float, float] | None, size: Size
+) -> tuple[float, float, bool] | None:
+    """Return width and height of the central pixel in metres, and whether others are alike.
+
+    None if the size is unknown, larger than the Earth or smaller than an atom.
+    """
+    try:
+        found = _ground_pixel(place, size)
+    except ValueError:  # an unknown CRS
+        return None
+    if found is None and mpp is not None:
+        found = 1e-6 * mpp[0], 1e-6 * mpp[1], True
+    return found if found and all(1e-12 < each < 1e8 for each in found[:2]) else None
+
+
+def _ground_pixel(place: Georeference | None, size: Size) -> tuple[float, float, bool] | None:
+    if place is None or place.crs is None:
+        return None
+    a, b, c, d, e, f = place.transform
+    sizes = []
+    # The centre, and four points near the corners.
+    for x, y in ((0.0, 0.0), (-0.45, -0.45), (0.45, -0.45), (-0.45, 0.45), (0.45, 0.45)):
+        x, y = x * size.width, y * size.height
+        moved = Georeference(place.crs, (a, b, c + a * x + b * y, d, e, f + d * x + e * y))
+        if not (np.abs(moved.to_map([0, size.width], [0, size.height])) < FARTHEST).all():
+            return None
+        sizes.append(moved.ground_size(size))
+    centre, *others = sizes
+    if centre is None:
+        return None
+    even = all(other is not None and np.allclose(other, centre, rtol=0.05) for other in others)
+    return *centre, even
+
+
 def outline_of(ring: Sequence[Point], pole: float | None, decimals: int) -> Outline | None:
     """Return the outline of a ring on one map of the world, None if there is no simple one.
 
@@ -217,7 +253,7 @@ def outline_of(ring: Sequence[Point], pole: float | None, decimals: int) -> Outl
         rings = _cut(plane, [shift, shift + TURN], decimals)
     else:
         rings = [[_rounded(x - shift, y, decimals) for x, y in plane]]
-    # What only touches the edge of the map is a line.
+    # A piece that only touches the edge of the map is a line.
     rings = [piece for piece in map(_without_repeats, rings) if _area(piece) > 0]
     if not rings:
         return None
@@ -230,9 +266,9 @@ def outline_of(ring: Sequence[Point], pole: float | None, decimals: int) -> Outl
 
 
 def _around_pole(ring: Sequence[Point], turns: int, pole: float | None) -> list[Point]:
-    """Return two turns of a ring around a pole, closed at that; one map of the world lies within.
+    """Return two turns of a ring around a pole, closed at the pole; they hold one world map.
 
-    It is closed a degree outside: edges of the ring may lie on the meridian where it begins.
+    Closed a degree outside, because edges of the ring may lie on the meridian where it starts.
     """
     pole = pole or math.copysign(90.0, sum(y for _, y in ring))
     (start, y), end = ring[0], ring[0][0] + 2 * TURN * turns
@@ -249,7 +285,7 @@ def _cut(ring: Sequence[Point], shifts: Sequence[float], decimals: int) -> list[
     """Return the pieces of a ring on the maps of the world `shifts` degrees to the east."""
     # Not the library antimeridian: it moves corners within 2e-7 degrees onto the meridian and
     # rounds crossings to seven decimals: more than 0.01 pixels where these are centimetres.
-    import shapely  # loads for rings that cross 180 degrees only
+    import shapely  # only for rings that cross 180 degrees
 
     whole, rings = shapely.Polygon(ring), []
     for shift in shifts if whole.is_valid else ():
@@ -275,7 +311,7 @@ def _spread_poles(ring: Sequence[Point]) -> list[Point]:
 
 
 def _unwrap(ring: Sequence[Point]) -> tuple[list[Point], int]:
-    """Let longitudes run on past 180; return the ring and its turns around the globe."""
+    """Return the ring with longitudes that continue past 180, and its turns around the globe."""
     pairs = list(pairwise([*ring, ring[0]]))
     steps = [(b[0] - a[0] + 180) % TURN - 180 for a, b in pairs]
     turns = round(sum(steps) / TURN)
@@ -285,7 +321,7 @@ def _unwrap(ring: Sequence[Point]) -> tuple[list[Point], int]:
         plane.append((x, a[1]))
         x += step
         if turns and abs(a[1]) == abs(b[1]) == 90:
-            # An edge over the pole leads along it, and only one of both ways around comes home.
+            # Of both ways around the pole, take the one that closes the ring.
             x, turns = x - TURN * turns, 0
     return plane, turns
 
@@ -295,7 +331,7 @@ def _without_repeats(ring: Sequence[Point]) -> list[Point]:
 
 
 def _area(ring: Sequence[Point]) -> float:
-    # From the first point: far from the origin the products would swallow a small window.
+    # Relative to the first point, because large products would lose a small area.
     x0, y0 = ring[0]
     pairs = pairwise([*ring, ring[0]])
     return sum((a[0] - x0) * (b[1] - y0) - (b[0] - x0) * (a[1] - y0) for a, b in pairs) / 2

@@ -1,23 +1,14 @@
-"""Cores, memory, devices, and the GDAL drivers of this process."""
+"""Cores and memory of the job, and the GDAL drivers of this process."""
 
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-from tnetcli.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
-
-Precision = Literal["fp32", "bf16", "fp16"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 GROUPS_OF_PROCESS = Path("/proc/self/cgroup")
-MEMORY = Path("/proc/meminfo")
 # The variable that Dask sets for its workers (distributed 2026.8), and parameters of glibc.
 TRIMMING = ("MALLOC_TRIM_THRESHOLD_", "65536")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
@@ -36,7 +27,6 @@ class Memory:
     """Memory of the machine and the limit of this job, in bytes; None if unknown."""
 
     total: int | None
-    available: int | None
     limit: int | None
 
 
@@ -59,16 +49,12 @@ def _core_limits() -> Iterator[int]:
 
 
 def memory() -> Memory:
-    """Return the memory of the machine and the strictest limit of containers, jobs and shells."""
-    total = available = None
+    """Return the memory of the machine and the strictest limit of containers and jobs."""
+    total = None
     with suppress(AttributeError, ValueError, OSError):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for line in _text(MEMORY).splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            available = int(value.split()[0]) * 1024
     limits = [limit for limit in _memory_limits() if total is not None and limit < total]
-    return Memory(total, available, min(limits, default=None))
+    return Memory(total, min(limits, default=None))
 
 
 def reuse_freed_memory() -> None:
@@ -96,14 +82,6 @@ def _memory_limits() -> Iterator[int]:
             text = _text(folder / name).strip()
             if text.isdecimal():  # not `max`
                 yield int(text)
-    try:
-        import resource  # not on Windows
-
-        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    except (ImportError, OSError, ValueError):
-        return
-    if soft != resource.RLIM_INFINITY:
-        yield soft
 
 
 def _groups(controller: str) -> Iterator[Path]:
@@ -139,75 +117,3 @@ def confine_gdal() -> None:
     given = os.environ.get("GDAL_SKIP", "")
     separator = "," if "," in given else None  # GDAL splits at spaces if there is no comma
     os.environ["GDAL_SKIP"] = ",".join([*given.split(separator), *UNUSED_DRIVERS])
-
-
-def choose_device(name: str) -> "torch.device":
-    """Return the named torch device; `auto` is CUDA, else MPS, else the CPU."""
-    import torch
-
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if name == "auto":
-        return torch.device(next(kind for kind in available if available[kind]))
-    kind = name.split(":")[0]
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(
-            f"unknown device: `{name}`", hint="use auto, cpu, cuda, cuda:1 or mps"
-        ) from error
-    if not available.get(kind, False):
-        raise UsageError(
-            f"no `{kind}` device is available to torch",
-            hint="use --device auto to select an available device",
-        )
-    if kind == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"no such device: `{name}`", hint=f"{torch.cuda.device_count()} are available"
-        )
-    return device
-
-
-def autocast(device: "torch.device", precision: Precision) -> "torch.autocast":
-    """Return a mixed-precision context; it does nothing for `fp32`."""
-    import torch
-
-    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
-
-
-def limit_threads(count: int) -> None:
-    """Set the number of threads that torch computes with."""
-    import torch
-
-    torch.set_num_threads(count)
-
-
-@contextmanager
-def sharing_cores(lanes: int, device: "torch.device") -> Iterator[None]:
-    """Divide torch's threads by the number of concurrent forward passes on the CPU.
-
-    With all threads in each pass, every layer would wait for a core that another pass occupies.
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(max(1, before // lanes))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error means that memory ran out, on the host or on a device."""
-    import torch
-
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error)
-    return "not enough memory" in text or "can't allocate memory" in text

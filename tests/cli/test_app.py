@@ -111,7 +111,7 @@ def test_a_name_that_is_not_utf_8_is_reported(tmp_path):
         os.rename(plain, os.path.join(os.fsencode(tmp_path), name))
     done = tnet("info", tmp_path)
     assert done.returncode == 8
-    assert "not in UTF-8" in done.stderr
+    assert "in UTF-8" in done.stderr
     assert "b\\udcff.png\n" in done.stdout  # Pillow opens it
 
 
@@ -231,7 +231,7 @@ def test_messages_of_libraries_are_shown_only_for_debugging(monkeypatch, level, 
         assert lines[2] == "some.library: odd\\x1b[2J value"
 
 
-def test_signals_is_restored_after_a_graceful_stop():
+def test_signal_handlers_are_restored_after_a_graceful_stop():
     from tnetcli.cli.signals import exit_code, graceful_stop
 
     before = signal.getsignal(signal.SIGTERM)

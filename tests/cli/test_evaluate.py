@@ -2,12 +2,10 @@ import json
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from tests.checkpoints import write_tiny
 from tests.commands import tnet
 from tests.images import noise, write_geotiff
-from tnetcli.cli.app import app
 from tnetcli.errors import OutputError
 
 CLASSES = ["river", "forest"]
@@ -35,17 +33,12 @@ def folder(tmp_path_factory):
     return folder
 
 
-def evaluate(folder, *arguments, data="a.csv"):
+def evaluate(folder, *arguments, data="a.csv", **environment):
     common = ("--model", folder / "m.safetensors", "--data", folder / data, "--device", "cpu")
-    return tnet("evaluate", *common, "--threads", "1", *arguments)
+    return tnet("evaluate", *common, "--threads", "1", *arguments, **environment)
 
 
-def in_process(folder, *arguments, data="a.csv", **environment):
-    given = ["--model", folder / "m.safetensors", "--data", folder / data, "--device", "cpu"]
-    return CliRunner().invoke(app, ["evaluate", *map(str, [*given, *arguments])], env=environment)
-
-
-def test_everything_is_told_written_and_drawn(folder, tmp_path):
+def test_everything_is_printed_written_and_drawn(folder, tmp_path):
     output, picture = tmp_path / "a.json", tmp_path / "a.png"
     done = evaluate(folder, "-o", output, "--confusion", picture)
     assert (done.returncode, done.stderr) == (0, "")
@@ -57,27 +50,27 @@ def test_everything_is_told_written_and_drawn(folder, tmp_path):
         assert drawn.format == "PNG"
 
 
-def test_what_was_found_is_told_even_if_it_cannot_be_written(folder, tmp_path, monkeypatch):
+def test_results_are_printed_even_if_they_cannot_be_written(folder, tmp_path, monkeypatch):
     def is_full(*_):
         raise OutputError("no space left")
 
-    monkeypatch.setattr("tnetcli.evaluation.report.write_json", is_full)
-    done = in_process(folder, "-o", tmp_path / "a.json", "--no-random", "--no-oracle")
-    assert done.exception.exit_code == 7
+    monkeypatch.setattr("tnetcli.cli.evaluate.write_file", is_full)
+    done = evaluate(folder, "-o", tmp_path / "a.json", "--no-random", "--no-oracle")
+    assert done.returncode == 7
     assert "accuracy" in done.stdout
 
 
-def test_json_is_one_line_of_what_the_file_holds(folder, tmp_path):
+def test_json_is_the_content_of_the_file(folder, tmp_path):
     output = tmp_path / "a.json"
-    done = in_process(folder, "--json", "-o", output, "--seed", 3)
-    assert done.exit_code == 0
+    done = evaluate(folder, "--json", "-o", output, "--seed", 3)
+    assert done.returncode == 0
     assert done.stdout == output.read_text()
     assert json.loads(done.stdout)["seed"] == 3
 
 
-def test_the_walk_and_what_is_compared_can_be_chosen(folder):
-    done = in_process(
-        folder, "--json", "--keep", "3", "--windows", "0,2", "--no-random", "--no-oracle"
+def test_the_traversal_and_the_comparisons_are_options(folder):
+    done = evaluate(
+        folder, "--json", "--keep", "3", "--counts", "0,2", "--no-random", "--no-oracle"
     )
     record = json.loads(done.stdout)
     assert record["traversal"]["keep"] == [3]
@@ -86,29 +79,29 @@ def test_the_walk_and_what_is_compared_can_be_chosen(folder):
 
 
 def test_options_are_read_from_the_environment(folder):
-    done = in_process(
+    done = evaluate(
         folder, TNET_EVALUATE_JSON="1", TNET_EVALUATE_LEVELS="1", TNET_EVALUATE_NO_RANDOM="1"
     )
     assert [row["windows"] for row in json.loads(done.stdout)["rows"]] == [0]
 
 
-def test_what_exists_is_replaced_only_if_asked(folder, tmp_path):
+def test_an_existing_file_is_replaced_only_with_overwrite(folder, tmp_path):
     output = tmp_path / "a.json"
     output.write_text("mine")
-    done = in_process(folder, "-o", output)
-    assert (done.exception.exit_code, done.stdout, output.read_text()) == (7, "", "mine")
-    assert in_process(folder, "-o", output, "--overwrite").exit_code == 0
+    done = evaluate(folder, "-o", output)
+    assert (done.returncode, done.stdout, output.read_text()) == (7, "", "mine")
+    assert evaluate(folder, "-o", output, "--overwrite").returncode == 0
     assert json.loads(output.read_text())["images"] == 4
 
 
-def test_some_that_fail_end_with_8_and_the_rest_is_told(folder):
+def test_failed_images_end_with_8(folder):
     done = evaluate(folder, "--json", data="some.csv")
     assert done.returncode == 8
     record = json.loads(done.stdout)
     assert record["images"] == 1
     assert [failure["id"] for failure in record["failed"]] == ["broken.tif"]
     assert "broken.tif" in done.stderr
-    assert "error: 1 of 2 images" in done.stderr
+    assert "error: 1 of 2 images could not be read" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -120,16 +113,22 @@ def test_some_that_fail_end_with_8_and_the_rest_is_told(folder):
         ((), "unknown.csv", 4, "desert"),
         ((), "nowhere.csv", 4, "nowhere.csv"),
         (("--split", "validation"), "a.csv", 4, "validation"),
-        (("--windows", "0,9"), "a.csv", 2, "9"),
-        (("--windows", "x"), "a.csv", 2, "--windows"),
+        (("--counts", "0,9"), "a.csv", 2, "9"),
+        (("--counts", "x"), "a.csv", 2, "--counts"),
         (("--keep", "0"), "a.csv", 2, "--keep"),
         (("--confusion", "a.jpg"), "a.csv", 2, "a.jpg"),
         (("--bands", "1,2"), "a.csv", 3, "3 bands"),
         (("--device", "toaster"), "a.csv", 2, "toaster"),
     ],
 )
-def test_a_mistake_is_one_error_with_its_code(folder, arguments, data, code, words):
-    done = in_process(folder, *arguments, data=data)
-    assert done.exception is not None
-    assert getattr(done.exception, "exit_code", None) == code
-    assert words in str(done.exception)
+def test_an_error_has_its_exit_code(folder, arguments, data, code, words):
+    done = evaluate(folder, *arguments, data=data)
+    assert done.returncode == code
+    assert words in done.stderr
+
+
+def test_a_recipe_without_data_is_an_error(folder):
+    (folder / "a.yaml").write_text("model: {classes: 3}\n")
+    done = evaluate(folder, data="a.yaml")
+    assert done.returncode == 4
+    assert "has no section `data`" in done.stderr

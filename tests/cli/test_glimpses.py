@@ -1,4 +1,4 @@
-"""From outside: where models that take glimpses looked inside of a window."""
+"""Glimpses of Saccader and DRAM in records, exports and as regions of another model."""
 
 import json
 
@@ -19,7 +19,7 @@ ARGUMENTS = {
     },
 }  # fmt: skip
 STREAMS = {"backbone": "compact", "view_size": 32, "state_size": 8, "step_count": 2}
-TOLD = {
+DATA = {
     "bands": ["1", "2", "3"],
     "normalisation": {"dtype": "uint8", "mean": [120.0, 130.0, 90.0], "std": [60.0, 50.0, 70.0]},
     "traversal": {"levels": 1, "keep": [2]},
@@ -29,7 +29,7 @@ TOLD = {
 @pytest.fixture(scope="module", params=ARGUMENTS)
 def folder(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param)
-    write_tiny(path / "m.safetensors", request.param, config=ARGUMENTS[request.param], **TOLD)
+    write_tiny(path / "m.safetensors", request.param, config=ARGUMENTS[request.param], **DATA)
     Image.fromarray(noise((256, 192)).transpose(1, 2, 0)).save(path / "a.png")
     done = tnet("predict", "a.png", "--model", "m.safetensors", "-o", "out.jsonl", cwd=path)
     assert done.returncode == 0, done.stderr
@@ -48,7 +48,7 @@ def test_glimpses_are_in_the_record(folder):
         assert 1 / 3 <= glimpse["probability"] <= 1
 
 
-def test_glimpses_are_in_overlays_and_these_are_good(folder):
+def test_glimpses_are_exported_as_valid_geojson(folder):
     assert tnet("export", "out.jsonl", "-o", "a.geojson", cwd=folder).returncode == 0
     check_geojson(folder / "a.geojson")
     features = json.loads((folder / "a.geojson").read_text())["features"]
@@ -62,15 +62,35 @@ def test_glimpses_alone_can_be_shown(folder):
     assert len(json.loads((folder / "glimpses.geojson").read_text())["features"]) == GLIMPSES
 
 
-def test_glimpses_are_windows_that_another_model_can_be_told(folder):
-    write_tiny(folder / "two.safetensors", "two_stream", config=STREAMS, **TOLD)
-    told = ["--windows", "out.jsonl", "--levels", 2, "--keep", 9, "-o", "two.jsonl", "--overwrite"]
-    done = tnet("predict", "a.png", "--model", "two.safetensors", *told, cwd=folder)
+def test_glimpses_are_regions_for_another_model(folder):
+    write_tiny(folder / "two.safetensors", "two_stream", config=STREAMS, **DATA)
+    options = [
+        "--regions",
+        "out.jsonl",
+        "--levels",
+        2,
+        "--keep",
+        9,
+        "-o",
+        "two.jsonl",
+        "--overwrite",
+    ]
+    done = tnet(
+        "predict",
+        "a.png",
+        "--model",
+        "two.safetensors",
+        *options,
+        "-o",
+        "two.jsonl",
+        "--overwrite",
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stderr
     (whole,) = json.loads((folder / "out.jsonl").read_text())["windows"]
-    _, *seen = json.loads((folder / "two.jsonl").read_text())["windows"]
-    assert {tuple(each["box"]) for each in seen} <= {tuple(e["box"]) for e in whole["glimpses"]}
-    assert seen
+    _, *found = json.loads((folder / "two.jsonl").read_text())["windows"]
+    assert {tuple(each["box"]) for each in found} <= {tuple(e["box"]) for e in whole["glimpses"]}
+    assert found
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.html", "a.tif", "a.csv"])

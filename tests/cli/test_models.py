@@ -118,8 +118,8 @@ def test_parameters_are_counted_as_on_the_model(tmp_path, family):
 
 
 def test_a_card_describes_the_family_and_its_cells(tmp_path):
-    arguments = {"backbone": "compact", "view_size": 128}
-    shown = card(tmp_path / "a.safetensors", "anchornet", config=arguments)
+    config = {"backbone": "compact", "view_size": 128}
+    shown = card(tmp_path / "a.safetensors", "anchornet", config=config)
     lines = [line.strip() for line in shown.splitlines()]
     first, second = FAMILIES.load("anchornet").summary.split("\n")
     assert lines[lines.index(second) - 1].split(maxsplit=1) == ["is", first]

@@ -12,7 +12,7 @@ from tnetcli.errors import UsageError
 def recipe(tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(
-        f"model: {{classes: 4, backbone: {BACKBONE}, view_size: {VIEW_SIZE}, weighting: true}}\n"
+        f"model: {{classes: 4, backbone: {BACKBONE}, view_size: {VIEW_SIZE}, aggregator: gated}}\n"
         "traversal: {levels: 3, keep: [2, 1]}\n"
     )
     return path
@@ -113,7 +113,7 @@ def test_settings_may_be_in_the_environment():
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        ("tnet", "backbone: compact, view_size: 64, weighting: true"),
+        ("tnet", "backbone: compact, view_size: 64, aggregator: gated"),
         ("anchornet", "backbone: compact, view_size: 128"),
         ("two_stream", "backbone: compact, view_size: 64"),
         ("saccader", "view_size: 96, width: 0.125"),

@@ -16,7 +16,7 @@ STEP = {
     "distinct": 0.5,
     "windows_per_second": 321.0,
 }
-VALIDATION = {"loss": 0.25, "accuracy": [0.25, 0.5], "hit": [0.125], "by_chance": 0.375}
+VALIDATION = {"loss": 0.25, "accuracy": [0.25, 0.5], "hit": [0.125], "random_accuracy": 0.375}
 
 
 def stage(name):

@@ -11,7 +11,7 @@ from tests.exporters.conformance import check_geojson
 from tests.images import noise
 
 STREAMS = {"backbone": "compact", "view_size": 32, "state_size": 8, "step_count": 3}
-TOLD = {
+DATA = {
     "bands": ["1", "2", "3"],
     "normalisation": {"dtype": "uint8", "mean": [120.0, 130.0, 90.0], "std": [60.0, 50.0, 70.0]},
     "traversal": {"levels": 2, "keep": [2]},
@@ -21,7 +21,7 @@ TOLD = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("here")
-    write_tiny(path / "m.safetensors", "two_stream", config=STREAMS, **TOLD)
+    write_tiny(path / "m.safetensors", "two_stream", config=STREAMS, **DATA)
     for name in ("a.png", "b.png"):
         Image.fromarray(noise((128, 128), seed=ord(name[0])).transpose(1, 2, 0)).save(path / name)
     (path / "w.csv").write_text(
@@ -33,14 +33,14 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def predicted(folder):
     """What came of two images, of which the file names one."""
-    arguments = ["predict", "a.png", "b.png", "--model", "m.safetensors", "--windows", "w.csv"]
+    arguments = ["predict", "a.png", "b.png", "--model", "m.safetensors", "--regions", "w.csv"]
     return tnet(*arguments, "-o", "out.jsonl", cwd=folder)
 
 
-def test_the_windows_of_a_file_are_looked_at_and_images_it_leaves_out_fail(predicted, folder):
+def test_the_regions_of_a_file_are_read_and_images_without_any_fail(predicted, folder):
     assert predicted.returncode == 8
-    assert "`w.csv` tells no window of `b.png`" in predicted.stderr
-    assert "hint: it has to name every image" in predicted.stderr
+    assert "`w.csv` has no regions of `b.png`" in predicted.stderr
+    assert "hint: name every image" in predicted.stderr
     assert "Traceback" not in predicted.stderr
     good, bad = map(json.loads, (folder / "out.jsonl").read_text().splitlines())
     assert [(each["path"], each["box"]) for each in good["windows"]] == [
@@ -51,7 +51,7 @@ def test_the_windows_of_a_file_are_looked_at_and_images_it_leaves_out_fail(predi
     assert bad["status"] == "failed"
 
 
-def test_told_windows_are_exported_where_they_are(predicted, folder):
+def test_fixed_regions_are_exported(predicted, folder):
     done = tnet("export", "out.jsonl", "-o", "a.geojson", cwd=folder)
     assert done.returncode == 0, done.stderr
     check_geojson(folder / "a.geojson")

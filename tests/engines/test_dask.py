@@ -5,24 +5,25 @@ import subprocess
 import sys
 import time
 from functools import partial
-from typing import NamedTuple
 
 import pytest
 
-from tests.engines.pieces import double, kill_at, nap, raise_at, whose
-from tnetcli.engines.dask import AHEAD, Cluster, in_dask
+from tests.engines.work import (
+    double,
+    kill_at,
+    nap,
+    negative,
+    never,
+    process_of,
+    raise_at,
+    singles,
+    unexpected,
+)
+from tnetcli.engines.dask import AHEAD, DaskEngine
 from tnetcli.errors import ClusterError, MissingExtraError, UsageError
 
 distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of distributed, about what we kill on purpose
-
-
-def never():
-    return False
-
-
-def unexpected(piece):
-    raise AssertionError(f"{piece} is not lost")
 
 
 def start(workers):
@@ -41,34 +42,32 @@ def local():
         yield cluster
 
 
-def run(local, work, pieces, **more):
-    settings = {"should_stop": never, "lost": unexpected, **more}
-    return in_dask(work, pieces, cluster=Cluster(local.scheduler_address), **settings)
+def run(local, work, items, *, paths=(), should_stop=never, lost=unexpected):
+    scheduler = getattr(local, "scheduler_address", local)
+    batches = ([item] for item in items)
+    return DaskEngine(str(scheduler), paths).map(work, batches, should_stop=should_stop, lost=lost)
 
 
-def test_every_piece_is_done_once_by_some_worker(local):
-    found = list(run(local, whose, range(12)))
-    assert sorted(piece for piece, _ in found) == list(range(12))
+def test_every_batch_is_done_once_by_a_worker(local):
+    found = list(run(local, process_of, range(12)))
+    assert sorted(item for item, _ in found) == list(range(12))
     assert os.getpid() not in {process for _, process in found}
 
 
 def test_a_scheduler_is_found_by_its_file(local, tmp_path):
     file = tmp_path / "scheduler.json"
     file.write_text(f'{{"address": "{local.scheduler_address}"}}')
-    found = in_dask(
-        double, range(3), cluster=Cluster(file=str(file)), should_stop=never, lost=unexpected
-    )
-    assert sorted(found) == [0, 2, 4]
+    assert sorted(run(file, double, range(3))) == singles(0, 2, 4)
 
 
-def test_an_error_comes_out(local):
+def test_an_error_is_raised(local):
     with pytest.raises(ValueError, match="two"):
         list(run(local, raise_at, range(4)))
 
 
-def test_what_was_begun_is_finished_after_a_stop(local):
+def test_running_batches_are_finished_after_a_stop(local):
     asked, found = [], []
-    for each, _ in run(local, whose, iter(range(100)), should_stop=lambda: bool(asked)):
+    for each, _ in run(local, process_of, iter(range(100)), should_stop=lambda: bool(asked)):
         found.append(each)
         asked.append(True)
     assert 1 <= len(found) < 50
@@ -84,8 +83,10 @@ def test_a_worker_that_does_not_see_a_file_is_named(local, tmp_path, monkeypatch
     assert "share" in caught.value.hint
 
 
-def test_a_file_that_nobody_sees_is_no_matter_of_the_cluster(local, tmp_path):
-    assert list(run(local, double, [1], paths=[str(tmp_path / "gone.tif"), "s3://b/a.tif"])) == [2]
+def test_a_file_that_is_missing_here_too_is_not_checked(local, tmp_path):
+    assert list(run(local, double, [1], paths=[str(tmp_path / "gone.tif"), "s3://b/a.tif"])) == [
+        [2]
+    ]
 
 
 def test_a_failure_ends_it_before_a_thousand_more_are_handed_out(local):
@@ -110,22 +111,22 @@ def differing(version, missing="", problem=None):
 
 
 @pytest.mark.parametrize(
-    ("worker", "told"),
+    ("worker", "problem"),
     [
         (differing("0.0.9"), "runs tnet 0.0.9, this is 0.1"),
         (differing("0.1", problem=ModuleNotFoundError("No module named 'tnetcli'")), "cannot do"),
     ],
 )
-def test_a_worker_of_another_environment_is_named(local, monkeypatch, worker, told):
+def test_a_worker_of_another_environment_is_named(local, monkeypatch, worker, problem):
     monkeypatch.setattr("tnetcli.engines.dask._inspect", worker)
-    with pytest.raises(UsageError, match=told) as caught:
+    with pytest.raises(UsageError, match=problem) as caught:
         list(run(local, double, [1]))
     assert "same environment" in caught.value.hint
 
 
-def test_a_worker_that_cannot_import_the_work_is_told_of(local):
+def test_a_worker_that_cannot_import_the_work_is_an_error(local):
     with pytest.raises(UsageError, match=r"a worker cannot do this work: No module named 'none'"):
-        list(run(local, lambda piece: __import__("none"), [1]))
+        list(run(local, lambda batch: __import__("none"), [1]))
 
 
 def test_workers_that_come_late_are_awaited_and_asked_too(caplog):
@@ -138,19 +139,19 @@ def test_workers_that_come_late_are_awaited_and_asked_too(caplog):
             return False
 
         found += run(cluster, double, range(3), should_stop=never_but_grow)
-    assert sorted(found) == [0, 2, 4]
-    assert "has no worker: waiting" in caplog.text
+    assert sorted(found) == singles(0, 2, 4)
+    assert "has no workers; waiting" in caplog.text
 
 
-def test_who_waits_for_workers_can_be_stopped():
+def test_waiting_for_workers_can_be_stopped():
     asked = []
     with start(0) as cluster:
 
-        def stop_at_the_second_look():
+        def stop_at_the_second_call():
             asked.append(True)
             return len(asked) > 1
 
-        assert list(run(cluster, double, range(3), should_stop=stop_at_the_second_look)) == []
+        assert list(run(cluster, double, range(3), should_stop=stop_at_the_second_call)) == []
 
 
 def stuck():
@@ -167,7 +168,7 @@ def stuck():
 
 
 @pytest.mark.slow
-def test_a_worker_that_does_not_answer_keeps_nobody_waiting(monkeypatch, caplog):
+def test_a_worker_that_does_not_answer_is_not_waited_for(monkeypatch, caplog):
     """It is the scheduler's matter to give its work to others."""
     monkeypatch.setattr("tnetcli.engines.dask.TRANSFER", 0.5)
     with start(2) as cluster, distributed.Client(cluster) as client:
@@ -178,15 +179,6 @@ def test_a_worker_that_does_not_answer_keeps_nobody_waiting(monkeypatch, caplog)
             found.append((each, time.monotonic() - begin))
         assert found[0][1] < 10
     assert "does not answer" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_cluster_that_adapts_grows():
-    with start(0) as cluster:
-        cluster.adapt(minimum=0, maximum=2, interval="100ms")
-        found = list(run(cluster, whose, range(200)))
-    assert sorted(piece for piece, _ in found) == list(range(200))
-    assert len({process for _, process in found}) == 2
 
 
 def test_a_result_that_takes_long_to_come_is_awaited(local, monkeypatch):
@@ -200,7 +192,7 @@ def test_a_result_that_takes_long_to_come_is_awaited(local, monkeypatch):
         return result(self, timeout=timeout)
 
     monkeypatch.setattr(distributed.Future, "result", late)
-    assert sorted(run(local, double, range(3))) == [0, 2, 4]
+    assert sorted(run(local, double, range(3))) == singles(0, 2, 4)
 
 
 @pytest.mark.slow
@@ -215,26 +207,23 @@ def test_a_scheduler_that_is_gone_ends_it():
 
 
 @pytest.mark.slow
-def test_workers_that_die_take_nothing_along(local, tmp_path):
+def test_workers_that_die_lose_only_the_item_that_kills_them(local, tmp_path):
     work = partial(kill_at, str(tmp_path))
-    found = run(local, work, range(9), lost=lambda piece: -piece)
-    assert sorted(found) == [-3, 0, 1, 2, 4, 5, 6, 7, 8]
+    found = run(local, work, range(9), lost=negative)
+    assert sorted(found) == singles(-3, 0, 1, 2, 4, 5, 6, 7, 8)
 
 
-@pytest.mark.parametrize(
-    "address", ["tcp://127.0.0.1:9", "nonsense://x", "x y", "localhost", "tcp://localhost", ""]
-)
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://x", "tcp://localhost"])
 def test_a_scheduler_that_does_not_answer_is_an_error(address, monkeypatch):
     monkeypatch.setattr("tnetcli.engines.dask.PATIENCE", 0.5)
-    cluster = Cluster(address)
     with pytest.raises(UsageError, match="no scheduler answers"):
-        list(in_dask(double, [1], cluster=cluster, should_stop=never, lost=unexpected))
+        list(run(address, double, [1]))
 
 
-def test_a_scheduler_file_that_is_not_there_is_an_error(tmp_path):
-    cluster = Cluster(file=str(tmp_path / "none.json"))
+@pytest.mark.parametrize("name", ["none.json", "localhost", ""])
+def test_a_scheduler_file_that_does_not_exist_is_an_error(name):
     with pytest.raises(UsageError, match="no scheduler file"):
-        list(in_dask(double, [1], cluster=cluster, should_stop=never, lost=unexpected))
+        list(run(name, double, [1]))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "no JSON", '{"type": "Scheduler"}'])
@@ -242,29 +231,19 @@ def test_a_file_of_no_scheduler_is_an_error(tmp_path, text):
     file = tmp_path / "scheduler.json"
     file.write_text(text)
     with pytest.raises(UsageError, match="this is no scheduler file") as caught:
-        list(
-            in_dask(
-                double,
-                [1],
-                cluster=Cluster(file=str(file)),
-                should_stop=never,
-                lost=unexpected,
-            )
-        )
-    assert "is it running?" in caught.value.hint
+        list(run(file, double, [1]))
+    assert "--scheduler-file FILE" in caught.value.hint
 
 
-def test_without_the_extra_the_pip_command_is_told(monkeypatch):
+def test_without_the_extra_the_hint_is_the_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MissingExtraError) as caught:
-        list(in_dask(double, [1], cluster=Cluster("x"), should_stop=never, lost=unexpected))
+        list(run("tcp://x:1", double, [1]))
     assert caught.value.hint == "pip install 'tnetcli[dask]'"
 
 
 def address_in(file):
-    return list(
-        in_dask(double, [1], cluster=Cluster(file=str(file)), should_stop=never, lost=unexpected)
-    )
+    return list(run(file, double, [1]))
 
 
 class TestSchedulerFile:
@@ -279,7 +258,7 @@ class TestSchedulerFile:
 
     @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
     def test_one_that_others_may_write_is_refused(self, file, mode):
-        assert address_in(file) == [2]
+        assert address_in(file) == [[2]]
         file.chmod(mode)
         with pytest.raises(UsageError, match="other users may write") as caught:
             address_in(file)
@@ -297,7 +276,7 @@ class TestSchedulerFile:
         with pytest.raises(UsageError, match="other users may replace"):
             address_in(file)
         tmp_path.chmod(0o1777)
-        assert address_in(file) == [2]
+        assert address_in(file) == [[2]]
 
     def test_pipes_folders_and_large_files_are_refused(self, file, tmp_path):
         os.mkfifo(tmp_path / "pipe")
@@ -350,7 +329,7 @@ class TestTls:
                 n_workers=1, processes=False, protocol="tls", **settings
             ) as cluster:
                 assert cluster.scheduler_address.startswith("tls://")
-                assert list(run(cluster, double, [1])) == [2]
+                assert list(run(cluster, double, [1])) == [[2]]
 
     def test_an_address_without_encryption_is_refused_where_it_is_required(self, certificate):
         from dask import config
@@ -359,14 +338,10 @@ class TestTls:
             config.set(tls(certificate)),
             pytest.raises(UsageError, match="refuse unencrypted") as caught,
         ):
-            list(run(At("tcp://127.0.0.1:9"), double, [1]))
+            list(run("tcp://127.0.0.1:9", double, [1]))
         assert "tls" in caught.value.hint
 
     def test_without_certificates_the_configuration_is_named(self):
         with pytest.raises(UsageError, match="no certificate is configured") as caught:
-            list(run(At("tls://127.0.0.1:9"), double, [1]))
+            list(run("tls://127.0.0.1:9", double, [1]))
         assert "DASK_CONFIG" in caught.value.hint
-
-
-class At(NamedTuple):
-    scheduler_address: str

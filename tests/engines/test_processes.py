@@ -9,85 +9,58 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.pieces import (
-    ask_for_signals,
+from tests.engines.work import (
     double,
-    double_all,
+    ignored_signals,
     kill_at,
     nap,
+    negative,
+    never,
+    process_of,
     raise_at,
-    whose,
+    singles,
+    unexpected,
 )
-from tnetcli.engines.processes import in_processes
+from tnetcli.engines.processes import ProcessEngine
 
 ROOT = Path(__file__).parents[2]
 
 
-def never():
-    return False
+def run(work, batches, *, count=2, should_stop=never, lost=unexpected):
+    return ProcessEngine(count).map(work, batches, should_stop=should_stop, lost=lost)
 
 
-def unexpected(piece):
-    raise AssertionError(f"{piece} is not lost")
-
-
-def test_every_piece_is_done_once():
-    found = in_processes(double, range(9), count=2, should_stop=never, lost=unexpected)
-    assert sorted(found) == [2 * each for each in range(9)]
-
-
-def test_several_processes_share_the_work():
-    found = list(in_processes(whose, range(12), count=2, should_stop=never, lost=unexpected))
-    assert sorted(piece for piece, _ in found) == list(range(12))
+def test_processes_share_the_batches_and_each_is_done_once():
+    found = list(run(process_of, singles(*range(12))))
+    assert sorted(item for item, _ in found) == list(range(12))
     assert len({process for _, process in found}) == 2
 
 
-def test_a_process_that_dies_takes_nothing_along(tmp_path):
-    work = partial(kill_at, str(tmp_path))
-    found = in_processes(work, range(9), count=2, should_stop=never, lost=lambda piece: -piece)
-    assert sorted(found) == [-3, 0, 1, 2, 4, 5, 6, 7, 8]
-
-
-def test_a_process_that_dies_unnoticed_takes_nothing_along(tmp_path):
-    """Whoever asks for results may be busy while the pool breaks."""
+@pytest.mark.parametrize("pause", [0, 0.5])  # the caller may be busy while the pool breaks
+def test_a_process_that_dies_loses_only_the_item_that_kills_it(tmp_path, pause):
     found = []
-    work = partial(kill_at, str(tmp_path))
-    for each in in_processes(work, range(6), count=2, should_stop=never, lost=lambda piece: -piece):
-        found.append(each)
-        time.sleep(0.5)
+    for result in run(partial(kill_at, str(tmp_path)), [[0, 1], [2, 3], [4, 5]], lost=negative):
+        found += result
+        time.sleep(pause)
     assert sorted(found) == [-3, 0, 1, 2, 4, 5]
 
 
-def test_what_was_together_with_a_piece_that_kills_is_done():
-    found = in_processes(
-        double_all,
-        [[0, 1], [2, 3], [4, 5]],
-        count=1,
-        should_stop=never,
-        lost=lambda pieces: [-piece for piece in pieces],
-        apart=lambda pieces: [[piece] for piece in pieces],
-    )
-    assert sorted(each for part in found for each in part) == [-3, 0, 2, 4, 8, 10]
+def test_no_retry_begins_after_a_stop(tmp_path):
+    stop, found = [], []
 
-
-def test_suspects_are_left_after_a_stop(tmp_path):
-    asked, found = [], []
-
-    def lost(piece):
-        asked.append(True)
-        return -piece
+    def lost(batch):
+        stop.append(True)
+        return negative(batch)
 
     work = partial(kill_at, str(tmp_path))
-    for each in in_processes(
-        work, [3, 0, 1, 2], count=1, should_stop=lambda: bool(asked), lost=lost
-    ):
-        found.append(each)
+    for each in run(work, singles(3, 0, 1, 2), count=1, should_stop=lambda: bool(stop), lost=lost):
+        found += each
     assert found[-1] == -3
     assert len(found) < 4
 
 
 def test_an_interrupt_does_not_wait():
-    found = in_processes(nap, [0, 0, 20, 20], count=2, should_stop=never, lost=unexpected)
+    found = run(nap, singles(0, 0, 20, 20))
     next(found)
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
@@ -95,19 +68,34 @@ def test_an_interrupt_does_not_wait():
     assert time.monotonic() - start < 10
 
 
-# A parent of two processes that says when they work, and waits for them.
-PARENT = """
-    import sys
-    from tests.engines.pieces import nap, whose
-    from tnetcli.engines.processes import in_processes
+def test_running_batches_are_finished_after_a_stop():
+    stop, found = [], []
+    for each in run(double, iter(singles(*range(100))), should_stop=lambda: bool(stop)):
+        found += each
+        stop.append(True)
+    assert 1 <= len(found) <= 4
+    assert sorted(found) == [2 * each for each in range(len(found))]
 
-    def never():
-        return False
+
+def test_an_error_is_raised():
+    with pytest.raises(ValueError, match="two"):
+        list(run(raise_at, singles(*range(4)), count=1))
+
+
+def test_worker_processes_ignore_signals():
+    assert list(run(ignored_signals, singles(0), count=1)) == [[True, True]]
+
+
+# A parent of two processes, which prints when they work and waits for them.
+PARENT = """
+    from tests.engines.work import nap, never, process_of, singles
+    from tnetcli.engines.processes import ProcessEngine
 
     if __name__ == "__main__":
-        for each in in_processes(whose, range(2), count=2, should_stop=never, lost=never):
+        engine = ProcessEngine(2)
+        for each in engine.map(process_of, singles(0, 1), should_stop=never, lost=never):
             print(each[1], flush=True)
-        found = in_processes(nap, [0, 0, 2, 2], count=2, should_stop=never, lost=never)
+        found = engine.map(nap, singles(0, 0, 2, 2), should_stop=never, lost=never)
         next(found)
         print("working", flush=True)
         print(sorted(found), flush=True)
@@ -126,13 +114,15 @@ def parent(tmp_path):
         text=True,
         start_new_session=True,
     ) as process:
+        while process.stdout.readline() != "working\n":
+            assert process.poll() is None, process.stderr.read()
         yield process
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def members(group):
-    """Return the processes of a group that are not dead."""
+    """Return the living processes of a group."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -146,8 +136,6 @@ def members(group):
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
 def test_no_process_outlives_its_parent(parent):
-    while parent.stdout.readline() != "working\n":
-        assert parent.poll() is None, parent.stderr.read()
     assert len(members(parent.pid)) > 2
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
@@ -157,37 +145,11 @@ def test_no_process_outlives_its_parent(parent):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM])
-def test_a_signal_to_all_of_a_job_is_for_the_parent_alone(parent, number):
-    """SLURM tells every process of a step; that of multiprocessing would die of SIGUSR1."""
-    while parent.stdout.readline() != "working\n":
-        assert parent.poll() is None, parent.stderr.read()
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_to_all_processes_of_a_job_stops_only_the_parent(parent, number):
+    """SLURM signals every process of a step; the resource tracker would die of SIGUSR1."""
     for each in members(parent.pid):
         if each != parent.pid:
             os.kill(each, number)
-    told, complaints = parent.communicate(timeout=120)
-    assert parent.returncode == 0
-    assert told.strip() == "[0, 2, 2]"
-    assert complaints == ""
-
-
-def test_what_was_begun_is_finished_after_a_stop():
-    asked = []
-    found = []
-    for each in in_processes(
-        double, iter(range(100)), count=2, should_stop=lambda: bool(asked), lost=unexpected
-    ):
-        found.append(each)
-        asked.append(True)
-    assert 1 <= len(found) <= 4
-    assert sorted(found) == [2 * each for each in range(len(found))]
-
-
-def test_an_error_comes_out():
-    with pytest.raises(ValueError, match="two"):
-        list(in_processes(raise_at, range(4), count=1, should_stop=never, lost=unexpected))
-
-
-def test_signals_are_left_to_the_one_who_started_them():
-    (found,) = in_processes(ask_for_signals, [0], count=1, should_stop=never, lost=unexpected)
-    assert found == [True, True]
+    printed, errors = parent.communicate(timeout=120)
+    assert (parent.returncode, printed.strip(), errors) == (0, "[0, 2, 2]", "")

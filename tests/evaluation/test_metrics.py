@@ -43,29 +43,17 @@ def outcomes():
     return Outcomes.of(logits(*PROBABILITIES), LABELS)
 
 
-def test_the_most_probable_class_is_predicted(outcomes):
+def test_outcomes_agree_with_a_computation_by_hand(outcomes):
     assert outcomes.predicted.tolist() == [0, 0, 1, 1, 2, 2]
-
-
-def test_the_rank_counts_classes_before_the_true_one(outcomes):
     assert outcomes.rank.tolist() == [0, 1, 0, 2, 0, 2]
-
-
-def test_confidence_is_the_largest_probability(outcomes):
     assert outcomes.confidence == pytest.approx([0.7, 0.5, 0.6, 0.7, 0.8, 0.5])
-
-
-def test_log_loss_is_minus_the_logarithm_of_the_truth(outcomes):
     expected = [-math.log(p) for p in (0.7, 0.3, 0.6, 0.1, 0.8, 0.2)]
     assert outcomes.log_loss == pytest.approx(expected)
-
-
-def test_the_brier_score_is_the_squared_distance_from_the_truth(outcomes):
-    # By hand: 0.09+0.04+0.01; 0.25+0.49+0.04; 0.01+0.16+0.09; 0.04+0.49+0.81; ...
+    # 0.09+0.04+0.01; 0.25+0.49+0.04; 0.01+0.16+0.09; 0.04+0.49+0.81; ...
     assert outcomes.brier == pytest.approx([0.14, 0.78, 0.26, 1.34, 0.06, 0.98])
 
 
-def test_logits_of_any_size_are_judged():
+def test_large_logits_do_not_overflow():
     found = Outcomes.of(
         np.array([[2000.0, 1000.0], [-2000.0, 2000.0]], np.float32), np.array([0, 0])
     )
@@ -85,12 +73,12 @@ def test_outcomes_of_parts_are_those_of_all(outcomes):
         assert np.array_equal(joined, whole)
 
 
-def test_the_summary_is_what_a_hand_computes(outcomes):
+def test_the_summary_agrees_with_a_computation_by_hand(outcomes):
     found = summarise(outcomes, 3)
     assert found.images == 6
     assert found.accuracy.value == pytest.approx(3 / 6)
     assert (found.k, found.top_k.value) == (2, pytest.approx(4 / 6))
-    # Each class is right once, told twice and true twice.
+    # Each class is right once, predicted twice and true twice.
     assert found.macro_f1 == pytest.approx(0.5)
     assert found.brier == pytest.approx((0.14 + 0.78 + 0.26 + 1.34 + 0.06 + 0.98) / 6)
 
@@ -117,7 +105,7 @@ def test_wilson_intervals_are_the_published_ones(hits_, trials, low, high):
     assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
-@pytest.mark.parametrize("trials", range(1, 60))
+@pytest.mark.parametrize("trials", [1, 2, 59])
 def test_wilson_intervals_hold_the_proportion_and_stay_within_0_and_1(trials):
     for count in range(trials + 1):
         found = wilson(count, trials)
@@ -125,7 +113,7 @@ def test_wilson_intervals_hold_the_proportion_and_stay_within_0_and_1(trials):
 
 
 @pytest.mark.parametrize(("hits_", "trials"), [(0, 0), (2, 1), (-1, 3)])
-def test_what_is_no_proportion_is_refused(hits_, trials):
+def test_an_invalid_proportion_is_an_error(hits_, trials):
     with pytest.raises(ValueError, match="not a proportion"):
         wilson(hits_, trials)
 
@@ -138,12 +126,12 @@ def random_labels(seed, images=200, classes=7):
 def test_confusion_counts_true_by_predicted():
     labels, predicted = random_labels(0)
     expected = np.zeros((7, 7), int)
-    for true, told in zip(labels, predicted, strict=True):
-        expected[true, told] += 1
+    for true, guess in zip(labels, predicted, strict=True):
+        expected[true, guess] += 1
     assert np.array_equal(confusion_matrix(labels, predicted, 7), expected)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_f1_is_the_harmonic_mean_of_precision_and_recall(seed):
     labels, predicted = random_labels(seed)
     for each, found in enumerate(f1_scores(labels, predicted, 7)):
@@ -153,7 +141,7 @@ def test_f1_is_the_harmonic_mean_of_precision_and_recall(seed):
 
 
 def test_macro_f1_is_of_classes_that_are_true_or_predicted_somewhere():
-    # Class 0: right twice of 3 told and 2 true (0.8); 1: told, never true; 2: true, never told;
+    # Class 0: right twice of 3 predicted and 2 true (0.8); 1: never true; 2: never predicted;
     # 3: neither.
     labels, predicted = np.array([0, 0, 2, 2]), np.array([0, 0, 0, 1])
     assert macro_f1(labels, predicted, 4) == pytest.approx((0.8 + 0 + 0) / 3)
@@ -171,13 +159,13 @@ def test_the_calibration_error_is_that_of_a_brute_force():
     assert calibration_error(confidence, correct) == pytest.approx(expected)
 
 
-def test_who_is_right_as_often_as_sure_is_calibrated():
+def test_confidence_equal_to_accuracy_has_no_calibration_error():
     confidence = np.array([0.75] * 4 + [0.5] * 2)
     correct = np.array([True, True, True, False, True, False])
     assert calibration_error(confidence, correct) == pytest.approx(0)
 
 
-def test_who_is_always_sure_and_always_wrong_is_as_far_off_as_can_be():
+def test_confident_errors_have_a_calibration_error_of_one():
     assert calibration_error(np.ones(3), np.zeros(3, bool)) == 1
 
 
@@ -196,7 +184,7 @@ def test_the_bootstrap_interval_of_a_mean_is_the_known_one():
     assert found.high == pytest.approx(values.mean() + reach, abs=0.1 * reach)
 
 
-def test_bootstrap_keeps_what_belongs_to_an_image_together():
+def test_bootstrap_keeps_the_columns_of_an_image_together():
     labels, _ = random_labels(0)
     found = bootstrap(lambda a, b: float((a == b).mean()), labels, labels)
     assert found == Interval(1, 1, 1)
@@ -220,21 +208,15 @@ class TestHits:
     def test_half_of_a_box_or_a_quarter_of_the_window(self, box, expected):
         assert hits(self.WINDOW, [box]) is expected
 
-    def test_one_box_of_several_is_enough(self):
-        assert hits(self.WINDOW, [Window(0, 0, 10, 10), Window(150, 150, 10, 10)])
-
     def test_boxes_fill_a_window_together(self):
         halves = [Window(0, 100, 120, 100), Window(180, 100, 120, 100)]
         assert not any(hits(self.WINDOW, [half]) for half in halves)
         assert hits(self.WINDOW, halves)
 
-    def test_what_boxes_share_counts_once(self):
+    def test_overlapping_boxes_count_once(self):
         same = [Window(0, 100, 120, 100)] * 2
         assert window_coverage(self.WINDOW, same) == pytest.approx(0.2)
         assert not hits(self.WINDOW, same)
-
-    def test_without_boxes_nothing_is_hit(self):
-        assert not hits(self.WINDOW, [])
 
     def test_halves_of_fractional_windows_are_halves(self):
         for step in range(1, 200):
@@ -244,7 +226,7 @@ class TestHits:
             )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(7))
 def test_filled_and_covered_are_what_counting_pixels_gives(seed):
     random = np.random.default_rng(seed)
     boxes = [
@@ -269,12 +251,9 @@ class TestHitRate:
         found = hit_levels([(2, self.FAR), (2, self.NEAR), (3, self.FAR)], self.BOX)
         assert found == {2: True, 3: False}
 
-    def test_an_image_without_boxes_says_nothing(self):
+    def test_an_image_without_boxes_has_no_hits(self):
         assert hit_levels([(2, self.NEAR)], ()) == {}
 
-    def test_images_count_on_the_levels_they_were_looked_at(self):
+    def test_images_count_on_the_levels_that_were_read(self):
         found = hit_rate([{2: True, 3: False}, {2: False, 3: True}, {2: True}, {}])
         assert {level: rate.value for level, rate in found.items()} == {2: 2 / 3, 3: 1 / 2}
-
-    def test_its_interval_is_that_of_a_proportion(self):
-        assert hit_rate([{2: True}, {2: False}, {2: False}]) == {2: wilson(1, 3)}

@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +11,15 @@ import pytest
 import rasterio
 
 import tnetcli.exporters.export as module
-from tests.exporters.records import UTM, failed, record, replace, window, write
+from tests.exporters.records import UTM, failed, read, record, replace, window, write
 from tests.exporters.test_html import Read
 from tnetcli.errors import ImageError, OutputError, UsageError
 from tnetcli.exporters.base import EXPORTERS
 from tnetcli.exporters.export import ExportJob, Selection, export, image_file
+from tnetcli.exporters.table import TableOptions, csv_text
 from tnetcli.prediction.record import LevelRecord, Prediction, PredictionCost
 
+DOCS = Path(__file__).parents[2] / "docs"
 REASON = "the classes are too close"
 PLACES = {"scene": UTM, "slide": {"mpp": (0.25, 0.25)}}
 SCENE = record(window(attention=1.0), window("root/0-2", (0, 0, 500, 400)), **UTM)
@@ -202,3 +205,31 @@ def test_exporters_import_no_torch():
     code = f"import sys, {', '.join(names)}; print({{'torch', 'rasterio'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def keys_of(value):
+    """Return every key, at any depth."""
+    if isinstance(value, dict):
+        return set(value).union(*map(keys_of, value.values()))
+    return set().union(*map(keys_of, value)) if isinstance(value, list) else set()
+
+
+def test_every_key_and_column_is_documented():
+    page = (DOCS / "overlays.md").read_text(encoding="utf-8")
+    region = window(probabilities=(0.4, 0.6))
+    scene = record(region, source="gcps", config={"view_size": 224}, **UTM)
+    slide = record(region, config={"view_size": 224}, mpp=(0.5, 0.5))
+    on_map, on_slide = page.split("## On a slide")
+    for prediction, part in ((scene, on_map), (slide, on_map + on_slide)):
+        assert not {key for key in keys_of(read(prediction)) if f"`{key}`" not in part}
+    tables = page.split("## As a table")[1]
+    for per_image in (False, True):
+        header = next(csv_text([scene], TableOptions(per_image=per_image)))
+        names = {name.replace("forest", "<class>") for name in header.strip().split(",")}
+        assert not {name for name in names - {"prob_river"} if f"`{name}`" not in tables}
+
+
+def test_the_documented_style_is_the_one_that_was_drawn():
+    page = (DOCS / "overlays.md").read_text(encoding="utf-8")
+    style = runpy.run_path(str(DOCS / "make_overlay_pictures.py"))["STYLE"]
+    assert all(f"`{expression}`" in page for expression in style.values())

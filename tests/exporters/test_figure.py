@@ -17,9 +17,10 @@ from tnetcli.exporters.figure import (
     FigureOptions,
     draw_figure,
     length_text,
-    pixel_metres,
     round_length,
 )
+from tnetcli.geo import pixel_metres
+from tnetcli.geometry import Size
 from tnetcli.prediction.record import LevelRecord, PredictionCost
 
 ROOT = window(box=(0, 0, 4000, 3000), attention=1.0, label="forest", probability=0.55)
@@ -39,6 +40,11 @@ SCENE = record(
     ),
     **UTM,
 )
+
+
+def metres_of(prediction):
+    size = Size(prediction.width, prediction.height)
+    return pixel_metres(prediction.georeference, prediction.mpp, size)
 
 
 def draw(prediction, imagery=None, size=1600, **options):
@@ -297,7 +303,7 @@ def test_the_text_of_the_bar_stays_below_the_image(shape, size):
     ],
 )
 def test_without_a_resolution_there_is_no_bar(facts):
-    assert pixel_metres(record(**facts)) is None
+    assert metres_of(record(**facts)) is None
     assert not bar(draw(record(**facts), Meadow()))
 
 
@@ -329,7 +335,7 @@ def test_lengths_are_in_the_usual_unit(metres, text):
 @pytest.mark.parametrize("latitude", [0, 60, -80])
 def test_degrees_are_shorter_away_from_the_equator(latitude):
     transform = (1e-4, 0.0, 10.0, 0.0, -1e-4, latitude + 0.15)
-    across, down, is_even = pixel_metres(record(crs="EPSG:4326", transform=transform))
+    across, down, is_even = metres_of(record(crs="EPSG:4326", transform=transform))
     sine = math.sin(math.radians(latitude))
     bent = 1 - 0.00669438 * sine**2  # on the ellipsoid of WGS 84
     metres = math.radians(1e-4) * 6_378_137
@@ -343,16 +349,14 @@ def test_degrees_are_shorter_away_from_the_equator(latitude):
 def test_maps_that_stretch_are_measured_on_the_ground():
     north = 8_399_738.0  # 60 degrees
     mercator = (10.0, 0.0, 0.0, 0.0, -10.0, north + 15_000)
-    assert pixel_metres(record(crs="EPSG:3857", transform=mercator))[0] == pytest.approx(
-        5.0, rel=0.01
-    )
+    assert metres_of(record(crs="EPSG:3857", transform=mercator))[0] == pytest.approx(5.0, rel=0.01)
     feet = (1.0, 0.0, 980_000.0, 0.0, -1.0, 200_000.0)
-    assert pixel_metres(record(crs="EPSG:2263", transform=feet))[0] == pytest.approx(
+    assert metres_of(record(crs="EPSG:2263", transform=feet))[0] == pytest.approx(
         1200 / 3937, rel=0.001
     )
     world = (0.09, 0, -180.0, 0, -0.06, 90.0)
-    assert not pixel_metres(record(crs="EPSG:4326", transform=world))[2]
-    assert pixel_metres(record(mpp=(0.25, 0.5), **UTM))[0] == pytest.approx(10.0)
+    assert not metres_of(record(crs="EPSG:4326", transform=world))[2]
+    assert metres_of(record(mpp=(0.25, 0.5), **UTM))[0] == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.JPEG", "output", "sc\udcffene.PNG"])

@@ -278,13 +278,6 @@ def test_the_whole_image_is_not_filled():
     assert 0 < chosen["properties"]["fill-opacity"] < 1
 
 
-def test_a_georeferenced_collection_has_a_box_and_no_crs():
-    collection = read(record(window(), **UTM))
-    assert "crs" not in collection
-    assert collection["tnet"]["frame"] == "wgs84"
-    assert collection["bbox"] == collection["features"][0]["bbox"]
-
-
 def test_an_image_placed_by_ground_control_points_is_marked():
     collection = read(record(window(), source="gcps", **UTM))
     assert collection["tnet"]["georeference"] == "gcps"
@@ -389,24 +382,6 @@ def test_the_frame_of_qupath_starts_at_the_bounds_of_the_slide():
     assert in_qupath["properties"] == in_level0["properties"]
 
 
-def test_facts_of_a_collection_in_pixels():
-    slide = record(window(), offset=(1024, 512), mpp=(0.25, 0.5))
-    assert read(slide)["tnet"] == {
-        "version": "0.1.0",
-        "model": "default",
-        "model_sha256": "f" * 64,
-        "frame": "qupath",
-        "offset": [1024, 512],
-        "width": 4000,
-        "height": 3000,
-        "image": "scenes/a.tif",
-        "mpp": [0.25, 0.5],
-        "images": 1,
-        "failed": 0,
-    }
-    assert read(slide, frame="level0")["tnet"]["frame"] == "level0"
-
-
 def test_properties_of_a_region_in_pixels():
     _, feature = features(
         record(
@@ -439,8 +414,8 @@ def test_properties_of_a_region_in_pixels():
 def test_ids_are_stable_and_differ_by_image_model_and_region():
     base = {"image": "a.svs", "sha256": "0" * 64}
 
-    def found(seen, **told):
-        return features(record(seen, **(base | told)))[0]["id"]
+    def found(seen, **facts):
+        return features(record(seen, **(base | facts)))[0]["id"]
 
     first = found(window())
     assert first == found(window(attention=0.9, label="forest"))

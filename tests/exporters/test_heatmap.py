@@ -166,15 +166,6 @@ def test_tiles_and_overviews_hold_the_painted_regions(tmp_path):
         assert same(overview, values)
 
 
-def test_the_smallest_overview_shows_a_hot_spot(tmp_path):
-    around = window("root/0-0", (0, 0, 2048, 1024), 0.1)
-    spot = window("root/0-0/1-1", (2001, 501, 2009, 509), 0.9)
-    found = heat(tmp_path / "a.tif", record(around, spot, width=2048, height=1024))
-    for overview in found.overviews:
-        assert overview.max() == np.float32(0.9)
-        assert not np.isnan(overview).any()
-
-
 def test_the_order_of_regions_does_not_matter(tmp_path):
     windows = tuple(many(40, 1500, 900))
     for name, some in (("a", windows), ("b", windows[::-1])):

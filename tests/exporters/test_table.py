@@ -186,11 +186,6 @@ def test_text_is_neither_a_formula_nor_a_terminal_command(text, written):
     assert neutral(text) == written
 
 
-def test_negative_numbers_stay_numbers():
-    (row,) = table(record(window(box=(-10.5, -3, 20, 30))))
-    assert (row["minx"], row["miny"]) == ("-10.5", "-3.0")
-
-
 @settings(max_examples=30)
 @given(st.lists(st.text(max_size=6), min_size=1, max_size=4), st.floats(0, 1))
 def test_any_text_and_any_number_come_back(texts, number):

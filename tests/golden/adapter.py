@@ -360,7 +360,7 @@ def _frozen_message(text: str) -> str:
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
     config = {SETTINGS.get(key, key): each for key, each in config.items()}
     policy = {"top_k": "topk"}.get(config["policy"], config["policy"])
-    return {**config, "policy": policy, "rescale": None}
+    return {**config, "policy": policy, "rescale": None, "check_attention": None}
 
 
 def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:
@@ -370,6 +370,7 @@ def _in_frozen_words(data: dict[str, Any]) -> dict[str, Any]:
     data |= {"settings": _settings(made["config"]), "microns_per_pixel": data.pop("mpp")}
     stop = data.pop("stop_reason")
     data["stopped"] = STOPS.get(stop, stop)
+    data["reader"] = {"image": "photo"}.get(data["reader"], data["reader"])
     for window in data["windows"]:
         window["weight"] = window.pop("share")
     assert data.pop("task") == "classification"

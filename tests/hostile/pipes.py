@@ -215,7 +215,7 @@ CASES: tuple[Case, ...] = (
     _given("pipe-model", (5,), "info", "{images}/good.tif", "--model", "{images}/pipe"),
     _given("pipe-model-predict", (5,), "predict", "{images}/good.tif", "--model",
            "{images}/pipe"),
-    _given("pipe-windows", (2, 4, 7), "predict", "{images}/good.tif", "--windows",
+    _given("pipe-windows", (2, 4, 7), "predict", "{images}/good.tif", "--regions",
            "{images}/pipe"),
     _given("pipe-predictions-export", (2, 4, 7), "export", "{images}/pipe", "-o", "out.csv"),
     _given("pipe-predictions-merge", (2, 4, 7), "merge", "{images}/pipe", "-o", "out.jsonl"),

@@ -130,7 +130,7 @@ def _scheduler(
     return make
 
 
-CLUSTER = ("predict", "{images}/good.tif", "--scheduler-file", "{images}/scheduler.json",
+CLUSTER = ("predict", "{images}/good.tif", "--scheduler", "{images}/scheduler.json",
            "-o", "out.jsonl")  # fmt: skip
 CLUSTERS = tuple(
     Case(name, "S8", make, (step(*CLUSTER, codes=(2,)),))
@@ -375,7 +375,7 @@ NESTED = (
                         (place.images / "a.jsonl").rename(place.work / "out.jsonl")),
          (step("predict", "{images}/good.tif", "-o", "out.jsonl", codes=(4, 7)),)),
     Case("nested-windows", "S14", _nested("a.jsonl", *RECORD),
-         (step("predict", "{images}/good.tif", "--windows", "{images}/a.jsonl", codes=(4, 7)),)),
+         (step("predict", "{images}/good.tif", "--regions", "{images}/a.jsonl", codes=(4, 7)),)),
     Case("nested-recipe", "S14", _nested("a.yaml", "model: "),
          (step("train", "{images}/a.yaml", "-o", "run", codes=(4,)),)),
     Case("nested-labels", "S14", _nested("a.yaml", "data: "),

@@ -22,7 +22,7 @@ from tests.checkpoints import (
     write_tiny,
 )
 from tests.commands import ROOT
-from tnetcli.errors import ModelError, OutputError, UsageError
+from tnetcli.errors import ModelError, UsageError
 from tnetcli.models import checkpoint
 from tnetcli.models.checkpoint import (
     SCHEMA,
@@ -56,7 +56,7 @@ def path(tmp_path, sound):
     return tmp_path / "a.safetensors"
 
 
-def refusal(path):
+def error_of(path):
     with pytest.raises(ModelError) as caught:
         load_checkpoint(path)
     assert str(path) in str(caught.value)
@@ -78,8 +78,7 @@ def change(path, edit):
 @pytest.mark.parametrize(
     ("family", "config"),
     [
-        ("tnet", BASE),
-        ("tnet", {**BASE, "grid": GRID, "alignment": "nearest", "tap": 1}),
+        ("tnet", {**BASE, "grid": GRID, "tap": 1}),
         ("tnet", {**BASE, "location": "context", "position": "concat", "aggregator": "gated"}),
         ("tnet", {"backbone": "test_vit", "view_size": 96, "drop_path": 0.2}),
         ("whole", {**BASE, "dropout": 0.3, "feature_dropout": 0.2}),
@@ -92,17 +91,13 @@ def test_a_model_comes_back_as_it_was(tmp_path, family, config):
     assert loaded.description == description
     assert type(loaded.model) is type(model)
     assert not loaded.model.training
+    assert loaded.path == tmp_path / "a.safetensors"
+    assert loaded.sha256 == hashlib.sha256(loaded.path.read_bytes()).hexdigest()
     for ours, theirs in zip(outputs_of(model, 3), outputs_of(loaded.model, 3), strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_a_checkpoint_knows_its_file(path):
-    loaded = load_checkpoint(str(path))
-    assert loaded.path == path
-    assert loaded.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_half_the_bits_give_nearly_the_same_model_in_full_precision(tmp_path):
+def test_half_precision_files_load_as_nearly_the_same_model(tmp_path):
     model, description = tiny()
     save_checkpoint(tmp_path / "full.safetensors", model, description)
     save_checkpoint(tmp_path / "half.safetensors", model, description, half=True)
@@ -117,7 +112,7 @@ def test_half_the_bits_give_nearly_the_same_model_in_full_precision(tmp_path):
     assert read_description(full).weights == "float32"
 
 
-def test_weights_too_large_for_half_the_bits_keep_all_of_them(tmp_path):
+def test_weights_too_large_for_half_precision_stay_float32(tmp_path):
     model, description = tiny("whole")
     with torch.no_grad():
         model.head.bias.fill_(1e6)
@@ -139,7 +134,7 @@ def test_a_model_of_another_precision_and_layout_is_stored_as_float32(tmp_path):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory, sound):
-    """Return a folder where a process saved a model anew, and was killed while it saved again."""
+    """Return a folder where a process saved a model and was killed while it saved another."""
     folder = tmp_path_factory.mktemp("killed")
     (folder / "old.safetensors").write_bytes(sound)
     code = """
@@ -156,23 +151,20 @@ save_checkpoint("old.safetensors", loaded.model, loaded.description, overwrite=T
     return folder
 
 
-def test_the_same_model_gives_the_same_bytes_in_another_process(killed, sound):
+def test_saving_is_deterministic_and_atomic(killed, sound):
     assert (killed / "new.safetensors").read_bytes() == sound
-
-
-def test_a_process_killed_while_it_saves_leaves_the_old_model(killed, sound):
     assert (killed / "old.safetensors").read_bytes() == sound
     (left,) = (each for each in killed.iterdir() if each.suffix != ".safetensors")
     assert (left.name.startswith("."), left.suffix) == (True, ".tmp")
 
 
-def test_loading_does_not_disturb_the_random_numbers_of_the_caller(path):
+def test_loading_leaves_the_global_random_state_unchanged(path):
     before = torch.get_rng_state()
     load_checkpoint(path)
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_device_that_is_not_there_is_wrong_usage(path):
+def test_an_unknown_device_is_a_usage_error(path):
     with pytest.raises(UsageError):
         load_checkpoint(path, device="nowhere")
 
@@ -187,7 +179,7 @@ def test_a_device_that_is_not_there_is_wrong_usage(path):
     ],
     ids=str,
 )
-def test_a_description_that_does_not_fit_is_the_mistake_of_the_caller(tmp_path, model, wrong):
+def test_a_description_of_another_model_is_a_value_error(tmp_path, model, wrong):
     with pytest.raises(ValueError, match="does not fit"):
         save_checkpoint(tmp_path / "a.safetensors", model, Description(**fields(**wrong)))
     assert not list(tmp_path.iterdir())
@@ -202,90 +194,28 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_existing_model_is_replaced_only_on_demand(path):
-    model, description = tiny("whole")
-    before = path.read_bytes()
-    with pytest.raises(OutputError, match="exists"):
-        save_checkpoint(path, model, description)
-    assert path.read_bytes() == before
-    save_checkpoint(path, model, description, overwrite=True)
-    assert load_checkpoint(path).description.family == "whole"
-
-
-def test_weights_without_a_description_say_what_they_are_good_for(tmp_path):
-    save_file({"conv_stem.weight": torch.zeros(3)}, tmp_path / "timm.safetensors")
-    assert "pretrained: FILE" in refusal(tmp_path / "timm.safetensors").hint
-
-
-def test_a_missing_tensor_is_told(path):
-    change(path, lambda tensors: tensors.pop(WEIGHT))
-    assert f"a tensor is missing: `{WEIGHT}`" in str(refusal(path))
-
-
-def test_a_description_without_tensors_is_told(path):
-    path.write_bytes(pack_description(fields()))
-    assert "missing" in str(refusal(path))
-
-
-def test_an_extra_tensor_is_told(path):
-    change(path, lambda tensors: tensors.update(more=torch.zeros(2)))
-    assert "a tensor is unknown: `more`" in str(refusal(path))
-
-
-def test_a_wrong_shape_is_told(path):
-    change(path, lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT][:2].clone()}))
-    assert f"`{WEIGHT}` has the shape (2, " in str(refusal(path))
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
-def test_a_wrong_type_is_told(path, kind):
-    change(path, lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT].to(kind)}))
-    assert f"`{WEIGHT}` is of torch." in str(refusal(path))
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_not_finite_are_told(path, value):
-    change(path, lambda tensors: tensors[WEIGHT].view(-1).__setitem__(-1, value))
-    assert f"not finite: `{WEIGHT}`" in str(refusal(path))
-
-
-def test_a_model_that_was_cut_off_is_told(path):
-    path.write_bytes(path.read_bytes()[:-1])
-    assert "not a valid" in str(refusal(path))
-
-
-def test_a_description_of_another_model_is_told(path):
-    header, data = unpack(path.read_bytes())
-    told = Description(**fields(classes=["a", "b"])).as_json()
-    path.write_bytes(pack({**header, "__metadata__": {checkpoint.KEY: told}}, data))
-    assert "head" in str(refusal(path))
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"config": {**BASE, "location_size": 2**16}}, "the tensor `location."),
         ({"config": {**BASE, "location_size": 2**40}}, "`location_size` is"),
-        ({"config": {**BASE, "location_size": 10**30}}, "`location_size` is"),
-        ({"config": {**BASE, "position_size": 2**62}}, "`position_size` is"),
         ({"config": {**BASE, "grid": {**GRID, "rows": 10**9}}}, "`grid.rows` is"),
         ({"config": {**BASE, "tap": 99}}, "no stage `99`"),
         ({"config": {**BASE, "tap": "nowhere"}}, "no module `nowhere`"),
         ({"config": {**BASE, "backbone": "resnet51"}}, "unknown backbone"),
-        ({"config": {**BASE, "backbone": "hf-hub:someone/model"}}, "unknown backbone"),
         ({"config": {**BASE, "backbone": "test_vit", "view_size": 9}}, "9 pixels"),
-        ({"family": "whole", "traversal": {"levels": 2}}, "`levels` is above"),
+        ({"family": "whole", "traversal": {"levels": 2}}, "`levels` is `2`: `whole` has at most 1"),
     ],
     ids=str,
 )
-def test_a_description_of_no_model_is_told_and_takes_no_memory(path, changes, problem):
+def test_a_description_that_cannot_be_built_is_an_error_and_takes_no_memory(path, changes, problem):
     header, data = unpack(path.read_bytes())
-    told = json.dumps({"schema": SCHEMA, **fields(**changes)})
-    path.write_bytes(pack({**header, "__metadata__": {checkpoint.KEY: told}}, data))
-    assert problem in str(refusal(path))
+    text = json.dumps({"schema": SCHEMA, **fields(**changes)})
+    path.write_bytes(pack({**header, "__metadata__": {checkpoint.KEY: text}}, data))
+    assert problem in str(error_of(path))
 
 
-def test_tensors_beyond_measure_take_no_memory(path):
+def test_a_huge_unknown_tensor_takes_no_memory(path):
     header, data = unpack(path.read_bytes())
     count = 2**38
     header["more"] = {
@@ -296,7 +226,7 @@ def test_tensors_beyond_measure_take_no_memory(path):
     content = pack(header, data)
     path.write_bytes(content)
     os.truncate(path, len(content) + 4 * count)  # a hole of a terabyte
-    assert "unknown: `more`" in str(refusal(path))
+    assert "unknown: `more`" in str(error_of(path))
 
 
 @pytest.fixture
@@ -307,23 +237,14 @@ def bundle(tmp_path, monkeypatch, sound):
     return tmp_path / "package" / "assets"
 
 
-def test_a_bundled_model_is_found_by_name(bundle):
-    assert find_model_file("default") == bundle / "default.safetensors"
-
-
-def test_a_bundled_name_comes_before_a_folder_of_that_name(bundle, tmp_path, monkeypatch):
+def test_a_bundled_name_precedes_a_folder_of_that_name(bundle, tmp_path, monkeypatch):
     (tmp_path / "default").mkdir()
     monkeypatch.chdir(tmp_path)
     assert find_model_file("default") == bundle / "default.safetensors"
     assert os.fspath(find_model_file("./default")) == "default"
 
 
-@pytest.mark.parametrize("name", ["no/such/file", "file.safetensors", "file.pt"])
-def test_a_path_stays_a_path_even_to_nowhere(bundle, name):
-    assert os.fspath(find_model_file(name)) == name
-
-
-def test_a_file_without_an_ending_is_found(bundle, path, monkeypatch):
+def test_a_file_without_a_suffix_is_found(bundle, path, monkeypatch):
     path.rename(path.with_name("mine"))
     monkeypatch.chdir(path.parent)
     assert load_model("mine").description.traversal.levels == 3
@@ -333,36 +254,50 @@ def test_a_file_without_an_ending_is_found(bundle, path, monkeypatch):
     ("name", "hint"),
     [
         ("defualt", "did you mean `default`?"),
-        ("zzz", "bundled: default"),
+        ("zzz", "bundled models: default"),
         ("", "bundled"),
-        ("a" * 300, "bundled"),
         ("a\0b", "bundled"),
     ],
 )
-def test_an_unknown_name_suggests_the_nearest(bundle, name, hint):
+def test_an_unknown_name_is_an_error_with_the_closest(bundle, name, hint):
     with pytest.raises(ModelError, match="unknown model") as caught:
         find_model_file(name)
     assert hint in caught.value.hint
-
-
-def test_a_name_in_a_folder_that_may_not_be_searched_is_unknown(monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(checkpoint, "bundled_models", dict)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", refuse)
-        with pytest.raises(ModelError, match="unknown model"):
-            find_model_file("mine")
-
-
-def test_without_bundled_models_a_name_asks_for_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "files", lambda package: tmp_path)
-    with pytest.raises(ModelError) as caught:
-        find_model_file("default")
-    assert "no model is bundled" in caught.value.hint
-
-
-def test_a_model_is_not_fetched_from_the_network():
     with pytest.raises(ModelError, match="local file"):
         find_model_file("https://example.com/model.safetensors")
+    for path in ("no/such/file", "file.pt"):
+        assert os.fspath(find_model_file(path)) == path
+
+
+@pytest.mark.parametrize(
+    ("edit", "problem"),
+    [
+        (lambda tensors: tensors.pop(WEIGHT), f"a tensor is missing: `{WEIGHT}`"),
+        (lambda tensors: tensors.update(more=torch.zeros(2)), "a tensor is unknown: `more`"),
+        (
+            lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT][:2].clone()}),
+            f"`{WEIGHT}` has shape (2, ",
+        ),
+        (
+            lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT].half()}),
+            f"`{WEIGHT}` is torch.float16, expected torch.float32",
+        ),
+        (
+            lambda tensors: tensors[WEIGHT].view(-1).__setitem__(-1, np.nan),
+            f"the weights are not finite: `{WEIGHT}`",
+        ),
+        (
+            lambda tensors: tensors[WEIGHT].view(-1).__setitem__(-1, np.inf),
+            f"the weights are not finite: `{WEIGHT}`",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(path, edit, problem):
+    assert problem in str(error_of(change(path, edit)))
+
+
+def test_weights_without_a_description_are_an_error_with_a_hint(tmp_path):
+    save_file({"conv_stem.weight": torch.zeros(3)}, tmp_path / "timm.safetensors")
+    assert "pretrained: FILE" in error_of(tmp_path / "timm.safetensors").hint
+    (tmp_path / "none.safetensors").write_bytes(pack_description(fields()))
+    assert "missing" in str(error_of(tmp_path / "none.safetensors"))

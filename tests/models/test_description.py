@@ -72,30 +72,16 @@ def test_a_description_comes_back_from_a_file_as_it_was(tmp_path_factory, descri
     assert (found.view_size, found.grid) == (description.view_size, description.grid)
 
 
-def test_arguments_are_kept_complete():
+def test_the_configuration_is_stored_with_all_defaults():
     description = Description(**fields())
     assert description.config == TNetConfig(backbone="test_efficientnet", view_size=64).model_dump(
         mode="json"
     )
     assert description == Description(**fields(config=description.model_settings))
-
-
-def test_view_size_and_grid_are_those_of_the_arguments():
-    grid = {"rows": 5, "columns": 4, "cell_fraction": 0.3}
-    description = Description(**fields(config={"view_size": 77, "grid": grid}))
-    assert (description.view_size, description.grid) == (77, Grid(5, 4, 0.3))
+    assert (description.tnet, description.recipe) == (__version__, None)
     assert Description(**fields("whole")).grid == Grid(1, 1, 1.0)
-
-
-def test_what_is_left_out_has_a_default():
-    description = Description(**fields())
-    assert (description.tnet, description.data_licence) == (__version__, "")
-    assert (description.recipe, description.metrics, description.name) == (None, {}, None)
-
-
-def test_a_description_cannot_be_changed():
     with pytest.raises(ValidationError):
-        Description(**fields()).name = "other"
+        description.name = "other"
 
 
 def test_a_recipe_that_json_cannot_hold_is_refused():
@@ -112,57 +98,37 @@ SCALE = fields()["normalisation"]
 
 
 @pytest.mark.parametrize(
-    ("told", "problem"),
+    ("content", "problem", "hint"),
     [
-        ("", "not JSON"),
-        ("{", "not JSON"),
-        ("[1]", "not a table"),
-        ("null", "not a table"),
-        ('{"a": NaN}', "not JSON"),
-        ('{"a": ' + "9" * 5000 + "}", "not JSON"),
-        ("{}", "its schema is `None`"),
-        ('{"schema": {"a": 1}}', "its schema is"),
-        (f'{{"schema": "tnet.model/{"9" * 5000}"}}', "its schema is"),
-        ('{"schema": "tnet.model/1"}', "`tnet.model/1`, this version of tnet reads `tnet.model/2`"),
-        ({}, "`family` is missing"),
-        (fields(family="tnett"), "unknown family: `tnett`"),
-        (fields(family=["tnet"]), "`family` is"),
-        (fields(family=""), "`family` is"),
-        (fields(config={"view_sise": 64}), "unknown key `view_sise`"),
-        (fields(config={"view_size": 2}), "`view_size` is `2`"),
-        (fields(config={"grid": {"rows": 0, "columns": 3, "cell_fraction": 0.5}}), "grid"),
-        (fields(config=[]), "not a table"),
-        (fields(config=None), "not a table"),
-        (fields("whole", config={"grid": {}}), "unknown key `grid`"),
-        (fields(classes=["a", "b", "a"]), "two classes share a name: `a`"),
-        (fields(classes=[]), "`classes` is"),
-        (fields(classes=["a", " "]), "`classes.1` is"),
-        (fields(classes=["a", 1]), "`classes.1` is"),
-        (fields(bands=[]), "`bands` is"),
-        (fields(bands=["red"]), "normalisation"),
-        (fields(normalisation={**SCALE, "std": [1, 1, 1, 0]}), "above zero"),
-        (fields(normalisation={**SCALE, "std": [1, 1, 1]}), "one number a band"),
-        (fields(normalisation={**SCALE, "dtype": "complex64"}), "not a type of pixels"),
-        (fields(normalisation={**SCALE, "dtype": "nope"}), "not a type of pixels"),
-        (fields(normalisation={**SCALE, "scale": 1}), "unknown key `normalisation.scale`"),
-        (fields(traversal={"levels": 0}), "`traversal.levels` is `0`"),
-        (fields(traversal={"keep": []}), "keep is empty"),
-        (fields(traversal={"keep": [0]}), "`traversal.keep.0` is `0`"),
-        (fields(traversal={"fit": "crop"}), "`traversal.fit` is `crop`"),
-        (fields(traversal={"background": [9, 1]}), "background ends before it begins"),
-        (fields("whole", traversal={"levels": 2}), "`levels` is above the 1 of `whole`: `2`"),
-        (fields(metrics={"accuracy": "high"}), "`metrics.accuracy"),
-        (fields(metrics={"accuracy": "inf"}), "`metrics.accuracy"),
-        (fields(metrics={"accuracy": 10**400}), "`metrics.accuracy"),
-        (fields(metrics={"accuracy": -(10**400)}), "`metrics.accuracy"),
-        (fields(weights="int4"), "`weights` is `int4`"),
-        (fields(data_license="MIT"), "unknown key `data_license`"),
-        (fields(name="\ud800"), "not JSON that makes sense"),
+        ("{", "not valid JSON", "copy"),
+        ("[1]", "not an object", "copy"),
+        ('{"a": NaN}', "not valid JSON", "copy"),
+        ('{"a": ' + "9" * 5000 + "}", "not valid JSON", "copy"),
+        (f'{{"schema": "tnet.model/{"9" * 5000}"}}', "its schema is", "version"),
+        ('{"schema": "tnet.model/1", "tnet": "0.1"}', "expected `tnet.model/2`", "`0.1`"),
+        ({}, "`family` is missing", ""),
+        (fields(family="tnett"), "unknown family: `tnett`", "did you mean `tnet`?"),
+        (fields(family=["tnet"]), "`family` is", ""),
+        (fields(config={"view_sise": 64}), "unknown key `view_sise`", "did you mean `view_size`?"),
+        (fields(config={"view_size": 2}), "`view_size` is `2`", ""),
+        (fields(config=None), "not a table", ""),
+        (fields("whole", config={"grid": {}}), "unknown key `grid`", ""),
+        (fields(classes=["a", "b", "a"]), "two classes have the same name: `a`", ""),
+        (fields(classes=["a", " "]), "`classes.1` is", ""),
+        (fields(bands=["red"]), "normalisation", ""),
+        (fields(normalisation={**SCALE, "scale": 1}), "unknown key `normalisation.scale`", ""),
+        (fields(traversal={"levels": 0}), "`traversal.levels` is `0`", ""),
+        (fields("whole", traversal={"levels": 2}), "`levels` is `2`: `whole` has at most 1", ""),
+        (fields(metrics={"accuracy": "inf"}), "`metrics.accuracy", ""),
+        (fields(metrics={"accuracy": 10**400}), "`metrics.accuracy", ""),
+        (fields(task={"name": "guess"}), "unknown task: `guess`", ""),
+        (fields(weights="int4"), "`weights` is `int4`", ""),
+        (fields(name="\ud800"), "not valid JSON", ""),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, str) else "",
 )
-def test_a_wrong_description_is_told_in_one_line_with_a_hint(tmp_path, told, problem):
-    (tmp_path / "a.safetensors").write_bytes(pack_description(told))
+def test_a_wrong_description_is_an_error_of_one_line_with_a_hint(tmp_path, content, problem, hint):
+    (tmp_path / "a.safetensors").write_bytes(pack_description(content))
     with pytest.raises(ModelError) as caught:
         read_description(tmp_path / "a.safetensors")
     assert problem in str(caught.value)
@@ -170,44 +136,29 @@ def test_a_wrong_description_is_told_in_one_line_with_a_hint(tmp_path, told, pro
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 1000
     assert caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("told", "hint"),
-    [
-        ('{"schema": "tnet.model/9", "tnet": "9.1"}', "`9.1`"),
-        (fields(family="tnett"), "did you mean `tnet`?"),
-        (fields(config={"view_sise": 64}), "did you mean `view_size`?"),
-        (fields(data_license="MIT"), "did you mean `data_licence`?"),
-    ],
-)
-def test_the_hint_says_what_was_meant(tmp_path, told, hint):
-    (tmp_path / "a.safetensors").write_bytes(pack_description(told))
-    with pytest.raises(ModelError) as caught:
-        read_description(tmp_path / "a.safetensors")
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize("depth", [10, *range(200, 1100, 50), 5000, 100_000])
-@pytest.mark.parametrize("key", ["recipe", "config", "classes", "metrics"])
-def test_a_description_nested_beyond_measure_is_refused_or_read(tmp_path, depth, key):
-    told = json.dumps({"schema": SCHEMA, **fields(**{key: {"a": "deep"}})})
+@pytest.mark.parametrize("depth", [10, 500, 950, 1000, 100_000])
+@pytest.mark.parametrize("key", ["recipe", "config", "metrics"])
+def test_a_deeply_nested_description_is_read_or_an_error(tmp_path, depth, key):
+    text = json.dumps({"schema": SCHEMA, **fields(**{key: {"a": "deep"}})})
     path = tmp_path / "a.safetensors"
-    path.write_bytes(pack_description(told.replace('"deep"', nested(depth))))
+    path.write_bytes(pack_description(text.replace('"deep"', nested(depth))))
     with suppress(ModelError):
         assert read_description(path).traversal.levels == 3
 
 
 @given(st.data())
-def test_a_description_with_any_value_changed_is_refused_or_read(tmp_path_factory, data):
-    told = {"schema": SCHEMA, **Description(**fields()).model_dump(mode="json")}
-    place, key = told, data.draw(st.sampled_from(sorted(told)))
+def test_a_description_with_any_value_changed_is_read_or_an_error(tmp_path_factory, data):
+    text = {"schema": SCHEMA, **Description(**fields()).model_dump(mode="json")}
+    place, key = text, data.draw(st.sampled_from(sorted(text)))
     while isinstance(place[key], dict) and place[key] and data.draw(st.booleans()):
         place = place[key]
         key = data.draw(st.sampled_from(sorted(place)))
     place[key] = data.draw(VALUES)
     path = tmp_path_factory.getbasetemp() / "changed.safetensors"
-    path.write_bytes(pack_description(json.dumps(told)))
+    path.write_bytes(pack_description(json.dumps(text)))
     with suppress(ModelError):
         read_description(path).as_json()
 
@@ -224,7 +175,7 @@ print(*{{"torch", "timm", "rasterio", "tifffile"}} & sys.modules.keys())
     assert done.stdout.split() == []
 
 
-def test_a_traversal_is_as_trained_unless_asked_otherwise(caplog):
+def test_the_traversal_is_that_of_training_by_default(caplog):
     description = Description(**fields(traversal={"levels": 3, "keep": (2, 1)}))
     assert description.traversal_config() == TraversalConfig(levels=3, keep=(2, 1))
     assert description.traversal_config(levels=2, keep=(5,)) == TraversalConfig(levels=2, keep=(5,))
@@ -236,22 +187,20 @@ def test_a_traversal_deeper_than_trained_repeats_the_last_number_with_a_warning(
         levels=5
     )
     assert [config.keep_at(level) for level in (1, 2, 3, 4)] == [2, 1, 1, 1]
-    assert ["trained with 3" in record.message for record in caplog.records] == [True]
+    assert ["trained with 3 levels" in record.message for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize(
     ("family", "more", "most"),
-    [("two_stream", {}, 2), ("anchornet", {"view_size": 128}, 2), ("whole", {}, 1)],
+    [("two_stream", {}, 2), ("whole", {}, 1)],
 )
-def test_no_traversal_is_deeper_than_its_family_and_that_is_warned_about(
-    family, more, most, caplog
-):
+def test_levels_are_limited_to_those_of_the_family_with_a_warning(family, more, most, caplog):
     config = {"backbone": "compact", "view_size": 64, **more}
     traversal = {"levels": most, "keep": (2,)}
     description = Description(**fields(family, config=config, traversal=traversal))
     assert description.traversal_config(levels=5) == TraversalConfig(levels=most, keep=(2,))
     assert [record.message for record in caplog.records] == [
-        f"5 levels asked for: the family `{family}` has {most}"
+        f"the family `{family}` has {most} levels: 5 requested"
     ]
 
 
@@ -259,12 +208,11 @@ def test_no_traversal_is_deeper_than_its_family_and_that_is_warned_about(
     ("recipe", "crop"),
     [
         (None, "none"),
-        ({}, "none"),
         ({"data": None}, "none"),
         ({"data": {"crop": "box"}}, "box"),
         ({"data": {"crop": "context"}}, "context"),
         ({"data": {"crop": ["of", "another", "version"]}}, "none"),
     ],
 )
-def test_a_model_knows_whether_it_was_trained_on_boxes(recipe, crop):
+def test_the_crop_of_training_is_that_of_the_recipe(recipe, crop):
     assert Description(**fields(recipe=recipe)).crop == crop

@@ -4,16 +4,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional
 
-from tests.encoding import encode
-from tests.models.contract import ROOT, Case, ModelContract, noise
-from tests.models.places import glimpse_windows
 from tests.models.published import billions, count_layers, count_parameters, outline, traverse
 from tnetcli.errors import ModelError
-from tnetcli.geometry import Window
-from tnetcli.models.dram import Emission, Glimpses, Recurrent, State, fields_of_view
+from tnetcli.geometry import Grid, Window
+from tnetcli.models.dram import Emission, Glimpses, LstmCell, State, cell_centres, glimpse_fields
 from tnetcli.models.registry import build_model, read_model_config
+from tnetcli.testing.model import ROOT, Case, ModelContract, encode, noise
 
 SMALL = {
     "backbone": "compact", "view_size": 64, "glimpse_size": 32, "glimpses": 3, "state_size": 32,
@@ -34,20 +31,13 @@ class TestDram(ModelContract):
     case = Case("dram", SMALL)
 
 
-class TestDramOfAllScales(ModelContract):
+class TestDramOnAllScales(ModelContract):
     case = Case("dram", SMALL | {"backbone": "resnet18", "sharp_only": False, "glimpses": 2})
-
-
-class TestDramOfOneGlimpse(ModelContract):
-    case = Case("dram", SMALL | {"glimpses": 1, "scales": 1})
-
-
-# Its parts.
 
 
 def test_a_recurrent_step_is_one_of_torch_with_the_forget_gate_raised():
     torch.manual_seed(0)
-    ours, theirs = Recurrent(5, 4), nn.LSTMCell(5, 4)
+    ours, theirs = LstmCell(5, 4), nn.LSTMCell(5, 4)
     enter, new, keep, leave = ours.gates.weight.detach().chunk(4)  # torch: enter, keep, new, leave
     weight = torch.cat([enter, keep, new, leave])
     enter, new, keep, leave = ours.gates.bias.detach().chunk(4)
@@ -63,14 +53,7 @@ def test_a_recurrent_step_is_one_of_torch_with_the_forget_gate_raised():
             torch.testing.assert_close(state, State(*expected))
 
 
-def test_the_gates_of_a_recurrent_layer_are_counted():
-    layer = Recurrent(5, 4)
-    with count_layers(layer) as count:
-        layer(noise(3, 5), None)
-    assert count.layers == 3 * (5 + 4) * 16
-
-
-def test_a_place_is_the_most_probable_one_unless_it_is_drawn():
+def test_a_position_is_the_most_probable_one_unless_sampled():
     torch.manual_seed(0)
     emission, seen = Emission(6, 0.7, 0.1), noise(500, 6)
     calm = emission(seen, None, sample=False)
@@ -89,17 +72,14 @@ def test_the_probability_of_a_draw_is_that_of_a_normal_distribution():
     torch.manual_seed(1)
     drawn = emission(noise(50, 6), None, sample=True)
     torch.manual_seed(1)
-    before = drawn.mean.detach() + 0.2 * torch.randn(50, 2)  # it was cut at the edge
+    before = drawn.mean.detach() + 0.2 * torch.randn(50, 2)  # before clamping
     normal = torch.distributions.Normal(drawn.mean, 0.2)
     torch.testing.assert_close(drawn.log_p, normal.log_prob(before).sum(dim=1))
     torch.testing.assert_close(drawn.place, before.clamp(-0.7, 0.7))
 
 
-# How glimpses are cut.
-
-
 def brute_force(view, place, field, size):
-    """Crop pixel by pixel, the edge going on for ever, then average tiny squares of it."""
+    """Crop pixel by pixel, repeating the edge, then average small squares."""
     bands, height, width = view.shape
     rows = np.linspace(-1, 1, height)[:, None].repeat(width, 1)
     columns = np.linspace(-1, 1, width)[None].repeat(height, 0)
@@ -128,15 +108,15 @@ def test_a_glimpse_is_the_crop_of_each_field_and_its_area_mean(size, more, scale
     glimpses = Glimpses(size + more, size, scales)
     found = glimpses(view[None], torch.tensor([[y, x]]))[0].numpy()
     assert found.shape == (glimpses.channels(2), size, size) == (scales * 4, size, size)
-    for number, field in enumerate(fields_of_view(size + more, size, scales)):
+    for number, field in enumerate(glimpse_fields(size + more, size, scales)):
         expected = brute_force(view.double().numpy(), (y, x), field, size)
         np.testing.assert_allclose(found[4 * number : 4 * number + 4], expected, atol=2e-6)
 
 
 def test_the_published_glimpses_show_77_150_and_224_pixels():
-    assert fields_of_view(224, 77, 3) == (77, 150, 224)
-    assert fields_of_view(224, 77, 1) == (77,)
-    assert fields_of_view(64, 64, 2) == (64, 64)
+    assert glimpse_fields(224, 77, 3) == (77, 150, 224)
+    assert glimpse_fields(224, 77, 1) == (77,)
+    assert glimpse_fields(64, 64, 2) == (64, 64)
 
 
 @pytest.mark.parametrize(
@@ -155,34 +135,13 @@ def test_a_glimpse_at_the_end_of_its_reach_shows_the_edge_of_the_view(place, row
     assert torch.equal(found[:, :3], view[:, :, slice(*rows), slice(*columns)])
 
 
-def test_of_a_sharp_glimpse_the_wider_scales_show_their_mean_only():
+def test_with_sharp_only_the_coarser_scales_are_their_mean():
     view, place = noise(3, 3, 30, 30), noise(3, 2).tanh() / 2
     glimpses = Glimpses(30, 10, 3)
     whole, sharp = glimpses(view, place), glimpses(view, place, sharp_only=True)
     assert torch.equal(sharp[:, :5], whole[:, :5])
     wide = sharp[:, 5:]
     torch.testing.assert_close(wide, whole[:, 5:].mean(dim=(2, 3), keepdim=True).expand_as(wide))
-
-
-def test_each_view_has_a_place_of_its_own():
-    views, places = noise(4, 3, 20, 20), noise(4, 2).tanh()
-    glimpses = Glimpses(20, 9, 2)
-    together = glimpses(views, places)
-    for index in range(4):
-        alone = glimpses(views[index : index + 1], places[index : index + 1])[0]
-        torch.testing.assert_close(alone, together[index])
-
-
-def test_glimpses_are_not_learned_through():
-    place = torch.zeros(1, 2, requires_grad=True)
-    assert not Glimpses(20, 9, 2)(noise(1, 3, 20, 20), place).requires_grad
-
-
-def test_glimpses_add_nothing_to_a_checkpoint():
-    assert not Glimpses(20, 9, 2).state_dict()
-
-
-# The model.
 
 
 def test_glimpses_are_taken_one_after_another(model):
@@ -204,25 +163,16 @@ def test_glimpses_are_taken_one_after_another(model):
     torch.testing.assert_close(encode(model, views, [ROOT] * 2).features, outputs[-1])
 
 
-def test_what_is_classified_knows_nothing_of_the_first_look():
+def test_the_first_glimpse_at_the_centre_only_chooses_the_first_position():
     model = build(glimpses=1, scales=1).requires_grad_(False)
     model.location.place.weight.zero_()
     model.location.place.bias.fill_(-20)  # always the top left
     views = noise(1, 3, 64, 64)
     other = views.clone()
-    other[:, :, 32:, 32:] = 5  # the first look, at the centre, shows some of it
+    other[:, :, 32:, 32:] = 5  # partly inside the first glimpse
     one, two = model.glimpse(views), model.glimpse(other)
     assert torch.equal(one.features, two.features)
     assert not torch.equal(one.context, two.context)
-
-
-def test_glimpses_stay_inside_of_the_view(model):
-    glimpsed = model.glimpse(100 * noise(4, 3, 64, 64), sample=True)
-    view = Window(0, 0, 64, 64)
-    for places in glimpsed.places:
-        for window in glimpse_windows(places, view, 0.5):
-            assert -1e-3 <= window.left <= window.right <= 64 + 1e-3
-            assert -1e-3 <= window.top <= window.bottom <= 64 + 1e-3
 
 
 def test_the_box_of_a_glimpse_is_that_of_the_pixels_it_shows(model):
@@ -248,15 +198,7 @@ def test_attention_is_highest_where_the_glimpse_was():
         assert divmod(int(attention.argmax()), 7) == (row, column)
 
 
-def test_the_attention_of_glimpses_at_several_places_is_shared_among_them(model):
-    means = torch.stack([model.centres[0], model.centres[48]])[None]
-    attention = model._attention(means)[0]
-    torch.testing.assert_close(attention[0], attention[48])
-    assert attention[0] > 0.2 > attention[24]
-    torch.testing.assert_close(attention.sum(), torch.tensor(1.0))
-
-
-def test_while_it_learns_places_are_drawn_and_otherwise_they_are_not(model):
+def test_positions_are_sampled_in_training_only(model):
     views = noise(1, 3, 64, 64).expand(8, -1, -1, -1)
     torch.manual_seed(0)
     drawn = build().train().glimpse(views, sample=True).places
@@ -268,21 +210,19 @@ def test_while_it_learns_places_are_drawn_and_otherwise_they_are_not(model):
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"glimpse_size": 65}, "the view has 64 pixels"),
-        ({"cells": 65}, "the view has 64 pixels"),
+        ({"glimpse_size": 65}, "a view has 64 pixels"),
+        ({"cells": 65}, "a view has 64 pixels"),
         ({"cells": 1}, "cells"),
-        ({"glimpses": 0}, "glimpses"),
-        ({"scales": 0}, "scales"),
         ({"deviation": 0}, "deviation"),
     ],
 )
-def test_what_cannot_be_built_is_refused(config, problem):
+def test_a_wrong_configuration_is_an_error(config, problem):
     with pytest.raises(ModelError, match=problem):
         read_model_config("dram", SMALL | config)
 
 
-def test_a_backbone_that_cannot_see_glimpses_is_refused():
-    with pytest.raises(ModelError, match="cannot see views of 16 pixels"):
+def test_a_backbone_that_does_not_accept_glimpses_is_an_error():
+    with pytest.raises(ModelError, match="does not accept views of 16 pixels"):
         build_model("dram", SMALL | {"backbone": "bagnet77", "glimpse_size": 16}, classes=2)
 
 
@@ -295,7 +235,7 @@ def published(glimpses):
     return outline("dram", {"glimpses": glimpses}, 1000)
 
 
-def test_it_holds_45_59_million_parameters_for_45_61_published():
+def test_parameters_are_45_59_million_for_45_61_published():
     counted = count_parameters(published(2))
     assert (counted.trainable, counted.total) == (45_544_746, 45_590_186)
     assert abs(counted.total / 1e6 - 45.61) < 0.02 * 45.61
@@ -304,7 +244,7 @@ def test_it_holds_45_59_million_parameters_for_45_61_published():
 ONE_PASS = 617_462_720  # of ResNet-50 over a glimpse of 77 pixels
 
 
-def test_a_glimpse_takes_617_million_multiplications_before_it_is_remembered():
+def test_encoding_a_glimpse_takes_617_million_multiplications():
     model = published(2)
     with count_layers(model.backbone) as count:
         model.backbone(torch.zeros(1, 15, 77, 77, device="meta"))
@@ -314,60 +254,17 @@ def test_a_glimpse_takes_617_million_multiplications_before_it_is_remembered():
 @pytest.mark.parametrize(
     ("glimpses", "ours"), [(2, 1.9079), (4, 3.1848), (8, 5.7386), (20, 13.3998)]
 )
-def test_it_multiplies_2_to_3_percent_more_often_than_published(glimpses, ours):
+def test_multiplications_are_2_to_3_percent_above_the_published_ones(glimpses, ours):
     counted = traverse(published(glimpses)).layers
-    one_more = (glimpses + 1) * (ONE_PASS + 3072 * 4096)  # seen, and remembered
+    one_more = (glimpses + 1) * (ONE_PASS + 3072 * 4096)  # encoded, and the recurrent step
     assert counted == one_more + glimpses * (2048 * 4096 + 1024 * 2) + 1024 * 1000
     assert billions(counted) == ours
     assert 1.02 < ours / PRINTED[glimpses] < 1.03
 
 
-@pytest.mark.parametrize("glimpses", PRINTED)
-def test_without_its_recurrent_layers_it_multiplies_as_often_as_published(glimpses):
-    bare = (glimpses + 1) * (ONE_PASS + 1024 * 1000)  # classified after every glimpse
-    assert abs(bare / 1e9 - PRINTED[glimpses]) < 0.005 * PRINTED[glimpses]
-
-
-# That it can learn, by the losses of the public code.
-
-
-def reinforce(scores, labels, log_p):
-    """By saccader/losses.py, `reinforce_loss_continuous`: every glimpse has a reward."""
-    rewards = (scores.argmax(dim=2) == labels[:, None]).float()  # (images, glimpses)
-    return -((rewards - rewards.mean()) * log_p).mean()
-
-
-def test_it_learns_eight_images_by_heart():
-    torch.manual_seed(0)
-    model = build_model("dram", SMALL | {"glimpses": 2}, classes=2).train()
-    views, labels = noise(8, 3, 64, 64), torch.tensor([0, 1] * 4)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    first = last = None
-    for _ in range(30):
-        glimpsed = model.glimpse(views, sample=True)
-        scores = model.head(glimpsed.features)  # (images, glimpses, classes)
-        early = functional.cross_entropy(model.head(glimpsed.context), labels)
-        each = functional.cross_entropy(scores.transpose(1, 2), labels[:, None].expand(-1, 2))
-        last = functional.cross_entropy(scores[:, -1], labels)
-        first = last.item() if first is None else first
-        optimizer.zero_grad()
-        (each + early + 0.1 * reinforce(scores, labels, glimpsed.log_p)).backward()
-        optimizer.step()
-    assert last < 0.2 < first
-
-
-def test_rewards_teach_where_to_look():
-    torch.manual_seed(0)
-    emission = Emission(4, 0.6, 0.1)
-    seen = noise(1, 4).expand(128, -1)
-    target = torch.tensor([0.4, -0.3])
-    optimizer = torch.optim.Adam(emission.parameters(), lr=0.02)
-    for _ in range(80):
-        drawn = emission(seen, None, sample=True)
-        rewards = -(drawn.place - target).square().sum(dim=1)
-        loss = -((rewards - rewards.mean()) * drawn.log_p).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    place = emission(seen[:1], None, sample=False).place[0]
-    torch.testing.assert_close(place, target, rtol=0, atol=0.1)
+@pytest.mark.parametrize("grid", [Grid(3, 5, 0.4), Grid(1, 2, 0.5)])
+def test_cell_centres_span_a_view_from_minus_1_to_1(grid):
+    window = Window(-1, -1, 2, 2)
+    for (row, column), found in zip(grid.cells(), cell_centres(grid).flatten(0, 1), strict=True):
+        x, y = window.cell(grid, row, column).centre
+        assert found.tolist() == pytest.approx([y, x], abs=1e-6)

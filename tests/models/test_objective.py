@@ -1,4 +1,4 @@
-"""What families learn from beside the label of their aggregate."""
+"""Loss terms that families add to those of the aggregate."""
 
 import math
 from dataclasses import replace
@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.models.contract import learned_parts, noise
 from tests.models.test_saccader import step_by_hand
 from tnetcli.models.base import Episodes, glimpse_loss, image_weights, mean_by_image, side_loss
 from tnetcli.models.configs import AnchorNetObjective, DramObjective, SaccaderObjective
 from tnetcli.models.dram import Emission
 from tnetcli.models.registry import build_model, find_terms
 from tnetcli.tasks import Classification
+from tnetcli.testing.model import learned_parts, noise
 
 CLASSES, LABEL = 3, 1
 TASK = Classification(["a", "b", "c"])
@@ -34,7 +34,7 @@ def build(family, **changes):
     model = build_model(family, config, classes=CLASSES, bands=1)
     with torch.no_grad():
         for parameter in model.parameters():
-            if not parameter.any():  # else what a ResNet starts by adding 0 times has no output
+            if not parameter.any():  # such as the gain of a residual
                 parameter.fill_(0.3)
     return model.double().train()
 
@@ -69,9 +69,6 @@ def episodes_of(logits, aux, *, image=None, baseline=0.3):
     )
 
 
-# What all families share.
-
-
 def test_samples_are_of_every_image():
     episodes = episodes_of(noise(3, 3), {})
     assert replace(episodes, samples=3).samples == 3
@@ -88,7 +85,7 @@ def test_side_logits_count_by_image_whatever_the_number_of_its_views():
     torch.testing.assert_close(side_loss(episodes, TASK), expected)
 
 
-def test_drawn_places_are_rewarded_by_the_advantage_of_their_image():
+def test_sampled_glimpses_are_weighted_by_the_advantage_of_their_image():
     log_p = torch.tensor([-1.0, -2.0, -5.0])
     episodes = episodes_of(noise(3, 3), {"log_p": log_p}, image=[0, 0, 1])
     episodes = replace(episodes, advantage=torch.tensor([0.5, -0.25]))
@@ -112,18 +109,7 @@ def test_an_image_without_rows_has_a_mean_of_0():
 
 
 @pytest.mark.parametrize("family", ["saccader", "dram"])
-def test_an_encoder_in_training_encodes_once(family):
-    model = build(family)
-    passes = []
-    model.backbone.register_forward_hook(lambda *_: passes.append(1))
-    encode(model, views_of(model))
-    trained = len(passes)
-    encode(model.eval(), views_of(model))
-    assert trained == len(passes) - trained
-
-
-@pytest.mark.parametrize("family", ["saccader", "dram"])
-def test_rewards_teach_where_to_look_and_labels_what_is_encoded(family):
+def test_rewards_train_the_location_module_and_labels_the_rest(family):
     model = build(family)
     encode(model, views_of(model)).aux["log_p"].sum().backward()
     assert learned_parts(model) == {"location"}
@@ -140,7 +126,7 @@ def test_rewards_teach_where_to_look_and_labels_what_is_encoded(family):
 # AnchorNet
 
 
-def test_branches_of_an_anchornet_learn_the_label():
+def test_branches_of_an_anchornet_have_a_loss():
     terms, config = find_terms("anchornet"), AnchorNetObjective(side=0.5)
     episodes = episodes_of(noise(2, 3), {"side_logits": noise(2, 6, 3)})
     assert terms(episodes, TASK, config) == {"side": (0.5, side_loss(episodes, TASK))}
@@ -151,7 +137,7 @@ def test_branches_of_an_anchornet_learn_the_label():
 
 
 def enumerated(model, views, monkeypatch):
-    """Yield each order of visiting places, with its probability and the output."""
+    """Yield each order of choosing positions, with its probability and the output."""
     places = model.grid.rows * model.grid.columns
     for order in permutations(range(places), model.glimpses):
         left = list(order)
@@ -205,12 +191,7 @@ def test_places_to_imitate_are_those_that_score_highest_for_the_class_of_all():
         assert imitation[view].item() == pytest.approx(-sum(logs) / 6)
 
 
-def test_imitation_follows_no_more_places_than_there_are():
-    out = encode(build("saccader", glimpses=3), noise(2, 1, 85, 85).double())
-    assert out.aux["imitation"].isfinite().all()
-
-
-def test_imitation_teaches_the_location_only():
+def test_imitation_trains_the_location_module_only():
     model = build("saccader")
     out = encode(model, views_of(model))
     episodes = episodes_of(model.head(out.features).detach(), out.aux)
@@ -254,7 +235,7 @@ def test_a_dram_learns_the_label_before_the_last_glimpse():
     }
 
 
-def test_a_dram_whose_location_is_frozen_looks_anywhere():
+def test_a_dram_with_a_frozen_location_module_samples_uniformly():
     model = build("dram", glimpses=1)
     model.location.eval()
     views = views_of(model, 1).expand(400, -1, -1, -1)
@@ -263,7 +244,7 @@ def test_a_dram_whose_location_is_frozen_looks_anywhere():
     episodes = episodes_of(model.head(out.features), out.aux)
     assert find_terms("dram")(episodes, TASK, DramObjective()).keys() == {"side"}
     torch.manual_seed(7)
-    places = model.glimpse(views, sample=True, anywhere=True).places.flatten()
+    places = model.glimpse(views, sample=True, uniform=True).places.flatten()
     reach = 1 - 16 / 48
     assert places.abs().max() <= reach
     assert float(places.std()) == pytest.approx(reach / math.sqrt(3), rel=0.05)  # uniform
@@ -281,7 +262,7 @@ def test_the_expected_gradient_of_a_dram_is_that_of_the_expected_reward(monkeypa
     monkeypatch.setattr("torch.randn_like", lambda like: nodes.to(like))
     seen = noise(1, 4).double().expand(len(steps), -1)
     drawn = emission(seen, None, sample=True)
-    rewards = drawn.place[:, 0].double()  # how far down it looked, cut at the edge
+    rewards = drawn.place[:, 0].double()  # the row, clamped at the edge
     (found,) = torch.autograd.grad((chances * rewards * drawn.log_p).sum(), emission.place.bias)
     mean = emission(seen[:1], None, sample=False).mean[0, 0]
     normal = torch.distributions.Normal(0.0, 1.0)

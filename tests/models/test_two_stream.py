@@ -1,4 +1,5 @@
 import json
+import math
 
 import numpy as np
 import pytest
@@ -7,30 +8,29 @@ import torch
 from pydantic import ValidationError
 from torch.nn import functional
 
-from tests.encoding import encode
 from tests.images import noise as image_noise
 from tests.images import write_geotiff
-from tests.models.contract import (
-    ROOT,
-    Case,
-    ModelContract,
-    attention,
-    learned_parts,
-    noise,
-    unmasked,
-)
 from tests.models.published import count_layers, count_parameters
-from tests.models.test_two_stream_steps import torch_lstm
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError
-from tnetcli.geometry import Grid, Window
+from tnetcli.geometry import Grid
 from tnetcli.models.configs import TwoStreamConfig
-from tnetcli.models.two_stream import TwoStream
+from tnetcli.models.two_stream import Recurrence, StepAttention, TwoStream
 from tnetcli.prediction.inference import Inference, Maker, record_result
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.detect import open_image
+from tnetcli.testing.model import (
+    ROOT,
+    Case,
+    ModelContract,
+    encode,
+    learned_parts,
+    noise,
+    proposed,
+    unmasked,
+)
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.policies import Fixed, Oracle, Random, ScoredRegion, TopK, build_policy
+from tnetcli.traversal.policies import Fixed, ScoredRegion, TopK
 
 SMALL = {"backbone": "compact", "view_size": 64, "state_size": 16, "step_count": 5}
 PUBLISHED = {"backbone": "vgg19", "view_size": 448, "local_size": 224}
@@ -55,7 +55,7 @@ def published(**more):
 
 
 def vgg19_multiplications(side):
-    """Count by hand: 3 x 3 convolutions, 0 halves the side."""
+    """Count 3 x 3 convolutions; 0 halves the side."""
     total, bands = 0, 3
     for channels in VGG19:
         if channels:
@@ -79,20 +79,9 @@ class TestTwoStreamOfSmallerRegions(ModelContract):
             "local_size": 48,
             "local_weight": 0.3,
             "grid": {"rows": 2, "columns": 4, "cell_fraction": 0.4},
-            "widening": 40,
-            "step_vectors": "shared",
             "dropout": 0.2,
         },
         bands=4,
-        # Softmax takes away what is added to all steps alike.
-        never_learned={"local_stream.weigh.score.bias"},
-    )
-
-
-class TestTwoStreamWithSelfAttention(ModelContract):
-    case = Case(
-        "two_stream",
-        SMALL | {"backbone": "resnet18", "self_attention": True, "basis_channels": 16},
     )
 
 
@@ -100,21 +89,13 @@ class TestTwoStreamWithMaxima(ModelContract):
     case = Case("two_stream", SMALL | {"pooling": "mean_max", "patches": "even"})
 
 
-@pytest.mark.slow  # timm draws all the weights of VGG's head, which is then left out
-class TestTwoStreamOfVGG(ModelContract):  # smaller than as published
+@pytest.mark.slow  # timm draws the weights of VGG's head, which is then removed
+class TestTwoStreamOnVGG(ModelContract):  # smaller than published
     case = Case("two_stream", SMALL | {"backbone": "vgg11", "view_size": 32})
 
 
 class TestTwoStreamByTheLastStep(ModelContract):
     case = Case("two_stream", SMALL | {"steps": "last"})
-
-
-class TestTwoStreamByASumOfSteps(ModelContract):
-    case = Case("two_stream", SMALL | {"steps": "sum", "first_step": 2, "last_step": 3})
-
-
-class TestTwoStreamByASingleStep(ModelContract):
-    case = Case("two_stream", SMALL | {"steps": "single", "last_step": 2})
 
 
 class TestTwoStreamWithoutSteps(ModelContract):
@@ -124,7 +105,7 @@ class TestTwoStreamWithoutSteps(ModelContract):
 class TestPublished:
     @pytest.mark.parametrize(
         ("more", "attention"),
-        [({}, 512 * 10), ({"step_count": 4}, 512 * 4), ({"step_vectors": "shared"}, 513)],
+        [({}, 512 * 10), ({"step_count": 4}, 512 * 4)],
     )
     def test_the_size_is_the_sum_of_its_published_parts(self, more, attention):
         heads = 2 * (512 * 200 + 200)
@@ -132,53 +113,31 @@ class TestPublished:
         found = count_parameters(published(**more))
         assert found.trainable == found.total == expected
 
-    def test_it_is_about_44_million(self):
-        assert count_parameters(published()).trainable == 44_461_584
-
-    def test_two_more_convolutions_are_counted(self):
-        more = 512 * 1024 + 1024 + 1024 * 1024 + 1024 + (1024 - 512) * 200
-        assert count_parameters(published(widening=1024)).trainable == 44_461_584 + more
-
-    def test_without_steps_only_the_networks_and_the_heads_are_left(self):
-        parameters = count_parameters(published(steps="none")).trainable
-        assert parameters == 2 * 20_024_384 + 2 * (512 * 200 + 200)
-
     def test_multiplications_are_those_of_the_layers(self):
         model = published()
         with torch.device("meta"), count_layers(model) as whole:
             encode(model, torch.empty(1, 3, 448, 448), [ROOT])
-        with torch.device("meta"), count_layers(model) as near:
+        with torch.device("meta"), count_layers(model) as local:
             encode(model, torch.empty(1, 3, 224, 224), [CELL])
-        head = 512 * 200  # the class whose evidence is looked for
+        head = 512 * 200  # of the predicted class
         assert whole.layers == vgg19_multiplications(448) + head
         recurrence = 2048 * 512 * (1 + 10) + 10 * 2 * 2048 * 512
-        assert near.layers == vgg19_multiplications(224) + recurrence
-
-    def test_both_streams_end_in_maps_of_their_own_size(self):
-        model = published()
-        assert model.global_stream.backbone.map_size == (512, 14, 14)
-        assert model.local_stream.backbone.map_size == (512, 7, 7)
+        assert local.layers == vgg19_multiplications(224) + recurrence
 
 
 class TestEncoding:
     def test_the_whole_is_encoded_by_one_stream_and_regions_by_the_other(self, model):
         views = noise(2, 3, 64, 64)
-        whole, near = (encode(model, views, [region] * 2).features for region in (ROOT, CELL))
+        whole, local = (encode(model, views, [region] * 2).features for region in (ROOT, CELL))
         assert torch.equal(whole, model.global_stream(views).features)  # 96 numbers
-        assert torch.equal(near[:, :16], model.local_stream(views).features)
-        assert not near[:, 16:].any()
+        assert torch.equal(local[:, :16], model.local_stream(views).features)
+        assert not local[:, 16:].any()
         expected = (
             model.global_stream.head(whole),
-            model.local_stream.head(near[:, :16]),
+            model.local_stream.head(local[:, :16]),
         )
-        for features, level, logits in ((whole, 1, expected[0]), (near, 2, expected[1])):
+        for features, level, logits in ((whole, 1, expected[0]), (local, 2, expected[1])):
             assert torch.equal(model.classify(features, torch.tensor(level)), logits)
-
-    def test_deeper_regions_are_encoded_by_the_local_stream_too(self, model):
-        views = noise(1, 3, 64, 64)
-        deeper = CELL.child(model.grid, 0, 0)
-        one, other = (encode(model, views, [region]).features for region in (CELL, deeper))
-        assert torch.equal(one, other)
 
     def test_streams_share_nothing(self, model):
         names = [
@@ -200,19 +159,6 @@ class TestEncoding:
         out = encode(model, noise(1, 3, expected, expected), [CELL])
         assert out.features.shape == (1, model.feature_size)
 
-    @pytest.mark.parametrize("level", [1, 2])
-    def test_no_views_give_no_features(self, model, level):
-        out = model.encoder(level)(torch.zeros(0, 3, 64, 64), torch.zeros(0, 3))
-        assert out.features.shape == (0, model.feature_size)
-        assert out.cell_logits.shape == (0, 9, 1)
-
-    def test_double_precision_is_kept(self):
-        model = build(self_attention=True, basis_channels=4).double()
-        out = encode(model, noise(2, 3, 64, 64).double(), [ROOT, CELL])
-        found = model.aggregate(out.features.unsqueeze(0), *unmasked(2))
-        parts = (out.features, *out.aux.values(), *found[:3], *found.parts.values())
-        assert {part.dtype for part in parts} == {torch.float64}
-
     def test_half_precision_is_kept_but_for_cell_logits(self):
         model = build().bfloat16()
         out = encode(model, noise(2, 3, 64, 64).bfloat16(), [ROOT, CELL])
@@ -220,30 +166,14 @@ class TestEncoding:
         assert out.features.dtype == logits.dtype == torch.bfloat16
         assert out.cell_logits.dtype == torch.float32
 
-    def test_mixed_precision_keeps_the_weights_of_steps(self, model):
-        with torch.autocast("cpu", torch.bfloat16):
-            out = encode(model, noise(2, 3, 64, 64), [ROOT, CELL])
-        weights = out.aux["step_weights"].float()
-        assert weights.shape == (1, 5)
-        assert weights.sum().item() == pytest.approx(1, abs=0.02)
-
 
 def maps_of(stream, views):
     """Return the maps of the global stream, and the vectors that are classified."""
-    maps = stream.widen(stream.backbone(views))
+    maps = stream.backbone(views)
     return maps, stream.backbone.pool(maps)
 
 
 class TestPatches:
-    def test_the_evidence_in_a_grid_of_one_cell_is_the_score_of_its_class(self):
-        model = build(grid={"rows": 1, "columns": 1, "cell_fraction": 1.0})
-        stream = model.global_stream
-        seen, vectors = maps_of(stream, noise(3, 3, 64, 64))
-        scores = stream.head(vectors)
-        best, label = scores.max(dim=1)
-        evidence = stream.cell_evidence(seen, vectors)[:, 0, 0]
-        torch.testing.assert_close(evidence + stream.head.bias[label], best)
-
     def test_the_evidence_of_cells_is_the_mean_class_activation_under_them(self):
         model = build(grid={"rows": 2, "columns": 2, "cell_fraction": 0.5})
         stream = model.global_stream
@@ -261,7 +191,7 @@ class TestPatches:
                     under = activation[2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
                     torch.testing.assert_close(found[view, row, column], under.mean())
 
-    def test_with_maxima_the_evidence_is_the_score_of_the_cell_seen_alone(self):
+    def test_with_maxima_the_evidence_is_the_logit_of_the_cell_alone(self):
         grid = {"rows": 2, "columns": 2, "cell_fraction": 0.5}
         stream = build(grid=grid, pooling="mean_max").global_stream
         seen, vectors = maps_of(stream, noise(1, 3, 64, 64))
@@ -277,28 +207,17 @@ class TestPatches:
         logits = encode(model, views, [ROOT] * 4).cell_logits[..., 0]
         assert torch.equal(evidence.argsort(dim=1), logits.argsort(dim=1))
 
-    def test_a_lower_temperature_is_sharper(self, model):
-        views = noise(1, 3, 64, 64)
-        sharp, plain = (
-            attention(encode(each, views, [ROOT])).max() for each in (build(temperature=0.1), model)
-        )
-        assert sharp > plain
-
-    def test_even_cells_are_all_alike(self):
-        found = attention(encode(build(patches="even"), noise(2, 3, 64, 64), [ROOT] * 2))
-        torch.testing.assert_close(found, torch.full((2, 9), 1 / 9))
-
-    def test_regions_prefer_no_cell(self, model):
-        found = attention(encode(model, noise(1, 3, 64, 64), [CELL]))
-        torch.testing.assert_close(found, torch.full((1, 9), 1 / 9))
+    def test_even_cells_and_cells_of_regions_have_equal_attention(self):
+        model = build(patches="even")
+        found = proposed(model, encode(model, noise(2, 3, 64, 64), [ROOT, CELL]))
+        torch.testing.assert_close(found, torch.full((2, 9), 1 / 9).double())
 
 
 class TestAggregating:
     def features(self, model, regions):
         return encode(model, noise(1 + regions, 3, 64, 64), [ROOT, *[CELL] * regions]).features
 
-    @pytest.mark.parametrize("local_weight", [1.0, 0.25, 3.0])
-    @pytest.mark.parametrize("regions", [1, 4])
+    @pytest.mark.parametrize(("local_weight", "regions"), [(1.0, 1), (0.25, 4)])
     def test_logits_are_added_by_their_weight(self, local_weight, regions):
         model = build(local_weight=local_weight)
         features, (mask, levels) = self.features(model, regions), unmasked(1 + regions)
@@ -328,39 +247,13 @@ class TestAggregating:
         torch.testing.assert_close(found.logits[0], alone.mean(dim=0))
         assert found.weights.tolist() == [[0, 0.5, 0.5]]
 
-    def test_images_of_a_batch_may_have_other_regions(self, model):
-        features, levels = self.features(model, 2).expand(3, 3, -1), unmasked(3)[1].expand(3, 3)
-        mask = torch.tensor([[True, True, True], [True, False, False], [False, True, False]])
-        together = model.aggregate(features, mask, levels)
-        for image in range(3):
-            alone = model.aggregate(features[:1], mask[image : image + 1], levels[:1])
-            torch.testing.assert_close(together.logits[image], alone.logits[0])
-            torch.testing.assert_close(together.weights[image], alone.weights[0])
-
-    def test_dropout_is_before_both_classifiers(self):
-        model = build(dropout=0.5).train()
-        features, levels = torch.ones(2, model.feature_size), torch.tensor([1, 2])
-        one, two = model.classify(features, levels), model.classify(features, levels)
-        assert (one != two).any(dim=1).all()
-
 
 class TestLearning:
     def learner(self, **more):
         return build(**more).requires_grad_(True).train()
 
-    def test_gradients_reach_both_streams(self):
-        model = self.learner()
-        features = encode(model, noise(3, 3, 64, 64), [ROOT, CELL, CELL]).features
-        logits = model.aggregate(features.unsqueeze(0), *unmasked(3)).logits
-        functional.cross_entropy(logits, torch.tensor([1])).backward()
-        assert learned_parts(model) == {"global_stream", "local_stream"}
-        for stream in (model.global_stream, model.local_stream):
-            assert stream.backbone.net.to_map[0][0].weight.grad.any()
-        assert model.local_stream.memory.layers[0].recall.weight.grad.any()
-        assert model.local_stream.weigh.vectors.grad.any()
-
     @pytest.mark.parametrize(("region", "part"), [(ROOT, "global_stream"), (CELL, "local_stream")])
-    def test_a_view_teaches_only_its_own_stream(self, region, part):
+    def test_a_view_trains_its_own_stream_only(self, region, part):
         model = self.learner()
         features = encode(model, noise(2, 3, 64, 64), [region] * 2).features
         logits = model.classify(features, torch.tensor(region.level))
@@ -401,24 +294,6 @@ class TestSteps:
         expected = model.local_stream.head(torch.einsum("rt,rts->rs", weights, outputs))
         torch.testing.assert_close(logits, expected)
 
-    @pytest.mark.parametrize(
-        ("more", "kept"),
-        [
-            ({"steps": "last"}, [4]),
-            ({"steps": "single"}, [4]),
-            ({"steps": "single", "last_step": 2}, [1]),
-            ({"steps": "sum"}, [0, 1, 2, 3, 4]),
-            ({"steps": "sum", "first_step": 2, "last_step": 3}, [1, 2]),
-        ],
-    )
-    def test_other_steps_are_picked_or_summed(self, model, more, kept):
-        expected = model.local_stream.head(self.outputs(model)[:, kept].sum(dim=1))
-        logits, aux = self.encode(self.variant(model, **more))
-        torch.testing.assert_close(logits, expected)
-        weights = aux["step_weights"]
-        assert weights.shape[1] == kept[-1] + 1  # no step is made that does not count
-        assert [i for i, weight in enumerate(weights[0]) if weight] == kept
-
     def test_without_steps_the_mean_of_the_map_is_classified(self, model):
         other = build(seed=1, steps="none")
         other.local_stream.backbone.load_state_dict(model.local_stream.backbone.state_dict())
@@ -428,7 +303,7 @@ class TestSteps:
         assert not aux
         assert not hasattr(other.local_stream, "memory")
 
-    def test_the_logits_of_each_step_are_kept_where_each_learns(self, model):
+    def test_each_step_has_logits_in_training_if_only_the_last_counts(self, model):
         other = self.variant(model, steps="last")
         assert "step_logits" not in self.encode(other)[1]
         other.local_stream.training = True  # of the stream alone, as batch norm would differ
@@ -440,11 +315,6 @@ class TestSteps:
 
     def test_the_whole_image_has_no_steps(self, model):
         assert not encode(model, self.view, [ROOT] * 2).aux
-
-    def test_weights_of_steps_sum_to_1(self, model):
-        weights = self.encode(model)[1]["step_weights"]
-        torch.testing.assert_close(weights.sum(dim=1), torch.ones(2))
-        assert (weights > 0).all()
 
 
 class TestTraversing:
@@ -478,35 +348,6 @@ class TestTraversing:
         fused = result.region_logits[0] + result.region_logits[1:].mean(axis=0)
         np.testing.assert_allclose(result.logits, fused, rtol=1e-5, atol=1e-6)
 
-    def test_regions_are_read_at_the_size_of_the_local_stream(self, scene):
-        model = build(local_size=32)
-        sides = []
-        for stream in (model.global_stream, model.local_stream):
-            stream.register_forward_pre_hook(lambda _, given: sides.append(given[0].shape[2:]))
-        self.run(model, scene)
-        assert sides == [(64, 64), (32, 32)]
-
-    def test_true_boxes_choose_the_cells(self, model, scene):
-        box = Window(200.0, 150.0, 60.0, 60.0)  # in the last cell, and in no other as a whole
-        result = self.run(model, scene, Oracle(TopK(), model.grid, [box]))
-        assert "root/2-2" in self.paths(result)
-
-    def test_random_cells_are_chosen(self, model, scene):
-        policies = [Random(TopK(), model.grid, seed) for seed in range(5)]
-        found = {tuple(self.paths(self.run(model, scene, policy))) for policy in policies}
-        assert len(found) > 2
-
-    def test_even_cells_are_sampled_alike(self, scene):
-        model, config = build(patches="even"), self.config.changed(policy="sample", keep=(1,))
-        policies = [build_policy(config, seed) for seed in range(12)]
-        found = {self.paths(self.run(model, scene, policy, keep=(1,)))[1] for policy in policies}
-        assert len(found) > 3
-
-    def test_every_region_has_the_weights_of_its_steps(self, model, scene):
-        steps = self.run(model, scene).steps
-        assert not steps[0].any()
-        np.testing.assert_allclose(steps[1:].sum(axis=1), [1, 1], rtol=1e-5)
-
     def test_fixed_regions_are_read_as_cells_would_be(self, model, scene):
         result = self.run(model, scene)
         regions = [ScoredRegion(node.region.window, node.attention) for node in result.nodes[1:]]
@@ -520,32 +361,26 @@ class TestTraversing:
         with open_image(scene) as reader:
             maker = Maker("small", "0" * 64, ("a", "b", "c", "d"))
             record = record_result(result, reader, image="a", id="scene", maker=maker)
-        whole, *near = json.loads(record.model_dump_json())["windows"]
+        whole, *local = json.loads(record.model_dump_json())["windows"]
         assert "steps" not in whole
-        assert [len(each["steps"]) for each in near] == [5, 5]
-        for each, weights in zip(near, result.steps[1:], strict=True):
+        assert [len(each["steps"]) for each in local] == [5, 5]
+        for each, weights in zip(local, result.steps[1:], strict=True):
             np.testing.assert_allclose(each["steps"], weights, atol=1e-6)
         assert Prediction.model_validate_json(record.model_dump_json()) == record
 
 
-class TestArguments:
+class TestConfig:
     @pytest.mark.parametrize(
         ("wrong", "problem"),
         [
-            ({"steps": "sum", "first_step": 4, "last_step": 3}, "steps `4` to `3` are not within"),
-            ({"steps": "single", "last_step": 6}, "steps `1` to `6` are not within 1 to 5"),
-            ({"last_step": 3}, "`last_step` is of a `sum` or `single`, not of `attention`"),
-            ({"steps": "single", "first_step": 2}, "`first_step` is of a `sum`"),
-            ({"steps": "none", "self_attention": True}, "`steps` cannot be `none`"),
-            ({"key_channels": 8}, "`key_channels` are of `self_attention`"),
-            ({"local_size": 65}, "views of 64 pixels are only shrunk"),
+            ({"local_size": 65}, "`local_size` is `65`, above `view_size`: 64"),
             ({"local_weight": 0.0}, "greater than 0"),
             ({"step_count": 0}, "greater than or equal to 1"),
             ({"grid": {"rows": 65, "columns": 2, "cell_fraction": 0.5}}, "`grid.rows` is `65`"),
             ({"patches": "boxes"}, "'cam' or 'even'"),
         ],
     )
-    def test_what_does_not_fit_together_is_refused(self, wrong, problem):
+    def test_a_wrong_configuration_is_an_error(self, wrong, problem):
         with pytest.raises(ValidationError, match=problem):
             TwoStreamConfig(**SMALL | wrong)
 
@@ -557,11 +392,48 @@ class TestArguments:
         with pytest.raises(ModelError, match="cannot hold the weights of `compact` and `resnet18`"):
             TwoStream(config, classes=2, pretrained=path)
 
-    def test_one_file_starts_both_streams(self, tmp_path):
-        net = build(seed=5).global_stream.backbone.net
-        path = tmp_path / "weights.safetensors"
-        safetensors.torch.save_file(net.state_dict(), path)
-        model = TwoStream(TwoStreamConfig(**SMALL), classes=2, pretrained=path)
-        for stream in (model.global_stream, model.local_stream):
-            weight = stream.backbone.net.to_map[0][0].weight
-            assert torch.equal(weight, net.to_map[0][0].weight)
+
+# The recurrence, against torch's own LSTM.
+
+
+def torch_lstm(recurrence, inputs):
+    """Return torch's LSTM with the same weights."""
+    lstm = torch.nn.LSTM(inputs, recurrence.size, len(recurrence.layers), batch_first=True).double()
+    for number, layer in enumerate(recurrence.layers):
+        for name, part in (("ih", layer.enter), ("hh", layer.recall)):
+            getattr(lstm, f"weight_{name}_l{number}").data = part.weight.data
+            getattr(lstm, f"bias_{name}_l{number}").data = part.bias.data
+    return lstm
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_recurrence_is_an_lstm_with_the_same_input_at_every_step(layers):
+    torch.manual_seed(0)
+    recurrence = Recurrence(5, 3, layers).double()
+    x = noise(4, 5).double().requires_grad_(True)
+    found = recurrence(x, 10)
+    expected, _ = torch_lstm(recurrence, 5)(x.unsqueeze(1).expand(-1, 10, -1))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    (mine,) = torch.autograd.grad(found.square().sum(), x)
+    (theirs,) = torch.autograd.grad(expected.square().sum(), x)
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+    assert recurrence(torch.zeros(0, 5).double(), 4).shape == (0, 4, 3)
+
+
+def test_the_input_of_the_recurrence_is_multiplied_once():
+    with torch.device("meta"):
+        assert count_parameters(Recurrence(512, 512)).trainable == 4_202_496
+        recurrence = Recurrence(20, 8)
+        with count_layers(recurrence) as count:
+            recurrence(torch.empty(3, 20), 5)
+    assert count.layers == 3 * (32 * 20 + 5 * 32 * 8 + 5 * (32 * 8 + 32 * 8))
+
+
+def test_the_attention_over_steps_has_one_vector_per_step():
+    attention, outputs = StepAttention(3, 4), torch.zeros(1, 3, 4)
+    with torch.no_grad():
+        attention.vectors.zero_()
+        for step, share in enumerate((1, 2, 5)):  # the scores are log 1, log 2 and log 5
+            attention.vectors[step, step] = 2.0
+            outputs[0, step, step] = math.log(share) / 2
+    torch.testing.assert_close(attention(outputs), torch.tensor([[1 / 8, 2 / 8, 5 / 8]]))

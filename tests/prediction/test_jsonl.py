@@ -7,9 +7,11 @@ import tracemalloc
 
 import pytest
 
+from tnetcli.data.images import Image
 from tnetcli.errors import OutputError, UsageError
-from tnetcli.prediction.jsonl import PredictionFile, read_lines, refuse_compressed
+from tnetcli.prediction.jsonl import PredictionFile, check_uncompressed, merge, read_lines
 from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance
+from tnetcli.readers.base import ReadOptions
 from tnetcli.text import public_name
 
 MODEL, OTHER = "ab" * 32, "cd" * 32
@@ -53,7 +55,7 @@ def test_records_are_there_as_soon_as_they_are_added(tmp_path):
     assert [line.record for line in read_lines(path)] == [record("a"), record("b")]
 
 
-def test_what_was_made_alike_is_kept_and_gone_on_with(tmp_path):
+def test_records_with_the_same_settings_are_resumed(tmp_path):
     path = write(tmp_path / "a.jsonl", record("a"), record("b"))
     before = path.read_bytes()
     with PredictionFile(path) as file:
@@ -93,15 +95,15 @@ def test_a_last_line_without_its_end_is_done_again(tmp_path):
 @pytest.mark.parametrize(
     ("model", "settings", "words"),
     [
-        (OTHER, SETTINGS, "with the model abababababab, not cdcdcdcdcdcd"),
+        (OTHER, SETTINGS, "model abababababab, now cdcdcdcdcdcd"),
         (MODEL, {**SETTINGS, "levels": 2}, "levels was 3, now 2"),
-        (MODEL, {**SETTINGS, "budget": 9}, "budget was nothing, now 9"),
+        (MODEL, {**SETTINGS, "budget": 9}, "budget was not set, now 9"),
     ],
 )
-def test_what_was_made_otherwise_is_refused_and_stays(tmp_path, model, settings, words):
+def test_records_with_other_settings_are_refused_and_stay(tmp_path, model, settings, words):
     path = write(tmp_path / "a.jsonl", record("a"), failure("b"))
     before = path.read_bytes()
-    with PredictionFile(path) as file, pytest.raises(OutputError, match="made otherwise") as caught:
+    with PredictionFile(path) as file, pytest.raises(OutputError, match="other settings") as caught:
         file.resume(model, settings, always)
     assert words in str(caught.value)
     assert path.read_bytes() == before
@@ -115,9 +117,7 @@ def test_it_is_replaced_if_that_is_wanted(tmp_path):
     assert ids(path) == ["b"]
 
 
-@pytest.mark.parametrize(
-    "text", ["hello\n", '{"a": 1}\n', "\n", "\xff\n", '{"precious": true}', "x", '{"schema": "tn"']
-)
+@pytest.mark.parametrize("text", ["hello\n", '{"a": 1}\n', "\n", "\xff\n", '{"schema": "tn"'])
 def test_a_file_of_something_else_is_refused_and_stays(tmp_path, text):
     path = tmp_path / "a.jsonl"
     path.write_bytes(text.encode("latin1"))
@@ -126,7 +126,7 @@ def test_a_file_of_something_else_is_refused_and_stays(tmp_path, text):
     assert path.read_bytes() == text.encode("latin1")
 
 
-def test_records_of_other_lists_stay_whatever_they_say(tmp_path):
+def test_records_of_other_images_stay(tmp_path):
     path = write(tmp_path / "a.jsonl", failure("other"), record("a"), record("more"))
     with PredictionFile(path) as file:
         assert file.resume(MODEL, SETTINGS, lambda each: True if each.id == "a" else None) == ["a"]
@@ -140,7 +140,7 @@ def test_of_two_records_of_an_image_the_current_one_is_kept(tmp_path):
     assert [line.record.fingerprint for line in read_lines(path)] == ["f"]
 
 
-def test_failures_made_otherwise_are_no_reason_to_refuse(tmp_path):
+def test_failures_with_other_settings_are_dropped(tmp_path):
     path = write(tmp_path / "a.jsonl", failure("a"))
     with PredictionFile(path) as file:
         assert file.resume(OTHER, {}, always) == []
@@ -222,8 +222,8 @@ def test_names_that_are_not_utf_8_survive(tmp_path):
         assert file.resume(MODEL, SETTINGS, always) == [public_name("a\udcff.tif")]
 
 
-@pytest.mark.parametrize("tail", ["\n", "\n\n", "  \r\n\n", " "])
-def test_empty_lines_at_the_end_are_passed_over(tmp_path, tail):
+@pytest.mark.parametrize("tail", ["\n", "  \r\n\n", " "])
+def test_empty_lines_at_the_end_are_skipped(tmp_path, tail):
     path = write(tmp_path / "a.jsonl", record("a"), record("b"), tail=tail)
     assert ids(path) == ["a", "b"]
     with PredictionFile(path) as file:
@@ -241,9 +241,9 @@ def test_an_empty_line_between_records_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.JSONL.GZ", "a.zst", "x/a.zip"])
-def test_a_name_that_promises_packed_records_is_refused(name):
+def test_the_name_of_a_compressed_file_is_refused(name):
     with pytest.raises(UsageError, match="plain text") as caught:
-        refuse_compressed(name)
+        check_uncompressed(name)
     assert "compress" in caught.value.hint
 
 
@@ -263,11 +263,11 @@ def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "gz", "a.gz.jsonl", ".gz"])
 def test_any_other_name_is_taken(name):
-    refuse_compressed(name)
+    check_uncompressed(name)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no such folder")
-def test_a_folder_in_which_no_file_can_be_made_is_said_to_be_so():
+def test_a_folder_that_takes_no_files_is_an_error():
     with pytest.raises(OutputError, match="cannot write"), PredictionFile("/proc/a.jsonl"):
         pass
 
@@ -304,7 +304,7 @@ def test_a_wrong_record_is_named_by_line_and_key(tmp_path, spoil, said):
     path = write(tmp_path / "a.jsonl", record("a"), tail=tail)
     with pytest.raises(OutputError, match=f"line 2: .*{said}") as caught:
         list(read_lines(path))
-    assert "take the line out" in caught.value.hint
+    assert "remove the line" in caught.value.hint
 
 
 def test_a_record_of_another_schema_is_named_by_it(tmp_path):
@@ -332,3 +332,94 @@ def test_memory_follows_one_record(tmp_path):
 
     peak(10)
     assert peak(2000) < 1.2 * peak(200) + 50_000
+
+
+def wanted(*names):
+    return [Image(name, name, name, ReadOptions()) for name in names]
+
+
+def test_records_come_together_each_once(tmp_path):
+    one = write(tmp_path / "1.jsonl", record("a"), record("c"))
+    two = write(tmp_path / "2.jsonl", record("b"), record("a", label="sea"))
+    merged = merge([one, two], tmp_path / "all.jsonl")
+    assert ids(tmp_path / "all.jsonl") == ["a", "c", "b"]
+    assert (merged.records, merged.failed, merged.repeated, merged.missing) == (3, 0, 1, ())
+    first = next(read_lines(tmp_path / "all.jsonl")).record
+    assert first == record("a")
+    assert "1 repeated" in str(merged)
+
+
+def test_a_success_counts_more_than_a_failure_before_it(tmp_path):
+    one = write(tmp_path / "1.jsonl", failure("a"), failure("b"))
+    two = write(tmp_path / "2.jsonl", record("a"))
+    merged = merge([one, two], tmp_path / "all.jsonl")
+    assert [line.record.status for line in read_lines(tmp_path / "all.jsonl")] == ["ok", "failed"]
+    assert (merged.records, merged.failed) == (2, 1)
+
+
+def test_the_list_sets_the_order_and_what_is_missing(tmp_path, caplog):
+    one = write(tmp_path / "1.jsonl", record("a"), record("x"))
+    two = write(tmp_path / "2.jsonl", record("b"))
+    merged = merge([one, two], tmp_path / "all.jsonl", wanted=wanted("b", "c", "a", "d"))
+    assert ids(tmp_path / "all.jsonl") == ["b", "a", "x"]
+    assert merged.missing == ("c", "d")
+    assert str(merged).splitlines() == ["3 records, 2 missing:", "  c", "  d"]
+    assert "expected images: 1 record: x" in caplog.text
+
+
+@pytest.mark.parametrize("changes", [{"sha256": OTHER}, {"config": {**SETTINGS, "levels": 2}}])
+def test_files_that_do_not_belong_together_are_refused(tmp_path, changes):
+    one = write(tmp_path / "1.jsonl", record("a"))
+    two = write(tmp_path / "2.jsonl", record("b", **changes))
+    with pytest.raises(OutputError, match="does not belong"):
+        merge([one, two], tmp_path / "all.jsonl")
+    assert not (tmp_path / "all.jsonl").exists()
+
+
+def test_an_abstention_counts_as_done(tmp_path):
+    one = write(tmp_path / "1.jsonl", failure("a"), abstention("b"))
+    two = write(tmp_path / "2.jsonl", abstention("a"), record("b"))
+    merged = merge([one, two], tmp_path / "all.jsonl")
+    found = {line.record.id: line.record.status for line in read_lines(tmp_path / "all.jsonl")}
+    assert found == {"a": "abstained", "b": "abstained"}
+    assert (merged.records, merged.failed) == (2, 0)
+
+
+def test_a_record_that_is_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / "1.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(OutputError, match="nested too deeply"):
+        merge([tmp_path / "1.jsonl"], tmp_path / "all.jsonl")
+    assert not (tmp_path / "all.jsonl").exists()
+
+
+def test_nothing_is_replaced_unasked(tmp_path):
+    one = write(tmp_path / "1.jsonl", record("a"))
+    kept = write(tmp_path / "all.jsonl", record("z"))
+    with pytest.raises(OutputError, match="exists"):
+        merge([one], kept)
+    assert ids(kept) == ["z"]
+    merge([one], kept, overwrite=True)
+    assert ids(kept) == ["a"]
+    with pytest.raises(OutputError, match="one of the files"):
+        merge([one, kept], kept, overwrite=True)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(OutputError, match="cannot read"):
+        merge([tmp_path / "gone.jsonl"], tmp_path / "all.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+def test_counts_of_one_are_singular(tmp_path, caplog):
+    one = write(tmp_path / "1.jsonl", record("a"))
+    two = write(tmp_path / "2.jsonl", record("a", label="sea"))
+    merged = merge([one, two], tmp_path / "all.jsonl", wanted=wanted("z"))
+    assert str(merged).splitlines()[0] == "1 record, 1 repeated and left out, 1 missing:"
+    assert "different predictions: 1 record;" in caplog.text
+    assert "expected images: 1 record: a" in caplog.text
+
+
+def test_a_name_cannot_break_a_line(tmp_path):
+    one = write(tmp_path / "1.jsonl", record("a"))
+    merged = merge([one], tmp_path / "all.jsonl", wanted=wanted("a", "b\nc\x1b"))
+    assert str(merged).splitlines()[1:] == ["  b\\nc\\x1b"]

@@ -17,7 +17,6 @@ from tnetcli.geometry import Georeference
 from tnetcli.prediction.record import (
     SCHEMA,
     STOP_REASONS,
-    AttentionCheck,
     GlimpseRecord,
     LevelRecord,
     Prediction,
@@ -28,8 +27,7 @@ from tnetcli.prediction.record import (
     StopReason,
 )
 
-STORED = Path(__file__).parents[1] / "docs" / "prediction.schema.json"
-CHECK = AttentionCheck(None, "", 0.5, 1 / 3, 3, 0)
+STORED = Path(__file__).parents[2] / "docs" / "prediction.schema.json"
 COST = PredictionCost(2, 100, 10_000, 0.01, 2000, 30_000, 0.5, 0.25, 0.75)
 LEVELS = (LevelRecord(1, 1, "forest", 0.5), LevelRecord(2, 1, "river", 0.97))
 GLIMPSE = GlimpseRecord((1.0, 2.0, 3.5, 4.5), "forest", 0.75)
@@ -38,7 +36,6 @@ WHOLE = record(
     window("root/1-1", (0.0, 0.0, 9.5, 7.25), glimpses=(GLIMPSE,), steps=(0.25, 0.75)),
     levels=LEVELS,
     cost=COST,
-    attention_check=CHECK,
     stop_reason="max_level",
     mpp=(0.5, 0.5),
     config={"view_size": 224, "keep": [2, 1]},
@@ -134,32 +131,21 @@ WRONG = {
     "no label": ({"label": None}, "needs `label` and `probability`"),
     "a label although failed": ({"status": "failed"}, "`label` has to be null"),
     "a label although abstained": ({"status": "abstained", "reason": "x"}, "has to be null"),
-    "no reason": ({"status": "abstained", "label": None}, "`reason` belongs"),
-    "a reason": ({"reason": "x"}, "`reason` belongs"),
-    "an error": ({"error": {"type": "E", "message": "m"}}, "`error` belongs"),
-    "no error": ({"status": "failed", "label": None}, "`error` belongs"),
+    "no reason": ({"status": "abstained", "label": None}, "`reason` is for"),
+    "a reason": ({"reason": "x"}, "`reason` is for"),
+    "an error": ({"error": {"type": "E", "message": "m"}}, "`error` is for"),
+    "no error": ({"status": "failed", "label": None}, "`error` is for"),
     "no width": ({"width": 0}, "0 x 3000 pixels"),
-    "a huge height": ({"height": 10**12}, "height"),
     "a width as text": ({"width": "9"}, "width"),
-    "a width as truth": ({"width": True}, "width"),
-    "three offsets": ({"offset": [0, 0, 0]}, "offset"),
     "half an offset": ({"offset": [0.5, 0]}, "offset"),
-    "no map": ({"georeference": {"crs": None, "transform": [0.0] * 6}}, "leads nowhere"),
-    "a flat map": ({"georeference": {"crs": None, "transform": [1, 2, 0, 2, 4, 0]}}, "nowhere"),
-    "a map too far": ({"georeference": {"crs": None, "transform": [1, 0, 1e13, 0, 1, 0]}}, "nowh"),
-    "a short transform": ({"georeference": {"crs": None, "transform": [1.0, 0.0]}}, "transform"),
-    "a CRS as number": ({"georeference": {"crs": 5, "transform": [1, 0, 0, 0, 1, 0]}}, "crs"),
+    "no map": ({"georeference": {"crs": None, "transform": [0.0] * 6}}, "degenerate"),
+    "a map too far": ({"georeference": {"crs": None, "transform": [1, 0, 1e13, 0, 1, 0]}}, "degen"),
     "no microns": ({"mpp": [0.0, 0.5]}, "mpp"),
-    "negative microns": ({"mpp": [-1.0, 0.5]}, "mpp"),
-    "microns of one axis": ({"mpp": [0.25]}, "mpp"),
     "a digest": ({"provenance": {"sha256": "F" * 64}}, "sha256"),
     "a runtime": ({"provenance": {"runtime": "abacus"}}, "runtime"),
     "a view size as text": ({"provenance": {"config": {"view_size": "224"}}}, "view_size"),
-    "a view size of 0": ({"provenance": {"config": {"view_size": 0}}}, "view_size"),
     "a probability": ({"probability": 1.5}, "probability"),
-    "probabilities as list": ({"probabilities": [1, 2]}, "probabilities"),
     "a class above 1": ({"probabilities": {"forest": 2.0, "river": 0.0}}, "forest"),
-    "a class without number": ({"probabilities": {"forest": None, "river": 0.0}}, "forest"),
     "a sum": ({"probabilities": {"forest": 0.5, "river": 0.6}}, "add up to 1.1, not 1"),
     "another class": ({"label": "sea"}, "`sea` is not among the classes"),
     "a level": (
@@ -171,10 +157,8 @@ WRONG = {
     "a level's label": (
         {"levels": [{"level": 1, "windows": 1, "label": 5, "probability": 1}]}, "label",
     ),
-    "negative draws": ({"attention_check": {"draws": 0}}, "draws"),
     "a cost": ({"cost": {"bytes_read": 10**30}}, "bytes_read"),
     "a warning": ({"warnings": [5]}, "warnings"),
-    "windows as text": ({"windows": "x"}, "windows"),
     "a window that is a number": ({"windows": [1]}, "windows"),
 }  # fmt: skip
 
@@ -196,35 +180,25 @@ def test_a_wrong_record_is_refused(name):
     ("change", "says"),
     [
         ({"box": [9.0, 9.0, 1.0, 1.0]}, "`box` is thinner than 0.02 pixels"),
-        ({"box": [5.0, 5.0, 5.0, 9.0]}, "thinner"),
         ({"box": [0.0, 0.0, 0.01, 9.0]}, "thinner"),
         ({"box": [0.0, 0.0, 1e10, 9.0]}, "less than or equal"),
-        ({"box": [0, 0, 10**400, 9]}, "box"),
         ({"box": [0.0, 0.0, 9.0]}, "box"),
         ({"box": ["a", "b", "c", "d"]}, "valid number"),
         ({"attention": 2}, "less than or equal"),
         ({"attention": -0.1}, "greater than or equal"),
         ({"attention": "0.5"}, "valid number"),
-        ({"attention": True}, "valid number"),
-        ({"attention": None}, "valid number"),
-        ({"probability": 1.5}, "probability"),
-        ({"probabilities": [0.5, 1.5]}, "probabilities"),
         ({"probabilities": [0.5]}, "1 probabilities of 2 classes"),
         ({"probabilities": [0.5, 0.75]}, "add up to 1.25"),
         ({"path": "lost/0-0"}, "path"),
         ({"path": "root/0-0\n"}, "path"),
-        ({"path": 5}, "path"),
         ({"path": "root/g1"}, "does not fit the path"),
         ({"level": 3}, "`level` 3 does not fit the path"),
         ({"path": "root", "level": 1}, "`root` is there twice"),
         ({"rank": 0}, "rank"),
         ({"rank": 10**400}, "rank"),
-        ({"rank": 1.5}, "rank"),
-        ({"label": None}, "label"),
         ({"label": "sea"}, "`sea` is not a class"),
         ({"steps": ["a"]}, "steps"),
         ({"colour": "red"}, "colour"),
-        ({"glimpses": None}, "glimpses"),
         ({"glimpses": [{"box": [9, 9, 1, 1], "label": "river", "probability": 1}]}, "glimpse 1: "),
         ({"glimpses": [{"box": [0, 0, 1, 1], "label": "sea", "probability": 1}]}, "`sea` is not"),
         ({"glimpses": [{"box": [0, 0, 1, 1], "label": "river", "probability": 2}]}, "probability"),
@@ -239,7 +213,7 @@ def test_a_wrong_window_is_refused(change, says):
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400"])
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
 @pytest.mark.parametrize(
     "key", ["probability", "config", "outcome", "box", "attention", "mpp", "transform"]
 )
@@ -270,7 +244,7 @@ def test_a_number_that_is_not_finite_cannot_be_recorded(value):
 
 
 @pytest.mark.parametrize("key", ["outcome", "reading", "provenance"])
-@pytest.mark.parametrize("depth", [70, 150, 100_000])
+@pytest.mark.parametrize("depth", [70, 100_000])
 def test_nesting_is_bounded(key, depth):
     data = json.loads(WHOLE.model_dump_json())
     data[key] = {"config": {"a": "HERE"}} if key == "provenance" else {"a": "HERE"}
@@ -313,31 +287,6 @@ def test_ten_thousand_windows_take_little_memory():
     tracemalloc.stop()
     assert read == many
     assert held < 10_000 * 1000
-
-
-@pytest.mark.parametrize(
-    ("check", "sentence"),
-    [
-        (None, ""),
-        (
-            AttentionCheck(0.25, "forest", 0.5, 0.5, 4, 0),
-            "river is 90.0% probable as it looked, 25.0% with its closest windows hidden "
-            "(then forest), 50.0% with random windows",
-        ),
-        (
-            AttentionCheck(0.8, "river", 0.7, 1.0, 4, 0),
-            "river is 90.0% probable as it looked, 80.0% with its closest windows hidden, "
-            "70.0% with random windows",
-        ),
-        (
-            AttentionCheck(None, "", 0.7, 1.0, 4, 0),
-            "river is 90.0% probable as it looked, nothing is left to see with its closest "
-            "windows hidden, 70.0% with random windows",
-        ),
-    ],
-)
-def test_one_sentence_says_whether_attention_matters(check, sentence):
-    assert record(probability=0.9, attention_check=check).attention_in_words() == sentence
 
 
 def test_every_stop_reason_has_words():

@@ -40,11 +40,11 @@ def table(path, text):
 
 class TestRecords:
     @pytest.fixture
-    def told(self, tmp_path):
+    def file(self, tmp_path):
         return write(tmp_path / "a.jsonl", TWO, BROKEN)
 
-    def test_those_of_level_2_are_told_by_attention_ties_as_they_come(self, told):
-        found = told.of("scenes/a.tif", "anywhere.tif", SIZE)
+    def test_regions_of_level_2_are_ordered_by_attention(self, file):
+        found = file.of("scenes/a.tif", "anywhere.tif", SIZE)
         assert [(each.window.box, each.attention) for each in found] == [
             ((50, 60, 700, 800), 0.7),
             ((-20, 0, 100, 80), 0.7),  # of a square around an image: past its edge
@@ -53,42 +53,42 @@ class TestRecords:
 
     def test_an_image_of_another_id_is_known_by_its_path(self, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
-        told = write(tmp_path / "a.jsonl", TWO)
-        assert len(told.of("a", "./scenes/../scenes/a.tif", SIZE)) == 3
-        assert len(told.of("a", str(tmp_path / "scenes/a.tif"), SIZE)) == 3
+        file = write(tmp_path / "a.jsonl", TWO)
+        assert len(file.of("a", "./scenes/../scenes/a.tif", SIZE)) == 3
+        assert len(file.of("a", str(tmp_path / "scenes/a.tif"), SIZE)) == 3
 
-    def test_an_image_that_is_not_named_fails(self, told):
-        with pytest.raises(ImageError, match=r"tells no window of `c.tif`") as caught:
-            told.of("c.tif", "c.tif", SIZE)
+    def test_an_image_that_is_not_named_fails(self, file):
+        with pytest.raises(ImageError, match=r"has no regions of `c.tif`") as caught:
+            file.of("c.tif", "c.tif", SIZE)
         assert "same path" in caught.value.hint
 
-    def test_an_image_whose_prediction_failed_fails(self, told):
-        with pytest.raises(ImageError, match=r"the prediction of `b` in .* had failed"):
-            told.of("b", "b.tif", SIZE)
+    def test_an_image_whose_prediction_failed_fails(self, file):
+        with pytest.raises(ImageError, match=r"the prediction of `b` in .* failed"):
+            file.of("b", "b.tif", SIZE)
 
-    def test_an_image_of_another_size_fails(self, told):
-        with pytest.raises(ImageError, match=r"has 4000 x 2999 pixels, .* with 4000 x 3000"):
-            told.of("scenes/a.tif", "", Size(4000, 2999))
+    def test_an_image_of_another_size_fails(self, file):
+        with pytest.raises(ImageError, match=r"has 4000 x 2999 pixels, .* of 4000 x 3000"):
+            file.of("scenes/a.tif", "", Size(4000, 2999))
 
     def test_a_window_that_shows_nothing_of_its_image_fails(self, tmp_path):
         far = record(window("root/0-0", (4000, 0, 4100, 80)))
-        with pytest.raises(ImageError, match=r"is outside of `scenes/a.tif`"):
+        with pytest.raises(ImageError, match=r"is outside `scenes/a.tif`"):
             write(tmp_path / "a.jsonl", far).of("scenes/a.tif", "", SIZE)
 
-    def test_an_image_that_was_seen_as_a_whole_has_none(self, tmp_path, caplog):
+    def test_a_prediction_with_one_level_has_no_regions(self, tmp_path, caplog):
         whole = record(window("root", (0, 0, 4000, 3000), 1.0))
         assert write(tmp_path / "a.jsonl", whole).of("scenes/a.tif", "", SIZE) == ()
-        assert "tells no window: its images were seen as a whole only" in caplog.text
+        assert "has no regions of level 2" in caplog.text
 
-    def test_images_without_windows_beside_others_are_not_worth_a_word(self, tmp_path, caplog):
+    def test_some_images_without_regions_give_no_warning(self, tmp_path, caplog):
         whole = replace(record(window("root", (0, 0, 4000, 3000), 1.0)), id="b", image="b.tif")
         write(tmp_path / "a.jsonl", TWO, whole)
         assert not caplog.records
 
     def test_a_share_that_was_rounded_up_is_1(self, tmp_path):
         sure = record(window("root/0-0", (0, 0, 10, 10), 1.0000001))
-        (told,) = write(tmp_path / "a.jsonl", sure).of("scenes/a.tif", "", SIZE)
-        assert told.attention == 1
+        (region,) = write(tmp_path / "a.jsonl", sure).of("scenes/a.tif", "", SIZE)
+        assert region.attention == 1
 
     def test_the_digest_follows_the_content(self, tmp_path):
         one = write(tmp_path / "a.jsonl", TWO).digest
@@ -124,15 +124,15 @@ class TestRecords:
 class TestTable:
     def test_windows_of_an_image_count_alike_in_the_order_of_their_rows(self, tmp_path):
         text = "path,left,top,right,bottom\na.tif,1,2,30.5,40\nb.tif,0,0,1,1\na.tif,0,0,9,9\n"
-        told = table(tmp_path / "w.csv", text)
-        found = told.of("any", str(tmp_path / "a.tif"), SIZE)
+        file = table(tmp_path / "w.csv", text)
+        found = file.of("any", str(tmp_path / "a.tif"), SIZE)
         assert [each.window for each in found] == [Window(1, 2, 29.5, 38), Window(0, 0, 9, 9)]
         assert {each.attention for each in found} == {0.5}
 
-    def test_a_window_that_is_told_twice_takes_no_other_s_place(self, tmp_path):
+    def test_a_repeated_region_counts_once(self, tmp_path):
         rows = "a,0,0,9,9\n" * 3 + "a,5,5,9,9\n"
-        told = table(tmp_path / "w.csv", f"id,left,top,right,bottom\n{rows}").of("a", "", SIZE)
-        assert told == (
+        file = table(tmp_path / "w.csv", f"id,left,top,right,bottom\n{rows}").of("a", "", SIZE)
+        assert file == (
             ScoredRegion(Window(0, 0, 9, 9), 0.5),
             ScoredRegion(Window(5, 5, 4, 4), 0.5),
         )
@@ -144,17 +144,17 @@ class TestTable:
 
     @pytest.mark.parametrize("box", ["-1,0,5,5", "0,0,4000.5,5", "0,2990,5,3001"])
     def test_a_window_past_an_edge_fails(self, box, tmp_path):
-        told = table(tmp_path / "w.csv", f"id,left,top,right,bottom\na,{box}\n")
-        with pytest.raises(ImageError, match=r"outside of `a`, 4000 x 3000 pixels") as caught:
-            told.of("a", "a.tif", SIZE)
+        file = table(tmp_path / "w.csv", f"id,left,top,right,bottom\na,{box}\n")
+        with pytest.raises(ImageError, match=r"outside `a`, 4000 x 3000 pixels") as caught:
+            file.of("a", "a.tif", SIZE)
         assert "full-resolution" in caught.value.hint
 
     @pytest.mark.parametrize(
         ("text", "problem"),
         [
-            ("id,left,top,right,bottom\na,5,0,5,9\n", "line 2: an empty window: `5, 0, 5, 9`"),
-            ("id,left,top,right,bottom\na,5,9,7,3\n", "line 2: an empty window"),
-            ("id,left,top,right,bottom\na,0,0,inf,9\n", "line 2: an empty window"),
+            ("id,left,top,right,bottom\na,5,0,5,9\n", "line 2: an empty region: `5, 0, 5, 9`"),
+            ("id,left,top,right,bottom\na,5,9,7,3\n", "line 2: an empty region"),
+            ("id,left,top,right,bottom\na,0,0,inf,9\n", "line 2: an empty region"),
             ("id,left,top,right,bottom\na,0,0,,9\n", "line 2: not four numbers"),
             ("id,left,top,right,bottom\n,0,0,1,9\n", "line 2: no image"),
             ("left,top,right,bottom\n0,0,1,9\n", "no column `path` or `id`"),
@@ -162,22 +162,22 @@ class TestTable:
             ("", "no column"),
         ],
     )
-    def test_what_is_wrong_is_told(self, text, problem, tmp_path):
+    def test_a_wrong_row_is_an_error(self, text, problem, tmp_path):
         with pytest.raises(ManifestError, match=problem):
             table(tmp_path / "w.csv", text)
 
 
-def test_a_file_that_is_missing_is_told(tmp_path):
-    with pytest.raises(ManifestError, match=r"cannot read the windows .*No such file") as caught:
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(ManifestError, match=r"cannot read the regions .*No such file") as caught:
         RegionFile(tmp_path / "none.jsonl")
     assert "CSV" in caught.value.hint
 
 
 def test_all_images_that_are_not_named_are_counted_at_once(tmp_path):
-    told = table(tmp_path / "w.csv", "id,left,top,right,bottom\na,0,0,9,9\n")
-    told.require([("a", "a.tif")])
-    with pytest.raises(ManifestError, match="no window of 2 of 3 images, such as `b`"):
-        told.require([("a", "a.tif"), ("b", "b.tif"), ("c", "c.tif")])
+    file = table(tmp_path / "w.csv", "id,left,top,right,bottom\na,0,0,9,9\n")
+    file.require([("a", "a.tif")])
+    with pytest.raises(ManifestError, match="no regions of 2 of 3 images, such as `b`"):
+        file.require([("a", "a.tif"), ("b", "b.tif"), ("c", "c.tif")])
 
 
 @pytest.mark.parametrize(
@@ -188,20 +188,20 @@ def test_all_images_that_are_not_named_are_counted_at_once(tmp_path):
         ("two_stream", {"backbone": "compact", "view_size": 32, "state_size": 8}),
     ],
 )
-def test_every_family_with_a_second_level_looks_at_what_is_told(family, arguments, tmp_path):
+def test_every_family_with_a_second_level_reads_fixed_regions(family, arguments, tmp_path):
     torch.manual_seed(0)
     model = build_model(family, arguments, classes=3, bands=3)
     path = write_geotiff(tmp_path / "a.tif", noise((300, 400), seed=2))
-    told = [
+    regions = [
         ScoredRegion(Window(7.5, 10, 50, 30), 0.25),
         ScoredRegion(Window(300, 100, 90, 120), 0.75),
     ]
     unit = Normalisation.to_unit_range("uint8", 3)
     config = TraversalConfig(levels=2, keep=(2,))
     with open_image(path) as reader, Inference(model, unit) as inference:
-        (result,) = inference.run([reader], config, [Fixed(build_policy(config), told)])
+        (result,) = inference.run([reader], config, [Fixed(build_policy(config), regions)])
     assert [node.region.path for node in result.nodes] == ["root", "root/w1", "root/w2"]
-    assert [node.region.window for node in result.nodes[1:]] == [each.window for each in told]
+    assert [node.region.window for node in result.nodes[1:]] == [each.window for each in regions]
     assert [node.rank for node in result.nodes] == [1, 2, 1]
     assert np.isfinite(result.logits).all()
     assert np.isclose(result.weights.sum(), 1, atol=1e-5)

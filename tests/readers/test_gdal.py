@@ -161,7 +161,7 @@ def test_vrts_too_deep_inside_each_other_and_too_long_are_refused(folder):
 
 
 def test_a_source_whose_text_another_driver_would_take_is_refused(folder):
-    # A JPEG without a zero byte at its beginning may begin as text that other drivers look for.
+    # A JPEG without a zero byte at its beginning may match text that other drivers search for.
     (folder / "c.jpg").write_bytes(b"\xff\xd8\xff\xe1PDS_VERSION_ID = PDS3 " + b"x" * 200)
     (folder / "a.vrt").write_text(vrt(relative("c.jpg")))
     refused(folder / "a.vrt", "not an image of a supported format")
@@ -226,7 +226,7 @@ def test_a_pipe_beside_an_image_is_refused_without_waiting(folder, name):
     refused(folder / "a.tif", "not a regular file")
 
 
-def test_an_unrelated_pipe_in_the_folder_harms_nobody(folder):
+def test_an_unrelated_pipe_in_the_folder_is_ignored(folder):
     os.mkfifo(folder / "queue")
     os.mkfifo(folder / "b")
     assert read(folder / "a.tif").shape == (1, 64, 64)

@@ -318,16 +318,6 @@ def test_a_level_serves_from_its_own_scale_upwards(asked, level):
     assert choose_level(levels, Window(0, 0, 64 * asked, 64 * asked), Size(64, 64)) == level
 
 
-def test_the_finer_axis_of_the_view_decides():
-    levels = [flat_level(Size(512, 512), 1), flat_level(Size(128, 128), 4)]
-    assert choose_level(levels, Window(0, 0, 256, 64), Size(64, 64)) == 0
-
-
-def test_a_level_of_an_odd_size_serves_its_nominal_factor():
-    levels = [flat_level(Size(1001, 1001)), Level(Size(251, 251), 1001 / 251, 1001 / 251, BLOCK)]
-    assert choose_level(levels, Window(0, 0, 1001, 1001), Size(251, 251)) == 1
-
-
 @given(st.data(), sizes(40), sizes(8))
 def test_the_box_holds_every_pixel_the_window_touches_and_no_more(data, size, out_size):
     window = data.draw(windows_near(size))

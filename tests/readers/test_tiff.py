@@ -23,7 +23,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.handles import BLOCKS
 from tnetcli.readers.tiff import TiffReader
-from tnetcli.testing.reader import TRUTH, ReaderContract, area_mean, random_windows
+from tnetcli.testing.reader import TRUTH, ReaderContract, area_mean
 
 SIDE = 150
 WHOLE, FULL = Window(0, 0, SIDE, SIDE), Size(SIDE, SIDE)
@@ -142,15 +142,6 @@ def test_lossless_pixels_come_back_bit_for_bit(path, dtype, compression, planar,
     assert np.array_equal(pixels.values, image)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int16", "uint32", "int32", "float16", "float64"])
-def test_rarer_types_come_back_bit_for_bit(path, dtype):
-    image = scene(1, "int16").astype(dtype) if dtype != "int8" else scene(1, "int8")
-    tifffile.imwrite(path, image[0], tile=(64, 64), compression="deflate", metadata=None)
-    pixels = read(path)
-    assert pixels.values.dtype == np.dtype(dtype)
-    assert np.array_equal(pixels.values, image)
-
-
 @pytest.mark.parametrize(
     "blocks", [{"tile": (64, 64)}, {"rowsperstrip": 16}], ids=["tiles", "strips"]
 )
@@ -173,13 +164,6 @@ def test_a_predictor_is_undone(path, dtype, predictor):
     assert np.array_equal(read(path).values, image)
 
 
-def test_a_bigtiff_is_read_with_its_levels(path):
-    image = scene()
-    write_pages(path, pyramid(image), tile=(64, 64), compression="zstd", bigtiff=True)
-    assert info(path).levels[2].size == Size(38, 38)
-    assert np.array_equal(read(path).values, image)
-
-
 @pytest.mark.parametrize(
     "blocks", [{"tile": (64, 64)}, {"rowsperstrip": 16}], ids=["tiles", "strips"]
 )
@@ -191,22 +175,6 @@ def test_a_jpeg_is_near_the_truth(path, blocks, space):
         compressionargs={"level": 95, "outcolorspace": space}, **blocks,
     )  # fmt: skip
     assert np.abs(read(path).values - image.astype(float)).mean() < 3
-
-
-def test_any_view_of_a_striped_stack_is_the_area_mean(path):
-    image = scene(2, "uint16")
-    write_ome_tiff(path, image, ())
-    with TiffReader(str(path)) as reader:
-        for window, out_size in random_windows(20, reader.size, seed=1):
-            pixels = reader.read(window, out_size)
-            error = np.abs(pixels.values - area_mean(image, window, out_size))[:, pixels.valid]
-            assert error.max() <= 0.51 + 1e-2
-
-
-def test_strips_are_told_from_tiles(path):
-    tifffile.imwrite(path, scene()[0], rowsperstrip=16, compression="lzw", metadata=None)
-    found = info(path)
-    assert (found.tiled, found.compression, found.levels[0].block) == (False, "lzw", Size(SIDE, 16))
 
 
 def test_the_bytes_read_are_those_of_the_tiles(path):
@@ -244,28 +212,6 @@ def test_channels_are_chosen_by_name_and_by_number(path, wanted, indices):
     image = scene(3, "uint16")
     write_ome_tiff(path, image, channels=("DAPI", "FITC", "Cy5"))
     assert np.array_equal(read(path, bands=wanted).values, image[indices])
-
-
-@pytest.mark.parametrize("planar", ["contig", "separate"])
-def test_one_sample_of_several_is_read_alone(path, planar):
-    image = scene(5, "uint16")
-    stored = image if planar == "separate" else image.transpose(1, 2, 0)
-    tifffile.imwrite(
-        path, stored, planarconfig=planar, photometric="minisblack", tile=(64, 64), metadata=None
-    )
-    assert np.array_equal(read(path, bands=("4", "2")).values, image[[3, 1]])
-
-
-def test_an_unknown_channel_is_refused_with_a_list(path):
-    write_ome_tiff(path, scene(), channels=("DAPI", "FITC", "Cy5"))
-    with pytest.raises(ImageError, match="no band `Cy7`") as caught:
-        info(path, bands=("Cy7",))
-    assert "2 FITC" in caught.value.hint
-
-
-def test_unnamed_colours_are_red_green_and_blue(path):
-    write_ome_rgb(path, [scene()])
-    assert info(path).bands == ("red", "green", "blue")
 
 
 def test_a_qptiff_names_its_channels():
@@ -308,29 +254,10 @@ def test_a_stack_is_not_read_without_a_choice(stack, options):
         read(stack, Window(0, 0, 100, 80), Size(100, 80), **options)
 
 
-def test_the_hint_names_every_option_and_its_range(stack):
-    with pytest.raises(ImageError) as caught:
-        read(stack, Window(0, 0, 100, 80), Size(100, 80))
-    assert "--z 0..2" in caught.value.hint
-    assert "--t 0..1" in caught.value.hint
-
-
-def test_a_stack_opens_without_a_choice_and_warns(stack):
-    found = info(stack)
-    assert found.details["planes"] == {"z": 3, "t": 2}
-    assert any("--z" in warning for warning in found.warnings)
-
-
 @pytest.mark.parametrize(("z", "t"), [(0, 0), (2, 0), (1, 1), (2, 1)])
 def test_the_plane_is_the_one_that_was_chosen(stack, z, t):
     pixels = read(stack, Window(0, 0, 100, 80), Size(100, 80), z=z, t=t)
     assert np.array_equal(pixels.values, tifffile.imread(stack)[t, z])
-
-
-@pytest.mark.parametrize(("z", "t"), [(0, 0), (2, 1)])
-def test_the_plane_of_an_overview_is_the_one_that_was_chosen(stack, z, t):
-    pixels = read(stack, Window(0, 0, 100, 80), Size(50, 40), z=z, t=t)
-    assert np.array_equal(pixels.values, tifffile.imread(stack, level=1)[t, z])
 
 
 @pytest.mark.parametrize(
@@ -338,19 +265,12 @@ def test_the_plane_of_an_overview_is_the_one_that_was_chosen(stack, z, t):
     [
         ({"z": 3}, "z = 3", "z = 0..2"),
         ({"t": 2}, "t = 2", "t = 0..1"),
-        ({"z": -1}, "z = -1", "0..2"),
     ],
 )
 def test_a_plane_that_is_not_there_is_refused_with_the_range(stack, chosen, problem, hint):
     with pytest.raises(ImageError, match=problem) as caught:
         info(stack, **chosen)
     assert hint in caught.value.hint
-
-
-def test_a_plane_of_an_image_without_depth_is_refused(path):
-    write_ome_tiff(path, scene())
-    with pytest.raises(ImageError, match="no plane z = 1"):
-        info(path, z=1)
 
 
 @pytest.mark.parametrize("compression", [None, "deflate"])
@@ -398,20 +318,6 @@ def test_the_resolution_of_ome_is_turned_into_microns(path, unit, length):
     assert found.source == "OME metadata"
 
 
-def test_each_axis_of_ome_has_a_unit_of_its_own(path):
-    metadata = {"axes": "CYX", "PhysicalSizeX": 0.5, "PhysicalSizeXUnit": "µm"}
-    metadata |= {"PhysicalSizeY": 500.0, "PhysicalSizeYUnit": "nm"}
-    tifffile.imwrite(path, scene(), ome=True, metadata=metadata, tile=(64, 64))
-    found = info(path).microns_per_pixel
-    assert (found.x, found.y) == pytest.approx((0.5, 0.5))
-
-
-@pytest.mark.parametrize("unit", ["pixel", "reference frame"])
-def test_a_unit_that_is_no_length_gives_no_resolution(path, unit):
-    write_ome_tiff(path, scene(), microns=(1, 1), unit=unit)
-    assert info(path).microns_per_pixel is None
-
-
 @pytest.mark.parametrize(("unit", "density"), [("CENTIMETER", 20_000), ("INCH", 50_800)])
 def test_resolution_tags_are_turned_into_microns(path, unit, density):
     tifffile.imwrite(
@@ -422,23 +328,6 @@ def test_resolution_tags_are_turned_into_microns(path, unit, density):
     assert found.source == "TIFF resolution tags"
 
 
-@pytest.mark.parametrize(("unit", "density"), [("INCH", 72), ("INCH", 300), ("CENTIMETER", 1e6)])
-def test_resolution_tags_out_of_range_are_ignored_with_a_warning(path, unit, density):
-    tifffile.imwrite(
-        path, scene()[0], resolution=(density, density), resolutionunit=unit, metadata=None
-    )
-    found = info(path)
-    assert found.microns_per_pixel is None
-    assert "ignored" in found.warnings[0]
-
-
-@pytest.mark.parametrize("unit", ["NONE", "CENTIMETER"])
-def test_resolution_tags_without_a_meaning_are_no_resolution(path, unit):
-    density = (20_000, 20_000) if unit == "NONE" else (0, 0)
-    tifffile.imwrite(path, scene()[0], resolution=density, resolutionunit=unit, metadata=None)
-    assert info(path).microns_per_pixel is None
-
-
 def test_ome_is_believed_before_the_tags(path):
     metadata = {"axes": "CYX", "PhysicalSizeX": 0.25, "PhysicalSizeY": 0.25}
     tifffile.imwrite(
@@ -446,11 +335,6 @@ def test_ome_is_believed_before_the_tags(path):
         resolutionunit="CENTIMETER",
     )  # fmt: skip
     assert info(path).microns_per_pixel.x == 0.25
-
-
-def test_the_users_resolution_wins(path):
-    write_ome_tiff(path, scene())
-    assert info(path, mpp=0.3).microns_per_pixel.source == "--mpp"
 
 
 # Validity
@@ -469,13 +353,6 @@ def test_a_transparent_pixel_is_invalid_and_alpha_is_no_band(path, planar):
     assert info(path).bands == ("red", "green", "blue")
     assert np.array_equal(pixels.valid, image[3] > 0)
     assert np.array_equal(pixels.values, np.where(image[3] > 0, image[:3], 0))
-
-
-def test_the_users_nodata_is_invalid(path):
-    image = scene(2, "uint16")
-    image[1, 10, 10] = 65535
-    write_ome_tiff(path, image)
-    assert np.argwhere(~read(path, nodata=65535).valid).tolist() == [[10, 10]]
 
 
 def test_a_pixel_that_is_not_a_number_is_invalid(path):
@@ -657,3 +534,34 @@ def test_a_pyramid_marked_by_subfile_types_is_read(path):
     write_pyramid_tiff(path, image)
     assert info(path).levels[2].size == Size(38, 38)
     assert np.array_equal(read(path).values, image)
+
+
+def test_a_bigtiff_is_read_with_its_levels(path):
+    image = scene()
+    write_pages(path, pyramid(image), tile=(64, 64), compression="zstd", bigtiff=True)
+    assert info(path).levels[2].size == Size(38, 38)
+    assert np.array_equal(read(path).values, image)
+
+
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+def test_one_sample_of_several_is_read_alone(path, planar):
+    image = scene(5, "uint16")
+    stored = image if planar == "separate" else image.transpose(1, 2, 0)
+    tifffile.imwrite(
+        path, stored, planarconfig=planar, photometric="minisblack", tile=(64, 64), metadata=None
+    )
+    assert np.array_equal(read(path, bands=("4", "2")).values, image[[3, 1]])
+
+
+@pytest.mark.parametrize(("z", "t"), [(0, 0), (2, 1)])
+def test_the_plane_of_an_overview_is_the_one_that_was_chosen(stack, z, t):
+    pixels = read(stack, Window(0, 0, 100, 80), Size(50, 40), z=z, t=t)
+    assert np.array_equal(pixels.values, tifffile.imread(stack, level=1)[t, z])
+
+
+def test_each_axis_of_ome_has_a_unit_of_its_own(path):
+    metadata = {"axes": "CYX", "PhysicalSizeX": 0.5, "PhysicalSizeXUnit": "µm"}
+    metadata |= {"PhysicalSizeY": 500.0, "PhysicalSizeYUnit": "nm"}
+    tifffile.imwrite(path, scene(), ome=True, metadata=metadata, tile=(64, 64))
+    found = info(path).microns_per_pixel
+    assert (found.x, found.y) == pytest.approx((0.5, 0.5))

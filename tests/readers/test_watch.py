@@ -159,11 +159,6 @@ def test_closing_does_not_wait_for_what_is_stuck(threads, blocked):
         future.result()
 
 
-def test_errors_come_out(threads):
-    with pytest.raises(TimeoutError, match="of the work itself"):
-        threads.run("a.tif", lambda: (_ for _ in ()).throw(TimeoutError("of the work itself")))
-
-
 def test_many_threads_at_most_as_many_as_allowed():
     both = threading.Barrier(2, timeout=30)
     threads = ReadingThreads(2)

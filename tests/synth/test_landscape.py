@@ -10,7 +10,7 @@ from PIL import Image
 from PIL.Image import Transpose
 
 from tests.images import area_average
-from tests.synth.test_tiles import EUROSAT, encode, needs_eurosat, write_zip
+from tests.synth.test_tiles import encode, write_zip
 from tnetcli.config import SPLITS
 from tnetcli.data.config import LandscapeConfig, TilesConfig
 from tnetcli.errors import ManifestError, RecipeError
@@ -75,7 +75,7 @@ def whole(scene, level=0):
 
 
 def build_slowly(scene, path, scale=1, prefix=""):
-    """Lay tile by tile, each read, mirrored and turned by Pillow, and average each by itself."""
+    """Lay tile by tile, each mirrored, turned and averaged on its own by Pillow."""
     made, tiles = scene.composition, scene._tiles
     side = tiles.side // scale
     rows, columns = made.tiles.shape
@@ -103,7 +103,7 @@ def shade_slowly(values, made):
 
 @pytest.mark.parametrize("shift", [(0, 0), (1, 0), (0, 1), (1, 1)])
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_a_scene_is_its_tiles_as_pillow_turns_them(tiles, shift, level):
+def test_a_scene_is_its_tiles_turned_as_by_pillow(tiles, shift, level):
     scene = scene_with(maker_of(tiles, size=256), shift)
     expected = build_slowly(scene, tiles.path, 2**level)
     assert np.array_equal(scene.draw(level, whole(scene, level)), expected)
@@ -125,19 +125,7 @@ def test_in_training_brightness_varies_and_is_rounded_once(maker, level):
     assert np.abs(drawn - expected).max() <= 0.5 + 1e-4
 
 
-def test_values_past_white_and_black_are_cut(tiles):
-    bright = maker_of(tiles, gain=0.99, offset=0.99)
-    lows, highs = 0, 0
-    for seed in range(8):
-        scene = bright.scene(seed, training=True)
-        expected = shade_slowly(build_slowly(scene, tiles.path), scene.composition)
-        drawn = scene.draw(0, whole(scene))
-        assert np.abs(drawn - expected).max() <= 0.5 + 1e-4
-        lows, highs = lows + (drawn == 0).mean(), highs + (drawn == 255).mean()
-    assert min(lows, highs) > 0
-
-
-def test_colours_stay_within_what_the_recipe_says(maker):
+def test_colours_stay_within_the_limits_of_the_recipe(maker):
     made = [maker.compose(seed, training=True) for seed in range(300)]
     gains = np.array([each.gain for each in made])
     offsets = np.array([each.offset for each in made])
@@ -181,14 +169,6 @@ def test_levels_coarser_than_a_tile_are_area_means(tiles, size):
         assert drawn.shape == expected.shape
         inside = -1 if size % 4 else None  # the last pixel shows all of its tile
         assert np.abs(drawn - expected)[:inside, :inside].max() <= 1
-
-
-def test_grey_tiles_make_grey_scenes(tmp_path):
-    grey = read_tiles(write_zip(tmp_path / "grey.zip", tile_files(20, bands=1)))
-    scene = scene_with(maker_of(grey), (1, 0), training=True)
-    expected = shade_slowly(build_slowly(scene, grey.path), scene.composition)
-    assert scene.bands == ("1",)
-    assert np.abs(scene.draw(0, whole(scene)) - expected).max() <= 0.5 + 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -257,13 +237,6 @@ def test_splits_share_no_tile_and_no_layout(tiles):
             assert (tiles.splits[made.tiles] == number).all()
             layouts.append(made.kinds.tobytes())
     assert len(set(layouts)) == len(layouts)
-
-
-def test_every_place_has_a_tile_of_its_kind(tiles, maker):
-    for seed in range(30):
-        made = maker.compose(seed, training=False)
-        names = np.array(maker.tile_classes)[made.kinds]
-        assert (np.array(tiles.classes)[tiles.labels[made.tiles]] == names).all()
 
 
 def test_labels_are_uniform_over_sites_and_none(maker):
@@ -352,13 +325,6 @@ def test_weights_are_those_of_bicubic_resizing_by_pillow():
     assert np.abs(weights.sum(1) - 1).max() < 1e-6
 
 
-@pytest.mark.parametrize("points", [1, 2])
-def test_few_points_make_fields_too(tiles, points, monkeypatch):
-    monkeypatch.setattr(landscape, "FIELD_POINTS", (points, points))
-    maker = maker_of(tiles)
-    assert maker.compose(0, training=False).kinds.shape == (17, 17)
-
-
 def test_tiles_of_a_class_are_nearest_to_one_of_them(tiles, maker):
     looks = np.concatenate(
         [tiles.levels[0].mean((1, 2)), tiles.levels[0].std((1, 2))], 1, dtype=np.float64
@@ -371,16 +337,6 @@ def test_tiles_of_a_class_are_nearest_to_one_of_them(tiles, maker):
             distance = np.linalg.norm(looks[members][:, None] - looks[members], axis=2)
             pools = [set(members[np.argsort(row)[:5]]) for row in distance]
             assert any(used <= pool for pool in pools)
-
-
-def test_a_class_with_few_tiles_uses_them_all(tiles):
-    maker = maker_of(tiles, "test", neighbours=1000)
-    used = {name: set() for name in maker.tile_classes}
-    for seed in range(60):
-        made = maker.compose(seed, training=False)
-        for kind, name in enumerate(maker.tile_classes):
-            used[name] |= set(made.tiles[made.kinds == kind])
-    assert all(used[name] == set(tiles.chosen("test", name)) for name in used)
 
 
 WINDOWS = [
@@ -449,11 +405,41 @@ def test_all_windows_of_an_empty_scene_show_the_empty_class(maker):
     assert scene.shown(Window(0, 0, 128, 128)) == scene.shown(Window(30, 30, 9, 9)) == 0
 
 
-def test_where_no_class_is_empty_a_window_without_a_site_shows_nothing(tiles):
-    scene = maker_of(tiles, empty=None).scene(0, training=False)
-    (box,) = scene.boxes
-    assert scene.shown(box) == SITES.index(scene.label)
-    assert scene.shown(Window(box.right, box.top, 20, 20)) == -1
+def crowded(tiles, crowd, count=200):
+    maker = maker_of(tiles, size=256)
+    return [maker.scene(seed, training=True, crowd=crowd) for seed in range(count)]
+
+
+def sites_of(scene):
+    return [label for label, _ in scene.composition.sites]
+
+
+def test_the_fraction_of_crowded_scenes_is_as_configured(tiles):
+    found = crowded(tiles, TilesConfig(crowded=0.7, sites=(2, 5)))
+    share = np.mean([scene.label == "" for scene in found])
+    assert share == pytest.approx(0.7, abs=0.1)
+    counts = Counter(len(scene.boxes) for scene in found if scene.label == "")
+    assert set(counts) == {2, 3, 4, 5}
+    assert all(len(scene.boxes) <= 1 for scene in found if scene.label)
+
+
+def test_scenes_that_are_not_crowded_have_the_label_of_their_site(tiles):
+    for scene in crowded(tiles, TilesConfig(crowded=0.0), 40):
+        assert sites_of(scene) == ([] if scene.label == "none" else [scene.label])
+        assert bool(scene.boxes) == (scene.label != "none")
+
+
+def test_labels_are_as_frequent_as_their_weights(tiles):
+    crowd = TilesConfig(crowded=0.0, weights={"none": 0.2, "harbour": 0.2, "town": 0.6})
+    share = Counter(scene.label for scene in crowded(tiles, crowd, 300))
+    assert share["town"] / 300 == pytest.approx(0.6, abs=0.1)
+    assert share["none"] / 300 == pytest.approx(0.2, abs=0.08)
+
+
+def test_a_label_of_weight_zero_never_occurs(tiles):
+    crowd = TilesConfig(crowded=0.5, weights={"harbour": 0.0})
+    labels = {label for scene in crowded(tiles, crowd, 60) for label in sites_of(scene)}
+    assert labels == {"town"}
 
 
 def test_a_crowded_scene_has_several_sites_and_no_label(tiles):
@@ -489,7 +475,7 @@ def test_a_crowded_scene_is_pickled_as_such(tiles):
     assert np.array_equal(other.draw(0, whole(other)), scene.draw(0, whole(scene)))
 
 
-@pytest.mark.parametrize("size", [64, 65, 95, 96, 127, 200])
+@pytest.mark.parametrize("size", [64, 95, 96])
 def test_a_scene_may_be_as_small_as_a_tile(tmp_path, size):
     large = read_tiles(write_zip(tmp_path / "large.zip", tile_files(9, side=64)))
     maker = maker_of(large, size=size, empty=None)
@@ -503,7 +489,7 @@ def test_a_scene_may_be_as_small_as_a_tile(tmp_path, size):
         assert pixels.valid[6, 6]
 
 
-def test_a_gigapixel_scene_is_seen_at_once(tmp_path):
+def test_a_view_of_a_gigapixel_scene_is_quick(tmp_path):
     large = read_tiles(write_zip(tmp_path / "large.zip", tile_files(9, side=64)))
     scene = scene_with(maker_of(large, size=100_000), (1, 1))
     made = scene.composition
@@ -523,7 +509,7 @@ def test_a_gigapixel_scene_is_seen_at_once(tmp_path):
     assert np.array_equal(native, expected.transpose(2, 0, 1))
 
 
-def test_a_pickled_scene_is_a_few_words(maker):
+def test_a_pickled_scene_is_small(maker):
     assert len(pickle.dumps(maker.scene(5, training=True))) < 2000
 
 
@@ -544,19 +530,3 @@ def test_a_scene_smaller_than_a_tile_is_an_error(tmp_path):
     huge = read_tiles(write_zip(tmp_path / "huge.zip", tile_files(1, side=256)))
     with pytest.raises(RecipeError, match="`128`"):
         maker_of(huge)
-
-
-@needs_eurosat
-def test_a_landscape_of_eurosat_is_its_tiles(tmp_path):
-    with zipfile.ZipFile(EUROSAT) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".jpg")][::70]
-        path = write_zip(tmp_path / "some.zip", {name: archive.read(name) for name in names})
-    rules = LandscapeConfig(
-        background=("Forest", "Pasture", "SeaLake"), sites=("Industrial", "River"), size=1024
-    )
-    scene = scene_with(LandscapeMaker(read_tiles(path), "train", rules), (1, 1), training=True)
-    for level in (0, 2, 4):
-        slow = build_slowly(scene, path, 2**level, "EuroSAT_RGB/")
-        expected = shade_slowly(slow, scene.composition)
-        pixels = scene.read(Window(0, 0, 1024, 1024), Size(1024 >> level, 1024 >> level))
-        assert np.abs(pixels.values.transpose(1, 2, 0) - expected).max() <= 0.5 + 1e-4

@@ -17,13 +17,13 @@ from tnetcli.readers.base import Box
 from tnetcli.readers.detect import open_image
 from tnetcli.synth import write as scene_files
 from tnetcli.synth.digits import DigitMaker, draw_glyphs
-from tnetcli.synth.write import Digits, Order, TileScenes, synthesise
+from tnetcli.synth.write import Digits, SynthConfig, TileScenes, synthesise
 
 COLOURS = {"field": (40, 120, 30), "wood": (10, 70, 20), "town": (200, 40, 40), "lake": (0, 0, 250)}
 
 
 def order(protocol="megapixel", size=128, images=4, classes=2, **options):
-    return Order(Digits(protocol, size, over="digits", classes=classes), images, **options)
+    return SynthConfig(Digits(protocol, size, over="digits", classes=classes), images, **options)
 
 
 def rows(made):
@@ -88,7 +88,7 @@ def test_the_manifest_has_the_columns_of_a_training_manifest(tmp_path):
      (1, (0.7, 0.15, 0.15), (1, 0, 0)), (7, (0, 0, 1), (0, 0, 7)), (5, (0.4, 0.4, 0.2), (2, 2, 1)),
      (3, (1 / 3, 1 / 3, 1 / 3), (1, 1, 1))],
 )  # fmt: skip
-def test_images_are_shared_out_as_asked(images, split, expected):
+def test_images_are_split_as_configured(images, split, expected):
     assert order(images=images, split=split).counts == expected
 
 
@@ -167,7 +167,7 @@ def test_a_png_has_the_pixels_of_the_scene(tmp_path, scene, truth):
         assert np.array_equal(np.asarray(image), truth[0])
 
 
-def test_a_png_that_would_fill_memory_is_refused_before_any_work(tmp_path):
+def test_a_png_that_would_fill_the_memory_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="9000"):
         synthesise(tmp_path / "out", order(size=9000, format="png"))
     assert not (tmp_path / "out").exists()
@@ -177,7 +177,7 @@ def test_a_png_that_would_fill_memory_is_refused_before_any_work(tmp_path):
 
 
 def tile_order(folder, images=6, size=512, **named):
-    return Order(TileScenes(str(folder), size, **named), images, split=(1, 0, 0))
+    return SynthConfig(TileScenes(str(folder), size, **named), images, split=(1, 0, 0))
 
 
 def test_the_tiles_of_a_site_are_in_its_box_and_nowhere_else(tmp_path, tile_folder):
@@ -195,28 +195,18 @@ def test_the_tiles_of_a_site_are_in_its_box_and_nowhere_else(tmp_path, tile_fold
         assert expected.any() == (row["label"] == "town")
 
 
-def test_every_format_has_the_same_colours(tmp_path, tile_folder):
-    scenes, images = TileScenes(str(tile_folder), 300, sites=("town", "lake")), []
-    for name in ("cog", "png"):
-        made = synthesise(tmp_path / name, Order(scenes, 1, 3, name))
-        with open_image(str(tmp_path / name / rows(made)[0]["path"])) as image:
-            images.append(image.read(Window(0, 0, 300, 300), Size(300, 300)).values)
-    assert images[0].shape == (3, 300, 300)
-    assert np.array_equal(*images)
-
-
-def test_classes_not_named_are_the_rest(tmp_path, tile_folder):
+def test_classes_that_are_not_named_are_the_rest(tmp_path, tile_folder):
     made = synthesise(tmp_path / "a", tile_order(tile_folder, background=("field", "wood")))
     assert set(made.labels) == {"none", "lake", "town"}
 
 
 @pytest.mark.parametrize(
     ("named", "problem"),
-    [({}, "not told"), ({"sites": ("twon",)}, "twon"),
+    [({}, "--sites is not given"), ({"sites": ("twon",)}, "twon"),
      ({"sites": ("town",), "background": ("town", "wood")}, "two parts"),
      ({"sites": tuple(COLOURS)}, "background"), ({"sites": ()}, "sites")],
 )  # fmt: skip
-def test_wrong_choices_of_classes_are_refused_with_a_hint(tmp_path, tile_folder, named, problem):
+def test_wrong_classes_are_errors_with_a_hint(tmp_path, tile_folder, named, problem):
     with pytest.raises(UsageError, match=problem) as error:
         synthesise(tmp_path / "out", tile_order(tile_folder, **named))
     assert error.value.hint
@@ -226,7 +216,7 @@ def test_wrong_choices_of_classes_are_refused_with_a_hint(tmp_path, tile_folder,
 # --- the folder -------------------------------------------------------------------------------
 
 
-def test_what_is_there_is_kept_and_what_is_missing_is_made(tmp_path):
+def test_only_missing_images_are_made(tmp_path):
     out = tmp_path / "out"
     first = synthesise(out, order())
     before = content(out)
@@ -243,7 +233,7 @@ def test_what_is_there_is_kept_and_what_is_missing_is_made(tmp_path):
 @pytest.mark.parametrize(
     "other", [{"seed": 1}, {"size": 130}, {"images": 5}, {"format": "png"}, {"protocol": "site"}]
 )
-def test_a_folder_made_with_other_settings_is_refused_and_left_alone(tmp_path, other):
+def test_a_folder_made_with_other_settings_is_an_error_and_unchanged(tmp_path, other):
     out = tmp_path / "out"
     synthesise(out, order(images=1, size=64))
     before = content(out)
@@ -254,19 +244,13 @@ def test_a_folder_made_with_other_settings_is_refused_and_left_alone(tmp_path, o
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
-def test_a_pipe_in_place_of_the_settings_is_refused_and_not_waited_for(tmp_path):
+def test_a_pipe_in_place_of_the_settings_is_an_error(tmp_path):
     os.mkfifo(tmp_path / scene_files.SETTINGS)
     with pytest.raises(OutputError, match="is a named pipe, not a regular file"):
         scene_files.prepare_folder(tmp_path, {}, overwrite=False)
 
 
-def test_settings_that_are_nested_deeply_are_other_settings(tmp_path):
-    (tmp_path / scene_files.SETTINGS).write_text("[" * 100_000)
-    with pytest.raises(OutputError, match="other settings"):
-        scene_files.prepare_folder(tmp_path, {"seed": 1}, overwrite=False)
-
-
-def test_overwriting_removes_what_was_made_and_nothing_else(tmp_path):
+def test_overwriting_removes_only_our_files(tmp_path):
     out = tmp_path / "out"
     synthesise(out, order(images=3, size=64))
     (out / "images" / "notes.txt").write_text("mine")
@@ -278,14 +262,14 @@ def test_overwriting_removes_what_was_made_and_nothing_else(tmp_path):
                      "manifest.csv", "other", "synth.json"]  # fmt: skip
 
 
-def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
+def test_a_folder_with_other_files_is_an_error(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(OutputError, match="not empty"):
         synthesise(tmp_path, order())
     assert content(tmp_path) == {"thesis.tex": b"mine"}
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "7"])
+@pytest.mark.parametrize("text", ["{", "7", "[" * 100_000])
 def test_settings_that_cannot_be_read_are_other_settings(tmp_path, text):
     synthesise(tmp_path / "out", order(images=1, size=64))
     (tmp_path / "out" / "synth.json").write_text(text)
@@ -293,7 +277,7 @@ def test_settings_that_cannot_be_read_are_other_settings(tmp_path, text):
         synthesise(tmp_path / "out", order(images=1, size=64))
 
 
-def test_settings_name_no_place_on_this_machine(tmp_path, tile_folder):
+def test_settings_hold_no_local_path(tmp_path, tile_folder):
     synthesise(tmp_path / "out", tile_order(tile_folder, images=1, sites=("town",), size=64))
     text = (tmp_path / "out" / "synth.json").read_text()
     assert str(tile_folder) not in text
@@ -301,7 +285,7 @@ def test_settings_name_no_place_on_this_machine(tmp_path, tile_folder):
 
 
 @pytest.mark.parametrize("kind", ["cog", "png"])
-def test_a_full_disk_leaves_whole_images_only(tmp_path, monkeypatch, kind):
+def test_a_full_disk_leaves_complete_images_only(tmp_path, monkeypatch, kind):
     real, calls = getattr(scene_files, f"write_{kind}"), []
 
     def write(scene, path, advance, **options):
@@ -326,7 +310,7 @@ def test_progress_never_goes_back_and_ends_at_one(tmp_path):
     assert done[-1] == pytest.approx(1)
 
 
-def test_a_cog_that_is_cut_off_is_not_taken_for_whole(tmp_path, scene, monkeypatch):
+def test_a_truncated_cog_is_an_error(tmp_path, scene, monkeypatch):
     import rasterio.shutil
 
     real = rasterio.shutil.copy
@@ -338,5 +322,5 @@ def test_a_cog_that_is_cut_off_is_not_taken_for_whole(tmp_path, scene, monkeypat
     monkeypatch.setattr(rasterio.shutil, "copy", copy)
     with pytest.raises(OutputError, match="truncated") as error:
         scene_files.write_image(scene, tmp_path / "a.tif", lambda fraction: None)
-    assert error.value.hint == "is there space left?"
+    assert "disk space" in error.value.hint
     assert not list(tmp_path.iterdir())

@@ -39,13 +39,8 @@ MODEL_ARGUMENTS = {
 }
 ABLATIONS = {
     "attention": {},
-    "one vector for all steps": {"step_vectors": "shared"},
     "cnn only": {"steps": "none"},
     "lstm without attention": {"steps": "last"},
-    "sum of steps": {"steps": "sum", "first_step": 2, "last_step": 3},
-    "single step": {"steps": "single", "last_step": 2},
-    "self attention": {"self_attention": True, "key_channels": 32, "basis_channels": 8},
-    "wider global stream": {"widening": 24},
 }
 
 
@@ -97,7 +92,7 @@ def test_every_switch_can_be_trained(arguments, folder, tmp_path):
     assert np.isfinite(row["loss"])
     assert {"ce_global", "ce_local", "ranking"} <= row.keys()
     loaded = load_checkpoint(files.model).model
-    assert loaded.steps == {"none": 0, "single": 2}.get(arguments.get("steps"), 3)
+    assert loaded.steps == {"none": 0}.get(arguments.get("steps"), 3)
 
 
 class TestFixedRegions:
@@ -134,12 +129,12 @@ class TestFixedRegions:
         assert found.failures == ()
         # Without test images in it, the file fails them; with none left that is an error.
         write_table(folder / "two.csv", {number: boxes[number] for number in range(6)})
-        with pytest.raises(ImageError, match="tells no window of"):
+        with pytest.raises(ImageError, match="has no regions of"):
             evaluate(files.model, recipe.data)
 
     def test_a_file_that_leaves_images_out_is_refused_before_the_first_step(self, folder, tmp_path):
         table = write_table(folder / "few.csv", {0: ["0,0,9,9"]})
-        with pytest.raises(ManifestError, match="tells no window of 5 of 6 images"):
+        with pytest.raises(ManifestError, match="has no regions of 5 of 6 images"):
             run_recipe(recipe_of(folder, {"windows": table}), tmp_path / "run", Silent())
 
     @pytest.mark.parametrize(
@@ -161,17 +156,17 @@ class TestFixedRegions:
         first = list(predict_images(images, files.model, PredictConfig(keep=(2,))))
         table = tmp_path / "first.jsonl"
         table.write_text("".join(f"{each.model_dump_json()}\n" for each in first[:2]))
-        again = list(predict_images(images, files.model, PredictConfig(keep=(2,), windows=table)))
+        again = list(predict_images(images, files.model, PredictConfig(keep=(2,), regions=table)))
         for one, other in zip(first[:2], again[:2], strict=True):
             assert other.status == "ok"
             boxes = {window.box for window in one.windows}
             assert {window.box for window in other.windows} == boxes
             assert [window.path for window in other.windows] == ["root", "root/w1", "root/w2"]
             assert other.probability == pytest.approx(one.probability, abs=1e-5)
-            assert len(other.provenance.config["windows"]) == 64
-            assert "windows" not in one.provenance.config
+            assert len(other.provenance.config["regions"]) == 64
+            assert "regions" not in one.provenance.config
         assert again[2].status == "failed"
-        assert again[2].error.message == f"`{table}` tells no window of `2.png`"
+        assert again[2].error.message == f"`{table}` has no regions of `2.png`"
         steps = json.loads(again[0].model_dump_json())["windows"][1]["steps"]
         assert sum(steps) == pytest.approx(1, abs=1e-4)
 

@@ -21,10 +21,6 @@ def Views(size, *given, **options):
     return ViewsBySize(lambda region: size, *given, **options)
 
 
-def test_stretching_reads_the_image_itself():
-    assert root_window(Size(300, 100), "stretch") == Window(0, 0, 300, 100)
-
-
 @pytest.mark.parametrize(
     ("size", "expected"),
     [
@@ -125,11 +121,6 @@ def test_a_pixel_is_background_only_with_all_its_bands(tmp_path):
     assert view.cell_valid == pytest.approx([0, 1, 0, 1])
 
 
-def test_a_view_needs_a_thread():
-    with pytest.raises(ValueError, match="threads"):
-        Views(8, GRID, UNIT, threads=0)
-
-
 def test_a_cell_does_not_count_what_only_its_edge_pixels_hold(tmp_path):
     image = np.zeros((3, 640, 640), np.uint8)
     image[:, :, 212:] = 9  # cells end at 192 and 213.3 of 640: within a pixel of the view
@@ -170,13 +161,6 @@ def test_one_view_can_be_asked_for_and_fetched_later(reader):
         assert np.array_equal(view.values, expected.values)
         assert np.array_equal(view.cell_valid, expected.cell_valid)
         assert view.valid == expected.valid
-
-
-def test_a_view_that_cannot_be_read_is_fetched_as_its_error():
-    with Views(8, GRID, UNIT, threads=1) as views:
-        good, bad = (views.submit(Slow(), Region(Window(left, 0, 5, 5))) for left in (1, -1))
-        assert isinstance(good.result(), View)
-        assert isinstance(bad.result(), ImageError)
 
 
 def test_a_view_is_being_read_before_it_is_fetched():

@@ -82,17 +82,15 @@ class _Command(TyperCommand):
     """A command whose plain help groups options by panel and ends with an example."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        panels: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
                 kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 panel = getattr(parameter, "rich_help_panel", None)
                 panels.setdefault(panel or kind, []).append(record)
-        panels["Options"] = panels.pop("Options")  # last: --help is one of them
         for name, records in panels.items():
-            if records:
-                with formatter.section(name):
-                    formatter.write_dl(records)
+            with formatter.section(name):
+                formatter.write_dl(records)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         formatter.write(f"\n{self.epilog}\n")
@@ -131,7 +129,9 @@ def load_command(name: str) -> Any:
     if isinstance(found, typer.Typer):
         return get_command(found)
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, cls=_Command, epilog=f"Example:\n\n    {COMMANDS[name][1]}")(found)
+    summary, example = COMMANDS[name]
+    epilog = f"Example:\n\n    {example}"
+    single.command(name, cls=_Command, short_help=summary, epilog=epilog)(found)
     command = get_command(single)
     for parameter in command.params:
         if isinstance(parameter, TyperOption):
@@ -151,7 +151,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TNET"},
 )
 for _name, (_summary, _) in COMMANDS.items():
-    app.command(_name, help=_summary)(lambda: None)
+    app.command(_name, short_help=_summary)(lambda: None)
 
 
 def _show_version(wanted: bool) -> None:
@@ -259,7 +259,7 @@ def _exceeded_limit(error: Exception) -> str:
         return "an input is nested too deeply"
     is_full = isinstance(error, MemoryError)
     if "torch" in sys.modules:
-        from tnetcli.system import is_out_of_memory
+        from tnetcli.models.devices import is_out_of_memory
 
         is_full = is_full or is_out_of_memory(error)
     why = f": {first_line(error)}" if str(error).strip() else ""

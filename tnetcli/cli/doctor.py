@@ -12,7 +12,6 @@ from tnetcli import __version__
 from tnetcli.cli.options import Json, print_report
 from tnetcli.cli.recipes import recipe_files
 from tnetcli.errors import OutputError
-from tnetcli.readers.overviews import cache_folder
 from tnetcli.system import available_cores, memory
 from tnetcli.text import aligned, first_line, format_bytes
 
@@ -88,6 +87,8 @@ def _devices() -> list[str]:
 
 
 def _cache() -> str:
+    from tnetcli.readers.overviews import cache_folder
+
     try:
         return str(cache_folder())
     except OutputError as error:

@@ -215,7 +215,7 @@ def _prediction_cost(reader: Reader, assumed: Assumptions) -> dict[str, Any]:
     config = config.changed(
         policy="top_k" if config.policy == "sample" else config.policy,
         min_size=assumed.view_size if config.min_size is None else config.min_size,
-        once=False,  # regions that coincide count each time
+        deduplicate=False,  # regions that coincide count each time
         confidence=None,
     )
     found = traverse([Window.whole(reader.size)], encode, grid, config, [build_policy(config)])

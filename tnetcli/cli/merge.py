@@ -1,4 +1,4 @@
-"""`tnet merge`: put the predictions of shards together."""
+"""The `tnet merge` command: merge the predictions of shards."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,41 +16,40 @@ def merge(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="Predictions of shards, made by one model with the same options; `-` is stdin.",
+            help="Prediction files of one model with the same options; `-` is standard input.",
             show_default=False,
             metavar="FILES",
             readable=False,
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The merged file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Merged file.")],
     manifest: Manifest = None,
     images: Annotated[
         list[str] | None,
         typer.Option(
             "--image",
-            help="An image, a glob or a folder that should be there; may be repeated.",
+            help="Expected image, glob or folder; may be repeated.",
             show_default=False,
         ),
     ] = None,
     recursive: Recursive = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Put FILES.jsonl together, each image once, and name what is missing.
+    """Merge prediction FILES, each image once, and list what is missing.
 
-    What should be there is told by --manifest or --image, as `tnet predict` was told, and by the
-    names of shards: of `a.1-of-4.jsonl` the other three are expected. Exits with 8 when records
-    are missing or failed, 7 when files do not belong together.
+    Expected images are those of --manifest and --image, given as for `tnet predict`, and the other
+    shards that file names imply: `a.1-of-4.jsonl` has three. Exits with 8 when records are missing
+    or failed, 7 when files do not belong together.
     """
     from tnetcli.data.images import name_images
-    from tnetcli.prediction.batch import missing_files
-    from tnetcli.prediction.jsonl import as_text
-    from tnetcli.prediction.jsonl import merge as run
+    from tnetcli.prediction.batch import missing_shards
+    from tnetcli.prediction.jsonl import merge as merge_files
     from tnetcli.readers.base import ReadOptions
     from tnetcli.text import counted
 
     if is_typed(context, "recursive") and not images:
         raise UsageError(
-            "--recursive is for the folders that --image names",
+            "--recursive is for the folders of --image",
             hint="give --image FOLDER, or leave out --recursive",
         )
     wanted = None
@@ -58,19 +57,19 @@ def merge(
         wanted = name_images(
             images or [], options=ReadOptions(), manifest=manifest, recursive=recursive
         )
-    absent = missing_files(files)
-    with ExitStack() as kept:
-        lent = [kept.enter_context(spooled(file)) for file in files]
-        merged = run(lent, output, wanted=wanted, overwrite=overwrite)
-    typer.echo(as_text(merged), err=True)
+    absent = missing_shards(files)
+    with ExitStack() as stack:
+        paths = [stack.enter_context(spooled(file)) for file in files]
+        merged = merge_files(paths, output, wanted=wanted, overwrite=overwrite)
+    typer.echo(str(merged), err=True)
     typer.echo(output)
     if absent:
         raise SomeFailedError(
             f"missing: {counted(len(absent), 'shard')}: {', '.join(map(str, absent))}",
-            hint="run these parts again, then merge again with --overwrite",
+            hint="run these shards again, then merge again with --overwrite",
         )
     if merged.missing or merged.failed:
         raise SomeFailedError(
             f"missing: {counted(len(merged.missing), 'image')}; failed: {merged.failed:,}",
-            hint="run the same `tnet predict` again: it goes on with what is left",
+            hint="run the same `tnet predict` again: it predicts the rest",
         )

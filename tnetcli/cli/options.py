@@ -45,6 +45,8 @@ def _reader_names() -> list[str]:
     return list(READERS)
 
 
+# Panels of `--help`.
+TRAVERSAL, INPUT, OUTPUT, EXECUTION = "Traversal", "Input", "Output", "Execution"
 Images = Annotated[
     list[str] | None,
     typer.Argument(
@@ -58,32 +60,43 @@ Manifest = Annotated[
     typer.Option(
         help="CSV with a column `path`; paths are relative to the CSV's folder, for a pipe to the "
         "current one.",
+        rich_help_panel=INPUT,
     ),
 ]
-Recursive = Annotated[bool, typer.Option("--recursive", help="Search subfolders too.")]
+Recursive = Annotated[
+    bool, typer.Option("--recursive", help="Search subfolders too.", rich_help_panel=INPUT)
+]
 NullSeparated = Annotated[
     bool,
-    typer.Option("-0", help="The list on stdin is separated by NUL characters, not newlines."),
+    typer.Option(
+        "-0",
+        help="The list on stdin is separated by NUL characters, not newlines.",
+        rich_help_panel=INPUT,
+    ),
 ]
 ReaderOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Reader: raster, slide, tiff, ome_zarr, photo or a plug-in.",
+        help="Reader: raster, slide, tiff, ome_zarr, image or a plug-in.",
         show_default="by content",
         callback=_check_reader,
         autocompletion=_reader_names,
+        rich_help_panel=INPUT,
     ),
 ]
 Bands = Annotated[
     str | None,
-    typer.Option(help="Bands in order, by number or name: `4,3,2` or `B04,B03,B02`."),
+    typer.Option(
+        help="Bands in order, by number or name: `4,3,2` or `B04,B03,B02`.", rich_help_panel=INPUT
+    ),
 ]
 Crop = Annotated[
     CropName | None,
     typer.Option(
         help="Part of the image to read: the boxes of the manifest, or boxes with context.",
         show_default="as trained",
+        rich_help_panel=INPUT,
     ),
 ]
 ReaderOptions = Annotated[
@@ -93,7 +106,7 @@ ReaderOptions = Annotated[
         metavar="KEY=VALUE",
         help="Set a reader option; may be repeated. nodata, mpp, default_mpp, z, t, overviews "
         "(build or require), rescale (LOW,HIGH).",
-        rich_help_panel="Input",
+        rich_help_panel=INPUT,
         show_default=False,
     ),
 ]
@@ -103,6 +116,7 @@ ReadTimeout = Annotated[
         min=1,
         metavar="SECONDS",
         help="Fail an image when reading makes no progress for this long; `inf` waits forever.",
+        rich_help_panel=INPUT,
     ),
 ]
 Json = Annotated[
@@ -119,34 +133,54 @@ RecipeChanges = Annotated[
 ]
 Levels = Annotated[
     int | None,
-    typer.Option(min=1, max=12, help="Number of levels.", show_default="as trained"),
+    typer.Option(
+        min=1,
+        max=12,
+        help="Number of levels.",
+        show_default="as trained",
+        rich_help_panel=TRAVERSAL,
+    ),
 ]
 Keep = Annotated[
     str | None,
     typer.Option(
         help="Cells followed per region when leaving each level: `4,1`.",
         show_default="as trained",
+        rich_help_panel=TRAVERSAL,
     ),
 ]
 Device = Annotated[
-    str, typer.Option(envvar="TNET_DEVICE", help="Device: auto, cpu, cuda, cuda:1 or mps.")
+    str,
+    typer.Option(
+        envvar="TNET_DEVICE",
+        help="Device: auto, cpu, cuda, cuda:1 or mps.",
+        rich_help_panel=EXECUTION,
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.", rich_help_panel=TRAVERSAL)]
 Shard = Annotated[
     str | None,
     typer.Option(
         metavar="I/N",
         help="Process shard I of N and write its own output file.",
         show_default="from a SLURM job array",
+        rich_help_panel=EXECUTION,
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show debug messages.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show debug messages.", rich_help_panel=OUTPUT)
+]
 LogFormat = Annotated[
     Literal["text", "json"],
     typer.Option(envvar="TNET_LOG_FORMAT", help="Format of log lines on standard error."),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace existing output.", rich_help_panel=OUTPUT)
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print errors and warnings only.", rich_help_panel=OUTPUT),
+]
 CheckAttention = Annotated[
     bool,
     typer.Option(

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Annotated
 import typer
 
 from tnetcli.cli.options import (
+    EXECUTION,
+    INPUT,
+    OUTPUT,
+    TRAVERSAL,
     Bands,
-    CheckAttention,
     CropName,
     Device,
     Images,
@@ -41,12 +45,14 @@ from tnetcli.readers.watch import READ_TIMEOUT, watching
 from tnetcli.text import counted, printable
 
 LONGEST = 300  # characters of a line
-MOST_REASONS = 5
-MOST_NAMED = 3  # images of a reason
+MAX_REASONS = 5
+MAX_NAMED = 3  # images per reason
+SAVED = "progress is saved; run the same command again to resume"
+NOT_SAVED = "finished predictions were printed; with -o FILE.jsonl they are saved and resumed"
 
 
 def as_text(record: Prediction) -> str:
-    """Return what was concluded, how it came about, and what it took."""
+    """Return the prediction, its levels and its cost in a few lines."""
     if record.cost is None:
         reason = record.error.message if record.error else "failed"
         return printable(f"{record.id}: failed: {reason}", LONGEST)
@@ -57,24 +63,30 @@ def as_text(record: Prediction) -> str:
     lines = [
         f"{record.id}: {answer}",
         *(
-            f"  level {level.level}: {level.label} ({level.probability:.1%}) by "
-            f"{counted(level.windows, 'window')}"
+            f"  level {level.level}: {level.label} ({level.probability:.1%}) from "
+            f"{counted(level.windows, 'region')}"
             for level in record.levels
         ),
-        f"  looked at {counted(cost.windows, 'window')}: {record.stopped_in_words()}",
+        f"  read {counted(cost.windows, 'region')}: {record.stopped_in_words()}",
         f"  decoded {_pixels(cost.pixels_decoded)} of {_pixels(cost.pixels_total)} pixels "
         f"({cost.fraction_decoded:.3%})",
         f"  took {cost.seconds:.2f} s: {cost.read_seconds:.2f} reading, "
         f"{cost.model_seconds:.2f} in the model",
-        *([f"  attention: {record.attention_in_words()}"] if record.attention_check else []),
         *(f"  warning: {warning}" for warning in record.warnings),
     ]
     return "\n".join(printable(line, LONGEST) for line in lines)
 
 
+def _pixels(number: int) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return str(number)
+
+
 @dataclass(slots=True)
 class Batch:
-    """Counts what becomes of many images."""
+    """Counts of a batch: images, regions, pixels, and failures by reason."""
 
     images: int
     resumed: int = 0
@@ -95,7 +107,7 @@ class Batch:
         return self.reasons.total()
 
     def add(self, record: Prediction) -> None:
-        """Count one more."""
+        """Count one record."""
         if record.error is not None:
             # The same reason names another file each time.
             reason = record.error.message.replace(record.image, "…").replace("`…`", "…")
@@ -103,9 +115,7 @@ class Batch:
             self.types[record.error.type] += 1
             self.hints[record.error.hint] += 1
             self.first_problem = self.first_problem or record.error.message
-            named = self.examples.setdefault(reason, [])
-            if len(named) < MOST_NAMED:
-                named.append(record.id)
+            self.examples.setdefault(reason, []).append(record.id)
         elif record.cost is not None:
             self.done += 1
             self.abstained += record.status == "abstained"
@@ -114,42 +124,41 @@ class Batch:
             self.pixels_total += record.cost.pixels_total
 
     def as_lines(self, seconds: float) -> list[str]:
-        """Return the totals: done, gone on with, decoded, and failures by their reasons."""
-        parts = [f"{self.done:,} of {counted(self.images, 'image')} done"]
-        if self.abstained:
-            parts.append(f"{self.abstained:,} of them abstained")
-        if self.resumed:
-            parts.append(f"{self.resumed:,} kept from before")
-        if self.failed:
-            parts.append(f"{self.failed:,} failed")
+        """Return the totals, and the failures by reason."""
         left = self.images - self.done - self.resumed - self.failed
-        if left:
-            parts.append(f"{left:,} not begun")
+        counts = {
+            "abstained": self.abstained,
+            "done before": self.resumed,
+            "failed": self.failed,
+            "not started": left,
+        }
+        parts = [f"{self.done:,} of {counted(self.images, 'image')} done"]
+        parts += [f"{count:,} {what}" for what, count in counts.items() if count]
         lines = [", ".join(parts)]
         if self.done:
-            share = self.pixels_decoded / self.pixels_total
+            fraction = self.pixels_decoded / self.pixels_total
             lines.append(
-                f"{counted(self.windows, 'window')}, {share:.3%} of the pixels decoded, "
-                f"{60 * self.done / max(seconds, 1e-9):.3g} images a minute"
+                f"{counted(self.windows, 'region')}, {fraction:.3%} of the pixels decoded, "
+                f"{60 * self.done / max(seconds, 1e-9):.3g} images per minute"
             )
-        for reason, count in self.reasons.most_common(MOST_REASONS):
-            names = ", ".join(self.examples[reason])
-            more = ", …" if count > len(self.examples[reason]) else ""
+        for reason, count in self.reasons.most_common(MAX_REASONS):
+            names = ", ".join(self.examples[reason][:MAX_NAMED])
+            more = ", …" if count > MAX_NAMED else ""
             lines.append(f"failed {count}: {reason} ({names}{more})")
-        if len(self.reasons) > MOST_REASONS:
-            lines.append(f"and {counted(len(self.reasons) - MOST_REASONS, 'more reason')}")
+        if len(self.reasons) > MAX_REASONS:
+            lines.append(f"and {counted(len(self.reasons) - MAX_REASONS, 'more reason')}")
         return [printable(line, LONGEST) for line in lines]
 
-
-def _pixels(number: int) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}"
-    return str(number)
-
-
-KEPT = "what is done is kept: run the same command again to go on"
-LOST = "what is done was shown; with -o FILE.jsonl it is kept, and a later run goes on"
+    def check(self) -> None:
+        """Raise the error that describes the failures, if there are any."""
+        if not self.failed:
+            return
+        several = f"{self.failed:,} of {counted(self.images, 'image')} failed"
+        problem = self.first_problem if self.images == 1 else several
+        hint = next(iter(self.hints)) if len(self.hints) == 1 else "see the warnings above"
+        if self.done + self.resumed:
+            raise SomeFailedError(problem, hint=hint)
+        raise common_error_class(map(error_class, self.types))(problem, hint=hint)
 
 
 def predict(
@@ -163,112 +172,122 @@ def predict(
         typer.Option(
             envvar="TNET_MODEL",
             metavar="NAME|FILE",
-            help="A trained model.",
+            help="Bundled model or .safetensors file.",
             show_default="the bundled one",
+            rich_help_panel=INPUT,
         ),
     ] = None,
     levels: Levels = None,
     keep: Keep = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="How cells are chosen: top_k, sample, best_first or a plug-in.",
+            show_default="as trained",
+            rich_help_panel=TRAVERSAL,
+        ),
+    ] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Maximum number of regions read per image, the whole image included.",
+            rich_help_panel=TRAVERSAL,
+        ),
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Stop as soon as a class is at least this probable.",
+            rich_help_panel=TRAVERSAL,
+        ),
+    ] = None,
+    regions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl|FILE.csv",
+            help="Regions of level 2: predictions of another model, or a CSV with path, left, top, "
+            "right, bottom.",
+            show_default="the model's choice",
+            rich_help_panel=TRAVERSAL,
+        ),
+    ] = None,
+    seed: Seed = 0,
+    reader: ReaderOption = None,
+    bands: Bands = None,
+    option: ReaderOptions = None,
+    crop: Annotated[
+        CropName,
+        typer.Option(
+            help="Read only the boxes of the manifest, exactly or with context around them.",
+            rich_help_panel=INPUT,
+        ),
+    ] = CropName.none,
+    read_timeout: ReadTimeout = READ_TIMEOUT,
     output: Annotated[
         str | None,
         typer.Option(
             "--output",
             "-o",
             metavar="FILE.jsonl|-",
-            help="Write a JSON object a line, to a file that a later run goes on with, or to "
-            "standard output.",
-            show_default="a summary to read",
+            help="Write JSON Lines to a file, which a later run resumes, or to standard output.",
+            show_default="a readable summary",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    overlay: Annotated[
-        Path | None,
-        typer.Option(help="Write what was looked at into this folder, as GeoJSON."),
-    ] = None,
-    confidence: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Stop as soon as a class is as probable."),
-    ] = None,
-    budget: Annotated[
-        int | None,
-        typer.Option(min=1, help="Windows per image, the whole image included."),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="top_k|sample|best_first",
-            help="How cells are chosen.",
-            show_default="as trained",
-        ),
-    ] = None,
-    windows: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.jsonl|FILE.csv",
-            help="Look at these windows at level 2: those of another model's predictions, or a "
-            "CSV with path, left, top, right, bottom.",
-            show_default="the model's own choice",
-        ),
-    ] = None,
-    crop: Annotated[
-        CropName,
-        typer.Option(
-            help="See only the boxes of the manifest, or these with some of what is around them.",
-        ),
-    ] = CropName.none,
-    check_attention: CheckAttention = False,
-    seed: Seed = 0,
-    shard: Shard = None,
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="End at the first failure.")
-    ] = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     max_failures: Annotated[
         int | None,
-        typer.Option(min=0, help="End after more failures than this."),
+        typer.Option(
+            min=0,
+            help="Stop once more images than this have failed; 0 stops at the first failure.",
+            rich_help_panel=EXECUTION,
+        ),
     ] = None,
+    shard: Shard = None,
     batch_size: Annotated[
         int,
-        typer.Option(min=1, max=10_000, help="Images looked at together."),
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Number of images traversed together.",
+            rich_help_panel=EXECUTION,
+        ),
     ] = 8,
     workers: Annotated[
-        int | None,
+        int,
         typer.Option(
             min=1,
             max=256,
-            help="Processes that share the cores of the job; by itself this one has them all.",
-            show_default="1, with a thread a core",
+            help="Number of processes, which share the cores of the job.",
+            rich_help_panel=EXECUTION,
         ),
-    ] = None,
+    ] = 1,
     scheduler: Annotated[
         str | None,
         typer.Option(
             envvar="TNET_SCHEDULER",
-            metavar="ADDRESS",
-            help="Look at images on a Dask cluster: tcp://HOST:8786 (extra `dask`).",
-        ),
-    ] = None,
-    scheduler_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="The same, by the file that the scheduler has written.",
+            metavar="ADDRESS|FILE",
+            help="Dask cluster to predict on: tcp://HOST:8786 or a scheduler file (extra `dask`).",
+            rich_help_panel=EXECUTION,
         ),
     ] = None,
     device: Device = "auto",
     precision: Annotated[
-        PrecisionName, typer.Option(help="Of the computation.")
+        PrecisionName,
+        typer.Option(help="Precision of the computation.", rich_help_panel=EXECUTION),
     ] = PrecisionName.fp32,
-    reader: ReaderOption = None,
-    bands: Bands = None,
-    option: ReaderOptions = None,
-    read_timeout: ReadTimeout = READ_TIMEOUT,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
-    """Classify IMAGES by looking closer only where it matters.
+    """Classify IMAGES with recursive hard attention.
 
-    A bad image becomes a failed record and the rest go on. Run the same command again to go on
-    with a FILE.jsonl: what is done and has not changed is kept. SIGTERM and SIGUSR1 finish the
-    images in flight and exit with 75; if a read is stuck then, the process ends within 5 seconds.
+    A failed image is recorded with its error; the batch continues. An existing FILE.jsonl is
+    resumed: images that are done and have not changed are skipped. SIGTERM and SIGUSR1 finish the
+    running images and exit with 75; if a read is stuck, the process ends within 5 seconds.
 
     Exits with 0 when all images are done, 8 when some failed, 3 when none could be read.
     """
@@ -294,30 +313,18 @@ def predict(
     part = shard_of_job() if shard is None else parse_shard(shard)
     file = None if output in (None, "-") else Path(str(output))
     if file is not None and not file.name:
-        raise UsageError(f"-o is no name of a file: `{output}`", hint="for example -o out.jsonl")
+        raise UsageError(f"-o is not a file name: `{output}`", hint="for example -o out.jsonl")
     if part is not None and part.count > 1:
         named = part.take(named)
         file = None if file is None else part.name(file)
-    batch = Batch(len(named))
-    most = 0 if fail_fast else max_failures
 
-    from tnetcli.exporters.export import Overlays
-    from tnetcli.prediction.batch import (
-        DEFAULT_MODEL,
-        ExecutionConfig,
-        choose_place,
-        predict_images,
-    )
-    from tnetcli.prediction.predictor import PredictConfig
-    from tnetcli.system import available_cores, limit_threads
+    from tnetcli.prediction.batch import ExecutionConfig, predict_images
+    from tnetcli.prediction.predictor import DEFAULT_MODEL, PredictConfig
+    from tnetcli.models.devices import limit_threads
+    from tnetcli.system import available_cores
 
-    overlays = None if overlay is None else Overlays(overlay, overwrite=overwrite)
-    if overlays is not None:
-        overlays.check(named)
-    where = choose_place(workers or 1, scheduler, scheduler_file)
-    cores = max(available_cores() // where.processes, 1)
-    limit_threads(cores)
-    settings = PredictConfig(
+    cores = max(available_cores() // workers, 1)
+    config = PredictConfig(
         levels=levels,
         keep=counts,
         policy=policy,
@@ -326,36 +333,38 @@ def predict(
         seed=seed,
         precision=precision.value,
         reader=reader,
-        check_attention=check_attention,
-        windows=windows,
+        regions=regions,
         options=options,
     )
-    # From here on what was begun is finished; before, whoever is told to stop just stops.
+    execution = ExecutionConfig(device, cores, batch_size, workers, scheduler, read_timeout)
+    limit_threads(cores)
+    batch = Batch(len(named))
+    # From here on signals finish the running images; before, they end the command at once.
     with (
         graceful_stop() as asked,
         BatchProgress(batch, quiet=quiet) as progress,
     ):
+        say: Callable[[str], None] = (lambda text: None) if quiet else progress.say
 
         def should_stop() -> bool:
             if asked and not quiet:
-                progress.say_once("finishing what was begun; a second Ctrl-C stops at once")
-            return bool(asked) or (most is not None and batch.failed > most)
+                progress.say_once("finishing the running images; a second Ctrl-C stops at once")
+            return bool(asked) or (max_failures is not None and batch.failed > max_failures)
 
         def resumed(count: int) -> None:
             batch.resumed = count
 
-        if part is not None and not quiet:
+        if part is not None:
             into = "" if file is None else f", into `{file}`"
-            progress.say(f"part {part}: {counted(len(named), 'image')}{into}")
-        if model is None and not quiet:
-            progress.say(f"using the bundled model `{DEFAULT_MODEL}`; --model names another")
+            say(f"shard {part}: {counted(len(named), 'image')}{into}")
+        if model is None:
+            say(f"using the bundled model `{DEFAULT_MODEL}`; choose another with --model")
         records = predict_images(
             named,
             model or DEFAULT_MODEL,
-            settings,
-            ExecutionConfig(device, cores, batch_size, where, read_timeout),
+            config,
+            execution,
             output=file,
-            overlays=overlays,
             overwrite=overwrite,
             should_stop=should_stop,
             resumed=resumed,
@@ -368,25 +377,13 @@ def predict(
                     typer.echo(record.model_dump_json())
                 elif output is None and record.is_done:
                     typer.echo(as_text(record))
-                if record.error is not None and len(named) > 1:  # of one, the error tells
+                if record.error is not None and len(named) > 1:  # a single one is the error
                     logging.getLogger("tnetcli.predict").warning(
                         "%s failed: %s", record.id, record.error.message
                     )
-        if not quiet and (len(named) > 1 or output is not None):
+        if len(named) > 1 or output is not None:
             for line in batch.as_lines(progress.seconds):
-                progress.say(line)
+                say(line)
     if asked:
-        raise Stopped(exit_code(asked), KEPT if file is not None else LOST)
-    _judge(batch)
-
-
-def _judge(batch: "Batch") -> None:
-    """End with the error that fits what became of the images."""
-    if not batch.failed:
-        return
-    several = f"{batch.failed:,} of {counted(batch.images, 'image')} failed"
-    problem = batch.first_problem if batch.images == 1 else several
-    hint = next(iter(batch.hints)) if len(batch.hints) == 1 else "the lines above say why"
-    if batch.done + batch.resumed:
-        raise SomeFailedError(problem, hint=hint)
-    raise common_error_class(map(error_class, batch.types))(problem, hint=hint)
+        raise Stopped(exit_code(asked), SAVED if file is not None else NOT_SAVED)
+    batch.check()

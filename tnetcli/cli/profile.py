@@ -35,7 +35,7 @@ from tnetcli.traversal.config import TraversalConfig
 
 if TYPE_CHECKING:
     from tnetcli.models.base import Model
-    from tnetcli.system import Precision
+    from tnetcli.models.devices import Precision
 
 SCHEMA = "tnet.profile/2"
 DEFAULT_WINDOWS = range(6)
@@ -93,7 +93,7 @@ def profile(
     counts = None if windows is None else parse_windows(windows)
     timing = None if no_timing else Timing(device, precision.value, repeats)
     if timing is not None:
-        from tnetcli.system import choose_device  # imports torch
+        from tnetcli.models.devices import choose_device  # imports torch
 
         choose_device(device)
     if chosen == ["recipe"]:
@@ -228,7 +228,7 @@ def _measure(
     """Return the milliseconds of each traversal, and how they were measured."""
     import torch
 
-    from tnetcli.system import choose_device
+    from tnetcli.models.devices import choose_device
     from tnetcli.traversal.runner import TorchRunner
 
     device = choose_device(timing.device)

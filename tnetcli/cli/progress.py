@@ -20,7 +20,7 @@ SECONDS_BETWEEN_LINES = 30.0  # where standard error is not a terminal
 Advance = Callable[[float], None]
 TRAINING_FIGURES = (
     ("window_accuracy", "view accuracy", "{:.1%}"),
-    ("by_chance", "random regions", "{:.1%}"),
+    ("random_accuracy", "random regions", "{:.1%}"),
     ("entropy", "entropy", "{:.2f}"),
     ("windows_per_second", "regions/s", "{:.0f}"),
 )
@@ -142,14 +142,27 @@ def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Advance]:
         yield advance
 
 
-class BatchProgress:
+class _Display:
+    """A live display of rich, or plain lines where `_live` is None."""
+
+    _live: Any = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        show_line(text, None if self._live is None else self._live.console)
+
+
+class BatchProgress(_Display):
     """Progress of a prediction: images, regions per second, time left, failures."""
 
     def __init__(self, batch: "Batch", *, quiet: bool = False) -> None:
         self._batch, self._quiet = batch, quiet
         self._start = time.monotonic()
         self._interval = _Interval(self._start)
-        self._bar: Any = None
         self._task: Any = None
         self._said: set[str] = set()
 
@@ -160,16 +173,12 @@ class BatchProgress:
             from rich.progress import TimeRemainingColumn as TimeLeft
 
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-            self._bar = Progress(
+            self._live = Progress(
                 *columns, TimeLeft(), console=Console(stderr=True), redirect_stdout=False
             )
-            self._task = self._bar.add_task("", total=self._batch.images)
-            self._bar.start()
+            self._task = self._live.add_task("", total=self._batch.images)
+            self._live.start()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     @property
     def seconds(self) -> float:
@@ -183,8 +192,8 @@ class BatchProgress:
         failed = f", {batch.failed} failed" if batch.failed else ""
         figures = f"{batch.windows / seconds:.1f} regions/s{failed}"
         finished = now + batch.resumed
-        if self._bar is not None:
-            self._bar.update(self._task, completed=finished, description=figures)
+        if self._live is not None:
+            self._live.update(self._task, completed=finished, description=figures)
         elif finished < batch.images and not self._quiet and self._interval.is_over():
             left = duration((batch.images - finished) * seconds / max(now, 1))
             images = f"{finished:,} of {counted(batch.images, 'image')}"
@@ -196,17 +205,12 @@ class BatchProgress:
             self._said.add(text)
             self.say(text)
 
-    def say(self, text: str) -> None:
-        """Print a line."""
-        show_line(text, None if self._bar is None else self._bar.console)
 
-
-class TrainingProgress:
+class TrainingProgress(_Display):
     """Progress of a training run: metrics per step, validation, warnings."""
 
     def __init__(self, asked: list[int], *, quiet: bool = False) -> None:
         self._asked, self._quiet = asked, quiet
-        self._live: Any = None
         self._stage, self._start = "", time.monotonic()
         self._interval = _Interval(0.0)
         self._first: int | None = None
@@ -221,14 +225,6 @@ class TrainingProgress:
             self._live = Live(console=Console(stderr=True), refresh_per_second=4)
             self._live.start()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        show_line(text, None if self._live is None else self._live.console)
 
     def warn(self, text: str) -> None:
         """Print a warning, each kind once per stage."""

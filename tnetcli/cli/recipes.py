@@ -20,8 +20,10 @@ LONGEST = 100  # characters of a purpose
 REINSTALL = "reinstall tnet; in a checkout, recipes are in the folder `recipes`"
 
 recipes = typer.Typer(
+    name="recipes",
+    add_completion=False,
     help="List, show and copy the recipes that come with tnet.",
-    epilog="Example: tnet recipes copy own-images",
+    epilog="Example:\n\n    tnet recipes copy own-images",
     callback=show_help_without_command,
     invoke_without_command=True,
     rich_markup_mode=None,

@@ -1,1 +1,1 @@
-"""Ways to run one function over many images."""
+"""Engines run work on batches of images: in threads, in worker processes, on a Dask cluster."""

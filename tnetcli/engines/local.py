@@ -1,38 +1,65 @@
-"""Run work on this machine, a few pieces at a time, so that one reads while another computes."""
+"""The Engine protocol, and LocalEngine: threads of this process."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-LANES = 2  # one piece reads while another computes; more would only wait
-Piece = TypeVar("Piece")
+DEPTH = 2  # one batch reads while another computes; more would only wait
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_lanes(
-    work: Callable[[Piece], Result],
-    pieces: Iterable[Piece],
-    *,
-    should_stop: Callable[[], bool],
-    lanes: int = LANES,
-) -> Iterator[Result]:
-    """Yield the results in order; once it should stop, only of those that were begun before."""
-    left = iter(pieces)
-    begun: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(lanes, thread_name_prefix="lane")
-    patient = True
-    try:
-        while True:
-            if not should_stop():
-                new = islice(left, lanes - len(begun))
-                begun.extend(pool.submit(work, piece) for piece in new)
-            if not begun:
-                return
-            yield begun.popleft().result()
-    except KeyboardInterrupt:
-        patient = False
-        raise
-    finally:  # whoever asked may have gone away, or a piece failed
-        pool.shutdown(wait=patient, cancel_futures=True)
+class Engine(Protocol):
+    """Run work on batches and yield the results.
+
+    Once `should_stop` returns True, batches that have begun are finished and no others begin. An
+    engine with processes of its own survives their death: a batch that kills its process every
+    time is given to `lost`, item by item.
+    """
+
+    def map(
+        self,
+        work: Callable[[Sequence[Item]], Result],
+        batches: Iterable[Sequence[Item]],
+        *,
+        should_stop: Callable[[], bool],
+        lost: Callable[[Sequence[Item]], Result],
+    ) -> Iterator[Result]:
+        """Yield the result of each batch."""
+        ...
+
+
+class LocalEngine:
+    """Run `depth` batches at a time in threads; results keep the order of the batches."""
+
+    def __init__(self, depth: int = DEPTH) -> None:
+        self.depth = depth
+
+    def map(
+        self,
+        work: Callable[[Sequence[Item]], Result],
+        batches: Iterable[Sequence[Item]],
+        *,
+        should_stop: Callable[[], bool],
+        lost: Callable[[Sequence[Item]], Result] | None = None,
+    ) -> Iterator[Result]:
+        """Yield the result of each batch, in order."""
+        left = iter(batches)
+        running: deque[Future[Result]] = deque()
+        pool = ThreadPoolExecutor(self.depth, thread_name_prefix="batch")
+        wait = True
+        try:
+            while True:
+                if not should_stop():
+                    new = islice(left, self.depth - len(running))
+                    running.extend(pool.submit(work, batch) for batch in new)
+                if not running:
+                    return
+                yield running.popleft().result()
+        except KeyboardInterrupt:
+            wait = False
+            raise
+        finally:  # also if the caller stopped iterating, or a batch failed
+            pool.shutdown(wait=wait, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Run work in several processes of this machine; one that dies takes nothing along."""
+"""ProcessEngine: worker processes of this machine; one that dies loses nothing but its image."""
 
 import logging
 import multiprocessing
@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
-from typing import TypeVar
 
+from tnetcli.engines.local import Item, Result
 from tnetcli.readers.watch import (
     has_left_behind,
     hurry,
@@ -22,101 +22,102 @@ from tnetcli.readers.watch import (
     wait_until_stuck,
 )
 
-AHEAD = 2  # pieces for each process: one is worked on, one waits for it
-LOOK = 0.25  # seconds between two looks at whether it should stop
+AHEAD = 2  # batches per process: one runs, one is queued
+POLL = 0.25  # seconds between two checks of `should_stop`
 LAST = 4.0  # seconds after a request to stop, at which a process with a stuck read ends
-ATTEMPTS = 2  # of a piece by itself: it may have been another's fault
-STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-Piece = TypeVar("Piece")
-Result = TypeVar("Result")
+ATTEMPTS = 2  # per item alone: the death may have had another cause
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 log = logging.getLogger(__name__)
 
 
-def in_processes(
-    work: Callable[[Piece], Result],
-    pieces: Iterable[Piece],
-    *,
-    count: int,
-    should_stop: Callable[[], bool],
-    lost: Callable[[Piece], Result],
-    apart: Callable[[Piece], Sequence[Piece]] = lambda piece: [piece],
-) -> Iterator[Result]:
-    """Yield the results as they come; once it should stop, only of those that were begun before.
+class ProcessEngine:
+    """Run batches in `processes` spawned processes; results come as they are ready.
 
-    When a process dies, what was under way is taken `apart` and tried again bit by bit; `lost` says
-    what becomes of a bit that takes its process along every time. Work and pieces are sent to other
-    processes, so they have to be picklable. A request to stop (`hurry`) is passed on to them.
+    When a process dies, the items of all running batches are tried again one by one. A request to
+    stop (`hurry`) is passed on to the processes. Work and batches have to be picklable.
     """
-    left = iter(pieces)
-    running: dict[Future[Result], Piece] = {}
-    crew = _Crew()
-    pool = crew.start(count)
-    patient = True
-    try:
-        while True:
-            if not should_stop():
-                for piece in islice(left, AHEAD * count - len(running)):
-                    running[_hand_out(pool, work, piece)] = piece
-            if not running:
-                return
-            suspects: list[Piece] = []
-            for future in crew.wait(running):
-                piece = running.pop(future)
-                try:
-                    found = future.result()
-                except BrokenProcessPool:
-                    suspects.append(piece)
-                else:
-                    yield found
-            if suspects and is_hurried():  # one that had a stuck read has ended
-                return
-            if suspects:  # who of those that were running was it?
-                suspects += running.values()
-                running.clear()
-                pool.shutdown(wait=False, cancel_futures=True)
-                log.warning("a process is gone: what it worked on is tried again")
-                bits = [bit for piece in suspects for bit in apart(piece)]
-                yield from _one_by_one(work, bits, crew, should_stop, lost)
-                pool = crew.start(count)
-    except KeyboardInterrupt:
-        patient = False
-        raise
-    finally:
-        if is_hurried():
-            patient = crew.kill()
-        pool.shutdown(wait=patient, cancel_futures=True)
-        crew.close()
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+
+    def map(
+        self,
+        work: Callable[[Sequence[Item]], Result],
+        batches: Iterable[Sequence[Item]],
+        *,
+        should_stop: Callable[[], bool],
+        lost: Callable[[Sequence[Item]], Result],
+    ) -> Iterator[Result]:
+        """Yield the result of each batch."""
+        left = iter(batches)
+        running: dict[Future[Result], Sequence[Item]] = {}
+        pools = _Pools()
+        pool = pools.start(self.processes)
+        patient = True
+        try:
+            while True:
+                if not should_stop():
+                    for batch in islice(left, AHEAD * self.processes - len(running)):
+                        running[_submit(pool, work, batch)] = batch
+                if not running:
+                    return
+                broken: list[Sequence[Item]] = []
+                for future in pools.wait(running):
+                    batch = running.pop(future)
+                    try:
+                        result = future.result()
+                    except BrokenProcessPool:
+                        broken.append(batch)
+                    else:
+                        yield result
+                if broken and is_hurried():  # a process with a stuck read has ended
+                    return
+                if broken:  # any of the running batches may have killed it
+                    items = [[item] for batch in [*broken, *running.values()] for item in batch]
+                    running.clear()
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    log.warning("a worker process died: its images are tried again")
+                    yield from _one_by_one(work, items, pools, should_stop, lost)
+                    pool = pools.start(self.processes)
+        except KeyboardInterrupt:
+            patient = False
+            raise
+        finally:
+            if is_hurried():
+                patient = pools.kill()
+            pool.shutdown(wait=patient, cancel_futures=True)
+            pools.close()
 
 
 def _one_by_one(
-    work: Callable[[Piece], Result],
-    pieces: Iterable[Piece],
-    crew: "_Crew",
+    work: Callable[[Sequence[Item]], Result],
+    batches: Iterable[Sequence[Item]],
+    pools: "_Pools",
     should_stop: Callable[[], bool],
-    lost: Callable[[Piece], Result],
+    lost: Callable[[Sequence[Item]], Result],
 ) -> Iterator[Result]:
-    """Yield the results of pieces that are worked on alone, until it should stop."""
-    pool = crew.start(1)
+    """Yield the results of batches that run alone in a process, until it should stop."""
+    pool = pools.start(1)
     patient = True
     try:
-        for piece in pieces:
+        for batch in batches:
             if should_stop():
                 return
             for _ in range(ATTEMPTS):
-                future = _hand_out(pool, work, piece)
-                while not crew.wait([future]):
+                future = _submit(pool, work, batch)
+                while not pools.wait([future]):
                     pass
                 try:
-                    found = future.result()
+                    result = future.result()
                     break
                 except BrokenProcessPool:
                     pool.shutdown(wait=False)
                     if is_hurried():
                         return
-                    pool = crew.start(1)
+                    pool = pools.start(1)
             else:
-                found = lost(piece)
-            yield found
+                result = lost(batch)
+            yield result
     except KeyboardInterrupt:
         patient = False
         raise
@@ -124,35 +125,34 @@ def _one_by_one(
         pool.shutdown(wait=patient, cancel_futures=True)
 
 
-class _Crew:
-    """Starts processes, and passes a request to stop on to them by closing a pipe."""
+class _Pools:
+    """Start pools of processes, and pass a request to stop on to them by closing a pipe."""
 
     def __init__(self) -> None:
-        # Not forked: threads of torch and of readers do not live on in a child.
+        # Spawned: the threads of torch and of readers do not survive a fork.
         self._context = multiprocessing.get_context("spawn")
         self._others = multiprocessing.active_children()
-        # No Event: setting one waits for ever for a process that was killed while it waited.
+        # A pipe: setting an Event would wait for a process that was killed while it waited.
         self._notice, self._open = self._context.Pipe(duplex=False)
 
     def start(self, count: int) -> ProcessPoolExecutor:
-        with _sheltered():  # the tracker of multiprocessing starts here, and would die of SIGUSR1
+        with _signals_blocked():  # the resource tracker starts here, and would die of SIGUSR1
             return ProcessPoolExecutor(
-                count, mp_context=self._context, initializer=_settle, initargs=(self._notice,)
+                count, mp_context=self._context, initializer=_initialize, initargs=(self._notice,)
             )
 
     def wait(self, futures: Iterable[Future[Result]]) -> set[Future[Result]]:
-        """Return those that are done, after waiting a while for the first of them."""
         if is_hurried():
             self._open.close()
-        return wait(futures, LOOK, FIRST_COMPLETED).done
+        return wait(futures, POLL, FIRST_COMPLETED).done
 
     def kill(self) -> bool:
-        """End the processes: all results are here, or a read is stuck; return whether all did."""
+        """Kill the processes; return whether all have ended."""
         own = [each for each in multiprocessing.active_children() if each not in self._others]
         for process in own:
             process.kill()
         for process in own:
-            process.join(LOOK)
+            process.join(POLL)
         leave_behind()
         return not any(process.is_alive() for process in own)
 
@@ -161,13 +161,13 @@ class _Crew:
         self._notice.close()
 
 
-def _hand_out(
-    pool: ProcessPoolExecutor, work: Callable[[Piece], Result], piece: Piece
+def _submit(
+    pool: ProcessPoolExecutor, work: Callable[[Sequence[Item]], Result], batch: Sequence[Item]
 ) -> Future[Result]:
-    """Give a piece to a pool, which may start a process for it, or may be broken already."""
+    """Submit a batch to a pool, which may start a process for it or may be broken already."""
     try:
-        with _sheltered():
-            return pool.submit(work, piece)
+        with _signals_blocked():
+            return pool.submit(work, batch)
     except BrokenProcessPool as error:
         failed = Future[Result]()
         failed.set_exception(error)
@@ -175,34 +175,36 @@ def _hand_out(
 
 
 @contextmanager
-def _sheltered() -> Iterator[None]:
-    """Let processes be started that no signal to all of a job ends, from their first moment on."""
+def _signals_blocked() -> Iterator[None]:
+    """Let new processes start with these signals blocked: schedulers signal all of a job."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, name) for name in STOPPING})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, name) for name in SIGNALS})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _settle(notice: Connection) -> None:
-    """Make a process one that ends when its parent does, and not by a signal to all of a job."""
-    leave_signals()
+def _initialize(notice: Connection) -> None:
+    """Prepare a worker process: it ignores signals and ends with its parent."""
+    for name in SIGNALS:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     Finalize(None, _leave_stuck_threads, exitpriority=0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     threading.Thread(target=_end_when_stuck, args=(notice,), daemon=True).start()
 
 
 def _leave_stuck_threads() -> None:
-    """End without joining threads that never end."""
+    """Exit without joining threads that never end."""
     if has_left_behind():
         os._exit(0)
 
 
 def _end_when_stuck(notice: Connection) -> None:
-    """Hurry once the parent closes its end of the pipe; end if a read is stuck then."""
+    """Hurry once the parent closes its end of the pipe; exit if a read is stuck then."""
     with suppress(EOFError, OSError):
         notice.recv_bytes()
     hurry()
@@ -210,15 +212,7 @@ def _end_when_stuck(notice: Connection) -> None:
     os._exit(1)
 
 
-def leave_signals() -> None:
-    """Leave it to the process that has started this one to stop: what is begun is finished."""
-    for name in STOPPING:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-
-
 def _end_with_parent() -> None:
-    """Exit when the parent process exits."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,10 +1,10 @@
-"""Evaluate a model on labelled images."""
+"""Evaluate a model on labelled images, by number of regions and against other choices."""
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from os import PathLike
 from typing import Literal
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from tnetcli.config import Split
 from tnetcli.data.config import DataConfig
 from tnetcli.errors import TnetError, UsageError, common_error_class
-from tnetcli.evaluation.data import Labelled, read_labelled, read_told
+from tnetcli.evaluation.attention import AttentionCheck, check_attention
+from tnetcli.evaluation.data import LabelledImage, as_data_config, read_labelled
 from tnetcli.evaluation.metrics import (
     Interval,
     Outcomes,
@@ -27,16 +28,13 @@ from tnetcli.evaluation.metrics import (
     macro_f1,
     summarise,
 )
-from tnetcli.geometry import Window
 from tnetcli.models.checkpoint import load_model
 from tnetcli.models.cost import Counter, Step, steps_of_config
-from tnetcli.prediction.attention import check_attention
 from tnetcli.prediction.inference import ImageResult, Inference
-from tnetcli.prediction.record import AttentionCheck, Problem
+from tnetcli.prediction.record import Problem
 from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.base import Reader
 from tnetcli.readers.wrappers import CropKind
-from tnetcli.tasks import softmax
 from tnetcli.text import public_name, redacted
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Oracle, Policy, Random, ScoredRegion, build_policy
@@ -47,23 +45,23 @@ Choice = Literal["attention", "random", "oracle"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is concluded from so many windows beside the whole image, or without the whole image.
+    """Scores of predictions from a number of regions beside the whole image, or without it.
 
-    Windows count level by level, the most probable first. An image that has fewer is concluded
-    from all it has; without any, from its whole view.
+    Regions count level by level, the most probable first. An image that has fewer is predicted
+    from all of them, and one without any from its whole view.
     """
 
     choice: Choice
     windows: int
     context: bool
-    mean_windows: float  # that there were
-    multiplications: float  # of an image
+    mean_windows: float  # that the images have
+    multiplications: float  # per image
     scores: Scores
 
 
 @dataclass(frozen=True, slots=True)
 class MeanCost:
-    """What the walk through an image took, on average."""
+    """Mean cost of the traversal of an image."""
 
     windows: float  # beside the whole image
     pixels_decoded: float
@@ -76,12 +74,7 @@ class MeanCost:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSummary:
-    """Whether it mattered where was looked, over images of which windows were chosen.
-
-    The probability of the answer as it was found, with the closest windows hidden, and with
-    windows drawn by chance; how often the answer is another one then. Images of which nothing
-    is left to see without their windows count as certain of nothing, and as changed.
-    """
+    """Means of the attention checks of images of which regions were chosen."""
 
     images: int
     own: Interval
@@ -93,7 +86,7 @@ class AttentionSummary:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An image that could not be looked at."""
+    """An image that could not be predicted."""
 
     image: str
     id: str
@@ -101,16 +94,16 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    """What is kept of a walk through one image."""
+class _Traversed:
+    """The part of one traversal that is kept."""
 
-    levels: tuple[int, ...]  # of windows, in the order in which they count
+    levels: tuple[int, ...]  # of regions, in the order in which they count
     outcomes: Outcomes  # for each count, with and then without the whole image
     hits: dict[int, bool]
 
 
-class Tally:
-    """Looks at images batch by batch; what it keeps does not depend on the batches."""
+class Evaluator:
+    """Predict images batch by batch; results do not depend on the batches."""
 
     def __init__(
         self,
@@ -120,22 +113,18 @@ class Tally:
         counts: Sequence[int],
         seed: int,
         *,
-        classes: Sequence[str] | None = None,
-        windows: RegionFile | None = None,
+        check_attention: bool = False,
+        regions: RegionFile | None = None,
     ) -> None:
-        """`classes`, if given, are those by whose names attention is checked too.
-
-        `windows` are what is looked at instead of the model's own choice, if they are told.
-        """
+        """`regions` replace those that the model chooses."""
         self.images = 0  # that did not fail
         self.images_with_boxes = 0
         self.failures: list[Failure] = []
         self._errors: list[TnetError] = []
-        self._found: dict[Choice, list[_Found]] = {choice: [] for choice in choices}
+        self._found: dict[Choice, list[_Traversed]] = {choice: [] for choice in choices}
         self._costs: list[MeanCost] = []
-        self._classes = classes
-        self._windows = windows
-        self._checks: list[tuple[int, float, AttentionCheck]] = []
+        self._checks: list[AttentionCheck] | None = [] if check_attention else None
+        self._regions = regions
         self._inference, self._config = inference, config
         self._counts, self._seed = counts, seed
         model = inference.model
@@ -145,108 +134,76 @@ class Tally:
         self._counted: dict[tuple[tuple[int, ...], int], int] = {}
         self._number = 0
 
-    def add(self, images: Sequence[Labelled]) -> None:
-        """Look at some more images; what fails is named and left out."""
+    def add(self, images: Sequence[LabelledImage]) -> None:
+        """Predict some more images; those that fail are recorded and left out."""
         seeds = [
             int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
             for number in range(self._number, self._number + len(images))
         ]
         self._number += len(images)
         readers: dict[int, Reader] = {}
-        fixed: dict[int, tuple[ScoredRegion, ...]] = {}  # by the number of the image, or nothing
+        fixed: dict[int, tuple[ScoredRegion, ...]] = {}
         results: dict[tuple[Choice, int], ImageResult] = {}
+
+        def policy(choice: Choice, n: int) -> Policy:
+            own, grid = build_policy(self._config, seeds[n]), self._inference.model.grid
+            if choice == "random":
+                return Random(own, grid, seeds[n])
+            if choice == "oracle":
+                return Oracle(own, grid, images[n].boxes)
+            return Fixed(own, fixed[n]) if n in fixed else own
+
         with ExitStack() as stack:
-            for number, image in enumerate(images):
+            for n, image in enumerate(images):
                 try:
                     reader = stack.enter_context(image.open())
-                    if self._windows is not None:
-                        fixed[number] = self._windows.of(image.id, image.path, reader.size)
-                    readers[number] = reader
+                    if self._regions is not None:
+                        fixed[n] = self._regions.of(image.id, image.path, reader.size)
+                    readers[n] = reader
                 except TnetError as error:
                     self._fail(image, error)
             for choice in self._found:
-                for number, found in self._run(choice, images, readers, seeds, fixed):
+                numbers = [n for n in readers if choice != "oracle" or images[n].boxes]
+                policies = [policy(choice, n) for n in numbers]
+                run = self._inference.run([readers[n] for n in numbers], self._config, policies)
+                for n, found in zip(numbers, run, strict=True):
                     if isinstance(found, ImageResult):
-                        results[choice, number] = found
+                        results[choice, n] = found
                     else:
-                        self._fail(images[number], found)
-                        del readers[number]
-            self._check_attention(readers, results, seeds, fixed)
-            for number, reader in readers.items():
+                        self._fail(images[n], found)
+                        del readers[n]
+            if self._checks is not None:
+                checks = check_attention(
+                    self._inference,
+                    list(readers.values()),
+                    [results["attention", n] for n in readers],
+                    self._config,
+                    [policy("attention", n) for n in readers],
+                    seeds=[seeds[n] for n in readers],
+                )
+                self._checks += [check for check in checks if check is not None]
+            for n, reader in readers.items():
                 self.images += 1
-                self.images_with_boxes += bool(images[number].boxes)
-                own = results["attention", number]
-                self._costs.append(self._cost(own, reader))
+                self.images_with_boxes += bool(images[n].boxes)
+                self._costs.append(self._cost(results["attention", n], reader))
                 for choice, kept in self._found.items():
-                    kept.append(self._keep(images[number], results.get((choice, number), own)))
+                    # Images without boxes count in the oracle as chosen by the model.
+                    result = results.get((choice, n), results["attention", n])
+                    kept.append(self._keep(images[n], result))
 
-    def _check_attention(
-        self,
-        readers: dict[int, Reader],
-        results: dict[tuple[Choice, int], ImageResult],
-        seeds: Sequence[int],
-        fixed: dict[int, tuple[ScoredRegion, ...]],
-    ) -> None:
-        if self._classes is None or not readers:
-            return
-        own = [results["attention", number] for number in readers]
-        checks = check_attention(
-            self._inference,
-            list(readers.values()),
-            own,
-            self._config,
-            [self._policy("attention", (), seeds[n], fixed.get(n)) for n in readers],
-            classes=self._classes,
-            seeds=[seeds[number] for number in readers],
-            seed=self._seed,
-        )
-        self._checks += [
-            (int(result.logits.argmax()), float(softmax(result.logits).max()), check)
-            for result, check in zip(own, checks, strict=True)
-            if check is not None
-        ]
-
-    def _policy(
-        self,
-        choice: Choice,
-        boxes: Sequence[Window],
-        seed: int,
-        fixed: Sequence[ScoredRegion] | None,
-    ) -> Policy:
-        policy, grid = build_policy(self._config, seed), self._inference.model.grid
-        if choice == "random":
-            return Random(policy, grid, seed)
-        if choice == "oracle":
-            return Oracle(policy, grid, boxes)
-        return policy if fixed is None else Fixed(policy, fixed)
-
-    def _run(
-        self,
-        choice: Choice,
-        images: Sequence[Labelled],
-        readers: dict[int, Reader],
-        seeds: Sequence[int],
-        fixed: dict[int, tuple[ScoredRegion, ...]],
-    ) -> list[tuple[int, ImageResult | TnetError]]:
-        """Traverse the images with one policy; the oracle takes only images with boxes."""
-        numbers = [number for number in readers if choice != "oracle" or images[number].boxes]
-        policies = [self._policy(choice, images[n].boxes, seeds[n], fixed.get(n)) for n in numbers]
-        found = self._inference.run([readers[n] for n in numbers], self._config, policies)
-        return list(zip(numbers, found, strict=True))
-
-    def _fail(self, image: Labelled, error: TnetError) -> None:
+    def _fail(self, image: LabelledImage, error: TnetError) -> None:
         log.warning("image `%s` is left out: %s", image.id, error)
-        named = redacted(image.path), public_name(image.id)
-        self.failures.append(Failure(*named, Problem.of(error)))
+        names = redacted(image.path), public_name(image.id)
+        self.failures.append(Failure(*names, Problem.of(error)))
         self._errors.append(error)
 
-    def _keep(self, image: Labelled, result: ImageResult) -> _Found:
+    def _keep(self, image: LabelledImage, result: ImageResult) -> _Traversed:
         nodes = result.nodes
         order = sorted(range(len(nodes)), key=lambda i: (nodes[i].region.level, nodes[i].rank))
         regions = [nodes[i].region for i in order]
         logits = self._aggregate(result.features[order], [each.level for each in regions])
         regions = regions[1:]
-        return _Found(
+        return _Traversed(
             tuple(region.level for region in regions),
             Outcomes.of(logits, np.full(len(logits), image.label)),
             hit_levels(((region.level, region.window) for region in regions), image.boxes),
@@ -286,7 +243,7 @@ class Tally:
         )
 
     def _multiply(self, levels: Sequence[int], deepest: int) -> int:
-        """Return the multiplications of views on these levels, as a walk of `deepest` has them."""
+        """Return the multiplications of views on these levels, `deepest` being the last."""
         key = tuple(np.bincount(levels).tolist()), deepest
         if key not in self._counted:
             steps = tuple(
@@ -301,18 +258,18 @@ class Tally:
             return
         first = self._errors[0]
         raise common_error_class(map(type, self._errors))(
-            f"none of {len(self._errors)} images could be looked at; the first: {first}",
+            f"none of {len(self._errors)} images could be predicted; the first: {first}",
             hint=first.hint,
         )
 
     def outcomes(self, choice: Choice, count: int, *, context: bool = True) -> Outcomes:
-        """Return what came of so many windows, image by image."""
+        """Return the outcomes of the images from so many regions."""
         every = Outcomes.join(found.outcomes for found in self._found[choice])
         number = self._counts.index(count) + (0 if context else len(self._counts))
         return Outcomes(*(each.reshape(self.images, -1)[:, number] for each in every.columns))
 
     def rows(self) -> Iterator[Row]:
-        """Yield what is concluded from each number of windows, in each way."""
+        """Yield scores by choice and number of regions, with and without the whole image."""
         for choice, found in self._found.items():
             for context in (True, False):
                 for count in self._counts if context else [each for each in self._counts if each]:
@@ -331,46 +288,34 @@ class Tally:
                     )
 
     def hit_rates(self) -> dict[Choice, dict[int, Interval]]:
-        """Return by choice and level the share of images with boxes that were hit."""
+        """Return by choice and level the fraction of images with boxes that were hit."""
         return {
             choice: hit_rate(each.hits for each in found) for choice, found in self._found.items()
         }
 
     def attention(self) -> AttentionSummary | None:
-        """Return whether it mattered where was looked; None if nobody asked, or nothing chose."""
-        if not self._checks or self._classes is None:
+        """Return the means of the attention checks, None if there are none."""
+        if not self._checks:
             return None
-        columns = np.array(
-            [
-                (
-                    probability,
-                    check.masked or 0.0,
-                    check.masked_label != self._classes[answer],
-                    check.random,
-                    1 - check.random_same,
-                )
-                for answer, probability, check in self._checks
-            ],
-            float,
-        )  # (images, 5)
+        columns = np.array([astuple(check) for check in self._checks])  # (images, 5)
         means = [bootstrap(lambda each: float(each.mean()), column) for column in columns.T]
         return AttentionSummary(len(columns), *means)
 
     def cost(self) -> MeanCost:
-        """Return the mean of all images."""
+        """Return the mean cost of the images."""
         names = MeanCost.__slots__
         return MeanCost(
             *(float(np.mean([getattr(cost, name) for cost in self._costs])) for name in names)
         )
 
 
-EVERY_COUNT = 8  # windows; of a longer walk only some numbers are told
-MOST_CONFUSED = 2000  # classes; a table of more would fill the memory
+MAX_COUNTS = 8  # regions; a longer traversal is scored at doubling numbers
+MAX_CONFUSED = 2000  # classes; a larger matrix would fill the memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
-    """All that was found out; `scores`, `macro_f1` and `confusion` are of whole walks."""
+    """Result of `evaluate`; `scores`, `macro_f1` and `confusion` are those of full traversals."""
 
     model: str
     model_sha256: str
@@ -411,12 +356,41 @@ def evaluate(
     batch_size: int = 8,
     advance: Callable[[float], None] | None = None,
 ) -> Evaluation:
-    """Look at every image of a split, once for each way to choose windows, and tell what came out.
+    """Evaluate a model on the images of a split.
 
-    `counts` are numbers of windows beside the whole image. `random` compares with windows drawn
-    by chance, `oracle` with those that true boxes choose, where any image has boxes, and
-    `check_attention` with what is left when the closest windows are hidden. An image that fails
-    is named and left out; if all do, that is an error.
+    Parameters
+    ----------
+    model
+        Name or file of a model.
+    data
+        A manifest (CSV with the columns `path` and `label`), a folder with a folder for each
+        class, or the data section of a recipe.
+    split
+        `train`, `validation` or `test`; images without a split belong to `test`.
+    levels, keep
+        Traversal, as trained by default.
+    counts
+        Numbers of regions beside the whole image that are scored; by default all, or doubling.
+    random, oracle
+        Compare with random regions, and with regions that true boxes choose.
+    check_attention
+        Also predict with the deepest regions hidden.
+    seed
+        Random seed.
+    bands, crop
+        Bands in order, and the part of each image to read; as in the data section by default.
+    device, threads, batch_size
+        Device of the model, reading threads, and images per batch.
+    advance
+        Called with the fraction done.
+
+    Raises
+    ------
+    ManifestError
+        The manifest is invalid, or the split is empty.
+    ImageError
+        No image could be read. Single images that fail are listed in `failures`.
+
     """
     start = time.perf_counter()
     checkpoint = load_model(model)
@@ -426,54 +400,63 @@ def evaluate(
     chosen = choose_counts(counts, most)
     if crop is None and description.crop != "none":
         crop = description.crop
-    images = read_labelled(data, split, description.classes, bands=bands, crop=crop)
+    section = as_data_config(data, bands=bands, crop=crop)
+    images = read_labelled(
+        section, split, description.classes, assign_splits=isinstance(data, DataConfig)
+    )
     with_boxes = any(image.boxes for image in images)
     choices: list[Choice] = ["attention"]
     choices += ["random"] if random and most else []
     choices += ["oracle"] if oracle and most and with_boxes else []
     with Inference.of(checkpoint, device=device, threads=threads) as inference:
-        checked = description.classes if check_attention else None
-        tally = Tally(
-            inference, config, choices, chosen, seed, classes=checked, windows=read_told(data)
+        regions = None if section.regions is None else RegionFile(section.regions)
+        evaluator = Evaluator(
+            inference,
+            config,
+            choices,
+            chosen,
+            seed,
+            check_attention=check_attention,
+            regions=regions,
         )
         for first in range(0, len(images), batch_size):
-            tally.add(images[first : first + batch_size])
+            evaluator.add(images[first : first + batch_size])
             if advance is not None:
                 advance(min(1.0, (first + batch_size) / len(images)))
-    tally.check()
-    outcomes, classes = tally.outcomes("attention", most), len(description.classes)
+    evaluator.check()
+    outcomes, classes = evaluator.outcomes("attention", most), len(description.classes)
     labels, predicted = outcomes.labels, outcomes.predicted
     return Evaluation(
         model=str(model),
         model_sha256=checkpoint.sha256,
-        data=str(data.path if isinstance(data, DataConfig) else data),
+        data=str(section.path if isinstance(data, DataConfig) else data),
         split=split,
         classes=description.classes,
         config=config,
         seed=seed,
-        images=tally.images,
-        images_with_boxes=tally.images_with_boxes,
-        failures=tuple(tally.failures),
+        images=evaluator.images,
+        images_with_boxes=evaluator.images_with_boxes,
+        failures=tuple(evaluator.failures),
         scores=summarise(outcomes, classes),
         macro_f1=bootstrap(partial(macro_f1, classes=classes), labels, predicted, seed=seed),
-        confusion=None if classes > MOST_CONFUSED else confusion_matrix(labels, predicted, classes),
-        rows=tuple(tally.rows()),
-        hit_rates=tally.hit_rates(),
-        attention=tally.attention(),
-        cost=tally.cost(),
+        confusion=None if classes > MAX_CONFUSED else confusion_matrix(labels, predicted, classes),
+        rows=tuple(evaluator.rows()),
+        hit_rates=evaluator.hit_rates(),
+        attention=evaluator.attention(),
+        cost=evaluator.cost(),
         seconds=time.perf_counter() - start,
     )
 
 
 def choose_counts(counts: Sequence[int] | None, most: int) -> tuple[int, ...]:
-    """Return the numbers of windows to tell of, always with the whole walk as the last."""
+    """Return the numbers of regions to score, the full traversal last."""
     if counts is None:
         doubling = [0, *(2**power for power in range(most.bit_length()))]
-        counts = range(most) if most <= EVERY_COUNT else doubling
+        counts = range(most) if most <= MAX_COUNTS else doubling
     if counts and not 0 <= min(counts) <= max(counts) <= most:
         wrong = min(counts) if min(counts) < 0 else max(counts)
         raise UsageError(
-            f"--windows is not within 0 and {most}, as many as the walk has: `{wrong}`",
-            hint="--levels and --keep make it longer" if most else "this model looks no closer",
+            f"--windows is not between 0 and {most}, the regions of the traversal: `{wrong}`",
+            hint="increase --levels or --keep" if most else "this model reads level 1 only",
         )
     return tuple(sorted({*counts, most}))

@@ -1,50 +1,30 @@
-"""Text and JSON reports of an evaluation."""
+"""Report an evaluation as text, JSON and a picture of the confusion matrix."""
 
 import json
-import logging
+import os
+import warnings
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
-from tnetcli.errors import UsageError
-from tnetcli.evaluation.evaluate import Choice, Evaluation, Row
+import numpy as np
+from numpy.typing import NDArray
+
+from tnetcli.evaluation.evaluate import Choice, Evaluation
 from tnetcli.evaluation.metrics import Interval
-from tnetcli.files import check_output, write_file
+from tnetcli.files import write_file
 from tnetcli.text import printable, table
 
-log = logging.getLogger(__name__)
 SCHEMA = "tnet.evaluation/1"
-MOST_TABLED = 12  # classes in a table of confusion
-LONGEST_NAME = 32
+MAX_TABLED = 12  # classes in the printed confusion matrix
+MAX_NUMBERED, MAX_NAMED = 20, 60  # classes in the picture
+MAX_NAME, MAX_LABEL = 32, 24  # characters in the table, in the picture
 BILLION = 10**9
 
 
-def check_outputs(output: Path | None, confusion: Path | None, *, overwrite: bool) -> None:
-    """Refuse, before the work begins, files that could not be written after it."""
-    if confusion is not None and confusion.suffix.lower() != ".png":
-        raise UsageError(f"--confusion is not a PNG file: `{confusion}`", hint="give FILE.png")
-    for path in (output, confusion):
-        if path is not None:
-            check_output(path, overwrite=overwrite)
-
-
-def write_json(evaluation: Evaluation, path: Path) -> None:
-    """Write everything, in place of what is there."""
-    write_file(path, f"{as_json(evaluation)}\n".encode())
-
-
-def draw_picture(evaluation: Evaluation, path: Path) -> None:
-    """Draw which classes are taken for which, in place of what is there."""
-    from tnetcli.training.plots import draw_confusion
-
-    if evaluation.confusion is None:
-        log.warning("no picture of %d classes: that is too many", len(evaluation.classes))
-    else:
-        draw_confusion(evaluation.confusion, evaluation.classes, path)
-
-
 def as_json(evaluation: Evaluation) -> str:
-    """Return one line of JSON."""
+    """Return the whole evaluation as one line of JSON."""
     matrix = evaluation.confusion
     record = {
         "schema": SCHEMA,
@@ -67,21 +47,17 @@ def as_json(evaluation: Evaluation) -> str:
         ],
         "attention": None if evaluation.attention is None else asdict(evaluation.attention),
         "confusion": None if matrix is None else matrix.tolist(),
-        "per_class": _per_class(evaluation),
+        "per_class": None if matrix is None else _per_class(matrix, evaluation.classes),
         "cost": asdict(evaluation.cost),
         "seconds": evaluation.seconds,
     }
-    # Names of files that are not UTF-8 can be written down as escapes only.
+    # File names that are not UTF-8 need escapes.
     return json.dumps(record, ensure_ascii=True, allow_nan=False)
 
 
-def _per_class(evaluation: Evaluation) -> list[dict[str, Any]] | None:
-    """Return precision, recall and F1 by class; None where they are of nothing."""
-    if evaluation.confusion is None:
-        return None
-    right = evaluation.confusion.diagonal().tolist()
-    true = evaluation.confusion.sum(axis=1).tolist()
-    told = evaluation.confusion.sum(axis=0).tolist()
+def _per_class(matrix: NDArray[np.int64], classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Return precision, recall and F1 of each class; None where they are undefined."""
+    counts = (matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0))
     return [
         {
             "class": name,
@@ -90,42 +66,44 @@ def _per_class(evaluation: Evaluation) -> list[dict[str, Any]] | None:
             "recall": hits / images if images else None,
             "f1": 2 * hits / (images + predicted) if images + predicted else None,
         }
-        for name, hits, images, predicted in zip(evaluation.classes, right, true, told, strict=True)
+        for name, hits, images, predicted in zip(
+            classes, *(each.tolist() for each in counts), strict=True
+        )
     ]
 
 
 def as_text(evaluation: Evaluation) -> str:
-    """Return what a person wants to know first."""
-    return "\n\n".join(
-        [
-            _headline(evaluation),
-            _scores(evaluation),
-            _rows(evaluation),
-            *_hit_rates(evaluation),
-            *_attention(evaluation),
-            *_confusion(evaluation),
-            _cost(evaluation),
-        ]
-    )
+    """Return the tables that are printed."""
+    parts = [
+        _headline(evaluation),
+        _scores(evaluation),
+        _rows(evaluation),
+        _hit_rates(evaluation),
+        _attention(evaluation),
+        _confusion(evaluation),
+        _cost(evaluation),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _headline(evaluation: Evaluation) -> str:
     config, failed = evaluation.config, len(evaluation.failures)
-    keep = ",".join(map(str, config.keep))
-    walk = f"{config.levels} levels, keep {keep}" if config.levels > 1 else "the whole image only"
-    left_out = f", {failed} failed and left out" if failed else ""
+    traversal = "level 1 only"
+    if config.levels > 1:
+        traversal = f"{config.levels} levels, keep {','.join(map(str, config.keep))}"
+    left_out = f", {failed} failed" if failed else ""
     return (
         f"{printable(evaluation.model, 200)}\n"
         f"  on {printable(evaluation.data, 200)}, {evaluation.split}: {evaluation.images} images"
         f"{left_out}\n"
-        f"  {walk}; {len(evaluation.classes)} classes"
+        f"  {traversal}; {len(evaluation.classes)} classes"
     )
 
 
 def _scores(evaluation: Evaluation) -> str:
     scores = evaluation.scores
     return table(
-        "Scores of the whole walk",
+        "Scores of the full traversal",
         ("score", "value", "95 % interval"),
         [
             ("accuracy", *_percent(scores.accuracy)),
@@ -139,114 +117,113 @@ def _scores(evaluation: Evaluation) -> str:
 
 
 def _percent(interval: Interval) -> tuple[str, str]:
-    return (
-        f"{100 * interval.value:.1f} %",
-        f"{100 * interval.low:.1f} - {100 * interval.high:.1f} %",
-    )
+    value, low, high = (100 * each for each in (interval.value, interval.low, interval.high))
+    return f"{value:.1f} %", f"{low:.1f} - {high:.1f} %"
+
+
+def _rate(interval: Interval | None) -> str:
+    if interval is None:
+        return ""
+    return f"{100 * interval.value:.1f} ({100 * interval.low:.0f}-{100 * interval.high:.0f})"
 
 
 def _rows(evaluation: Evaluation) -> str:
-    found = {(row.choice, row.context, row.windows): row for row in evaluation.rows}
-    choices: list[Choice] = list(dict.fromkeys(row.choice for row in evaluation.rows))
-    without = any(not row.context for row in evaluation.rows)
-    columns: list[tuple[str, Choice, bool]] = [("attention", "attention", True)]
-    columns += [("without whole image", "attention", False)] if without else []
-    columns += [(choice, choice, True) for choice in choices[1:]]
-    counts = sorted({row.windows for row in evaluation.rows})
+    rows = {(row.choice, row.context, row.windows): row for row in evaluation.rows}
+    columns: dict[str, tuple[Choice, bool]] = {"attention": ("attention", True)}
+    if any(not row.context for row in evaluation.rows):
+        columns["without whole image"] = ("attention", False)
+    columns |= {row.choice: (row.choice, True) for row in evaluation.rows}
+    lines = []
+    for count in sorted({row.windows for row in evaluation.rows}):
+        found = [rows.get((*column, count)) for column in columns.values()]
+        work = rows["attention", True, count].multiplications / BILLION
+        cells = (_rate(row.scores.accuracy if row else None) for row in found)
+        lines.append((str(count), *cells, f"{work:.4f} billion"))
     return table(
-        "Accuracy in % by number of windows beside the whole image, and its 95 % interval",
-        ("windows", *(title for title, _, _ in columns), "multiplications"),
+        "Accuracy in % by number of regions beside the whole image, with 95 % interval",
+        ("regions", *columns, "multiplications"),
+        lines,
+    )
+
+
+def _hit_rates(evaluation: Evaluation) -> str:
+    rates = {choice: each for choice, each in evaluation.hit_rates.items() if each}
+    levels = sorted({level for each in rates.values() for level in each})
+    if not levels:
+        return ""
+    return table(
+        f"Images in % with a region on a true box, of {evaluation.images_with_boxes} with boxes",
+        ("level", *rates),
+        [(str(level), *(_rate(each.get(level)) for each in rates.values())) for level in levels],
+    )
+
+
+def _attention(evaluation: Evaluation) -> str:
+    found = evaluation.attention
+    if found is None:
+        return ""
+    return table(
+        f"Probability of the predicted class with other regions, {found.images} images",
+        ("regions", "probability", "95 % interval", "other class", "95 % interval"),
         [
-            (
-                str(count),
-                *(_short(found.get((choice, context, count))) for _, choice, context in columns),
-                f"{found['attention', True, count].multiplications / BILLION:.4f} billion",
-            )
-            for count in counts
+            ("as chosen", *_percent(found.own), "", ""),
+            ("deepest regions hidden", *_percent(found.masked), *_percent(found.masked_changed)),
+            ("random regions", *_percent(found.random), *_percent(found.random_changed)),
         ],
     )
 
 
-def _short(row: Row | None) -> str:
-    return "" if row is None else _rate(row.scores.accuracy)
-
-
-def _rate(interval: Interval) -> str:
-    return f"{100 * interval.value:.1f} ({100 * interval.low:.0f}-{100 * interval.high:.0f})"
-
-
-def _hit_rates(evaluation: Evaluation) -> list[str]:
-    if not evaluation.images_with_boxes:
-        return []
-    choices = [choice for choice, rates in evaluation.hit_rates.items() if rates]
-    levels = sorted({level for rates in evaluation.hit_rates.values() for level in rates})
-    if not levels:
-        return []
-    return [
-        table(
-            f"Images in % with a window on the truth, of {evaluation.images_with_boxes} with boxes",
-            ("level", *choices),
-            [
-                (
-                    str(level),
-                    *(
-                        _rate(evaluation.hit_rates[choice][level])
-                        if level in evaluation.hit_rates[choice]
-                        else ""
-                        for choice in choices
-                    ),
-                )
-                for level in levels
-            ],
-        )
-    ]
-
-
-def _attention(evaluation: Evaluation) -> list[str]:
-    found = evaluation.attention
-    if found is None:
-        return []
-    rows = [
-        ("as it looked", *_percent(found.own), "", ""),
-        ("closest windows hidden", *_percent(found.masked), *_percent(found.masked_changed)),
-        ("random windows", *_percent(found.random), *_percent(found.random_changed)),
-    ]
-    header = ("windows", "probability", "95 % interval", "other answer", "95 % interval")
-    title = f"Did it matter where: how probable the answer is, {found.images} images"
-    return [table(title, header, rows)]
-
-
-def _confusion(evaluation: Evaluation) -> list[str]:
-    matrix, per_class = evaluation.confusion, _per_class(evaluation)
-    count = len(evaluation.classes)
-    if matrix is None or per_class is None or count > MOST_TABLED:
-        return []
-    return [
-        table(
-            "Images by true class (rows) and predicted class (columns)",
-            ("class", *(str(number) for number in range(1, count + 1)), "recall", "F1"),
-            [
-                (
-                    f"{number} {printable(told['class'], LONGEST_NAME)}",
-                    *map(str, row.tolist()),
-                    _share(told["recall"]),
-                    _share(told["f1"]),
-                )
-                for number, (row, told) in enumerate(zip(matrix, per_class, strict=True), 1)
-            ],
-        )
-    ]
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"
+def _confusion(evaluation: Evaluation) -> str:
+    matrix, classes = evaluation.confusion, evaluation.classes
+    if matrix is None or len(classes) > MAX_TABLED:
+        return ""
+    lines = []
+    for number, (row, each) in enumerate(zip(matrix, _per_class(matrix, classes), strict=True), 1):
+        rates = ("" if each[key] is None else f"{100 * each[key]:.1f}" for key in ("recall", "f1"))
+        lines.append((f"{number} {printable(each['class'], MAX_NAME)}", *map(str, row), *rates))
+    return table(
+        "Images by true class (rows) and predicted class (columns)",
+        ("class", *(str(number) for number in range(1, len(classes) + 1)), "recall", "F1"),
+        lines,
+    )
 
 
 def _cost(evaluation: Evaluation) -> str:
     cost = evaluation.cost
     return (
-        f"An image takes {cost.windows:.1f} windows, {100 * cost.fraction_decoded:.3g} % of its "
-        f"pixels decoded,\n{cost.multiplications / BILLION:.4f} billion multiplications, "
-        f"{1000 * cost.read_seconds:.1f} ms of reading and {1000 * cost.model_seconds:.1f} ms in "
-        "the model"
+        f"Per image: {cost.windows:.1f} regions, {100 * cost.fraction_decoded:.3g} % of the pixels "
+        f"decoded,\n{cost.multiplications / BILLION:.4f} billion multiplications, "
+        f"{1000 * cost.read_seconds:.1f} ms reading, {1000 * cost.model_seconds:.1f} ms model"
     )
+
+
+def draw_confusion(
+    matrix: NDArray[np.integer], classes: Sequence[str], path: str | os.PathLike[str]
+) -> None:
+    """Write a PNG of the confusion matrix, coloured by the fraction of the true class."""
+    from matplotlib import style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    count = len(classes)
+    fractions = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    # Dollar signs would start a formula.
+    names = [printable(name, MAX_LABEL).replace("$", r"\$") for name in classes]
+    side = min(max(4.0, 2 + 0.45 * count), 14.0)  # inches
+    content = BytesIO()
+    with style.context("default"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(side + 1.2, side), dpi=100, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        image = axes.imshow(fractions, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+        figure.colorbar(image, ax=axes, label="fraction of the true class", shrink=0.8)
+        axes.set(xlabel="predicted", ylabel="true")
+        named = range(count) if count <= MAX_NAMED else ()
+        axes.set_xticks(named, [names[i] for i in named], rotation=90)
+        axes.set_yticks(named, [names[i] for i in named])
+        for (row, column), number in np.ndenumerate(matrix) if count <= MAX_NUMBERED else ():
+            colour = "black" if fractions[row, column] > 0.5 else "white"
+            axes.text(column, row, str(number), ha="center", va="center", fontsize=8, color=colour)
+        figure.savefig(content, format="png", metadata={"Software": None})
+    write_file(path, content.getvalue())

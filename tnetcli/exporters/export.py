@@ -22,9 +22,9 @@ from tnetcli.files import (
     check_output,
     temporary_folder,
 )
-from tnetcli.prediction.jsonl import read_records
+from tnetcli.prediction.jsonl import read_predictions
 from tnetcli.prediction.record import Prediction
-from tnetcli.text import first_line, reason, redacted, shorten
+from tnetcli.text import first_line, reason, shorten
 
 Advance = Callable[[float], None]
 MAX_NAME = 200  # bytes; file systems take 255
@@ -95,7 +95,7 @@ class Selection:
 
     def __iter__(self) -> Iterator[Prediction]:
         for each in self.source:
-            for prediction in [each] if isinstance(each, Prediction) else read_records(each):
+            for prediction in [each] if isinstance(each, Prediction) else read_predictions(each):
                 if not self.ids or self.matching(prediction.id):
                     yield prediction
 
@@ -304,44 +304,3 @@ def _safe(part: str) -> str:
     plain = re.sub(r'[\x00-\x1f<>:"|?*\\\ud800-\udfff]', "_", part)
     plain = plain.encode()[-MAX_NAME:].decode(errors="ignore")
     return "_" if plain in ("", ".", "..") else plain
-
-
-class Overlays:
-    """A folder of GeoJSON files for `tnet predict --overlay`; to be removed with that option."""
-
-    def __init__(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        self._folder, self._overwrite = Path(folder), overwrite
-        _make_folder(self._folder)
-
-    def check(self, images: Iterable[Any]) -> None:
-        """Raise OutputError if the file of an image exists and is not its GeoJSON."""
-        for image in images:
-            if not self._is_free(self._path(image.id), image.path):
-                raise OutputError(
-                    f"`{self._path(image.id)}` exists, and is no overlay of `{image.path}`",
-                    hint="name another folder with --overlay, or use --overwrite to replace it",
-                )
-
-    def write(self, record: Prediction) -> None:
-        """Write the GeoJSON of a prediction."""
-        path = self._path(record.id)
-        _make_folder(path.parent)
-        if not self._is_free(path, record.image):
-            raise ValueError(f"`{path}` was put there by something else")
-        try:
-            export([record], path, overwrite=True)
-        except OutputError as error:
-            if isinstance(error.__cause__, OSError):
-                raise
-            raise ValueError(str(error)) from error
-
-    def has(self, record: Prediction) -> bool:
-        """Return True if the file exists."""
-        return self._path(record.id).exists()
-
-    def _path(self, id: str) -> Path:
-        return image_file(self._folder, id, ".geojson")
-
-    def _is_free(self, path: Path, image: str) -> bool:
-        name = os.path.basename(redacted(image))
-        return self._overwrite or not path.exists() or name in path.read_text()

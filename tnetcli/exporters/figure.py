@@ -16,7 +16,8 @@ from pydantic import Field
 from tnetcli.errors import ImageError
 from tnetcli.exporters.base import ImageOptions, clean_text, regions_of, whole_box
 from tnetcli.exporters.imagery import Imagery, open_imagery
-from tnetcli.geometry import Georeference, Size
+from tnetcli.geo import pixel_metres
+from tnetcli.geometry import Size
 from tnetcli.prediction.record import BoxEdges, Prediction, RegionRecord
 from tnetcli.text import counted, printable
 
@@ -36,7 +37,6 @@ INK, QUIET, RULE, GROUND = "#1e2228", "#646c76", "#dee2e6", (226, 229, 233)
 # The colour-blind safe palette of Okabe and Ito; level 1 is grey.
 LEVELS = ("#8c949e", "#e69f00", "#56b4e9", "#f0e442", "#cc79a7", "#009e73", "#d55e00")
 UNITS = ((1e3, "km"), (1.0, "m"), (1e-2, "cm"), (1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm"))
-FARTHEST = 1e9  # metres or degrees
 log = logging.getLogger(__name__)
 
 
@@ -60,17 +60,15 @@ class FigureExporter:
     def write(self, predictions: Iterable[Prediction], path: Path, options: FigureOptions) -> int:
         """Write the figure of one prediction; return 1 if the image cannot be read."""
         (prediction,) = predictions
-        problems = 0
         figure = None
-        if options.pixels:
-            try:
+        try:
+            if options.pixels:
                 with open_imagery(prediction, options) as imagery:
                     figure = draw_figure(prediction, imagery, options)
-            except ImageError as error:
-                log.warning("%s: %s", prediction.id, error)
-                problems = 1
+        except ImageError as error:
+            log.warning("%s: %s", prediction.id, error)
         _save(figure or draw_figure(prediction, None, options), path)
-        return problems
+        return int(options.pixels and figure is None)
 
 
 EXPORTER = FigureExporter()
@@ -109,8 +107,7 @@ def draw_figure(
 
 def _draw_header(page: "Page", prediction: Prediction) -> int:
     facts = [f"{prediction.width:,} x {prediction.height:,} pixels"]
-    model = prediction.provenance.model
-    facts += [f"model {plain(model, 40)}"] if model else []
+    facts += [f"model {plain(model, 40)}"] if (model := prediction.provenance.model) else []
     if cost := prediction.cost:
         facts.append(f"{counted(cost.windows, 'region')} read")
         facts.append(f"{100 * cost.fraction_decoded:.3g} % of the pixels decoded")
@@ -205,7 +202,8 @@ def _draw_regions(
 
 def _draw_scale_bar(page: "Page", prediction: Prediction, place: _Place, y: int, width: int) -> int:
     """Draw the scale bar, if the size of a pixel is known."""
-    known = pixel_metres(prediction)
+    size = Size(prediction.width, prediction.height)
+    known = pixel_metres(prediction.georeference, prediction.mpp, size)
     if known is None:
         return y
     across, down = known[0] / place.across, known[1] / place.down  # metres per pixel of the figure
@@ -242,7 +240,7 @@ def _draw_column(
         page.fill(x, y, min(step.probability, 1.0) * width, small, _colour(step.level))
         below = f"after level {step.level}, {counted(step.windows, 'region')}"
         y = page.line(x, y + page.px(9), below, width, CAPTION, QUIET) + page.px(8)
-    y += page.px(GAP - 8) if prediction.levels else 0
+    y += page.px(GAP - 8) * bool(prediction.levels)
     y = page.line(x, y, "Regions", width, HEADING, bold=True) + small
     for level in sorted({each.level for each in regions}):
         peers = _below(regions, level)
@@ -255,8 +253,6 @@ def _draw_column(
     if most := max(map(_attention, _below(regions)), default=0.0):
         text = f"thicker lines: more attention, up to {most:.2g}"
         y = page.paragraph(x, y + page.px(2), text, width, CAPTION)
-    if not regions:
-        y = page.line(x, y, "none", width, TEXT, QUIET)
     for note in notes:
         y = page.paragraph(x, y + page.px(8), note, width, TEXT)
     if warnings := prediction.warnings:
@@ -271,16 +267,16 @@ def _draw_views(
     page: "Page", regions: Sequence[RegionRecord], imagery: Imagery | None, y: int
 ) -> int:
     """Draw the first regions in rows, each with its own pixels."""
-    x = page.margin
-    y = page.line(x, y, "Views, by level and rank", page.inner, HEADING, bold=True) + page.px(6)
+    title = "Views, by level and rank"
+    y = page.line(page.margin, y, title, page.inner, HEADING, bold=True) + page.px(6)
     space, border = page.px(16), page.px(BORDER)
     columns = max((page.inner + space) // (page.px(THUMBNAIL) + space), 1)
     side = (page.inner - (columns - 1) * space) // columns
     listed, failed = regions[:MAX_LISTED], list[str]()
     for start in range(0, len(listed), columns):
         row = listed[start : start + columns]
-        boxes = [each.box for each in row]
-        shapes = [_fitted(x1 - x0, y1 - y0, side - 2 * border) for x0, y0, x1, y1 in boxes]
+        edges = (each.box for each in row)
+        shapes = [_fitted(x1 - x0, y1 - y0, side - 2 * border) for x0, y0, x1, y1 in edges]
         high = max(down for _, down in shapes) + 2 * border
         for place, (region, (across, down)) in enumerate(zip(row, shapes, strict=True)):
             x = page.margin + place * (side + space)
@@ -295,7 +291,7 @@ def _draw_views(
                 _colour(region.level), border, halo=0.5,
             )  # fmt: skip
             _draw_caption(page, region, x, y + high + page.px(6), side)
-        y += high + page.px(6) + 3 * page.step(CAPTION) + space
+        y += high + page.px(6) + 3 * round(1.32 * page.px(CAPTION)) + space
     if failed:
         log.warning("%d views cannot be shown: %s", len(failed), failed[0])
     if rest := len(regions) - len(listed):
@@ -309,11 +305,10 @@ def _draw_caption(page: "Page", region: RegionRecord, x: int, y: int, width: int
     page.line(x, y, number, width, CAPTION, bold=True)
     order = "glimpse" if region.is_glimpse else f"level {region.level}, rank"
     y = page.line(x + shift, y, f"{order} {region.rank}", width - shift, CAPTION, QUIET)
-    is_part = "/" in region.path
-    text = f"attention {_attention(region):.3g}" if is_part else "the whole image"
+    text = f"attention {_attention(region):.3g}" if "/" in region.path else "the whole image"
     y = page.line(x, y, text, width, CAPTION, QUIET)
-    vote = f" {_percent(region.probability)}"
-    page.line(x, y, plain(region.label) or "no label", width, CAPTION, end=vote)
+    label, end = plain(region.label) or "no label", f" {_percent(region.probability)}"
+    page.line(x, y, label, width, CAPTION, end=end)
 
 
 def _show(
@@ -355,8 +350,7 @@ def _count(regions: Sequence[RegionRecord]) -> str:
 
 def _notes(options: FigureOptions, place: _Place) -> Iterator[str]:
     if options.levels is not None:
-        levels = sorted(options.levels)
-        yield f"only level{'s' * (len(levels) != 1)} {', '.join(map(str, levels[:8]))}"
+        yield f"only levels {', '.join(map(str, sorted(options.levels)[:8]))}"
     across, down = place.across, place.down
     if max(across, down) > 1.05 * min(across, down):
         ratio, side = (across / down, "wide") if across > down else (down / across, "high")
@@ -371,46 +365,9 @@ def _fitted(width: float, height: float, most: int) -> tuple[int, int]:
 
 
 def _percent(probability: float) -> str:
-    """Return a probability in per cent, never 0 % or 100 % by rounding."""
     if 0 < probability < 0.005:
         return "< 1 %"
     return "> 99 %" if probability >= 0.995 else f"{100 * probability:.0f} %"
-
-
-def pixel_metres(prediction: Prediction) -> tuple[float, float, bool] | None:
-    """Return width and height of the central pixel in metres, and whether others are alike.
-
-    None if the size is unknown, larger than the Earth or smaller than an atom.
-    """
-    try:
-        found = _ground_pixel(prediction)
-        if found is None and prediction.mpp is not None:
-            across, down = prediction.mpp
-            found = 1e-6 * across, 1e-6 * down, True
-    except ValueError:  # an unknown CRS
-        return None
-    return found if found and all(1e-12 < each < 1e8 for each in found[:2]) else None
-
-
-def _ground_pixel(prediction: Prediction) -> tuple[float, float, bool] | None:
-    place = prediction.georeference
-    if place is None or place.crs is None:
-        return None
-    size = Size(prediction.width, prediction.height)
-    a, b, c, d, e, f = place.transform
-    sizes = []
-    # The centre, and four points near the corners.
-    for x, y in ((0.0, 0.0), (-0.45, -0.45), (0.45, -0.45), (-0.45, 0.45), (0.45, 0.45)):
-        x, y = x * size.width, y * size.height
-        moved = Georeference(place.crs, (a, b, c + a * x + b * y, d, e, f + d * x + e * y))
-        if not (np.abs(moved.to_map([0, size.width], [0, size.height])) < FARTHEST).all():
-            return None
-        sizes.append(moved.ground_size(size))
-    centre, *others = sizes
-    if centre is None:
-        return None
-    even = all(other is not None and np.allclose(other, centre, rtol=0.05) for other in others)
-    return *centre, even
 
 
 def round_length(most: float) -> float:
@@ -439,8 +396,8 @@ def plain(text: str, most: int = 200) -> str:
 def _glyphs() -> frozenset[int]:
     from matplotlib.font_manager import findfont, get_font
 
-    fonts = [get_font(findfont(_font(10, bold))) for bold in (False, True)]
-    return frozenset(fonts[0].get_charmap()) & frozenset(fonts[1].get_charmap())
+    normal, bold = (get_font(findfont(_font(10, each))).get_charmap() for each in (False, True))
+    return frozenset(normal) & frozenset(bold)
 
 
 @cache
@@ -457,8 +414,8 @@ class Page:
     def __init__(self, size: int) -> None:
         from matplotlib.figure import Figure
 
-        self.size = size
-        self.scale, self.stroke = max(size / WIDTH, MIN_SCALE), size / WIDTH
+        self.size, self.stroke = size, size / WIDTH
+        self.scale = max(self.stroke, MIN_SCALE)
         self.margin = self.px(MARGIN)
         self.inner = size - 2 * self.margin
         self.figure = Figure(dpi=72, facecolor="white")  # a point is a pixel
@@ -468,10 +425,6 @@ class Page:
     def px(self, length: float) -> int:
         """Return a length, given for 1600 pixels of width, in pixels of this figure."""
         return max(round(self.scale * length), 1)
-
-    def step(self, letters: int) -> int:
-        """Return the distance between lines of text."""
-        return round(1.32 * self.px(letters))
 
     def measure(self, text: str, letters: int, *, bold: bool = False) -> int:
         """Return the width of a text in pixels."""
@@ -485,8 +438,7 @@ class Page:
         end: str = "", bold: bool = False, keep_end: bool = False, ha: Any = "left",
     ) -> int:  # fmt: skip
         """Write one line below `y`, cut to `width`, and return where the next begins."""
-        bold = bold or letters == TITLE
-        kept = text
+        bold, kept = bold or letters == TITLE, text
         while kept and self.measure(kept + end, letters, bold=bold) > width:
             fewer = min(len(kept.strip("…")) - 1, int(len(kept) * 0.95))
             kept = f"…{text[-fewer:]}" if keep_end else f"{text[:fewer].rstrip()}…"
@@ -496,7 +448,7 @@ class Page:
             x, y + 1.05 * self.px(letters), kept + end, color=colour, ha=ha, va="baseline",
             fontproperties=_font(self.px(letters), bold), parse_math=False, usetex=False,
         )  # fmt: skip
-        return round(y) + self.step(letters)
+        return round(y) + round(1.32 * self.px(letters))
 
     def paragraph(
         self, x: int, y: int, text: str, width: int, letters: int, colour: str = QUIET
@@ -519,9 +471,8 @@ class Page:
         """Fill a rectangle."""
         from matplotlib.patches import Rectangle
 
-        self.axes.add_patch(
-            Rectangle((x, y), width, height, color=colour, linewidth=0, aa=False, zorder=zorder)
-        )
+        style: Any = {"color": colour, "linewidth": 0, "aa": False, "zorder": zorder}
+        self.axes.add_patch(Rectangle((x, y), width, height, **style))
 
     def outline(
         self, x: float, y: float, width: float, height: float, colour: str, thick: float, *,
@@ -538,9 +489,9 @@ class Page:
         self.axes.add_patch(patch)
         if area:
             left, top, right, bottom = area
+            shape = (left, top), right - left, bottom - top
             patch.set_gid("region")
-            corner, axes = (left, top), self.axes.transData
-            patch.set_clip_path(Rectangle(corner, right - left, bottom - top, transform=axes))
+            patch.set_clip_path(Rectangle(*shape, transform=self.axes.transData))
 
     def finish(self, height: int) -> "Figure":
         """Fix the height, which is known once everything is drawn."""

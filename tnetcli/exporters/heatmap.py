@@ -134,12 +134,8 @@ def _tags(
     prediction: Prediction, options: HeatmapOptions, painting: "_Painting", profile: dict[str, Any]
 ) -> dict[str, str]:
     """Return the metadata of the file; all values are text."""
-    provenance, place, downsample = (
-        prediction.provenance,
-        prediction.georeference,
-        painting.grid.downsample,
-    )
-    probability = prediction.probability
+    provenance, place = prediction.provenance, prediction.georeference
+    downsample, probability = painting.grid.downsample, prediction.probability
     tags = {
         "TNET_IMAGE": prediction.image,
         "TNET_ID": prediction.id,

@@ -1,1 +1,1 @@
-"""Families of models that look at views and conclude; torch loads with the files that need it."""
+"""Encoders, location modules, aggregators and heads; one file per family."""

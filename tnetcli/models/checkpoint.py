@@ -315,7 +315,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, device: str = "cpu") -> Che
     """
     import torch
 
-    from tnetcli.system import choose_device
+    from tnetcli.models.devices import choose_device
 
     place = choose_device(device)
     with open_tensor_file(path, "pt") as file:

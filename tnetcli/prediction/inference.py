@@ -1,22 +1,21 @@
-"""Run a model over images and make a record of each rollout."""
+"""Inference: run a model on images, and turn each result into a prediction record."""
 
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from tnetcli import __version__
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ImageError, TnetError
 from tnetcli.geometry import Window
 from tnetcli.models.base import Model
 from tnetcli.models.checkpoint import Checkpoint
+from tnetcli.models.devices import Precision, choose_device
 from tnetcli.prediction.record import (
     SCHEMA,
     BoxEdges,
@@ -24,14 +23,12 @@ from tnetcli.prediction.record import (
     LevelRecord,
     Prediction,
     PredictionCost,
-    Problem,
     Provenance,
     RegionRecord,
 )
 from tnetcli.readers.base import Cost, Reader
 from tnetcli.readers.watch import READ_TIMEOUT, ReadingThreads
 from tnetcli.readers.wrappers import CroppedReader
-from tnetcli.system import Precision, choose_device
 from tnetcli.tasks import Classification, softmax
 from tnetcli.traversal.config import StopReason, TraversalConfig
 from tnetcli.traversal.policies import Policy
@@ -72,10 +69,10 @@ class ImageResult:
 
 
 class Inference:
-    """Runs one model on images; results do not depend on the rest of the batch.
+    """Run one model on images; the result of an image does not depend on the batch.
 
-    Several threads may call `run` at once: one encodes while another reads. `bands` are the names
-    that the model knows its bands by. A read without progress for `read_timeout` seconds fails.
+    Several threads may call `run` at once: one encodes while another reads. `bands` are the band
+    names of the model. A read without progress for `read_timeout` seconds fails.
     """
 
     def __init__(
@@ -108,7 +105,7 @@ class Inference:
         )
         self.opening = ReadingThreads(OPENING, read_timeout)
         if precision == "bf16" and self.device.type == "cpu":
-            log.warning("bf16 is slower than fp32 on a processor without hardware for it")
+            log.warning("bf16 is slower than fp32 on CPUs without hardware support")
 
     @classmethod
     def of(
@@ -142,17 +139,16 @@ class Inference:
         self.close()
 
     def close(self) -> None:
-        """Stop the reading threads; the images stay open."""
+        """End the reading threads; the images stay open."""
         self._views.close()
         self.opening.close()
 
     def run(
         self, readers: Sequence[Reader], config: TraversalConfig, policies: Sequence[Policy]
     ) -> list[ImageResult | TnetError]:
-        """Traverse all images together; a failed image yields its error.
+        """Traverse images together and return a result or an error for each.
 
-        Levels end where a view would be finer than the image's own pixels, unless the configuration
-        has a `min_size`.
+        By default levels end at native resolution; `config.min_size` changes that.
         """
         before = [reader.cost for reader in readers]
         errors: dict[int, TnetError] = {}
@@ -238,41 +234,9 @@ def _rows(found: Rollout, name: str, own: torch.Tensor) -> torch.Tensor | None:
     return rows
 
 
-MOST_CLASSES = 100  # above this, records leave out the probabilities of each window
+NO_PROVENANCE = Provenance()
+MAX_CLASSES = 100  # above this, records leave out the probabilities of each window
 DECIMALS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Maker:
-    """A model, and the options that its predictions depend on."""
-
-    model: str
-    model_sha256: str
-    classes: tuple[str, ...]
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def provenance(self) -> Provenance:
-        """Return what a record keeps of it."""
-        return Provenance(
-            model=self.model, sha256=self.model_sha256, version=__version__, config=self.settings
-        )
-
-
-def record_failure(
-    error: TnetError | Problem, *, image: str, id: str, maker: Maker, fingerprint: str = ""
-) -> Prediction:
-    """Return the record of an image that failed."""
-    return Prediction(
-        schema=SCHEMA,
-        id=id,
-        image=image,
-        status="failed",
-        provenance=maker.provenance,
-        fingerprint=fingerprint,
-        stop_reason="failed",
-        error=error if isinstance(error, Problem) else Problem.of(error),
-    )
 
 
 def record_result(
@@ -281,13 +245,13 @@ def record_result(
     *,
     image: str,
     id: str,
-    maker: Maker,
+    classes: Sequence[str],
+    provenance: Provenance = NO_PROVENANCE,
     fingerprint: str = "",
     warnings: Sequence[str] = (),
     reading: dict[str, JsonValue] | None = None,
 ) -> Prediction:
     """Return the record of an image that was predicted."""
-    classes = maker.classes
     decision = Classification(classes).decide(result.logits)
     microns = reader.microns_per_pixel
     return Prediction(
@@ -302,7 +266,7 @@ def record_result(
         georeference=reader.georeference,
         mpp=(microns.x, microns.y) if microns else None,
         offset=reader.info.offset,
-        provenance=maker.provenance,
+        provenance=provenance,
         fingerprint=fingerprint,
         warnings=tuple(warnings),
         reading=reading or {},
@@ -324,52 +288,37 @@ def _levels(result: ImageResult, classes: Sequence[str]) -> list[LevelRecord]:
     ]
 
 
-def _windows(result: ImageResult, classes: Sequence[str]) -> list[RegionRecord]:
-    probabilities = softmax(result.region_logits)
-    return [
-        RegionRecord(
+def _windows(result: ImageResult, classes: Sequence[str]) -> Iterator[RegionRecord]:
+    probabilities = softmax(result.region_logits)  # (regions, classes)
+    for number, node in enumerate(result.nodes):
+        label, probability = _best(probabilities[number], classes)
+        window, steps = node.region.window, result.steps[number]
+        boxes, scores = result.glimpses[number], result.glimpse_logits[number]
+        yield RegionRecord(
             path=node.region.path,
             level=node.region.level,
-            box=node.region.window.box,
+            box=window.box,
             attention=node.attention,
             rank=node.rank,
-            share=float(weight),
+            share=float(result.weights[number]),
             label=label,
             probability=probability,
-            valid=float(valid),
-            probabilities=_class_probabilities(each),
+            valid=float(result.valid[number]),
+            probabilities=_rounded(probabilities[number]) if len(classes) <= MAX_CLASSES else (),
             steps=_rounded(steps) if steps.any() else (),
-            glimpses=tuple(_glimpses(node.region.window, boxes, scores, classes)),
+            glimpses=tuple(_glimpses(window, boxes, scores, classes)),
         )
-        for node, weight, valid, steps, boxes, scores, each, (label, probability) in zip(
-            result.nodes,
-            result.weights,
-            result.valid,
-            result.steps,
-            result.glimpses,
-            result.glimpse_logits,
-            probabilities,
-            (_best(each, classes) for each in probabilities),
-            strict=True,
-        )
-    ]
 
 
 def _glimpses(
     window: Window, boxes: NDArray[np.float32], scores: NDArray[np.float32], classes: Sequence[str]
 ) -> Iterator[GlimpseRecord]:
-    """Yield what was seen inside of a window: edges (glimpses, 4), scores (glimpses, classes)."""
+    """Yield the glimpses of a window from edges (glimpses, 4) and scores (glimpses, classes)."""
     across = (window.left + boxes[:, ::2].astype(float) * window.width).tolist()
     down = (window.top + boxes[:, 1::2].astype(float) * window.height).tolist()
     for (left, right), (top, bottom), each in zip(across, down, scores, strict=True):
         label, probability = _best(softmax(each), classes)
         yield GlimpseRecord((left, top, right, bottom), label, round(probability, DECIMALS))
-
-
-def _class_probabilities(probabilities: NDArray[np.float64]) -> tuple[float, ...]:
-    if len(probabilities) > MOST_CLASSES:
-        return ()
-    return _rounded(probabilities)
 
 
 def _rounded(values: NDArray[np.floating]) -> tuple[float, ...]:
@@ -396,7 +345,7 @@ def _best(probabilities: NDArray[np.float64], classes: Sequence[str]) -> tuple[s
 
 
 def on_whole_image(record: Prediction, reader: CroppedReader) -> Prediction:
-    """Return the record of a crop with all figures in pixels of the image it was cut from."""
+    """Return the record of a crop in pixels of the whole image."""
     whole, x, y = reader.whole, reader.crop.left, reader.crop.top
     cost, pixels = record.cost, whole.size.pixels
 

@@ -1,16 +1,15 @@
-"""Append, resume, read and merge JSON Lines of prediction records."""
+"""JSON Lines of prediction records: append, resume, read and merge."""
 
 import logging
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -29,15 +28,16 @@ from tnetcli.files import (
 from tnetcli.prediction.record import SCHEMA, Prediction
 from tnetcli.text import DEEP, counted, first_line, join_some, printable, reason, shorten
 
-SECONDS_BETWEEN_SYNCS = 10.0  # what a power failure may cost; a killed process loses nothing
-UNSPOKEN = "nothing"
-log = logging.getLogger(__name__)
+SYNC_SECONDS = 10.0  # work that a power failure may cost; a killed process loses nothing
 BEGINNING = f'{{"schema":"{SCHEMA}"'.encode()  # of every record
-ATTEMPTS = 10  # to get hold of a file that another process is just replacing
-PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4", ".7z")
+ATTEMPTS = 10  # to open a file that another process is replacing
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4", ".7z")
 MAX_LINE = 2**26  # bytes; more than 200,000 windows
-MAX_PROBLEMS = 100  # of a line
+MAX_PROBLEMS = 100  # per line
+NO_PREDICTIONS = "this is not a file of predictions: name another"
+log = logging.getLogger(__name__)
 IsCurrent = Callable[[Prediction], bool | None]
+AnyPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,59 +49,60 @@ class Line:
     record: Prediction
 
 
-def refuse_compressed(path: str | os.PathLike[str]) -> None:
-    """Refuse a name that promises packed records: they are written, and gone on with, as text."""
-    ending = os.path.splitext(path)[1].lower()
-    if ending in PACKED:
-        raise UsageError(
-            f"records are written as plain text, which `{ending}` is not: `{path}`",
-            hint="name a FILE.jsonl, and compress it when all is done",
-        )
+def read_predictions(path: AnyPath) -> Iterator[Prediction]:
+    """Yield the predictions of a file that `tnet predict -o` or `predict_many` wrote.
 
+    Parameters
+    ----------
+    path
+        JSON Lines file. A last line that was cut off is skipped with a warning.
 
-def read_records(path: str | os.PathLike[str]) -> Iterator[Prediction]:
-    """Yield the records of a file one by one; see `read_lines`."""
+    Raises
+    ------
+    OutputError
+        If the file cannot be read, or a line is not a valid record.
+
+    Examples
+    --------
+    >>> for prediction in tnetcli.read_predictions("out.jsonl"):  # doctest: +SKIP
+    ...     print(prediction.image, prediction.label)
+
+    """
     return (line.record for line in read_lines(path))
 
 
-def read_lines(path: str | os.PathLike[str]) -> Iterator[Line]:
-    """Yield the lines of a file one by one, with their records.
+def read_lines(path: AnyPath) -> Iterator[Line]:
+    """Yield the lines of a file with their records; see `read_predictions`.
 
-    A last line that was cut off is skipped with a warning; empty lines after the last record are
-    skipped. OutputError names the first line that holds no valid record.
+    Empty lines after the last record are skipped.
     """
-    start = empty = 0  # the first empty line
+    start = empty = 0  # number of the first empty line
     for number, text in enumerate(_lines(path), start=1):
         if number > 1 and text.isspace():
             empty = empty or number
         elif empty:
             raise OutputError(
                 f"`{path}`, line {empty}: empty, and more follow",
-                hint="take it out: every line is a record",
+                hint="remove it: every line is a record",
             )
         else:
             try:
                 record = parse_record(text)
             except ValueError as error:
-                _refuse_unless_cut_off(path, number, text, error)
+                _check_cut_off(path, number, text, error)
                 return
             yield Line(text, start, record)
         start += len(text)
 
 
-def _refuse_unless_cut_off(
-    path: str | os.PathLike[str], number: int, text: bytes, error: ValueError
-) -> None:
+def _check_cut_off(path: AnyPath, number: int, text: bytes, error: ValueError) -> None:
     """Warn about a last line that is the beginning of a record; raise OutputError for any other."""
-    begin = text[: len(BEGINNING)]
-    if BEGINNING.startswith(begin) and not text.endswith(b"\n"):
-        log.warning("`%s`, line %d was cut off and is left out", path, number)
+    if BEGINNING.startswith(text[: len(BEGINNING)]) and not text.endswith(b"\n"):
+        log.warning("`%s`, line %d is cut off and skipped", path, number)
         return
-    hint = "this is no file of predictions: name another"
+    hint = NO_PREDICTIONS
     if SCHEMA.encode() in text[:100]:
-        hint = (
-            "this record was changed by something else than tnet: take the line out, predict again"
-        )
+        hint = "another program changed this record: remove the line and predict again"
     elif SCHEMA.partition("/")[0].encode() in text[:100]:
         hint = "another version of tnet wrote it: predict again"
     raise OutputError(
@@ -109,70 +110,78 @@ def _refuse_unless_cut_off(
     ) from error
 
 
-def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
+def _lines(path: AnyPath) -> Iterator[bytes]:
     try:
         with open_regular(path) as file:
             while text := file.readline(MAX_LINE + 1):
                 if len(text) > MAX_LINE:
                     raise OutputError(
                         f"`{path}` has a line of more than {MAX_LINE >> 20} MiB",
-                        hint="this is no file of predictions: name another",
+                        hint=NO_PREDICTIONS,
                     )
                 yield text
     except OSError as error:
         raise OutputError(
-            f"cannot read `{path}`: {reason(error)}", hint="check path and rights"
+            f"cannot read `{path}`: {reason(error)}", hint="check the path and its permissions"
         ) from error
 
 
 def parse_record(text: bytes) -> Prediction:
-    """Return the record of one line; ValueError says in one line what is wrong with it."""
+    """Return the record of one line; raise ValueError with the first problem in one line."""
     try:
         return Prediction.model_validate_json(text)
     except ValidationError as error:
-        raise ValueError(_explain(error)) from error
+        raise ValueError(_first_problem(error)) from error
 
 
-def _explain(error: ValidationError) -> str:
-    """Return the first problem of a line; a wrong schema explains all others."""
+def _first_problem(error: ValidationError) -> str:
     count = error.error_count()
     if count > MAX_PROBLEMS:  # each would become an object
         return f"not a {SCHEMA} record: {count:,} problems"
     found = error.errors(include_url=False)
+    # A wrong schema explains all other problems.
     first = next((each for each in found if each["loc"] == ("schema",)), found[0])
-    kind, message = first["type"], first["msg"]
+    kind, message = first["type"], first["msg"].removeprefix("Value error, ")
     if kind == "json_invalid":
         message = message.removeprefix("Invalid JSON: ")
         return f"not JSON: {DEEP if message.startswith('recursion limit') else message}"
     key = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in first["loc"])
     key = f"`{shorten(key.removeprefix('.'))}`"
     if kind == "missing":
-        what = f"{key} is missing"
+        message = f"{key} is missing"
     elif kind in UNKNOWN_KEY:
-        what = f"unknown key {key}"
-    elif kind == "value_error" and not first["loc"]:
-        what = message.removeprefix("Value error, ")
-    else:
-        message = message.removeprefix("Value error, ")
-        what = f"{key} is {shorten(first['input'])}: {message[:1].lower()}{message[1:]}"
-    return f"not a {SCHEMA} record: {what}"
+        message = f"unknown key {key}"
+    elif kind != "value_error" or first["loc"]:
+        message = f"{key} is {shorten(first['input'])}: {message[:1].lower()}{message[1:]}"
+    return f"not a {SCHEMA} record: {message}"
+
+
+def check_uncompressed(path: AnyPath) -> None:
+    """Raise UsageError for the name of a compressed file: records are appended as text."""
+    ending = os.path.splitext(path)[1].lower()
+    if ending in COMPRESSED:
+        raise UsageError(
+            f"predictions are plain text, `{ending}` is not: `{path}`",
+            hint="name a FILE.jsonl, and compress it afterwards",
+        )
 
 
 class PredictionFile:
-    """Takes records one by one: what was taken stays, whatever happens to the process.
+    """Append records one by one; a record that was added survives the death of the process.
 
-    A context that holds the file for itself. What is there already is kept if it was made by the
-    same model with the same settings; otherwise it is refused, or with `overwrite` replaced.
+    A context manager that locks the file. Existing records are kept if they were made by the same
+    model with the same settings; otherwise `resume` raises OutputError, or with `overwrite` starts
+    again.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    def __init__(self, path: AnyPath, *, overwrite: bool = False) -> None:
         self.path = Path(path)
         self._overwrite = overwrite
         self._file: FileIO | None = None
         self._synced = time.monotonic()
 
     def __enter__(self) -> Self:
-        refuse_compressed(self.path)
+        check_uncompressed(self.path)
         check_not_special(self.path, hint="name a file; `-o -` is standard output")
         remove_stale(self.path.parent)
         problem = self._taken()
@@ -181,7 +190,7 @@ class PredictionFile:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = open(self.path, "ab", buffering=0)
                 self._claim(self._file)
-                # Whoever held it may have put another file in its place meanwhile.
+                # The process that held it may have replaced the file meanwhile.
                 if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path)):
                     return self
                 self._file.close()
@@ -210,11 +219,10 @@ class PredictionFile:
                 raise self._unwritable(problem) from problem
 
     def resume(self, sha256: str, config: Mapping[str, Any], is_current: IsCurrent) -> list[str]:
-        """Return the ids that are done, and drop the records of those that are not.
+        """Return the ids that are done, and remove the records of images to predict again.
 
-        `is_current` returns whether the image of a record is still the same, or None if the image
-        is not among those to predict: its record stays. Of the others, failed records are dropped,
-        to be predicted again; abstained records are done.
+        `is_current` returns whether the image of a record is unchanged, or None if it is not among
+        the images to predict: its record stays. Failed records are removed, abstained ones stay.
         """
         if self._overwrite:
             self._replace(set())
@@ -227,8 +235,13 @@ class PredictionFile:
             record = line.record
             lines, size = number + 1, size + len(line.text)
             current = is_current(record)
-            if record.is_done or current is None:
-                self._check(record, sha256, config)
+            if (record.is_done or current is None) and (
+                found := differences(record, sha256, config)
+            ):
+                raise OutputError(
+                    f"`{self.path}` was made with other settings: {'; '.join(found)}",
+                    hint="name another file with -o, or replace it with --overwrite",
+                )
             is_done = record.is_done and current is True
             if record.id in known or not line.text.endswith(b"\n"):
                 continue
@@ -240,23 +253,15 @@ class PredictionFile:
             self._replace(kept)
         return done
 
-    def _check(self, record: Prediction, sha256: str, config: Mapping[str, Any]) -> None:
-        found = differences(record, sha256, config)
-        if found:
-            raise OutputError(
-                f"`{self.path}` was made otherwise: {'; '.join(found)}",
-                hint="name another file with -o, or --overwrite it",
-            )
-
     def _replace(self, kept: Collection[int]) -> None:
-        """Leave the lines with these numbers, and nothing else."""
+        """Replace the file by one with the lines of these numbers."""
         renewed: FileIO | None = None
         try:
             with atomic_file(self.path) as file:
                 for number, line in enumerate(read_lines(self.path) if kept else ()):
                     if number in kept:
                         file.write(line.text)
-                # It is ours before it has its name, so that nobody comes between.
+                # Locked before it gets its name, so that no other process can come between.
                 renewed = open(file.name, "ab", buffering=0)  # noqa: SIM115  it stays open
                 self._claim(renewed)
         except BaseException:
@@ -268,17 +273,17 @@ class PredictionFile:
         self._file = renewed
 
     def add(self, record: Prediction) -> None:
-        """Append a record; if it cannot be written whole, nothing of it stays."""
+        """Append a record; nothing of it stays if it cannot be written whole."""
         assert self._file is not None
         left = memoryview(record.model_dump_json().encode() + b"\n")
         before = os.fstat(self._file.fileno()).st_size
         try:
             while left:
                 left = left[self._file.write(left) :]
-            if time.monotonic() - self._synced >= SECONDS_BETWEEN_SYNCS:
+            if time.monotonic() - self._synced >= SYNC_SECONDS:
                 self._sync()
         except OSError as error:
-            with suppress(OSError):  # the next run would leave out half a line
+            with suppress(OSError):  # the next run would skip half a line
                 os.truncate(self._file.fileno(), before)
             raise self._unwritable(error) from error
 
@@ -288,7 +293,6 @@ class PredictionFile:
         self._synced = time.monotonic()
 
     def _claim(self, file: FileIO) -> None:
-        """Refuse a file that another process is writing; not every disk can tell."""
         if not try_lock(file):
             raise self._taken()
 
@@ -301,40 +305,49 @@ class PredictionFile:
     def _unwritable(self, error: Exception) -> OutputError:
         return OutputError(
             f"cannot write `{self.path}`: {reason(error)}",
-            hint="may you write there, is there space left? records so far are kept",
+            hint="check permissions and free space; records written so far are saved",
         )
 
 
 def differences(record: Prediction, sha256: str, config: Mapping[str, Any]) -> list[str]:
-    """Return how the model and the options of a record differ from these."""
-    found = []
+    """Return how the model and the settings of a record differ from these."""
     made = record.provenance
+    found = []
     if made.sha256 != sha256:
-        found.append(f"with the model {made.sha256[:12]}, not {sha256[:12]}")
+        found.append(f"model {made.sha256[:12]}, now {sha256[:12]}")
     for name in dict.fromkeys([*made.config, *config]):
         before, now = made.config.get(name), config.get(name)
         if before != now:
-            found.append(f"{name} was {_say(before)}, now {_say(now)}")
+            values = ("not set" if each is None else shorten(str(each)) for each in (before, now))
+            found.append(f"{name} was {', now '.join(values)}")
     return found
 
 
-def _say(value: Any) -> str:
-    return UNSPOKEN if value is None else shorten(str(value))
-
-
-MOST_NAMED = 5
+MAX_NAMED = 5
 LONGEST = 500  # characters of a name
-MOST_OPEN = 64  # files; some systems allow 256
+MAX_OPEN = 64  # files; some systems allow 256
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What came together."""
+    """Counts of a merge."""
 
     records: int
     failed: int
     repeated: int  # found in more than one file
-    missing: tuple[str, ...]  # asked for, and in none
+    missing: tuple[str, ...]  # expected ids that no file has
+
+    def __str__(self) -> str:
+        parts = [counted(self.records, "record")]
+        if self.failed:
+            parts.append(f"{self.failed:,} of them failed")
+        if self.repeated:
+            parts.append(f"{self.repeated:,} repeated and left out")
+        if self.missing:
+            parts.append(f"{len(self.missing):,} missing:")
+        return "\n".join(
+            [", ".join(parts), *(f"  {printable(id, LONGEST)}" for id in self.missing)]
+        )
 
 
 def merge(
@@ -344,20 +357,20 @@ def merge(
     wanted: Sequence[Image] | None = None,
     overwrite: bool = False,
 ) -> Merged:
-    """Write the records of all files into one, each id once; refuse what was made otherwise.
+    """Write the records of all files to one, each id once.
 
-    Records are ordered as `wanted`, which also tells what is missing, or as the files are. Of a
-    record that several files hold, the first that did not fail is taken. Memory holds ids, not
-    records.
+    Records are ordered as `wanted`, or as the files are. Of an id in several files the first record
+    that did not fail is taken. Raise OutputError for files of another model or other settings.
+    Memory holds ids, not records.
     """
-    refuse_compressed(output)
+    check_uncompressed(output)
     check_output(output, overwrite=overwrite)
     if any(os.path.realpath(file) == os.path.realpath(output) for file in files):
         raise OutputError(f"`{output}` is one of the files", hint="name another with -o")
-    chosen: dict[str, _Spot] = {}
+    chosen: dict[str, _Place] = {}
     repeated = contradicted = 0
     first = None
-    for number, file in enumerate(files):
+    for file in files:
         for line in read_lines(file):
             record = line.record
             first = first or record
@@ -365,74 +378,55 @@ def merge(
             if found:
                 raise OutputError(
                     f"`{file}` does not belong to `{files[0]}`: {'; '.join(found)}",
-                    hint="merge only what was made by one model with one set of options",
+                    hint="merge only files of one model with the same settings",
                 )
             check_not_input(output, [record.image])
             answer = hash((record.label, round(record.probability or 0.0, 5)))
-            spot = _Spot(number, line.start, len(line.text), not record.is_done, answer)
+            place = _Place(file, line.start, len(line.text), not record.is_done, answer)
             before = chosen.get(record.id)
             repeated += before is not None
-            if before is not None and not (before.failed or spot.failed):
-                contradicted += before.answer != spot.answer
-            if before is None or (before.failed and not spot.failed):
-                chosen[record.id] = spot
+            if before is not None and not (before.failed or place.failed):
+                contradicted += before.answer != place.answer
+            if before is None or (before.failed and not place.failed):
+                chosen[record.id] = place
     if contradicted:
         repeats = counted(contradicted, "record")
-        log.warning("found twice with another answer: %s; the first is taken", repeats)
+        log.warning("found twice with different predictions: %s; the first is taken", repeats)
     order = list(chosen) if wanted is None else [image.id for image in wanted]
-    missing = tuple(id for id in order if id not in chosen)
-    asked = set(order)
-    strangers = [id for id in chosen if id not in asked]
-    if strangers:
-        log.warning(
-            "of no image that was asked for: %s: %s",
-            counted(len(strangers), "record"),
-            join_some(strangers, MOST_NAMED),
-        )
-    present = [chosen[id] for id in [*order, *strangers] if id in chosen]
-    _write(files, present, output)
+    expected = set(order)
+    others = [id for id in chosen if id not in expected]
+    if others:
+        some = join_some(others, MAX_NAMED)
+        log.warning("not among the expected images: %s: %s", counted(len(others), "record"), some)
+    present = [chosen[id] for id in [*order, *others] if id in chosen]
+    _write(present, output)
     return Merged(
         records=len(present),
-        failed=sum(spot.failed for spot in present),
+        failed=sum(place.failed for place in present),
         repeated=repeated,
-        missing=missing,
+        missing=tuple(id for id in order if id not in chosen),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Spot:
-    """Where a record stands."""
+class _Place:
+    """Where a record is stored."""
 
-    file: int
+    file: Path
     start: int
     length: int  # bytes
     failed: bool
-    answer: int  # a digest: whether another record says the same
+    answer: int  # a digest of the prediction
 
 
-def _write(files: Sequence[Path], spots: Sequence[_Spot], output: Path) -> None:
-    opened: OrderedDict[int, BinaryIO] = OrderedDict()
-    try:
-        with atomic_file(output) as merged:
-            for spot in spots:
-                if spot.file not in opened:
-                    if len(opened) >= MOST_OPEN:
-                        opened.popitem(last=False)[1].close()
-                    opened[spot.file] = open_regular(files[spot.file])
-                opened[spot.file].seek(spot.start)
-                merged.write(opened[spot.file].read(spot.length).rstrip(b"\n") + b"\n")
-    finally:
-        for file in opened.values():
-            file.close()
-
-
-def as_text(merged: Merged) -> str:
-    """Return the totals in a line or two."""
-    parts = [counted(merged.records, "record")]
-    if merged.failed:
-        parts.append(f"{merged.failed:,} of them failed")
-    if merged.repeated:
-        parts.append(f"{merged.repeated:,} repeated and left out")
-    if merged.missing:
-        parts.append(f"{len(merged.missing):,} missing:")
-    return "\n".join([", ".join(parts), *(f"  {printable(id, LONGEST)}" for id in merged.missing)])
+def _write(places: Sequence[_Place], output: Path) -> None:
+    with atomic_file(output) as merged, ExitStack() as stack:
+        opened: dict[Path, Any] = {}
+        for place in places:
+            if place.file not in opened:
+                if len(opened) == MAX_OPEN:
+                    stack.close()
+                    opened.clear()
+                opened[place.file] = stack.enter_context(open_regular(place.file))
+            opened[place.file].seek(place.start)
+            merged.write(opened[place.file].read(place.length).rstrip(b"\n") + b"\n")

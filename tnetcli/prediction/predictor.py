@@ -1,49 +1,50 @@
-"""Predict images and return a record for each of them."""
+"""Predictor: images in, prediction records out; warns about images unlike the training data."""
 
 import logging
 import math
+import os
 import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import JsonValue, ValidationError
 
+from tnetcli import __version__
 from tnetcli.data.images import Image
-from tnetcli.errors import ImageError, TnetError, UsageError
-from tnetcli.models.checkpoint import Checkpoint
-from tnetcli.prediction.attention import check_attention
+from tnetcli.errors import ImageError, TnetError, UsageError, error_class
+from tnetcli.models.checkpoint import Checkpoint, find_model_file, load_checkpoint
+from tnetcli.models.devices import Precision
 from tnetcli.prediction.inference import (
     ImageResult,
     Inference,
-    Maker,
     on_whole_image,
-    record_failure,
     record_result,
 )
-from tnetcli.prediction.record import AttentionCheck, Prediction, Problem
+from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance
 from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import fingerprint
+from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.readers.wrappers import CroppedReader
-from tnetcli.system import Precision
 from tnetcli.text import escape_surrogates, first_line
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, ScoredRegion, build_policy
 
-UNLIKE = 3.0  # standard deviations that the mean of an image may be off
-OTHER_SIZE = 1.5  # times, that pixels may be larger or smaller than those trained on
+UNLIKE = 3.0  # standard deviations between the mean of an image and that of the training data
+OTHER_SIZE = 1.5  # ratio between the pixel sizes of an image and of the training data
+DEFAULT_MODEL = "default"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PredictConfig:
-    """What a user may ask of a prediction; None is as the model was trained."""
+    """Settings that a prediction depends on; None is the value that the model was trained with."""
 
     levels: int | None = None
     keep: tuple[int, ...] | None = None
@@ -53,266 +54,324 @@ class PredictConfig:
     seed: int = 0
     precision: Precision = "fp32"
     reader: str | None = None
-    check_attention: bool = False
-    windows: Path | None = None  # tells what level 2 looks at
-    options: ReadOptions = ReadOptions()  # noqa: RUF009  frozen; of images that have none of their own
+    regions: Path | None = None  # file with the regions of level 2
+    options: ReadOptions = field(default_factory=ReadOptions)  # of images without their own
 
-    def anywhere(self) -> "PredictConfig":
-        """Return the same for a process that works in another folder."""
-        windows = None if self.windows is None else self.windows.absolute()
-        return replace(self, windows=windows)
-
-    def config(self, checkpoint: Checkpoint) -> TraversalConfig:
-        """Return the traversal that is asked of a model."""
+    def traversal(self, checkpoint: Checkpoint) -> TraversalConfig:
+        """Return the traversal of a model with these settings."""
         config = checkpoint.description.traversal_config(levels=self.levels, keep=self.keep)
-        changes = {
-            name: value
-            for name in ("policy", "budget", "confidence")
-            if (value := getattr(self, name)) is not None
-        }
+        given = {name: getattr(self, name) for name in ("policy", "budget", "confidence")}
         try:
-            return config.changed(**changes)
+            return config.changed(**{k: each for k, each in given.items() if each is not None})
         except ValidationError as error:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-            hint = "give --budget WINDOWS too" if "budget" in reason else "see --help"
+            hint = "give --budget REGIONS too" if "budget" in reason else "see --help"
             raise UsageError(f"impossible traversal: {reason}", hint=hint) from error
 
 
 class Predictor:
-    """Predicts images with one model; several threads may ask at once.
+    """A model that is loaded once and predicts images; several threads may share it.
 
-    What is found of an image depends neither on the others nor on who asked.
+    The prediction of an image does not depend on the other images of a batch. A context manager:
+    closing it ends its reading threads.
+
+    Parameters
+    ----------
+    checkpoint
+        The model, as `tnetcli.models.checkpoint.load_checkpoint` returns it.
+    config
+        Settings of the prediction.
+    device
+        `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+    threads
+        Number of threads that read views.
+    read_timeout
+        Seconds without progress after which the read of an image fails.
+
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, inference: Inference, settings: PredictConfig
+        self,
+        checkpoint: Checkpoint,
+        config: PredictConfig | None = None,
+        *,
+        device: str = "auto",
+        threads: int = 4,
+        read_timeout: float = READ_TIMEOUT,
+        inference: Inference | None = None,
     ) -> None:
-        self._inference = inference
-        self.device = inference.device
-        self._normalisation = checkpoint.description.normalisation
-        self._pixel_size = checkpoint.description.pixel_size
-        self._settings = settings
-        self._config = settings.config(checkpoint)
+        self.checkpoint, self.config = checkpoint, config or PredictConfig()
         description = checkpoint.description
-        self._windows = None if settings.windows is None else RegionFile(settings.windows)
-        if self._windows is not None:
-            _refuse_flat(self._config, checkpoint.model.max_levels)
-        self.maker = Maker(
-            description.name or checkpoint.path.stem,
-            checkpoint.sha256,
-            tuple(map(escape_surrogates, description.classes)),
-            {
-                **_telling(self._config, settings),
-                **({} if self._windows is None else {"windows": self._windows.digest}),
-                "view_size": description.view_size,
-            },
+        self.traversal = self.config.traversal(checkpoint)
+        self.classes = tuple(map(escape_surrogates, description.classes))
+        self._regions = None
+        if self.config.regions is not None:
+            self._regions = RegionFile(self.config.regions)
+            _check_levels(self.traversal, checkpoint.model.max_levels)
+        self.inference = inference or Inference.of(
+            checkpoint,
+            device=device,
+            precision=self.config.precision,
+            threads=threads,
+            read_timeout=read_timeout,
+        )
+        self.provenance = Provenance(
+            model=description.name or checkpoint.path.stem,
+            sha256=checkpoint.sha256,
+            version=__version__,
+            config=self._recorded_config(),
         )
 
-    def __call__(self, images: Sequence[Image]) -> list[Prediction]:
-        """Return a record of each image, in order; none fails for another's sake."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the reading threads."""
+        self.inference.close()
+
+    def configured(self, config: PredictConfig) -> "Predictor":
+        """Return a predictor with other settings that shares the model and its threads."""
+        config = replace(config, precision=self.config.precision)
+        return Predictor(self.checkpoint, config, inference=self.inference)
+
+    def predict(self, image: str | os.PathLike[str]) -> Prediction:
+        """Return the prediction of one image; raise TnetError if it cannot be predicted.
+
+        Examples
+        --------
+        >>> with tnetcli.load_model("runs/roofs/model.safetensors") as model:  # doctest: +SKIP
+        ...     print(model.predict("scene.tif").label)
+
+        """
+        path = os.fspath(image)
+        (record,) = self.predict_batch([Image(path, path, path, self.config.options)])
+        return checked(record)
+
+    def predict_batch(self, images: Sequence[Image]) -> list[Prediction]:
+        """Return a record of each image, in order; a failed image is a failed record."""
         try:
-            return self._together(images)
+            return self._predict_together(images)
         except Exception as error:
-            if len(images) > 1:  # who of them was it?
-                return [record for image in images for record in self([image])]
+            if len(images) > 1:  # find out which image failed
+                return [record for image in images for record in self.predict_batch([image])]
             (image,) = images
             log.debug("`%s` failed", image.path, exc_info=True)
-            return [self._fail(image, error, self.mark(image))]
+            return [self.failure(image, error, self.fingerprint(image))]
 
-    def mark(self, image: Image) -> str:
-        """Return what tells whether an image is the same, and read in the same way.
+    def fingerprint(self, image: Image) -> str:
+        """Return a text that changes with the file of an image and with its read options.
 
-        Empty where the file system does not answer.
+        Empty if the file system does not answer.
         """
         try:
-            return self._inference.opening.run(image.path, partial(self._mark, image))
+            return self.inference.opening.run(image.path, partial(self._fingerprint, image))
         except ImageError:
             return ""
 
-    def _mark(self, image: Image) -> str:
+    def _fingerprint(self, image: Image) -> str:
         found = fingerprint(image.path)
-        how = "" if image.options == self._settings.options else repr(image.options)
+        how = "" if image.options == self.config.options else repr(image.options)
         how += "" if image.crop is None else repr(image.crop)
-        if not how:
-            return found
-        return f"{found}-{zlib.crc32(how.encode(errors='surrogateescape')):08x}"
+        return f"{found}-{zlib.crc32(_bytes(how)):08x}" if how else found
 
     def is_current(self, image: Image, record: Prediction) -> bool:
-        """Say whether a record is of an image as it is now.
+        """Return True if a record describes the image as it is now.
 
-        An image that is gone cannot be looked at again: what was found is worth keeping.
+        The record of an image that no longer exists is kept: it cannot be predicted again.
         """
         (now, _, how), (before, _, how_before) = (
-            text.partition("-") for text in (self.mark(image), record.fingerprint)
+            text.partition("-") for text in (self.fingerprint(image), record.fingerprint)
         )
         return how == how_before and now in ("", before)
 
-    def _together(self, images: Sequence[Image]) -> list[Prediction]:
-        failed: dict[str, Prediction] = {}
+    def failure(self, image: Image, error: Exception, fingerprint: str) -> Prediction:
+        """Return the record of an image that failed."""
+        if isinstance(error, TnetError):
+            problem = Problem.of(error)
+        else:
+            hint = "unexpected error: please report it with the output of `tnet predict -v`"
+            problem = Problem(type(error).__name__, first_line(error), hint)
+        return Prediction(
+            schema=SCHEMA,
+            id=image.id,
+            image=image.path,
+            status="failed",
+            provenance=self.provenance,
+            fingerprint=fingerprint,
+            stop_reason="failed",
+            error=problem,
+        )
+
+    def _predict_together(self, images: Sequence[Image]) -> list[Prediction]:
+        records: dict[str, Prediction] = {}
         marks: dict[str, str] = {}
         opened: list[tuple[Image, Reader]] = []
-        fixed: list[tuple[ScoredRegion, ...]] = []
+        policies: list[Policy] = []
         with ExitStack() as closing:
             for image in images:
                 try:
-                    found = self._inference.opening.run(
-                        image.path, partial(self._mark_and_open, image, marks)
+                    reader = closing.enter_context(
+                        self.inference.opening.run(image.path, partial(self._open, image, marks))
                     )
-                    reader = closing.enter_context(found)
-                    if self._windows is not None:
-                        fixed.append(self._windows.of(image.id, image.path, reader.size))
+                    policies.append(self._policy(image, reader))
                     opened.append((image, reader))
                 except TnetError as error:
-                    failed[image.id] = self._fail(image, error, marks.get(image.id, ""))
+                    records[image.id] = self.failure(image, error, marks.get(image.id, ""))
             readers = [reader for _, reader in opened]
-            seeds = [self._seed(image) for image, _ in opened]
-            policies: list[Policy] = [build_policy(self._config, seed) for seed in seeds]
-            if self._windows is not None:
-                policies = [Fixed(*each) for each in zip(policies, fixed, strict=True)]
-            results = self._inference.run(readers, self._config, policies)
-            made = {
-                image.id: self._record(image, reader, result, marks[image.id])
-                for (image, reader), result in zip(opened, results, strict=True)
-            }
-            if self._settings.check_attention:
-                for (image, _), check in zip(
-                    opened, self._check_attention(readers, results, policies, seeds), strict=True
-                ):
-                    made[image.id] = made[image.id].replace(attention_check=check)
-        return [failed.get(image.id) or made[image.id] for image in images]
+            results = self.inference.run(readers, self.traversal, policies)
+            for (image, reader), result in zip(opened, results, strict=True):
+                records[image.id] = self._record(image, reader, result, marks[image.id])
+        return [records[image.id] for image in images]
 
-    def _check_attention(
-        self,
-        readers: Sequence[Reader],
-        results: Sequence[ImageResult | TnetError],
-        policies: Sequence[Policy],
-        seeds: Sequence[int],
-    ) -> list[AttentionCheck | None]:
-        return check_attention(
-            self._inference,
-            readers,
-            results,
-            self._config,
-            policies,
-            classes=self.maker.classes,
-            seeds=seeds,
-            seed=self._settings.seed,
-        )
-
-    def _mark_and_open(self, image: Image, marks: dict[str, str]) -> Reader:
-        marks[image.id] = self._mark(image)  # of the file before its pixels are read
-        return self._open(image)
-
-    def _open(self, image: Image) -> Reader:
+    def _open(self, image: Image, marks: dict[str, str]) -> Reader:
+        marks[image.id] = self._fingerprint(image)  # before its pixels are read
         reader = open_image(
             image.path,
-            reader=self._settings.reader,
+            reader=self.config.reader,
             options=image.options,
-            dtype=self._normalisation.dtype,
+            dtype=self.checkpoint.description.normalisation.dtype,
         )
         return reader if image.crop is None else image.crop.of(reader)
 
-    def _seed(self, image: Image) -> int:
-        """Return the chance of an image, which is its own whatever the batch."""
-        name = f"{self._settings.seed}/{image.id}"
-        return zlib.crc32(name.encode(errors="surrogateescape"))
+    def _policy(self, image: Image, reader: Reader) -> Policy:
+        # Its own seed, whatever the batch.
+        policy = build_policy(self.traversal, zlib.crc32(_bytes(f"{self.config.seed}/{image.id}")))
+        if self._regions is None:
+            return policy
+        regions: tuple[ScoredRegion, ...] = self._regions.of(image.id, image.path, reader.size)
+        return Fixed(policy, regions)
 
     def _record(
         self, image: Image, reader: Reader, result: ImageResult | TnetError, mark: str
     ) -> Prediction:
         if isinstance(result, TnetError):
-            return self._fail(image, result, mark)
-        warnings = [*self._values_unlike(result, reader), *self._pixels_unlike(reader)]
+            return self.failure(image, result, mark)
+        warnings = [*self._warn_values(result, reader), *self._warn_pixel_size(reader)]
         for warning in warnings:
             log.warning("%s: %s", image.id, warning)
-        own = {} if image.options == self._settings.options else _reading(image.options)
+        own = {} if image.options == self.config.options else _as_json(image.options)
         if isinstance(reader, CroppedReader):
-            own = _reading(image.options) | {"crop": _edges(reader)}
+            crop = reader.crop
+            edges = f"{crop.left} {crop.top} {crop.right} {crop.bottom}"
+            own = _as_json(image.options) | {"crop": edges}
         record = record_result(
             result,
             reader,
             image=image.path,
             id=image.id,
-            maker=self.maker,
+            classes=self.classes,
+            provenance=self.provenance,
             fingerprint=mark,
             warnings=warnings,
             reading=own,
         )
         return on_whole_image(record, reader) if isinstance(reader, CroppedReader) else record
 
-    def _values_unlike(self, result: ImageResult, reader: Reader) -> list[str]:
-        """Say so where an image is brighter or darker than all that the model was trained on."""
+    def _warn_values(self, result: ImageResult, reader: Reader) -> list[str]:
+        """Return a warning if a band is far brighter or darker than in the training data."""
         worst = int(np.abs(result.band_means).argmax())
         if abs(float(result.band_means[worst])) <= UNLIKE:
             return []
-        mean, std = self._normalisation.mean[worst], self._normalisation.std[worst]
+        normalisation = self.checkpoint.description.normalisation
+        mean, std = normalisation.mean[worst], normalisation.std[worst]
         own = mean + std * float(result.band_means[worst])
         return [
-            f"the values of band {reader.bands[worst]} are unlike those the model was trained on: "
-            f"{own:.4g} on average, not {mean:.4g}; are the bands right (--bands), or is it scaled "
-            "otherwise (-O rescale=LOW,HIGH)?"
+            f"the mean of band {reader.bands[worst]} is {own:.4g}, that of the training data "
+            f"{mean:.4g}: check the bands (--bands) and the scale (-O rescale=LOW,HIGH)"
         ]
 
-    def _pixels_unlike(self, reader: Reader) -> list[str]:
-        """Say so where pixels are larger or smaller than those that the model was trained on."""
-        size = _pixel_size(reader)
-        if size is None or self._pixel_size is None:
-            return []
-        ratio = size / self._pixel_size
-        if 1 / OTHER_SIZE <= ratio <= OTHER_SIZE:
+    def _warn_pixel_size(self, reader: Reader) -> list[str]:
+        """Return a warning if pixels are much larger or smaller than in the training data."""
+        size, trained = _pixel_size(reader), self.checkpoint.description.pixel_size
+        if size is None or trained is None or 1 / OTHER_SIZE <= size / trained <= OTHER_SIZE:
             return []
         return [
-            f"a pixel is {_length(size)}, the model was trained on {_length(self._pixel_size)}: "
-            "what it knows looks smaller or larger here; resample the image, or train on its like"
+            f"a pixel is {_length(size)}, the model was trained on {_length(trained)}: "
+            "resample the image, or train on images of this resolution"
         ]
 
-    def _fail(self, image: Image, error: Exception, mark: str) -> Prediction:
-        problem = Problem.of(error) if isinstance(error, TnetError) else _unforeseen(error)
-        return record_failure(
-            problem, image=image.path, id=image.id, maker=self.maker, fingerprint=mark
-        )
+    def _recorded_config(self) -> dict[str, Any]:
+        """Return all settings that the prediction depends on, as JSON."""
+        config = self.config
+        return {
+            **self.traversal.model_dump(mode="json", exclude={"background", "fit"}),
+            "seed": config.seed if self.traversal.policy == "sample" else None,
+            "precision": config.precision,
+            "reader": config.reader,
+            "reading": _as_json(config.options),
+            **({} if self._regions is None else {"regions": self._regions.digest}),
+            "view_size": self.checkpoint.description.view_size,
+        }
 
 
-def _refuse_flat(config: TraversalConfig, most: int | None) -> None:
-    """Refuse to tell windows to a walk that has no level 2."""
+def load_model(
+    name_or_path: str | os.PathLike[str] = DEFAULT_MODEL,
+    *,
+    device: str = "auto",
+    precision: Precision = "fp32",
+) -> Predictor:
+    """Load a model once, to predict many images with it.
+
+    Parameters
+    ----------
+    name_or_path
+        Name of a bundled model, or the path of a `.safetensors` file that `tnet train` wrote.
+    device
+        `auto`, `cpu`, `cuda`, `cuda:1` or `mps`; `auto` takes a GPU if there is one.
+    precision
+        `fp32`, `bf16` or `fp16`.
+
+    Returns
+    -------
+    Predictor
+        `predict(image)` returns a Prediction. Close it, or use it in a `with` statement.
+
+    Raises
+    ------
+    ModelError
+        If the model is unknown or its file is damaged.
+    UsageError
+        If the device does not exist.
+
+    Examples
+    --------
+    >>> with tnetcli.load_model() as model:  # doctest: +SKIP
+    ...     for path in paths:
+    ...         print(path, model.predict(path).label)
+
+    """
+    checkpoint = load_checkpoint(find_model_file(name_or_path))
+    return Predictor(checkpoint, PredictConfig(precision=precision), device=device)
+
+
+def checked(record: Prediction) -> Prediction:
+    """Return a record; raise the error of a failed one."""
+    if record.error is not None:
+        raise error_class(record.error.type)(record.error.message, hint=record.error.hint)
+    return record
+
+
+def _check_levels(config: TraversalConfig, most: int | None) -> None:
     if min(config.levels, most or config.levels) < 2:
         raise UsageError(
-            "--windows tells what level 2 looks at, and there is only level 1",
-            hint="give --levels 2" if most != 1 else "this model sees no more: choose another one",
+            "--regions sets the regions of level 2, and the traversal has level 1 only",
+            hint="give --levels 2" if most != 1 else "choose a model with more than one level",
         )
 
 
-def _telling(config: TraversalConfig, settings: PredictConfig) -> dict[str, Any]:
-    """Return all that the answer depends on beside model and image, as JSON has it."""
-    told: dict[str, Any] = config.model_dump(mode="json", exclude={"background", "fit"})
-    told["seed"] = settings.seed if config.policy == "sample" else None
-    told["precision"] = settings.precision
-    told["reader"] = settings.reader
-    told["reading"] = _reading(settings.options)
-    told["check_attention"] = True if settings.check_attention else None
-    return told
-
-
-def _reading(options: ReadOptions) -> dict[str, JsonValue]:
-    """Return the options that are not the default."""
+def _as_json(options: ReadOptions) -> dict[str, JsonValue]:
     return options.model_dump(mode="json", exclude_defaults=True)
 
 
-def _edges(reader: CroppedReader) -> str:
-    crop = reader.crop
-    return f"{crop.left} {crop.top} {crop.right} {crop.bottom}"
-
-
-def _unforeseen(error: Exception) -> Problem:
-    return Problem(
-        type(error).__name__,
-        first_line(error),
-        "unexpected error: please report it with the output of `tnet -v predict`",
-    )
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
 
 
 def _pixel_size(reader: Reader) -> float | None:
-    """Return the metres of a pixel, the mean of both sides; None where nobody knows."""
+    """Return the geometric mean of the sides of a pixel in metres, None if unknown."""
     if reader.microns_per_pixel is not None:
         microns = reader.microns_per_pixel
         return math.sqrt(microns.x * microns.y) * 1e-6

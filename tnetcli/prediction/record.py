@@ -21,13 +21,13 @@ from tnetcli.text import check_plain, escape_surrogates, printable, public_name,
 from tnetcli.traversal.config import StopReason
 
 SCHEMA: Final = "tnet.prediction/2"
-LARGEST = 10**18  # of a count; tables have 64 bits
-FARTHEST_PIXEL = 1e9  # from the corner of an image; browsers draw with 32 bits
-FARTHEST_ON_MAP = 1e12  # metres or degrees: larger than any planet
-SMALLEST_AREA = 1e-30  # of a pixel on the map, in square units of the map
+MAX_COUNT = 10**18  # tables have 64 bits
+MAX_PIXEL = 1e9  # from the corner of an image; browsers draw with 32 bits
+MAX_ON_MAP = 1e12  # metres or degrees: larger than any planet
+MIN_AREA = 1e-30  # of a pixel on the map, in square units of the map
 MIN_SIDE = 0.02  # pixels of a box: thinner ones may vanish at two decimals
 SUM_TOLERANCE = 1e-3  # window probabilities are rounded to 6 decimals
-PATH = r"^root(/([0-9]+-[0-9]+|[gw][0-9]+))*$"  # cells, given windows, glimpses
+PATH = r"^root(/([0-9]+-[0-9]+|[gw][0-9]+))*$"  # cells, fixed regions, glimpses
 
 STOP_REASONS: dict[StopReason, str] = {
     "max_level": "all levels are done",
@@ -43,7 +43,7 @@ CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def _public(value: Any) -> Any:
-    """Return text without URL secrets and without bytes that are not UTF-8."""
+    """Return text without URL secrets and with bytes that are not UTF-8 escaped."""
     return redacted(escape_surrogates(value)) if isinstance(value, str) else value
 
 
@@ -56,20 +56,20 @@ def _is_empty(value: Any) -> bool:
 
 
 Text: TypeAlias = Annotated[str, BeforeValidator(_public)]
-Count: TypeAlias = Annotated[int, Field(ge=0, le=LARGEST)]
-Ordinal: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST)]
-Amount: TypeAlias = Annotated[float, Field(ge=0, le=LARGEST)]
-Pixels: TypeAlias = Annotated[int, Field(ge=0, le=FARTHEST_PIXEL)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Ordinal: TypeAlias = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Amount: TypeAlias = Annotated[float, Field(ge=0, le=MAX_COUNT)]
+Pixels: TypeAlias = Annotated[int, Field(ge=0, le=MAX_PIXEL)]
 # Sums of 32-bit numbers may exceed one a little.
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1.000001)]
 Shares: TypeAlias = Annotated[tuple[Share, ...], Field(fail_fast=True)]
-Edge: TypeAlias = Annotated[float, Field(ge=-FARTHEST_PIXEL, le=FARTHEST_PIXEL)]
+Edge: TypeAlias = Annotated[float, Field(ge=-MAX_PIXEL, le=MAX_PIXEL)]
 BoxEdges: TypeAlias = tuple[Edge, Edge, Edge, Edge]
-Microns: TypeAlias = Annotated[float, Field(gt=0, lt=FARTHEST_PIXEL)]
+Microns: TypeAlias = Annotated[float, Field(gt=0, lt=MAX_PIXEL)]
 Plain: TypeAlias = Annotated[dict[str, JsonValue], AfterValidator(check_plain)]
 
 
-# The parts are dataclasses: with slots, a window takes a third of the memory of a model.
+# Dataclasses with slots: a window takes a third of the memory of a pydantic model.
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class GlimpseRecord:
     """A part of a window's view that the model read on its own.
@@ -166,7 +166,7 @@ class Problem:
 
     @classmethod
     def of(cls, error: TnetError) -> "Problem":
-        """Return the error as the user would have read it."""
+        """Return the record of an error."""
         return cls(type(error).__name__, str(error), error.hint)
 
 
@@ -234,8 +234,8 @@ class Prediction(BaseModel):
     height: Pixels = 0
     bands: Count = 0
     offset: tuple[
-        Annotated[int, Field(ge=-FARTHEST_PIXEL, le=FARTHEST_PIXEL)],
-        Annotated[int, Field(ge=-FARTHEST_PIXEL, le=FARTHEST_PIXEL)],
+        Annotated[int, Field(ge=-MAX_PIXEL, le=MAX_PIXEL)],
+        Annotated[int, Field(ge=-MAX_PIXEL, le=MAX_PIXEL)],
     ] = (0, 0)
     georeference: Georeference | None = None
     mpp: tuple[Microns, Microns] | None = None
@@ -244,12 +244,11 @@ class Prediction(BaseModel):
     fingerprint: str = ""
     provenance: Provenance = Provenance()
     cost: PredictionCost | None = None
-    attention_check: AttentionCheck | None = None
     levels: Annotated[tuple[LevelRecord, ...], Field(fail_fast=True)] = ()
     windows: Annotated[tuple[RegionRecord, ...], Field(fail_fast=True)] = ()
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with other values, checked like any record."""
+        """Return a validated copy with other values."""
         values = {("schema" if name == "schema_" else name): value for name, value in self}
         return type(self).model_validate({**values, **changes})
 
@@ -259,21 +258,8 @@ class Prediction(BaseModel):
         return self.status != "failed"
 
     def stopped_in_words(self) -> str:
-        """Return why the traversal stopped, as part of a sentence."""
+        """Return why the traversal stopped, as part of a sentence; empty if unknown."""
         return "" if self.stop_reason is None else STOP_REASONS[self.stop_reason]
-
-    def attention_in_words(self) -> str:
-        """Return the attention check in one sentence, empty if there was none."""
-        check = self.attention_check
-        if check is None or self.label is None or self.probability is None:
-            return ""
-        hidden = "nothing is left to see" if check.masked is None else f"{check.masked:.1%}"
-        changed = check.masked_label not in ("", self.label)
-        other = f" (then {check.masked_label})" if changed else ""
-        return (
-            f"{self.label} is {self.probability:.1%} probable as it looked, {hidden} with its "
-            f"closest windows hidden{other}, {check.random:.1%} with random windows"
-        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -286,7 +272,7 @@ class Prediction(BaseModel):
             _check_transform(self.georeference.transform)
         view_size = self.provenance.config.get("view_size", 1)
         is_number = isinstance(view_size, int | float) and not isinstance(view_size, bool)
-        if not is_number or not 1 <= cast(float, view_size) <= FARTHEST_PIXEL:
+        if not is_number or not 1 <= cast(float, view_size) <= MAX_PIXEL:
             raise ValueError(f"`provenance.config.view_size` is {_quoted(view_size)}")
         self._check_classes()
         if [each.level for each in self.levels] != [*range(1, len(self.levels) + 1)]:
@@ -299,19 +285,18 @@ class Prediction(BaseModel):
             if self.label is None or self.probability is None:
                 raise ValueError("an `ok` record needs `label` and `probability`")
         elif self.status != "ok" and self.label is not None:
-            raise ValueError(f"`label` has to be null, as it is {self.status}")
+            raise ValueError(f"`label` has to be null for status `{self.status}`")
         if (self.status == "abstained") != bool(self.reason):
-            raise ValueError("`reason` belongs to records that are `abstained`, and to all of them")
+            raise ValueError("`reason` is for `abstained` records, which need one")
         if (self.status == "failed") != (self.error is not None):
-            raise ValueError("`error` belongs to records that are `failed`, and to all of them")
+            raise ValueError("`error` is for `failed` records, which need one")
 
     def _check_classes(self) -> None:
         if not self.probabilities:
             return
         if self.task == "classification":
             _check_sum(self.probabilities.values())
-        told = [self.label, *(each.label for each in self.levels)]
-        for label in told:
+        for label in [self.label, *(each.label for each in self.levels)]:
             if label is not None and label not in self.probabilities:
                 raise ValueError(f"{_quoted(label)} is not among the classes of `probabilities`")
 
@@ -359,10 +344,10 @@ def _check_sum(probabilities: Iterable[float]) -> None:
 
 def _check_transform(transform: tuple[float, ...]) -> None:
     a, b, _, d, e, _ = transform
-    is_near = all(math.isfinite(each) and abs(each) <= FARTHEST_ON_MAP for each in transform)
-    if not is_near or abs(a * e - b * d) < SMALLEST_AREA:
-        told = ", ".join(map(shorten, transform))
-        raise ValueError(f"`georeference.transform` leads nowhere: {printable(told, 100)}")
+    is_near = all(math.isfinite(each) and abs(each) <= MAX_ON_MAP for each in transform)
+    if not is_near or abs(a * e - b * d) < MIN_AREA:
+        values = printable(", ".join(map(shorten, transform)), 100)
+        raise ValueError(f"`georeference.transform` is degenerate: {values}")
 
 
 def _quoted(value: Any) -> str:

@@ -45,11 +45,11 @@ class ReadOptions(Strict):
     bands: Annotated[tuple[str, ...] | None, BeforeValidator(_band_names)] = Field(
         default=None, description="bands in order, by number from 1 or by name: 4,3,2"
     )
-    nodata: Annotated[float | None, PlainSerializer(_spell_out, when_used="json")] = Field(
-        default=None,
-        allow_inf_nan=True,
-        description="value that means no data, in place of the one in the file",
-    )
+    # A float cannot represent every 64-bit integer.
+    nodata: Annotated[
+        int | Annotated[float, Field(allow_inf_nan=True)] | None,
+        PlainSerializer(_spell_out, when_used="json"),
+    ] = Field(default=None, description="value that means no data, in place of the file's own")
     mpp: float | None = Field(
         default=None, description="microns per pixel, in place of those in the file"
     )

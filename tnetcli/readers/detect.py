@@ -206,7 +206,7 @@ def _detect_rest(path: str, head: bytes) -> str:
         return "raster"
     if (plugin := _accepting_plugin(path, head)) is not None:
         return plugin
-    if _is_text(head):
+    if b"\0" not in head and all(byte >= 9 for byte in head):
         raise ImageError(
             f"`{path}` is a text file",
             hint="pass a list of images with --manifest, or on standard input with `-`",
@@ -224,10 +224,6 @@ def _accepting_plugin(path: str, head: bytes) -> str | None:
             if accepts is not None and accepts(path, head):
                 return name
     return None
-
-
-def _is_text(head: bytes) -> bool:
-    return b"\0" not in head and sum(byte < 9 for byte in head) == 0
 
 
 def series_of(path: str) -> str | None:

@@ -255,7 +255,7 @@ class _Check:
         self._done.add(os.path.abspath(path))
         for name in sidecars_of(path):
             if name.casefold().endswith(".aux.xml"):
-                # What that of the image itself says of overviews is checked in the open dataset.
+                # The sidecar of the image itself is checked in the open dataset.
                 is_own = os.path.abspath(name) == os.path.abspath(f"{self._path}.aux.xml")
                 _Metadata(name, refuse=not is_own).parse(_content(name, files.MOST_XML_BYTES))
             elif _head(name).startswith(TIFF_MAGIC):
@@ -308,14 +308,14 @@ class _Check:
 
 
 class _Xml:
-    """Parse XML strictly: no DOCTYPE, no entities of its own, bounded depth."""
+    """Parse XML strictly: no DOCTYPE, no custom entities, bounded depth."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._open: list[str] = []
 
     def parse(self, content: bytes) -> None:
-        """Raise ImageError if the XML is malformed or contains what is not allowed."""
+        """Raise ImageError if the XML is malformed or not allowed."""
         # GDAL assumes UTF-8 whatever the declaration says.
         parser = expat.ParserCreate("utf-8")
         parser.buffer_text, parser.buffer_size = True, 2**20

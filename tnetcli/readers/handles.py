@@ -8,12 +8,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from tnetcli.errors import ImageError
 from tnetcli.files import is_remote, open_regular
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray  # `tnet --help` does not import numpy
 
 CACHE_BYTES = 2**26
 FINGERPRINT_BYTES = 1 << 16  # the header of most formats
@@ -24,9 +25,7 @@ MOST_IDLE = 64  # open files; some systems allow 256 by default
 class Closeable(Protocol):
     """An object with `close`."""
 
-    def close(self) -> None:
-        """Release what is held."""
-        ...
+    def close(self) -> None: ...  # noqa: D102
 
 
 Handle = TypeVar("Handle", bound=Closeable)
@@ -142,7 +141,7 @@ class BlockCache:
         self._making: dict[Key, threading.Event | None] = {}
         self._lock = threading.Lock()
 
-    def obtain(self, key: Key, make: Callable[[], NDArray[Any]]) -> tuple[NDArray[Any], bool]:
+    def obtain(self, key: Key, make: "Callable[[], NDArray[Any]]") -> "tuple[NDArray[Any], bool]":
         """Return the block, and whether `make` was called; concurrent calls wait for the first."""
         while True:
             with self._lock:
@@ -169,7 +168,7 @@ class BlockCache:
                 waiting.set()
         return block, True
 
-    def get(self, key: Key) -> NDArray[Any] | None:
+    def get(self, key: Key) -> "NDArray[Any] | None":
         """Return the block if it is cached."""
         with self._lock:
             block = self._blocks.get(key)
@@ -177,12 +176,12 @@ class BlockCache:
                 self._blocks.move_to_end(key)
             return block
 
-    def put(self, key: Key, block: NDArray[Any]) -> None:
+    def put(self, key: Key, block: "NDArray[Any]") -> None:
         """Cache `block` and evict others; a block larger than the cache is not kept."""
         with self._lock:
             self._keep(key, block)
 
-    def _keep(self, key: Key, block: NDArray[Any]) -> None:
+    def _keep(self, key: Key, block: "NDArray[Any]") -> None:
         if block.nbytes > self._most:
             return
         block.flags.writeable = False

@@ -22,18 +22,11 @@ from PIL import (
 from tnetcli.errors import ImageError
 from tnetcli.files import open_regular
 from tnetcli.geometry import Size
+from tnetcli.readers import metadata
 from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, Source
 from tnetcli.readers.codestreams import check_png, decode_jpeg_file
 from tnetcli.readers.detect import PNG_MAGIC
 from tnetcli.readers.handles import BLOCKS, file_stamp
-from tnetcli.readers.metadata import (
-    are_numbers,
-    both_valid,
-    choose_bands,
-    holds_data,
-    resolve,
-    user_nodata,
-)
 from tnetcli.readers.pyramid import PARSING_FAILURES, PyramidReader
 from tnetcli.text import one_line
 
@@ -54,7 +47,7 @@ EXIF_ORIENTATION = 274
 ROWS = 256
 # Pillow raises many kinds of errors for damaged headers.
 PILLOW_FAILURES = (*PARSING_FAILURES, EOFError, zlib.error, Image.DecompressionBombError)
-# Pillow's mode -> the mode we decode to, its bands, whether the last of them is transparency.
+# Pillow's mode -> the decoded mode, its bands, and whether the last one is alpha.
 MODES: dict[str, tuple[str, tuple[str, ...], bool]] = {
     "1": ("L", ("1",), False),
     "L": ("L", ("1",), False),
@@ -124,7 +117,7 @@ class ImageReader(PyramidReader):
                 f"`{self.path}` has an unsupported pixel mode: `{mode}`", hint="convert it to RGB"
             )
         self._mode, names, transparent = MODES[mode]
-        bands = choose_bands(
+        bands = metadata.choose_bands(
             self.path, self.options.bands, names, range(len(names) - int(transparent))
         )
         self._bands, self._transparent = bands, transparent
@@ -134,9 +127,9 @@ class ImageReader(PyramidReader):
         given = self.options.nodata
         if given is None and mode.startswith("I") and isinstance(transparency, int):
             given = transparency  # the one transparent value
-        self._nodata, complaints = user_nodata(given, len(bands), dtype)
+        self._nodata, complaints = metadata.user_nodata(given, len(bands), dtype)
         mask = "alpha" if transparent else "nan" if dtype.kind == "f" else "none"
-        microns, warnings = resolve(self.options, [])
+        microns, warnings = metadata.resolve(self.options, [])
         warnings += complaints
         # Pillow finds the EXIF of a PNG only by decoding all of it.
         if image.format != "PNG" and image.getexif().get(EXIF_ORIENTATION, 1) != 1:
@@ -178,10 +171,10 @@ class _ImageSource:
         values = part[..., list(reader._bands)]
         seen = None
         if reader._nodata is not None:
-            seen = holds_data(values, reader._nodata)
+            seen = metadata.holds_data(values, reader._nodata)
         elif reader._transparent:
             seen = part[..., -1] > 0
-        return Block(values, both_valid(seen, are_numbers(values)), cost)
+        return Block(values, metadata.both_valid(seen, metadata.are_numbers(values)), cost)
 
     def _pixels(self) -> tuple[NDArray[Any], Cost]:
         reader = self._reader

@@ -223,7 +223,7 @@ def _fault(first: StoredLevel, other: StoredLevel) -> str | None:
     if other.array.ndim != first.array.ndim:
         return f"has {other.array.ndim} dimensions, not {first.array.ndim}"
     if other.array.dtype != first.array.dtype:
-        return f"holds {other.array.dtype}, not {first.array.dtype}"
+        return f"has {other.array.dtype} values, not {first.array.dtype}"
     if any(other.length(axis) != first.length(axis) for axis in "ct"):
         return "has other channels or times than the first"
     return "has another origin than the image" if _is_shifted(first, other) else None
@@ -257,7 +257,8 @@ def _levels(stored: list[StoredLevel]) -> tuple[list[Level], list[str]]:
     for each in stored:
         size = each.size
         scales = full.width / size.width, full.height / size.height
-        claimed = _claimed_scales(stored[0], each)
+        known = [level.scale.get(axis, 0) for level in (stored[0], each) for axis in "xy"]
+        claimed = (known[2] / known[0], known[3] / known[1]) if min(known) > 0 else None
         lengths = (size.width, size.height), (full.width, full.height)
         if claimed and all(map(_fits, claimed, *lengths)):
             scales = claimed
@@ -271,11 +272,6 @@ def _levels(stored: list[StoredLevel]) -> tuple[list[Level], list[str]]:
         block = Size(min(chunk["x"], size.width), min(chunk["y"], size.height))
         levels.append(Level(size, *scales, block, full))
     return levels, warnings
-
-
-def _claimed_scales(first: StoredLevel, other: StoredLevel) -> tuple[float, float] | None:
-    known = [each.scale.get(axis, 0) for each in (first, other) for axis in "xy"]
-    return (known[2] / known[0], known[3] / known[1]) if min(known) > 0 else None
 
 
 def _fits(scale: float, length: int, whole: int) -> bool:

@@ -96,13 +96,6 @@ class OverviewReader(Reader):
         self.name, self.path = reader.name, reader.path
         self.info: ImageInfo = reader.info
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_making"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._making = ForkSafeLock()
-
     @property
     def cost(self) -> Cost:
         """Return the cost of all reads since the image was opened, including making the copy."""

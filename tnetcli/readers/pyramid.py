@@ -9,6 +9,7 @@ import numpy as np
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
+from tnetcli.readers import resample
 from tnetcli.readers.base import (
     Block,
     Box,
@@ -22,16 +23,6 @@ from tnetcli.readers.base import (
 )
 from tnetcli.readers.handles import BLOCKS, ForkSafeLock, Handles, check_unchanged, file_stamp
 from tnetcli.readers.metadata import choose_plane
-from tnetcli.readers.resample import (
-    AreaMean,
-    Placement,
-    area_mean,
-    choose_level,
-    chunks,
-    copy_exact,
-    place,
-    touched_pixels,
-)
 from tnetcli.readers.watch import watching
 from tnetcli.text import format_bytes, one_line
 
@@ -74,28 +65,28 @@ class LevelReader(Reader, ABC):
     def read(self, window: Window, size: Size) -> Pixels:
         """Resample `window` to exactly `size`; see `Reader.read`."""
         self._check_open()
-        index = choose_level(self.info.levels, window, size)
+        index = resample.choose_level(self.info.levels, window, size)
         level = self.info.levels[index]
-        placement = place(window, level, size)
+        placement = resample.place(window, level, size)
         bands = len(self.bands)
         if placement is None:
             shape = (size.height, size.width)
             return Pixels(np.zeros((bands, *shape), self.dtype), np.zeros(shape, np.bool_))
-        parts = list(chunks(placement.box, level.block, max(CHUNK_SAMPLES // bands, 1)))
+        parts = list(resample.chunks(placement.box, level.block, max(CHUNK_SAMPLES // bands, 1)))
         if len(parts) == 1:
             block = self._take(index, parts[0])
             if placement.is_exact:
-                return copy_exact(placement, block.values, block.valid, own=block.own)
-            return area_mean(placement, block.values, block.valid)
+                return resample.copy_exact(placement, block.values, block.valid, own=block.own)
+            return resample.area_mean(placement, block.values, block.valid)
         if placement.is_exact:
             return self._paste(index, placement, parts)
-        mean = AreaMean(placement, bands, self.dtype)
+        mean = resample.AreaMean(placement, bands, self.dtype)
         for part in parts:
             block = self._take(index, part)
             mean.add(part, block.values, block.valid)
         return mean.finish()
 
-    def _paste(self, index: int, placement: Placement, parts: Sequence[Box]) -> Pixels:
+    def _paste(self, index: int, placement: resample.Placement, parts: Sequence[Box]) -> Pixels:
         """Copy parts into the view, one level pixel to one output pixel."""
         out = placement.out_size
         values = np.zeros((len(self.bands), out.height, out.width), self.dtype)
@@ -117,9 +108,9 @@ class LevelReader(Reader, ABC):
 
     def estimate(self, window: Window, size: Size) -> int:
         """Return an upper bound of the pixels that `read` would decode, without reading."""
-        level = self.info.levels[choose_level(self.info.levels, window, size)]
-        placement = place(window, level, size)
-        return 0 if placement is None else touched_pixels(placement.box, level)
+        level = self.info.levels[resample.choose_level(self.info.levels, window, size)]
+        placement = resample.place(window, level, size)
+        return 0 if placement is None else resample.touched_pixels(placement.box, level)
 
 
 # A block is the smallest unit of decoding; larger ones are rejected before they fill the memory.

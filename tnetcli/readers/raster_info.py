@@ -16,19 +16,10 @@ from rasterio.transform import from_gcps
 from tnetcli.errors import ImageError
 from tnetcli.files import is_plain_crs, is_remote, open_regular
 from tnetcli.geometry import Georeference, Size
+from tnetcli.readers import metadata
 from tnetcli.readers.base import ImageInfo, Level, ReadOptions, Resolution
 from tnetcli.readers.detect import TIFF_MAGIC
 from tnetcli.readers.gdal import GDAL_FAILURES, open_dataset
-from tnetcli.readers.metadata import (
-    Nodata,
-    check_band_count,
-    choose_bands,
-    from_density,
-    nodata_values,
-    resolve,
-    unique_names,
-    user_nodata,
-)
 from tnetcli.readers.pyramid import check_block_size
 from tnetcli.readers.tiff_files import TIFF_FAILURES, check_directories
 from tnetcli.readers.tiff_pages import SAME_PIXELS, PageTiles, TiffPages
@@ -72,7 +63,7 @@ def direct_pages(path: str, dataset: Any) -> dict[Size, DirectPage]:
             for number, page in opened.pages():
                 kind, first = int(page.subfiletype), name == path and number == 0
                 if kind & 4 or (not first and not kind & 1):
-                    continue  # a mask, or an image of its own
+                    continue  # a mask, or another image
                 tiles, direct = _direct(opened, page, dataset), None
                 if tiles is not None:
                     strip = min(page.rowsperstrip, page.imagelength), page.imagewidth
@@ -131,7 +122,7 @@ class RasterPlan:
     """How to convert stored samples into bands and a mask; shared by all handles."""
 
     samples: tuple[int, ...]  # to decode; alpha last if there is one
-    nodata: Nodata | None
+    nodata: metadata.Nodata | None
     alpha: bool
     mask: bool  # a mask band, internal or in a sidecar
     palette: NDArray[np.uint8] | None  # (entries, red green blue alpha)
@@ -145,22 +136,26 @@ def describe(
     path: str, options: ReadOptions, dataset: Any, allow_direct: bool
 ) -> tuple[ImageInfo, RasterPlan]:
     """Return the information about an open dataset, and how to read it."""
-    check_band_count(path, dataset.count)
+    metadata.check_band_count(path, dataset.count)
     dtypes = set(dataset.dtypes)
     dtype = np.dtype(dataset.dtypes[0])
     if dtype.kind not in "iuf":
         raise ImageError(f"`{path}` has {dtype} values", hint="export its amplitude first")
     _check_sidecars(path, dataset)
-    warnings = _stale_overviews(path)
+    warnings = []
+    overviews = f"{path}.ovr"
+    both = os.path.isfile(path) and os.path.isfile(overviews)
+    if both and os.path.getmtime(path) > os.path.getmtime(overviews):
+        name = os.path.basename(overviews)
+        warnings.append(f"{name} is older than the image: rebuild it if the pixels changed")
     colours = list(dataset.colorinterp)
-    names = unique_names(
-        [
-            text or _colour_name(each)
-            for text, each in zip(dataset.descriptions, colours, strict=True)
-        ]
+    plain = (ColorInterp.undefined, ColorInterp.gray, ColorInterp.palette)
+    texts = zip(dataset.descriptions, colours, strict=True)
+    names = metadata.unique_names(
+        [text or (None if c in plain else str(c.name)) for text, c in texts]
     )
     alphas = [i for i, each in enumerate(colours) if each == ColorInterp.alpha]
-    chosen = choose_bands(
+    chosen = metadata.choose_bands(
         path, options.bands, names, [i for i in range(dataset.count) if i not in alphas]
     )
     if len({dataset.dtypes[i] for i in chosen}) > 1:
@@ -170,14 +165,14 @@ def describe(
         )
     dtype = np.dtype(dataset.dtypes[chosen[0]])
     palette = _palette(dataset, chosen)
-    wanted, complaints = user_nodata(options.nodata, len(chosen), dtype)
+    wanted, complaints = metadata.user_nodata(options.nodata, len(chosen), dtype)
     warnings += complaints
     kind, nodata = ("nodata", wanted) if wanted else _mask_kind(dataset, chosen, dtype, alphas)
     levels, numbers, direct = _levels(path, dataset, allow_direct)
     for level in levels:
         check_block_size(path, level.block, dtype.itemsize)
     claims = [] if dataset.crs else [_tag_resolution(dataset.tags())]
-    microns, complaints = resolve(options, claims)
+    microns, complaints = metadata.resolve(options, claims)
     structure = dataset.tags(ns="IMAGE_STRUCTURE")
     block_rows, block_columns = dataset.block_shapes[0]
     georeference = _georeference(dataset)
@@ -250,21 +245,6 @@ def _check_sidecars(path: str, dataset: Any) -> None:
             ) from error
 
 
-def _stale_overviews(path: str) -> list[str]:
-    overviews = f"{path}.ovr"
-    if not os.path.isfile(path) or not os.path.isfile(overviews):
-        return []
-    if os.path.getmtime(path) <= os.path.getmtime(overviews):
-        return []
-    name = os.path.basename(overviews)
-    return [f"{name} is older than the image: rebuild it if the pixels changed"]
-
-
-def _colour_name(colour: ColorInterp) -> str | None:
-    plain = (ColorInterp.undefined, ColorInterp.gray, ColorInterp.palette)
-    return None if colour in plain else str(colour.name)
-
-
 def _palette(dataset: Any, chosen: tuple[int, ...]) -> NDArray[np.uint8] | None:
     if len(chosen) != 1 or dataset.colorinterp[chosen[0]] != ColorInterp.palette:
         return None
@@ -280,7 +260,7 @@ def _mask_kind(
     chosen: tuple[int, ...],
     dtype: np.dtype[Any],
     alphas: list[int],
-) -> tuple[str, Nodata | None]:
+) -> tuple[str, metadata.Nodata | None]:
     """Return what makes a pixel invalid: alpha, a mask, nodata or NaN."""
     flags = {flag for i in chosen for flag in dataset.mask_flag_enums[i]}
     if MaskFlags.alpha in flags and alphas:
@@ -288,7 +268,7 @@ def _mask_kind(
     if MaskFlags.per_dataset in flags:
         return "mask", None
     if MaskFlags.nodata in flags:
-        values = nodata_values([dataset.nodatavals[i] for i in chosen], dtype)
+        values = metadata.nodata_values([dataset.nodatavals[i] for i in chosen], dtype)
         if values is not None:
             return "nodata", values
     return ("nan" if dtype.kind == "f" else "none"), None
@@ -319,7 +299,7 @@ def _levels(
                     )
         found.append((_level(full, size, block), number))
     # Thumbnails and labels are not levels, although GDAL may report them.
-    found = [pair for pair in found if _same_shape(pair[0])]
+    found = [pair for pair in found if _has_aspect_of_image(pair[0])]
     found.sort(key=lambda pair: pair[0].scale_x)
     levels = tuple(level for level, _ in found)
     own = tuple(pages.get(level.size) for level in levels)
@@ -335,7 +315,7 @@ def _kind(dataset: Any) -> str:
     return f"{dataset.count} bands of {dataset.dtypes[0]}, {_bits(dataset)} bits"
 
 
-def _same_shape(level: Level) -> bool:
+def _has_aspect_of_image(level: Level) -> bool:
     rounding = 2 / min(level.size.width, level.size.height)
     return level.scale_x >= 1 and abs(level.scale_x / level.scale_y - 1) < 0.02 + rounding
 
@@ -345,7 +325,7 @@ def _masked_levels(
 ) -> tuple[bool, ...]:
     """Return which levels have a mask of the same size; GDAL reports it for all of them."""
     if kind != "mask" or dataset.driver != "GTiff" or not os.path.isfile(path):
-        return tuple(True for _ in levels)
+        return (True,) * len(levels)
     sizes = {levels[0].size}
     for name in {path, f"{path}.ovr", f"{path}.msk", f"{path}.msk.ovr"} & {path, *dataset.files}:
         opened = TiffPages(name)
@@ -374,7 +354,7 @@ def _tag_resolution(tags: dict[str, str]) -> Resolution | None:
         x, y = float(tags["TIFFTAG_XRESOLUTION"]), float(tags["TIFFTAG_YRESOLUTION"])
     except (KeyError, ValueError):
         return None
-    return from_density(x, y, tags.get("TIFFTAG_RESOLUTIONUNIT", "")[:1])
+    return metadata.from_density(x, y, tags.get("TIFFTAG_RESOLUTIONUNIT", "")[:1])
 
 
 def _georeference(dataset: Any) -> Georeference | None:

@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from xml.etree.ElementTree import Element
@@ -12,21 +13,8 @@ import tifffile
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
+from tnetcli.readers import metadata
 from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, Resolution, Source
-from tnetcli.readers.metadata import (
-    are_numbers,
-    both_valid,
-    check_band_count,
-    choose_bands,
-    choose_plane,
-    from_density,
-    from_length,
-    holds_data,
-    planes_to_choose,
-    resolve,
-    unique_names,
-    user_nodata,
-)
 from tnetcli.readers.pyramid import PyramidReader
 from tnetcli.readers.resample import whole_scale
 from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES, parse_xml
@@ -51,15 +39,13 @@ class TiffReader(PyramidReader):
 
     def _inspect(self) -> ImageInfo:
         try:
-            opened = TiffPages(self.path)
+            with closing(TiffPages(self.path)) as opened:
+                return self._describe(opened)
         except TIFF_FAILURES as error:
-            raise _refused(self.path, error) from error
-        try:
-            return self._describe(opened)
-        except TIFF_FAILURES as error:
-            raise _refused(self.path, error) from error
-        finally:
-            opened.close()
+            raise ImageError(
+                f"tifffile cannot open `{self.path}`: {one_line(error)}",
+                hint="try --reader raster or --reader slide",
+            ) from error
 
     def _describe(self, opened: TiffPages) -> ImageInfo:
         file = opened.file
@@ -72,32 +58,37 @@ class TiffReader(PyramidReader):
         planes = {axis.lower(): lengths.get(axis, 1) for axis in "ZT"}
         wanted = {"z": self.options.z, "t": self.options.t}
         chosen = {
-            axis: choose_plane(self.path, axis, length, wanted[axis])
+            axis: metadata.choose_plane(self.path, axis, length, wanted[axis])
             for axis, length in planes.items()
         }
-        check_band_count(self.path, _band_count(series, lengths))
+        pages = math.prod(length for axis, length in lengths.items() if axis not in "ZT")
+        metadata.check_band_count(self.path, pages * int(series.keyframe.samplesperpixel))
         channels = _channels(series, lengths, chosen)
-        pixels = _ome_pixels(self.path, file)
-        names = unique_names(_names(self.path, file, series, pixels, len(channels)))
+        ome = parse_xml(self.path, file.ome_metadata or "") if file.is_ome else None
+        pixels = None if ome is None else ome.find("{*}Image/{*}Pixels")
+        names = metadata.unique_names(_names(self.path, file, series, pixels, len(channels)))
         alpha = _alpha(series, len(channels))
         colours = [i for i in range(len(channels)) if i != alpha]
-        bands = choose_bands(self.path, self.options.bands, names, colours)
+        bands = metadata.choose_bands(self.path, self.options.bands, names, colours)
         self._channels = tuple(channels[i] for i in bands)
         self._alpha = None if alpha is None or alpha in bands else channels[alpha]
-        self._unchosen = planes_to_choose(planes, wanted)
+        self._unchosen = metadata.planes_to_choose(planes, wanted)
         first = [opened.tiles(_page(level, self._channels[0])) for level in levels]
         full, dtype = first[0].size, first[0].dtype
         if any((each.dtype, each.samples) != (dtype, first[0].samples) for each in first):
             raise ValueError("its overviews have another data type than the image")
-        self._nodata, complaints = user_nodata(self.options.nodata, len(bands), dtype)
+        self._nodata, complaints = metadata.user_nodata(self.options.nodata, len(bands), dtype)
         mask = "nan" if dtype.kind == "f" else "none"
         if self._nodata is not None:
             mask, self._alpha = "nodata", None
         elif self._alpha is not None:
             mask = "alpha"
-        microns, warnings = resolve(self.options, [_ome_resolution(pixels), _tag_resolution(file)])
+        microns, warnings = metadata.resolve(
+            self.options, [_ome_resolution(pixels), _tag_resolution(file)]
+        )
         if len(all_series) > 1 and all_series[1].size > series.size:
             warnings.append(f"{len(all_series)} images in this file; the first is read")
+        files = {page.parent.filehandle.path for page in series.pages if page is not None}
         return ImageInfo(
             levels=tuple(_level(full, tiles) for tiles in first),
             bands=tuple(names[i] for i in bands),
@@ -108,7 +99,7 @@ class TiffReader(PyramidReader):
             compression=tifffile.COMPRESSION(first[0].compression).name.lower(),
             tiled=first[0].is_tiled,
             file_bytes=os.path.getsize(self.path),
-            files=_companions(self.path, series),
+            files=tuple(sorted(files - {os.path.abspath(self.path)})),
             details={"kind": series.kind, "axes": series.axes, "planes": planes},
             warnings=(*warnings, *complaints, *self._unchosen),
         )
@@ -117,19 +108,6 @@ class TiffReader(PyramidReader):
         if self._unchosen:
             raise ImageError(f"`{self.path}` is a stack", hint="; ".join(self._unchosen))
         return _TiffSource(self)
-
-
-def _refused(path: str, error: Exception) -> ImageError:
-    return ImageError(
-        f"tifffile cannot open `{path}`: {one_line(error)}",
-        hint="try --reader raster or --reader slide",
-    )
-
-
-def _companions(path: str, series: Any) -> tuple[str, ...]:
-    """Return the other files with planes of the image."""
-    files = {page.parent.filehandle.path for page in series.pages if page is not None}
-    return tuple(sorted(files - {os.path.abspath(path)}))
 
 
 def _levels(series: list[Any], is_ome: bool) -> list[Any]:
@@ -157,11 +135,6 @@ def _leading(series: Any) -> dict[str, int]:
     if math.prod(leading.values()) != len(series.pages):
         raise ValueError("its planes are not stored as pages")
     return leading
-
-
-def _band_count(series: Any, lengths: dict[str, int]) -> int:
-    pages = math.prod(length for axis, length in lengths.items() if axis not in "ZT")
-    return pages * int(series.keyframe.samplesperpixel)
 
 
 def _channels(series: Any, lengths: dict[str, int], chosen: dict[str, int]) -> list[_Channel]:
@@ -226,12 +199,6 @@ def _names(
     return names if len(names) == count else [None] * count
 
 
-def _ome_pixels(path: str, file: tifffile.TiffFile) -> Element | None:
-    if not file.is_ome:
-        return None
-    return parse_xml(path, file.ome_metadata or "").find("{*}Image/{*}Pixels")
-
-
 def _ome_resolution(pixels: Element | None) -> Resolution | None:
     if pixels is None or not {"PhysicalSizeX", "PhysicalSizeY"} <= set(pixels.attrib):
         return None
@@ -239,7 +206,7 @@ def _ome_resolution(pixels: Element | None) -> Resolution | None:
     for axis in "XY":
         length = float(pixels.attrib[f"PhysicalSize{axis}"])
         unit = pixels.get(f"PhysicalSize{axis}Unit", "µm")
-        found.append(from_length(length, length, unit, "OME metadata"))
+        found.append(metadata.from_length(length, length, unit, "OME metadata"))
     x, y = found
     return Resolution(x.x, y.y, x.source) if x is not None and y is not None else None
 
@@ -251,7 +218,7 @@ def _tag_resolution(file: tifffile.TiffFile) -> Resolution | None:
     (x, per_x), (y, per_y) = tags["XResolution"].value, tags["YResolution"].value
     if not per_x or not per_y:
         return None
-    return from_density(x / per_x, y / per_y, str(int(tags["ResolutionUnit"].value)))
+    return metadata.from_density(x / per_x, y / per_y, str(int(tags["ResolutionUnit"].value)))
 
 
 class _TiffSource:
@@ -277,7 +244,7 @@ class _TiffSource:
             slots = [i for i, channel in enumerate(channels) if channel.page == number]
             samples = [channels[i].sample for i in slots]
             block = self._page(level, channels[slots[0]]).read(box, samples)
-            valid = both_valid(valid, block.valid)
+            valid = metadata.both_valid(valid, block.valid)
             pixels = max(pixels, block.cost.pixels_decoded)
             bytes_read += block.cost.bytes_read
             if len(slots) == len(channels):
@@ -287,10 +254,10 @@ class _TiffSource:
                 values[..., slots] = block.values
         if alpha is not None:
             values, seen = values[..., :-1], values[..., -1] > 0
-            valid = both_valid(valid, seen)
+            valid = metadata.both_valid(valid, seen)
         elif self._reader._nodata is not None:
-            valid = both_valid(valid, holds_data(values, self._reader._nodata))
-        valid = both_valid(valid, are_numbers(values))
+            valid = metadata.both_valid(valid, metadata.holds_data(values, self._reader._nodata))
+        valid = metadata.both_valid(valid, metadata.are_numbers(values))
         return Block(values, valid, Cost(pixels, bytes_read), own and alpha is None)
 
     def _page(self, level: int, channel: _Channel) -> PageTiles:

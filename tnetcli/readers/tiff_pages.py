@@ -198,7 +198,7 @@ class PageTiles:
             raise ImageError(
                 f"the blocks of `{self._path}` share the same bytes more than "
                 f"{MOST_SHARING} times over",
-                hint="this is no real image: do not open it",
+                hint="no camera or scanner writes this; do not open it",
             )
 
     def _contiguous_rows(self, key: tifffile.TiffPage) -> list[int] | None:
@@ -337,7 +337,9 @@ class PageTiles:
                 raise tifffile.TiffFileError(f"rows from {box.top} are truncated")
             rows = np.frombuffer(data, self._raw_dtype).reshape(box.height, -1, together)
             parts.append(rows[:, box.left : box.right])
-        values = np.concatenate(parts, axis=2) if self._separate else _select(parts[0], samples)
+        values = np.concatenate(parts, axis=2) if self._separate else parts[0]
+        if not self._separate and list(samples) != list(range(together)):
+            values = values[..., list(samples)]
         cost = Cost(box.height * self.size.width, len(parts) * box.height * per_row)
         return Block(values.astype(self.dtype, copy=False), None, cost)
 
@@ -362,8 +364,3 @@ def _jpeg_colours(key: tifffile.TiffPage) -> tuple[str, int] | None:
     if together != 3:
         return None
     return "RGB", 1 if key.photometric == tifffile.PHOTOMETRIC.YCBCR else 0
-
-
-def _select(values: NDArray[Any], samples: Sequence[int]) -> NDArray[Any]:
-    """Return some samples, without a copy if all are requested in order."""
-    return values if list(samples) == list(range(values.shape[2])) else values[..., list(samples)]

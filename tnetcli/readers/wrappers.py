@@ -10,7 +10,7 @@ import numpy as np
 
 from tnetcli.errors import ManifestError
 from tnetcli.geometry import Georeference, Size, Window
-from tnetcli.readers.base import Box, Cost, ImageInfo, Level, Pixels, Reader
+from tnetcli.readers.base import Box, Cost, ImageInfo, Pixels, Reader
 from tnetcli.readers.resample import LEAST_SHARE
 from tnetcli.text import shorten
 
@@ -174,16 +174,20 @@ def _cropped(info: ImageInfo, crop: Box) -> ImageInfo:
     x, y = info.offset
     return replace(
         info,
-        levels=tuple(_cropped_level(level, size) for level in info.levels),
+        levels=tuple(
+            replace(
+                level,
+                full=size,
+                size=Size(
+                    math.ceil(size.width / level.scale_x), math.ceil(size.height / level.scale_y)
+                ),
+            )
+            for level in info.levels
+        ),
         georeference=_moved(info.georeference, crop),
         offset=(x - crop.left, y - crop.top),  # places overlays on the whole image
         details={**info.details, "crop": [crop.left, crop.top, crop.width, crop.height]},
     )
-
-
-def _cropped_level(level: Level, size: Size) -> Level:
-    width, height = math.ceil(size.width / level.scale_x), math.ceil(size.height / level.scale_y)
-    return replace(level, size=Size(width, height), full=size)
 
 
 def _moved(georeference: Georeference | None, crop: Box) -> Georeference | None:

@@ -15,19 +15,8 @@ from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size
+from tnetcli.readers import metadata
 from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, ReadOptions, Source
-from tnetcli.readers.metadata import (
-    Nodata,
-    are_numbers,
-    both_valid,
-    choose_bands,
-    choose_plane,
-    holds_data,
-    nodata_values,
-    planes_to_choose,
-    resolve,
-    unique_names,
-)
 from tnetcli.readers.multiscales import Multiscales, StoredLevel, read_multiscales
 from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, PyramidReader, check_block_size
 from tnetcli.readers.resample import cuts, touched_pixels
@@ -90,7 +79,7 @@ class _Plan:
     axes: str  # as in `Multiscales`
     planes: tuple[dict[str, int], ...]  # of each level, the index along the other axes
     channels: tuple[int, ...]
-    nodata: Nodata | None
+    nodata: metadata.Nodata | None
     zarr_format: ZarrFormat
     unchosen: tuple[str, ...]  # hints for axes on which a plane must be chosen
 
@@ -98,20 +87,22 @@ class _Plan:
 def _describe(path: str, options: ReadOptions, image: Multiscales) -> tuple[ImageInfo, _Plan]:
     first, warnings = image.stored[0], list(image.warnings)
     dtype = _dtype(path, first.array)
-    names = unique_names(image.channels)
-    channels = choose_bands(path, options.bands, names, range(len(names)))
+    names = metadata.unique_names(image.channels)
+    channels = metadata.choose_bands(path, options.bands, names, range(len(names)))
     for level, each in zip(image.levels, image.stored, strict=True):
         _check_chunks(path, level, each)
     lengths = {axis: first.length(axis) for axis in "zt"}
     wanted = {"z": options.z, "t": options.t}
-    chosen = {axis: choose_plane(path, axis, lengths[axis], wanted[axis]) for axis in lengths}
-    unchosen = planes_to_choose(lengths, wanted)
+    chosen = {
+        axis: metadata.choose_plane(path, axis, lengths[axis], wanted[axis]) for axis in lengths
+    }
+    unchosen = metadata.planes_to_choose(lengths, wanted)
     if any(each.length("z") != lengths["z"] for each in image.stored):
         warnings.append("its overviews average planes of z")
-    microns, complaints = resolve(options, [image.resolution])
+    microns, complaints = metadata.resolve(options, [image.resolution])
     nodata, mask = None, "nan" if dtype.kind == "f" else "none"
     if options.nodata is not None:
-        nodata = nodata_values([options.nodata] * len(channels), dtype)
+        nodata = metadata.nodata_values([options.nodata] * len(channels), dtype)
         mask = mask if nodata is None else "nodata"
     shards = first.array.shards
     info = ImageInfo(
@@ -178,15 +169,12 @@ def _planes(each: StoredLevel, first: StoredLevel, chosen: dict[str, int]) -> di
 
 
 def _compression(array: Any) -> str:
-    return next((name for name in _codec_names(array) if name != "crc32c"), "none")
-
-
-def _codec_names(array: Any) -> list[str]:
-    # zarr v2 uses the codecs of numcodecs, v3 its own.
-    names = [
-        getattr(each, "codec_id", None) or each.to_dict()["name"] for each in array.compressors
-    ]
-    return [str(name).removeprefix("numcodecs.") for name in names]
+    for each in array.compressors:
+        # zarr v2 uses the codecs of numcodecs, v3 its own.
+        name = str(getattr(each, "codec_id", None) or each.to_dict()["name"])
+        if name.removeprefix("numcodecs.") != "crc32c":
+            return name.removeprefix("numcodecs.")
+    return "none"
 
 
 class _ZarrSource:
@@ -206,14 +194,14 @@ class _ZarrSource:
         values = array.read(box)  # (height, width, bands)
         values = values.astype(self._info.dtype, copy=False)
         pixels = touched_pixels(box, self._info.levels[level])
-        valid = are_numbers(values)
+        valid = metadata.are_numbers(values)
         if self._plan.nodata is not None:
-            valid = both_valid(valid, holds_data(values, self._plan.nodata))
+            valid = metadata.both_valid(valid, metadata.holds_data(values, self._plan.nodata))
         if self._store.absent:
             values, stored, unread = self._empty(level, box, values)
-            valid = both_valid(valid, stored)
+            valid = metadata.both_valid(valid, stored)
             pixels -= unread
-        return Block(values, both_valid(valid, None), Cost(pixels, self._store.bytes_read))
+        return Block(values, metadata.both_valid(valid, None), Cost(pixels, self._store.bytes_read))
 
     def _array(self, level: int) -> "_LevelArray":
         if level not in self._arrays:

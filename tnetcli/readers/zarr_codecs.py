@@ -31,13 +31,6 @@ SHARDING = "sharding_indexed"
 KEEPING = ("bytes", "transpose", "shuffle", "bitround")  # do not change the size
 CHECKSUMS = ("crc32c", "crc32", "adler32", "fletcher32")
 CHECKSUM_BYTES = 4
-# Filters that store another data type, and the options that name both types.
-CASTS = {
-    "delta": ("dtype", "astype"),
-    "fixedscaleoffset": ("dtype", "astype"),
-    "quantize": ("dtype", "astype"),
-    "astype": ("decode_dtype", "encode_dtype"),
-}
 
 Bytes = NDArray[np.uint8]
 
@@ -64,7 +57,7 @@ def check_array(path: str, key: str, metadata: Mapping[str, Any], zarr_format: i
     except (TypeError, ValueError) as error:
         raise ImageError(
             f"`{key}` of `{path}` cannot be decoded: {error}",
-            hint=f"supported codecs: {', '.join([*DECODERS, *CASTS, *KEEPING])}",
+            hint=f"supported codecs: {', '.join([*DECODERS, *KEEPING])}",
         ) from error
 
 
@@ -94,16 +87,9 @@ def encoded_sizes(codecs: Any, shape: Sequence[int], itemsize: int) -> list[int]
         elif name in DECODERS:
             # Incompressible data grows by less than this.
             size += 0 if is_compressed else size // 4 + 1024
-            is_compressed, itemsize = True, 0
+            is_compressed = True
         elif name in CHECKSUMS:
-            size, itemsize = size + CHECKSUM_BYTES, 0
-        elif name == "packbits" and itemsize == 1:
-            size = 1 + math.ceil(size / 8)
-        elif name in CASTS and itemsize:
-            plain, stored = (_itemsize(options.get(key), itemsize) for key in CASTS[name])
-            if plain != itemsize:
-                raise ValueError(f"codec `{name}` yields values of {plain} bytes, not {itemsize}")
-            size, itemsize = size // itemsize * stored, stored
+            size += CHECKSUM_BYTES
         elif name not in KEEPING:
             raise ValueError(f"codec `{shorten(name)}` is not supported")
         sizes.append(size)
@@ -165,14 +151,6 @@ def _lengths(value: Any) -> list[int]:
     if not all(isinstance(each, int) and 0 <= each < 2**64 for each in value):
         raise ValueError(f"its shape or its chunks are `{shorten(value)}`")
     return list(value)
-
-
-def _itemsize(dtype: Any, default: int) -> int:
-    if dtype is None:
-        return default
-    if not isinstance(dtype, str) or not NUMBERS.fullmatch(dtype):
-        raise ValueError(f"a codec yields `{shorten(dtype)}` values")
-    return np.dtype(dtype).itemsize
 
 
 def decode(name: str, data: Any, most: int) -> Any:

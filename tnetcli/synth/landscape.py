@@ -19,32 +19,32 @@ from tnetcli.readers.resample import AreaMean, chunks, place
 from tnetcli.synth.scene import PIXEL, Scene
 from tnetcli.synth.tiles import TileSet
 
-# A window shows the site if it has that much of it, or is filled that much by it.
+# A window shows a site if it holds this fraction of it, or is filled to this fraction by it.
 LEAST_OF_SITE, LEAST_OF_WINDOW = 1 / 2, 1 / 4
 AMBIGUOUS = -1
-FIELDS = (2, 4)  # background classes in a scene, from and to
-FIELD_POINTS = (3, 8)  # random points a side that a field is interpolated from
-EDGE_NOISE = 0.15  # of the fields' edges
+FIELDS = (2, 4)  # least and most background classes in a scene
+FIELD_POINTS = (3, 8)  # random points per side that a field is interpolated from
+EDGE_NOISE = 0.15  # roughens the edges of fields
 WHITE = 255
-CONTRAST_SIDE = 8  # pixels a side of the small tile that contrast is measured on
+CONTRAST_SIDE = 8  # pixels a side of the tile level that contrast is measured on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Composition:
-    """Which tile lies where; the scene begins `shift` pixels right of and below the first tile."""
+    """Which tile lies where; the scene starts `shift` pixels right of and below the first tile."""
 
     label: str
-    kinds: NDArray[np.unsignedinteger[Any]]  # (rows, columns), into the maker's tile_classes
-    tiles: NDArray[np.int32]  # (rows, columns), into the tile set
-    turns: NDArray[np.uint8]  # (rows, columns), quarter turns; 4 more if mirrored before
+    kinds: NDArray[np.unsignedinteger[Any]]  # (rows, columns), indices into tile_classes
+    tiles: NDArray[np.int32]  # (rows, columns), indices into the tile set
+    turns: NDArray[np.uint8]  # (rows, columns), quarter turns; 4 more if mirrored first
     shift: tuple[int, int]  # x, y
-    sites: tuple[tuple[str, Box], ...]  # class and place in tiles; several only where it is crowded
+    sites: tuple[tuple[str, Box], ...]  # class and place in tiles
     gain: NDArray[np.float32] | None  # (bands,)
     offset: float = 0.0
 
 
 class LandscapeMaker:
-    """Makes scenes of the tiles of one split, each wholly determined by its seed."""
+    """Makes scenes from the tiles of one split; a seed gives the same scene every time."""
 
     def __init__(self, tiles: TileSet, split: str, landscape: LandscapeConfig) -> None:
         self.tiles = tiles
@@ -57,10 +57,10 @@ class LandscapeMaker:
             if not len(members):
                 raise ManifestError(
                     f"`{tiles.path}` has no tile of `{name}` for {split}",
-                    hint="add tiles, or say in index.csv which are for what",
+                    hint="add tiles, or assign splits in index.csv",
                 )
-        self._looks: dict[int, NDArray[np.float32]] = {}
-        self._alike: dict[tuple[int, int], NDArray[np.intp]] = {}
+        self._appearances: dict[int, NDArray[np.float32]] = {}
+        self._similar: dict[tuple[int, int], NDArray[np.intp]] = {}
 
     def _check(self) -> None:
         missing = [name for name in self.tile_classes if name not in self.tiles.classes]
@@ -81,21 +81,21 @@ class LandscapeMaker:
     def scene(
         self, seed: int, *, training: bool, crowd: TilesConfig | None = None
     ) -> "LandscapeScene":
-        """Compose the scene of a seed; in training its brightness and colours vary.
+        """Compose the scene of a seed; with `training`, brightness and colours vary.
 
-        A `crowd` says how often a scene holds several sites, and which: of these scenes no label
-        is true, they are for learning what tiles look like.
+        `crowd` gives the fraction of scenes with several sites. Those have no label; they are for
+        tile pre-training.
         """
         return LandscapeScene(self, seed, training, crowd)
 
     def compose(
         self, seed: int, *, training: bool, crowd: TilesConfig | None = None
     ) -> Composition:
-        """Decide what lies where, in this order: labels, shift, fields, sites, tiles, colours."""
+        """Draw labels, shift, fields, sites, tiles and colours, in this order."""
         random = np.random.default_rng((SPLITS.index(self.split), seed))
         rules, side = self.landscape, self.tiles.side
         labels = self._labels(random, crowd)
-        # One tile at least is seen as a whole.
+        # At least one tile is completely inside the scene.
         half = side // 2 if rules.size >= side + side // 2 else 0
         shift = int(random.integers(2)) * half, int(random.integers(2)) * half
         kinds = self._fields(random, -(-(rules.size + half) // side))
@@ -128,7 +128,7 @@ class LandscapeMaker:
         return [chosen[number] for number in drawn]
 
     def _fields(self, random: np.random.Generator, side: int) -> NDArray[Any]:
-        """Return (side, side) background classes: where noise of a class is the largest, it is."""
+        """Return (side, side) background classes: at each place the one with the largest noise."""
         rules = self.landscape
         least, most = (min(each, len(rules.background)) for each in FIELDS)
         count = random.integers(least, most, endpoint=True)
@@ -145,7 +145,7 @@ class LandscapeMaker:
         return kinds
 
     def _site(self, random: np.random.Generator, shift: tuple[int, int]) -> Box:
-        """Return a place among the tiles that are seen as a whole, as far as there are enough."""
+        """Return a random place for a site among the tiles that are completely inside the scene."""
         side, size = self.tiles.side, self.landscape.size
         firsts = [-(-each // side) for each in shift]
         counts = [(size + each) // side - first for each, first in zip(shift, firsts, strict=True)]
@@ -158,7 +158,7 @@ class LandscapeMaker:
         return Box(left, top, tiles, tiles)
 
     def _choose_tiles(self, random: np.random.Generator, kinds: NDArray[Any]) -> NDArray[np.int32]:
-        """Return a tile for each place, of those that look like the anchor of their class."""
+        """Return a tile for each place, from those most similar to a random one of their class."""
         anchors = random.integers([len(members) for members in self._members])
         counts = np.array([min(len(each), self.landscape.neighbours) for each in self._members])
         pools = np.zeros((len(counts), counts.max()), np.int32)
@@ -167,27 +167,22 @@ class LandscapeMaker:
         return np.asarray(pools[kinds, random.integers(counts[kinds])])
 
     def _like(self, kind: int, anchor: int) -> NDArray[np.intp]:
-        """Return the tiles of a class nearest to one of it, by mean colour and coarse contrast."""
-        found = self._alike.get((kind, anchor))
-        if found is None:
-            looks = self._looks_of(kind)
-            distance = np.square(looks - looks[anchor]).sum(1)
+        """Return the tiles of a class most similar to one of it, by mean colour and contrast."""
+        if (kind, anchor) not in self._similar:
+            if kind not in self._appearances:
+                level = next(each for each in self.tiles.levels if each.shape[1] <= CONTRAST_SIDE)
+                small = level[self._members[kind]].astype(np.float32)  # (n, side, side, bands)
+                both = np.concatenate([small.mean((1, 2)), small.std((1, 2))], 1)
+                self._appearances[kind] = both  # (members, 2 * bands)
+            appearances = self._appearances[kind]
+            distance = np.square(appearances - appearances[anchor]).sum(1)
             nearest = np.argsort(distance, kind="stable")[: self.landscape.neighbours]
-            found = self._alike[kind, anchor] = self._members[kind][nearest]
-        return found
-
-    def _looks_of(self, kind: int) -> NDArray[np.float32]:
-        found = self._looks.get(kind)
-        if found is None:
-            level = next(each for each in self.tiles.levels if each.shape[1] <= CONTRAST_SIDE)
-            small = level[self._members[kind]].astype(np.float32)  # (members, side, side, bands)
-            looks = np.concatenate([small.mean((1, 2)), small.std((1, 2))], 1)
-            found = self._looks[kind] = looks  # (members, 2 * bands)
-        return found
+            self._similar[kind, anchor] = self._members[kind][nearest]
+        return self._similar[kind, anchor]
 
 
 class LandscapeScene(Scene):
-    """A landscape that knows its label, its site, and the tiles under any window."""
+    """A scene of tiles, with the true classes under any window."""
 
     def __init__(
         self, maker: LandscapeMaker, seed: int, training: bool, crowd: TilesConfig | None = None
@@ -210,7 +205,7 @@ class LandscapeScene(Scene):
             boxes=boxes,
             bands=maker.tiles.bands,
         )
-        # Of tiles of two pixels half a tile is still a whole pixel; levels above straddle tiles.
+        # Scenes start at half tiles, so tiles need two pixels a side; coarser levels are averaged.
         self._last_gathered = min(len(maker.tiles.levels) - 2, len(self.info.levels) - 1)
         self._coarse: list[NDArray[np.uint8]] | None = None
         self._making = ForkSafeLock()
@@ -219,9 +214,9 @@ class LandscapeScene(Scene):
         return LandscapeScene, self._made
 
     def draw(self, level: int, box: Box) -> NDArray[Any]:
-        """Return (height, width, bands) of the pixels of a level.
+        """Return (height, width, bands) of the pixels of `level` in `box`.
 
-        A pixel in which the scene ends shows all of its tile, also what lies beyond.
+        A pixel that reaches past the edge of the scene is the mean over its whole tile area.
         """
         if level <= self._last_gathered:
             return self._shade(self._gather(level, box))
@@ -229,7 +224,7 @@ class LandscapeScene(Scene):
         return self._shade(stored[box.top : box.bottom, box.left : box.right])
 
     def _gather(self, level: int, box: Box) -> NDArray[np.uint8]:
-        """Take each pixel from its tile, turned as it lies."""
+        """Take each pixel from its turned tile."""
         made, tiles = self.composition, self._tiles.levels[level]
         side = int(tiles.shape[1])
         x, y = made.shift[0] >> level, made.shift[1] >> level
@@ -256,7 +251,7 @@ class LandscapeScene(Scene):
         return taken
 
     def _shade(self, values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return brighter or darker values, as far as training wants it."""
+        """Apply the gain and offset of training."""
         gain = self.composition.gain
         if gain is None:
             return values
@@ -270,7 +265,7 @@ class LandscapeScene(Scene):
         return lines.astype(np.uint8).reshape(values.shape)
 
     def _averaged(self) -> Sequence[NDArray[np.uint8]]:
-        """Return the levels that are too coarse to be gathered, averaged once and kept."""
+        """Return the levels that are too coarse to be gathered; averaged once and kept."""
         with self._making:
             if self._coarse is None:
                 self._coarse = self._average()
@@ -292,9 +287,9 @@ class LandscapeScene(Scene):
         return [mean.finish().values.transpose(1, 2, 0).copy() for mean in means]
 
     def fractions(self, window: Window, cells: int) -> NDArray[np.float32]:
-        """Return the share of each class of tiles in cells x cells parts of a window.
+        """Return the fraction of each tile class in cells x cells parts of a window.
 
-        (cells, cells, tile classes), of what is within the scene; zero where nothing is.
+        (cells, cells, tile classes), of the part inside the scene; zero where there is none.
         """
         x, y = self.composition.shift
         first_row, rows = self._overlap(window.top, window.height, y, cells)
@@ -310,7 +305,7 @@ class LandscapeScene(Scene):
     def _overlap(
         self, start: float, length: float, shift: int, cells: int
     ) -> tuple[int, NDArray[np.float64]]:
-        """Return the first tile along an axis and how much of it and the next each cell has."""
+        """Return the first tile along an axis, and the length of each tile in each cell."""
         edges = np.clip(start + length * np.arange(cells + 1) / cells, 0, self._rules.size)
         edges = (edges + shift) / self._tiles.side
         first, last = int(edges[0]), max(int(np.ceil(edges[-1])), int(edges[0]) + 1)
@@ -319,10 +314,10 @@ class LandscapeScene(Scene):
         return first, np.maximum(covered, 0)
 
     def shown(self, window: Window) -> int:
-        """Return the number of the class that a window shows, -1 where that is hard to tell.
+        """Return the index of the class that a window shows, or AMBIGUOUS.
 
-        A site's if the window has half of it or a quarter of the window is site; the empty class
-        if the window has nothing of a site; numbers are those of `Landscape.classes`.
+        That of a site if the window holds half of it or is filled to a quarter by it; that of
+        the empty class if it touches no site. Indices are into `LandscapeConfig.classes`.
         """
         found, touched = set(), False
         for (label, _), site in zip(self.composition.sites, self.boxes, strict=True):
@@ -354,7 +349,7 @@ def _turned(side: int) -> NDArray[np.intp]:
 
 @lru_cache(maxsize=64)
 def cubic_weights(count: int, points: int) -> NDArray[np.float32]:
-    """Return what each of `points` adds to each of `count` in between: (count, points), bicubic."""
+    """Return bicubic interpolation weights (count, points) from `points` to `count` places."""
     place = (np.arange(count) + 0.5) / count * points - 0.5
     weights = np.zeros((count, points))
     for step in range(-1, 3):

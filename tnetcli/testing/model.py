@@ -98,7 +98,7 @@ def learned_parts(model: nn.Module) -> set[str]:
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
     """Compare up to rounding, relative to the largest value."""
-    scale = max(1.0, float(expected.abs().max()))
+    scale = max(1.0, float(expected.detach().abs().max()))
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5 * scale)
 
 

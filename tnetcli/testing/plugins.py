@@ -40,6 +40,7 @@ PREDICTION = {
     "width": 4000,
     "height": 3000,
     "bands": 3,
+    "georeference": {"crs": "EPSG:32633", "transform": [10, 0, 399960, 0, -10, 5000040]},
     "levels": [
         {"level": 1, "windows": 1, "label": "forest", "probability": 0.6},
         {"level": 2, "windows": 2, "label": "river", "probability": 0.9},
@@ -181,7 +182,7 @@ class ExporterContract:
     @pytest.fixture
     def predictions(self, exporter: Exporter) -> list[Prediction]:
         """Return two records, or one where a file holds one image."""
-        first = Prediction.model_validate(PREDICTION)
+        first = Prediction.model_validate_json(json.dumps(PREDICTION))
         second = first.replace(id="scenes/b.tif", image="scenes/b.tif")
         return [first, second] if exporter.many else [first]
 

@@ -33,16 +33,12 @@ FULL_BOXES = [(0, 0, 300, 200), (63, 65, 66, 1), (299, 199, 1, 1), (17, 9, 130, 
 SMALL_BOXES = [(0, 0, 8, 8), (70, 10, 20, 70), (60, 60, 10, 10), (290, 190, 30, 30)]
 CASES = [
     (Window(0, 0, 300, 200), Size(1, 1)),
-    (Window(0, 0, 300, 200), Size(300, 200)),
     (Window(0, 0, 300, 200), Size(7, 91)),
     (Window(0.25, 0.75, 0.5, 0.5), Size(5, 3)),
-    (Window(12.3, 45.6, 78.9, 12.3), Size(16, 16)),
     (Window(-500, -500, 2000, 2000), Size(32, 32)),
-    (Window(299, 199, 1, 1), Size(1, 1)),
     (Window(-10.5, 50, 21, 100), Size(21, 100)),
     *((window, Size(4, 6)) for window in OUTSIDE),
 ]
-
 
 _BAND, _Y, _X = np.mgrid[0:3, 0:200, 0:300]
 _WAVES = 60 * np.sin(_X / 7 + _BAND) + 45 * np.cos(_Y / 11 + 2 * _BAND + _X / 40)
@@ -270,30 +266,26 @@ class ReaderContract:
 
     @pytest.mark.parametrize("stem", ["with space", "Würzburg 雪 ñandú", "100% #1 [a]&b"])
     def test_a_file_may_have_any_name(
-        self, image: Path, truth: Any, tmp_path: Path, stem: str
+        self, image: Any, truth: Any, tmp_path: Any, stem: Any
     ) -> None:
         path = copy_of(image, tmp_path, f"{stem}.{image.name.partition('.')[2]}")
         with self.open(path) as reader:
-            pixels = reader.read(Window(0, 0, 300, 200), Size(300, 200))
-            self.assert_close(pixels.values, truth)
+            self.assert_close(self.read_whole(reader, 1).values, truth)
             assert self.read_whole(reader, 4).valid.all()
 
     def assert_close(self, values: NDArray[Any], expected: Any) -> None:
         assert np.abs(values.astype(np.float64) - expected).max() <= self.tolerance
 
     def read_whole(self, reader: Reader, scale: float) -> Pixels:
-        width, height = reader.size.width, reader.size.height
-        return reader.read(
-            Window.whole(reader.size), Size(round(width / scale), round(height / scale))
-        )
+        size = Size(round(reader.size.width / scale), round(reader.size.height / scale))
+        return reader.read(Window.whole(reader.size), size)
 
     def count_blocks(self, size: Size, box: tuple[int, int, int, int]) -> int:
         """Return the pixels of the blocks under a box."""
-        sides = []
-        for start, length, block, end in zip(
-            box[:2], box[2:], (self.block.width, self.block.height), (size.width, size.height),
-            strict=True,
-        ):  # fmt: skip
-            last = -(-min(start + length, end) // block) * block
-            sides.append(min(last, end) - start // block * block)
-        return sides[0] * sides[1]
+        left, top, width, height = box
+        across = _covered(left, left + width, self.block.width, size.width)
+        return across * _covered(top, top + height, self.block.height, size.height)
+
+
+def _covered(start: int, stop: int, block: int, end: int) -> int:
+    return min(-(-min(stop, end) // block) * block, end) - start // block * block

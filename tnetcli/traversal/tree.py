@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tnetcli.geometry import Grid, Region, Window
 from tnetcli.traversal.config import StopReason, TraversalConfig
-from tnetcli.traversal.policies import Policy, ScoredRegion
+from tnetcli.traversal.policies import Policy
 
 # Reasons why a region has no next regions; where several hold, an image stops for the first.
 DEAD_ENDS: tuple[StopReason, ...] = ("max_level", "native_resolution", "exhausted", "no_data")
@@ -203,7 +203,6 @@ class _Tree:
             if own is None:
                 self.stop = "failed"
                 return
-            _check(own, self._grid, node)
             self._open(node, own)
         if self._policy.persistent:
             self._choose_from_pool()
@@ -226,7 +225,7 @@ class _Tree:
         self._next = new
 
     def _open(self, node: Node, scores: CellScores) -> None:
-        """Add the cells of a node to the candidates, or note why it has none."""
+        """Follow the chosen cells of a node or add them to the pool; note a dead end."""
         region, fixed = node.region, self._policy.fixed(node.region)
         if region.level >= self._config.levels:
             self._dead_ends.add("max_level")
@@ -238,30 +237,24 @@ class _Tree:
             probs = self._policy.probabilities(region, scores.logits.astype(np.float64))
             cells = np.flatnonzero((scores.valid > self._config.min_valid) & (probs > 0))
             probs = probs[cells]
-        if dead_end := self._dead_end(region, fixed, bool(cells.size)):
-            self._dead_ends.add(dead_end)
+        cell, least = region.window.cell(self._grid, 0, 0), self._config.min_size or 0.0
+        is_fine = fixed is None and max(cell.width, cell.height) < least * (1 - SAME)
+        if is_fine or not cells.size:
+            self._dead_ends.add("native_resolution" if is_fine else "no_data")
             return
         keys = self._policy.preference(region, cells, probs, node.joint)
         if self._policy.persistent:
             self._pool.add(self._numbers[node], cells, probs, keys)
             return
-        best = np.argsort(-keys, kind="stable")
-        for i in np.sort(self._take(node, cells, best)):
-            self._follow(node, int(cells[i]), float(probs[i]))
-
-    def _take(
-        self, node: Node, cells: NDArray[np.intp], best: NDArray[np.intp]
-    ) -> NDArray[np.intp]:
-        """Return the first of `best` that are to be followed, and note their order."""
-        keep = self._config.keep_at(node.region.level)
-        taken: list[int] = []
-        for i in best.tolist():
+        keep, taken = self._config.keep_at(region.level), list[int]()
+        for i in np.argsort(-keys, kind="stable").tolist():
             if len(taken) == keep:
                 break
             if self._stands_apart(node, int(cells[i])):
                 self._chosen[node].append(int(cells[i]))
                 taken.append(i)
-        return np.array(taken, np.intp)
+        for i in sorted(taken):
+            self._follow(node, int(cells[i]), float(probs[i]))
 
     def _choose_from_pool(self) -> None:
         new: set[Node] = set()  # two candidates may show the same pixels
@@ -286,14 +279,6 @@ class _Tree:
             self._grid.overlap(*divmod(other, columns))[place] <= most * (1 + SAME)
             for other in self._chosen[parent]
         )
-
-    def _dead_end(
-        self, region: Region, fixed: Sequence[ScoredRegion] | None, has_data: bool
-    ) -> StopReason | None:
-        cell, least = region.window.cell(self._grid, 0, 0), self._config.min_size or 0.0
-        if fixed is None and max(cell.width, cell.height) < least * (1 - SAME):
-            return "native_resolution"
-        return None if has_data else "no_data"
 
     def _follow(self, parent: Node, cell: int, attention: float) -> Node:
         region = self._child(parent.region, cell)
@@ -338,16 +323,3 @@ class _Tree:
             if node in self._numbers and self._policy.fixed(parent.region) is None:
                 edge = Edge(cell, node, self._chosen[parent].index(cell))
                 parent.edges = tuple(sorted((*parent.edges, edge), key=lambda each: each.cell))
-
-
-def _check(scores: CellScores, grid: Grid, node: Node) -> None:
-    where = f"image {node.image}, `{node.region.path}`"
-    places = grid.rows * grid.columns
-    if scores.logits.ndim != 2 or len(scores.logits) != places:
-        raise ValueError(f"logits of {where} have shape {scores.logits.shape}, not ({places}, ...)")
-    if scores.valid.shape != (places,):
-        raise ValueError(f"valid of {where} has shape {scores.valid.shape}, not ({places},)")
-    if not (scores.logits < math.inf).all():  # NaN is not
-        raise ValueError(f"logits of {where} hold NaN or infinity")
-    if not (np.isfinite(scores.valid) & (scores.valid >= 0)).all():
-        raise ValueError(f"valid of {where} holds a negative number, NaN or infinity")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_predict import write_model
 from tests.images import noise, write_geotiff
+from tests.predicting import write_model
 from tnetcli.prediction.jsonl import read_lines
 
 ROOT = Path(__file__).parents[2]

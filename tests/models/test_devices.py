@@ -2,22 +2,22 @@ import pytest
 import torch
 
 from tnetcli.errors import UsageError
-from tnetcli.system import autocast, choose_device, is_out_of_memory, sharing_cores
+from tnetcli.models.devices import autocast, choose_device, is_out_of_memory, sharing_cores
 
 
-def test_auto_takes_what_there_is():
+def test_auto_selects_an_available_device():
     assert choose_device("auto").type in ("cpu", "cuda", "mps")
     assert choose_device("cpu") == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["gpu", "quantum:0", "", "meta"])
-def test_another_name_is_refused(name):
+def test_an_unknown_name_is_a_usage_error(name):
     with pytest.raises(UsageError):
         choose_device(name)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_that_is_not_there_is_refused_with_a_hint():
+def test_a_missing_gpu_is_an_error_with_a_hint():
     with pytest.raises(UsageError, match="no `cuda` device") as caught:
         choose_device("cuda")
     assert "auto" in caught.value.hint
@@ -41,12 +41,12 @@ def test_bf16_computes_in_bf16_and_fp32_does_not():
         (RuntimeError("shapes do not match"), False),
     ],
 )
-def test_out_of_memory_is_told_from_other_errors(error, expected):
+def test_out_of_memory_is_recognised(error, expected):
     assert is_out_of_memory(error) is expected
 
 
 @pytest.mark.parametrize(("device", "threads"), [("cpu", 2), ("cuda", 4)])
-def test_lanes_share_the_cores_and_give_them_back(device, threads):
+def test_concurrent_passes_share_the_threads(device, threads):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(4)

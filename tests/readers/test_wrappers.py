@@ -1,5 +1,3 @@
-import pickle
-
 import numpy as np
 import pytest
 import rasterio
@@ -12,7 +10,7 @@ from tnetcli.geometry import Georeference, Size, Window
 from tnetcli.readers.base import Box, Cost, Resolution
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import BLOCKS
-from tnetcli.readers.wrappers import CroppedReader, with_context
+from tnetcli.readers.wrappers import CroppedReader, MaskedReader, with_context
 from tnetcli.testing.reader import assert_equal
 
 CROP = Box(37, 21, 120, 90)
@@ -48,11 +46,6 @@ def test_it_is_as_large_as_the_crop_and_otherwise_the_image(image):
     assert [level.size for level in cropped.info.levels] == [
         Size(120, 90), Size(60, 45), Size(30, 23),
     ]  # fmt: skip
-
-
-def test_opening_it_decodes_nothing(image):
-    CroppedReader(image, CROP)
-    assert image.cost == Cost(0, 0)
 
 
 def test_at_full_resolution_it_is_the_pixels_of_the_file(image):
@@ -139,13 +132,6 @@ def test_a_turned_image_is_moved_along_its_own_axes(image):
     assert cropped.microns_per_pixel == image.microns_per_pixel
 
 
-def test_an_image_without_a_place_has_none(tmp_path):
-    path = write_geotiff(tmp_path / "a.tif", TRUTH, crs=None, transform=None)
-    with CroppedReader(open_image(path), CROP) as cropped:
-        assert cropped.georeference is None
-        assert cropped.microns_per_pixel is None
-
-
 def test_what_is_taken_off_of_pixels_leads_back_to_the_whole_image(image):
     cropped = CroppedReader(image, CROP)
     assert cropped.info.offset == (-37, -21)
@@ -160,13 +146,6 @@ def test_a_crop_of_a_crop_is_a_crop(image):
     assert_equal(inner.read(*asked), direct.read(*asked))
     assert inner.georeference == direct.georeference
     assert inner.info.offset == direct.info.offset
-
-
-def test_a_pickled_crop_reads_the_same_pixels(image):
-    cropped = CroppedReader(image, CROP)
-    asked = Window(3, 4, 55, 66), Size(10, 11)
-    with pickle.loads(pickle.dumps(cropped)) as other:
-        assert_equal(other.read(*asked), cropped.read(*asked))
 
 
 def test_closing_it_closes_the_image(path):
@@ -207,3 +186,54 @@ def test_a_crop_that_is_no_part_of_the_image_is_a_callers_mistake(image, crop):
 )
 def test_a_box_grows_the_more_the_less_of_the_image_it_covers(box, expected):
     assert with_context(box, Size(1000, 800)) == expected
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    path = tmp_path_factory.mktemp("masked") / "a.tif"
+    write_geotiff(path, noise((64, 48)), overviews=[2])
+    with open_image(path) as reader:
+        yield reader
+
+
+def touched(hidden, window, out):
+    """By brute force: which output pixels share any ground with a hidden window."""
+    found = np.zeros((out.height, out.width), bool)
+    for row in range(out.height):
+        for column in range(out.width):
+            left = window.left + column * window.width / out.width
+            top = window.top + row * window.height / out.height
+            right, bottom = left + window.width / out.width, top + window.height / out.height
+            for each in hidden:
+                x0, y0, x1, y1 = each.box
+                found[row, column] |= left < x1 and x0 < right and top < y1 and y0 < bottom
+    return found
+
+
+boxes = st.builds(
+    Window,
+    st.integers(-20, 70),
+    st.integers(-20, 50),
+    st.integers(1, 60),
+    st.integers(1, 60),
+)
+
+
+@given(st.lists(boxes, max_size=3), boxes, st.integers(1, 9), st.integers(1, 9))
+def test_what_a_hidden_window_touches_is_not_valid_and_the_rest_is_as_it_was(
+    shown, hidden, window, width, height
+):
+    out = Size(width, height)
+    whole, masked = shown.read(window, out), MaskedReader(shown, hidden).read(window, out)
+    gone = touched(hidden, window, out)
+    np.testing.assert_array_equal(masked.valid, whole.valid & ~gone)
+    np.testing.assert_array_equal(masked.values, np.where(masked.valid, whole.values, 0))
+    assert masked.values.dtype == whole.values.dtype
+
+
+def test_closing_it_leaves_the_image_open(shown):
+    with MaskedReader(shown, [Window(0, 0, 9, 9)]) as masked:
+        assert (masked.size, masked.bands, masked.path) == (shown.size, shown.bands, shown.path)
+        assert masked.estimate(Window(0, 0, 8, 8), Size(4, 4)) > 0
+    assert shown.read(Window(0, 0, 8, 8), Size(4, 4)).valid.all()
+    assert masked.cost == shown.cost

@@ -1,8 +1,69 @@
 import pytest
 
-from tnetcli.errors import UsageError
+from tnetcli.errors import ImageError, UsageError
 from tnetcli.readers.base import ReadOptions, Resolution
-from tnetcli.readers.metadata import TIFF_TAGS, from_density, from_length, resolve
+from tnetcli.readers.metadata import (
+    TIFF_TAGS,
+    choose_bands,
+    from_density,
+    from_length,
+    resolve,
+    unique_names,
+)
+
+NAMES = ("red", "green", "blue", "nir")
+
+
+def test_numbers_count_from_one():
+    assert choose_bands("a.tif", ("1", "4"), NAMES, []) == (0, 3)
+
+
+def test_names_are_found_in_any_case():
+    assert choose_bands("a.tif", ("NIR", "Red"), NAMES, []) == (3, 0)
+
+
+def test_the_order_asked_for_is_kept_also_where_a_band_comes_twice():
+    assert choose_bands("a.tif", ("blue", "1", "blue"), NAMES, []) == (2, 0, 2)
+
+
+def test_a_name_made_of_digits_wins_over_a_number():
+    assert choose_bands("a.tif", ("2",), ("2", "1"), []) == (0,)
+
+
+@pytest.mark.parametrize("wanted", ["0", "5", "-1", "swir", "", "1.0"])
+def test_an_unknown_band_is_refused_with_a_list_of_what_there_is(wanted):
+    with pytest.raises(ImageError, match=r"no band .* in `a\.tif`") as caught:
+        choose_bands("a.tif", (wanted,), NAMES, [])
+    assert caught.value.hint == "it has: 1 red, 2 green, 3 blue, 4 nir"
+
+
+def test_a_name_that_fits_two_bands_is_refused():
+    with pytest.raises(ImageError, match="no band `red`"):
+        choose_bands("a.tif", ("red",), ("Red", "red"), [])
+
+
+def test_a_band_without_a_name_is_called_by_its_number():
+    assert unique_names(["red", None, ""]) == ("red", "2", "3")
+
+
+def test_duplicate_names_get_the_band_number():
+    assert unique_names(["a", "b", "a"]) == ("a (1)", "b", "a (3)")
+
+
+def test_naming_many_bands_compares_each_with_few_others():
+    compared = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    unique_names([Name(f"band {number}") for number in range(500)])
+    assert compared < 5_000
+
 
 CLAIM = Resolution(0.5, 0.5, "the file")
 PRINTER = Resolution(352.8, 352.8, TIFF_TAGS)
@@ -38,10 +99,6 @@ def test_the_default_stands_in_only_where_the_file_has_none():
     assert resolve(options, [None])[0] == Resolution(0.25, 0.25, "default_mpp")
 
 
-def test_without_any_claim_there_is_no_resolution():
-    assert resolve(ReadOptions(), []) == (None, [])
-
-
 def test_pixels_that_are_not_square_are_mentioned():
     found, warnings = resolve(ReadOptions(), [Resolution(0.5, 0.6, "tags")])
     assert found == Resolution(0.5, 0.6, "tags")
@@ -54,11 +111,6 @@ def test_a_senseless_figure_from_the_user_is_refused(mpp):
         resolve(ReadOptions(mpp=mpp), [])
     with pytest.raises(UsageError, match="default_mpp"):
         resolve(ReadOptions(default_mpp=mpp), [])
-
-
-@pytest.mark.parametrize("source", [TIFF_TAGS, "the scanner"])
-def test_a_claim_that_is_no_number_is_not_believed(source):
-    assert resolve(ReadOptions(), [Resolution(float("nan"), 0.5, source)])[0] is None
 
 
 @pytest.mark.parametrize(
@@ -86,8 +138,3 @@ def test_a_density_without_meaning_is_no_claim(x, y, unit):
 def test_a_length_in_any_unit_becomes_microns(length, unit, microns):
     found = from_length(length, length, unit, "OME")
     assert (found.x, found.y) == pytest.approx((microns, microns))
-
-
-@pytest.mark.parametrize(("x", "unit"), [(0.0, "µm"), (-0.5, "µm"), (0.5, "pixel"), (0.5, "")])
-def test_a_length_without_meaning_is_no_claim(x, unit):
-    assert from_length(x, x, unit, "OME") is None

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_predict import write_model
 from tests.images import noise, write_geotiff
+from tests.predicting import write_model
 
 pytest.importorskip("distributed", reason="needs the extra `dask`")
 IMAGES, PROBABILITY = 300, 1e-5
@@ -31,11 +31,11 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def here(folder):
-    """What this machine says by itself."""
-    done = predict(folder, "-o", "here.jsonl")
+def alone(folder):
+    """Return the records of one process of this machine."""
+    done = predict(folder, "-o", "alone.jsonl")
     assert done.returncode == 8
-    return records(folder / "here.jsonl")
+    return records(folder / "alone.jsonl")
 
 
 def predict(folder, *arguments):
@@ -129,45 +129,45 @@ def wait_for(file, count, process):
 
 
 @pytest.mark.slow
-def test_workers_that_are_killed_cost_no_record(folder, here):
+def test_workers_that_are_killed_cost_no_record(folder, alone):
     file = folder / "cluster.jsonl"
     with Cluster(folder, workers=3) as cluster:
         words = [*TNET, "predict", "images", "--model", "m.safetensors", "-o", file.name, "-q"]
         with subprocess.Popen(
-            [*words, "--scheduler-file", str(cluster.file)],
+            [*words, "--scheduler", str(cluster.file)],
             cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True,
         ) as running:  # fmt: skip
             for count in (30, 120):
                 wait_for(file, count, running)
                 cluster.kill_a_worker()
-            _, told = running.communicate(timeout=300)
-        assert running.returncode == 8, told  # the bad image is a failed record
+            _, errors = running.communicate(timeout=300)
+        assert running.returncode == 8, errors  # the bad image is a failed record
     found = records(file)
     assert len(found) == IMAGES
-    check_same(found, here)
+    check_same(found, alone)
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_is_lost_leaves_what_is_done(folder, here):
+def test_a_scheduler_that_is_lost_leaves_what_is_done(folder, alone):
     file = folder / "lost.jsonl"
     with Cluster(folder, workers=2) as cluster:
         words = [*TNET, "predict", "images", "--model", "m.safetensors", "-o", file.name, "-q"]
         with subprocess.Popen(
-            [*words, "--scheduler-file", str(cluster.file)],
+            [*words, "--scheduler", str(cluster.file)],
             cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True,
         ) as running:  # fmt: skip
             wait_for(file, 20, running)
             os.killpg(cluster.scheduler.pid, signal.SIGKILL)
-            _, told = running.communicate(timeout=120)
-        assert running.returncode == 75, told
-        assert "error: the scheduler at" in told
-        assert "run the same command again" in told
+            _, errors = running.communicate(timeout=120)
+        assert running.returncode == 75, errors
+        assert "error: the scheduler at" in errors
+        assert "run the same command again" in errors
     kept = records(file)
     assert 20 <= len(kept) < IMAGES
     assert predict(folder, "-o", file.name).returncode == 8
     found = records(file)
     assert found[: len(kept)] == kept
-    check_same(found, here)
+    check_same(found, alone)
 
 
 # Imported by every Python: a stand-in for a library that takes its process along.
@@ -201,34 +201,3 @@ def test_an_image_that_kills_takes_no_other_along(folder, tmp_path):
     again = subprocess.run([*words, "-q"], cwd=folder, env=environment(), check=False)
     assert again.returncode == 0  # here, in one process, it is an image like others
     assert len(records(folder / "killed.jsonl")) == len(listed)
-
-
-def test_processes_of_this_machine_say_the_same(folder):
-    """A few images are enough: what differs would differ in each."""
-    listed = [f"images/{number:03}.tif" for number in range(6)] + ["images/bad.tif"]
-    found = []
-    for name, more in (("one.jsonl", []), ("two.jsonl", ["--workers", "2"])):
-        words = [*TNET, "predict", *listed, "--model", "m.safetensors", "-q", "-o", name, *more]
-        done = subprocess.run(
-            words, cwd=folder, env=environment(), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 8, done.stderr
-        found.append(records(folder / name))
-    check_same(*found)
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--scheduler", "tcp://a:1", "--scheduler-file", "b"], "say the same"),
-        (["--scheduler", "tcp://a:1", "--workers", "2"], "workers of its own"),
-        (["--scheduler-file", "none.json"], "no scheduler file"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(folder, words, problem):
-    done = predict(folder, *words)
-    assert done.returncode == 2
-    first, second = done.stderr.splitlines()[-2:]
-    assert first.startswith("error:")
-    assert problem in first
-    assert second.startswith("hint:")
