@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import tnetcli
+from tests.runs import recipe_of, write_images
 
 NAMES = [
     "ClusterError", "ImageError", "ManifestError", "MissingExtraError", "Model", "ModelError",
@@ -95,3 +96,17 @@ def test_importing_changes_no_state_of_the_process():
 def test_a_prediction_changes_no_state_of_the_process(tmp_path):
     Image.effect_noise((300, 200), 60).convert("RGB").save(tmp_path / "a.png")
     run("import tnetcli\ntnetcli.predict(sys.argv[1], levels=2)\ncheck(before)", tmp_path / "a.png")
+
+
+def test_a_model_is_trained_and_its_predictions_exported(tmp_path):
+    images = write_images(tmp_path / "images")
+    recipe = recipe_of(images, stages=[{"steps": 2}])
+    model = tnetcli.train(recipe, tmp_path / "run")
+    assert model == tmp_path / "run" / "model.safetensors"
+    paths = sorted(images.parent.glob("*.png"))[:2]
+    found = list(tnetcli.predict_many(paths, model=model, output=tmp_path / "a.jsonl"))
+    assert [each.status for each in found] == ["ok", "ok"]
+    stored = list(tnetcli.read_predictions(tmp_path / "a.jsonl"))
+    assert [each.label for each in stored] == [each.label for each in found]
+    table = tnetcli.export(found, tmp_path / "a.csv")
+    assert table.read_text().startswith("image,id,")

@@ -3,7 +3,7 @@
 torch is imported only when a loss or a reward is computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -133,7 +133,10 @@ class Classification:
         return Decision(self.classes[best], float(probabilities[best]), by_class)
 
 
-TASKS: Registry[type[Task]] = Registry("task", {"classification": f"{__name__}:Classification"})
+# A task is built from the names of the classes.
+TASKS: Registry[Callable[..., Task]] = Registry(
+    "task", {"classification": f"{__name__}:Classification"}
+)
 
 
 def at_least_single(values: "Tensor") -> "Tensor":

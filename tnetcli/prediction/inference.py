@@ -29,7 +29,7 @@ from tnetcli.prediction.record import (
 from tnetcli.readers.base import Cost, Reader
 from tnetcli.readers.watch import READ_TIMEOUT, ReadingThreads
 from tnetcli.readers.wrappers import CroppedReader
-from tnetcli.tasks import Classification, softmax
+from tnetcli.tasks import TASKS, softmax
 from tnetcli.traversal.config import StopReason, TraversalConfig
 from tnetcli.traversal.policies import Policy
 from tnetcli.traversal.rollout import Rollout, effective, rollout
@@ -246,13 +246,14 @@ def record_result(
     image: str,
     id: str,
     classes: Sequence[str],
+    task: str = "classification",
     provenance: Provenance = NO_PROVENANCE,
     fingerprint: str = "",
     warnings: Sequence[str] = (),
     reading: dict[str, JsonValue] | None = None,
 ) -> Prediction:
     """Return the record of an image that was predicted."""
-    decision = Classification(classes).decide(result.logits)
+    decision = TASKS.load(task)(classes).decide(result.logits)
     microns = reader.microns_per_pixel
     return Prediction(
         schema=SCHEMA,
@@ -270,6 +271,7 @@ def record_result(
         fingerprint=fingerprint,
         warnings=tuple(warnings),
         reading=reading or {},
+        task=task,
         label=decision.label,
         probability=decision.probability,
         probabilities=decision.probabilities,

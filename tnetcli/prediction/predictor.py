@@ -263,6 +263,7 @@ class Predictor:
             image=image.path,
             id=image.id,
             classes=self.classes,
+            task=self.checkpoint.description.task.name,
             provenance=self.provenance,
             fingerprint=mark,
             warnings=warnings,

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 MAX_NAME = 24
-MAX_NUMBERED, MAX_NAMED = 20, 60  # classes in a confusion matrix
 MAX_COLUMNS = 4  # of images
 MAX_MARKERS = 20  # per curve, about
 DPI = 100
@@ -141,32 +140,6 @@ def _draw_panel(
     axes.set_ylabel(title)
     axes.grid(color="0.9")
     axes.legend(fontsize=8)
-
-
-def draw_confusion(
-    matrix: NDArray[np.integer], classes: Sequence[str], path: str | os.PathLike[str]
-) -> None:
-    """Draw the counts of true (rows) and predicted classes, coloured by their share of the row."""
-    count = len(classes)
-    totals = matrix.sum(axis=1, keepdims=True)
-    shares = matrix / np.maximum(totals, 1)
-    side = min(max(4.0, 2 + 0.45 * count), 14.0)
-    with _figure(path, width=side + 1.2, height=side) as figure:
-        axes = figure.subplots()
-        image = axes.imshow(shares, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
-        figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
-        axes.set_xlabel("predicted")
-        axes.set_ylabel("true")
-        named = range(count) if count <= MAX_NAMED else ()
-        axes.set_xticks(named, [_text(classes[i]) for i in named], rotation=90)
-        axes.set_yticks(named, [_text(classes[i]) for i in named])
-        if count <= MAX_NUMBERED:
-            for (row, column), number in np.ndenumerate(matrix):
-                bright = shares[row, column] > 0.5
-                axes.text(
-                    column, row, str(number), ha="center", va="center", fontsize=8,
-                    color="black" if bright else "white",
-                )  # fmt: skip
 
 
 def draw_samples(samples: Sequence[Sample], path: str | os.PathLike[str]) -> None:
