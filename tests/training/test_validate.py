@@ -176,7 +176,7 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path, source):
         good = source.item("validation", 0).reader
         found = run(Listed(good, deep, good))
         assert found.row["images"] == 2
-        with pytest.raises(ManifestError, match="no image of the validation"):
+        with pytest.raises(ManifestError, match="no validation image"):
             run(Listed(deep))
 
 
