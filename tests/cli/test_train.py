@@ -140,7 +140,7 @@ def assert_two_lines(err, problem, hint):
         ("stages.0.stpes=3", "unknown key `stages.0.stpes`", "did you mean `steps`?"),
         ("stages.0.loss.selction=top_k", "`stages.0.loss.selction`", "did you mean `selection`?"),
         ("stages=[]", "`stages` is empty", ""),
-        ("stages=[{steps: 1}, {steps: 2}]", "two stages share a name", ""),
+        ("stages=[{steps: 1}, {steps: 2}]", "two stages have the same name", ""),
         ("stages.0.learn=tiles", "needs `data.kind: mosaic`", ""),
         ("loss={rule: paper, selection: sample}", "`rule: paper` means", ""),
         ("stages.3.steps=1", "`stages` is a list of 1", "as a whole"),
@@ -171,7 +171,7 @@ def test_a_loss_that_is_no_number_is_one_error_and_one_hint(folder, tmp_path):
         "--set", "training.validate_every=10",
     )  # fmt: skip
     assert (code, out) == (5, "")
-    assert_two_lines(err, "not finite", "optimizer.lr")
+    assert_two_lines(err, "not a number", "learning rate")
 
 
 def test_a_device_that_is_not_there_is_a_usage_error(folder, tmp_path):

@@ -123,7 +123,7 @@ def test_no_attention_or_temperature_breaks_a_draw_in_its_order(attention, tempe
 
 @pytest.mark.parametrize("draw", [[0, 0], [3, 0], [0, 1]])
 def test_a_draw_that_cannot_be_is_refused(draw):
-    with pytest.raises(ValueError, match="a cell was drawn"):
+    with pytest.raises(ValueError, match="a drawn cell"):
         draw_log_probability(
             torch.tensor([FIVE]),
             torch.tensor([draw]),

@@ -253,7 +253,7 @@ def test_the_baseline_is_kept_with_the_model(images, tmp_path, average):
     recipe = recipe_of(images, stages=[{"steps": 2}], training={"average": average})
     run = finished(recipe, tmp_path)
     _, tensors = run.folder.load_state()
-    sequence, _, cells = tensors["stage.baselines.values"].tolist()
+    sequence, _, cells = tensors["stage.baselines"].tolist()
     found = run.checkpointer.stages["train"]["baseline"].item()
     assert found == pytest.approx((sequence + cells) / 2)
     assert found != 0.5
