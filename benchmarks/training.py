@@ -26,8 +26,8 @@ from memory import status
 from rich.console import Console
 
 from tnetcli.training import run as workflow
-from tnetcli.training.config import Stage
-from tnetcli.training.data import Files, Source
+from tnetcli.training.config import StageConfig
+from tnetcli.training.data import FileSource, Source
 from tnetcli.training.recipe import check_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +61,7 @@ class Listener:
     def __init__(self) -> None:
         self.rows: list[Mapping[str, Any]] = []
 
-    def stage(self, stage: Stage, steps: int) -> None:
+    def stage(self, stage: StageConfig, steps: int) -> None:
         """Ignore the start of a stage."""
 
     def step(self, row: Mapping[str, Any], done: int, steps: int) -> None:
@@ -116,7 +116,7 @@ def measure(manifest: Path, run: Path, network: str) -> list[Figure]:
         workflow.open_source = open_source
     peak = status("VmHWM") - before
     (source,) = kept
-    assert isinstance(source, Files)
+    assert isinstance(source, FileSource)
     images = [source.item("train", number).reader for number in range(source.count("train"))]
     decoded = sum(image.cost.pixels_decoded for image in images)
     total = sum(image.size.pixels for image in images)

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tnetcli.geometry import Size, Window
-from tnetcli.readers.detect import open_image
+import tnetcli
+from tnetcli import Size, Window
 
 VIEW = Size(224, 224)
 
 
 def main(image: str, picture: Path) -> None:
     """Save the whole image and a window of its upper right quarter side by side."""
-    with open_image(image) as reader:
+    with tnetcli.open(image) as reader:
         width, height = reader.size.width, reader.size.height
         close = Window(0.66 * width, 0.22 * height, width / 8, height / 8)
         views = [reader.read(window, VIEW) for window in (Window.whole(reader.size), close)]

@@ -105,7 +105,7 @@ class Hands:
         self.best: dict[str, torch.Tensor] = {}
         self.stages: dict[str, dict[str, torch.Tensor]] = {}
 
-    def keep(self, model: Any, validation: Any, *, best: bool, stage: str = "") -> None:
+    def save(self, model: Any, validation: Any, *, best: bool, stage: str = "") -> None:
         """Keep a model."""
         weights = copied(model)
         if best:

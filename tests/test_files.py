@@ -1,4 +1,3 @@
-import gzip
 import io
 import os
 import socket
@@ -28,7 +27,6 @@ from tnetcli.files import (
     spooled,
     temporary_folder,
     write_file,
-    write_text,
 )
 
 posix = pytest.mark.skipif(os.name == "nt", reason="no POSIX pipes and signals")
@@ -246,71 +244,6 @@ class TestAtomicFile:
         with pytest.raises(OutputError, match=r"none/a\.txt") as caught, write(path, b""):
             pass
         assert "the folder exists" in caught.value.hint
-
-
-class TestWriteText:
-    def test_pieces_become_one_file_of_utf_8(self, tmp_path):
-        write_text(tmp_path / "a.geojson", iter(["Größe ", "", "ok\n"]))
-        assert (tmp_path / "a.geojson").read_bytes() == "Größe ok\n".encode()
-        assert os.listdir(tmp_path) == ["a.geojson"]
-
-    def test_gz_is_compressed_to_the_same_bytes_every_time(self, tmp_path):
-        for name in ("a.geojson.gz", "b.GZ"):
-            write_text(tmp_path / name, (f"{number}\n" for number in range(100_000)))
-        content = (tmp_path / "a.geojson.gz").read_bytes()
-        assert content == (tmp_path / "b.GZ").read_bytes()
-        assert gzip.decompress(content).decode() == "".join(f"{n}\n" for n in range(100_000))
-
-    def test_an_existing_file_raises_before_the_first_piece(self, tmp_path):
-        (tmp_path / "a").write_text("mine")
-
-        def pieces():
-            raise AssertionError("requested")
-            yield ""
-
-        with pytest.raises(OutputError, match="exists") as caught:
-            write_text(tmp_path / "a", pieces())
-        assert "--overwrite" in caught.value.hint
-        assert (tmp_path / "a").read_text() == "mine"
-
-    def test_a_file_that_appears_meanwhile_is_kept(self, tmp_path):
-        def pieces():
-            yield "ours"
-            (tmp_path / "a").write_text("theirs")
-
-        with pytest.raises(OutputError, match="exists"):
-            write_text(tmp_path / "a", pieces())
-        assert (tmp_path / "a").read_text() == "theirs"
-        assert os.listdir(tmp_path) == ["a"]
-
-    def test_a_file_is_replaced_after_the_last_piece(self, tmp_path):
-        (tmp_path / "a").write_text("old")
-
-        def pieces():
-            yield "new"
-            assert (tmp_path / "a").read_text() == "old"
-
-        write_text(tmp_path / "a", pieces(), overwrite=True)
-        assert (tmp_path / "a").read_text() == "new"
-
-    @pytest.mark.parametrize("name", ["a.geojson", "a.geojson.gz"])
-    def test_an_error_of_the_pieces_leaves_no_file(self, tmp_path, name):
-        def pieces():
-            yield "x" * 1_000_000
-            raise OSError("the disk of the images is gone")
-
-        with pytest.raises(OutputError, match="the disk of the images is gone"):
-            write_text(tmp_path / name, pieces())
-        assert os.listdir(tmp_path) == []
-
-    @full_disk
-    def test_a_full_disk_is_an_output_error(self, tmp_path, monkeypatch):
-        full = os.open("/dev/full", os.O_WRONLY)
-        monkeypatch.setattr(os, "fsync", lambda handle: os.write(full, b"x"))
-        with pytest.raises(OutputError, match="No space left"):
-            write_text(tmp_path / "a", ["text"])
-        os.close(full)
-        assert os.listdir(tmp_path) == []
 
 
 STOPPED_AT = """

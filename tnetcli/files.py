@@ -1,7 +1,6 @@
 """Open regular files, read pipes and standard input, and write files atomically."""
 
 import errno
-import gzip
 import hashlib
 import io
 import os
@@ -15,7 +14,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -289,26 +288,6 @@ def write_file(path: AnyPath, content: bytes, what: str = "the file") -> None:
     """Write or replace a file atomically."""
     with atomic_file(path, what) as file:
         file.write(content)
-
-
-def write_text(
-    path: AnyPath, pieces: Iterable[str], *, overwrite: bool = False, what: str = "the file"
-) -> None:
-    """Write text atomically as UTF-8, compressed if the name ends in `.gz`.
-
-    OutputError if `path` exists, before the first piece is requested; with `overwrite` it is
-    replaced after the last.
-    """
-    check_output(path, overwrite=overwrite)
-    with atomic_file(path, what) as raw, ExitStack() as closing:
-        file: IO[bytes] | gzip.GzipFile = raw
-        if Path(path).suffix.lower() == ".gz":
-            # Without name and time, so that the same text gives the same bytes.
-            packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0)
-            file = closing.enter_context(packed)
-        for piece in pieces:
-            file.write(piece.encode())
-        check_output(path, overwrite=overwrite)  # another process may have been faster
 
 
 @contextmanager

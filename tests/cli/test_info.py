@@ -192,14 +192,6 @@ def test_overviews_can_be_required(tmp_path):
     assert "tnet pyramid" in done.stderr
 
 
-def test_variables_that_hide_sidecars_are_warned_about(tmp_path):
-    path = write_geotiff(
-        tmp_path / "a.tif", noise((300, 300)), overviews=[2], external_overviews=True
-    )
-    (record,) = facts(path, GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR")
-    assert any("GDAL_DISABLE_READDIR_ON_OPEN" in warning for warning in record["warnings"])
-
-
 def test_bands_nodata_and_mpp_can_be_given(scene):
     (record,) = facts(scene, "--bands", "3,red", "-O", "nodata=7", "-O", "mpp=0.5")
     assert record["bands"] == ["blue", "red"]

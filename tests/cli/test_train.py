@@ -72,7 +72,7 @@ def trained(folder):
     return output, here(folder / "small.yaml", "-o", output)
 
 
-def test_a_training_is_told_in_plain_lines_where_there_is_no_terminal(trained):
+def test_a_training_is_reported_in_plain_lines_where_there_is_no_terminal(trained):
     output, (code, out, err) = trained
     assert code == 0, err
     assert out == f"{output / 'model.safetensors'}\n"
@@ -171,7 +171,7 @@ def test_a_loss_that_is_no_number_is_one_error_and_one_hint(folder, tmp_path):
         "--set", "training.validate_every=10",
     )  # fmt: skip
     assert (code, out) == (5, "")
-    assert_two_lines(err, "not a number", "optimizer.lr")
+    assert_two_lines(err, "not finite", "optimizer.lr")
 
 
 def test_a_device_that_is_not_there_is_a_usage_error(folder, tmp_path):
@@ -228,7 +228,7 @@ def test_signals_save_the_state_and_a_run_goes_on_from_there(folder, tmp_path):
         assert process.returncode == code
         assert out == ""
         # The next round does what this one says.
-        words = shlex.split(err.split("this goes on: ")[1].splitlines()[0])
+        words = shlex.split(err.split("resume with: ")[1].splitlines()[0])
         assert "--resume" in words
         command = [*command[:3], *words[1:]]
         steps = [row["step"] for row in rows_of(output / "metrics.jsonl") if "loss" in row]

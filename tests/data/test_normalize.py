@@ -1,10 +1,12 @@
+import logging
+
 import numpy as np
 import pytest
 
 from tests.images import noise, write_geotiff
 from tnetcli.config import validate
-from tnetcli.data.normalize import Normalisation
-from tnetcli.errors import ImageError, ModelError
+from tnetcli.data.normalize import Normalisation, estimate
+from tnetcli.errors import ImageError, ManifestError, ModelError
 from tnetcli.readers.base import Pixels
 from tnetcli.readers.detect import open_image
 
@@ -19,12 +21,6 @@ def test_bytes_map_onto_minus_one_to_one():
     found, _ = normalisation.apply(pixels(np.array([[[0, 255]]], np.uint8)))
     assert found.tolist() == [[[-1.0, 1.0]]]
     assert found.dtype == np.float32
-
-
-def test_signed_numbers_map_onto_minus_one_to_one():
-    normalisation = Normalisation.to_unit_range("int16", 1)
-    found, _ = normalisation.apply(pixels(np.array([[[-32768, 32767]]], np.int16)))
-    assert found.tolist() == [[[-1.0, 1.0]]]
 
 
 def test_every_band_has_its_own_mean_and_deviation():
@@ -57,10 +53,10 @@ def test_large_numbers_keep_their_digits():
     ("wrong", "problem"),
     [
         ({"std": (0.0,)}, "not above zero"),
-        ({"std": (1.0, 2.0)}, "one number a band"),
-        ({"mean": (), "std": ()}, "one number a band"),
-        ({"dtype": "colour"}, "not a type of pixels"),
-        ({"dtype": "complex64"}, "not a type of pixels"),
+        ({"std": (1.0, 2.0)}, "one number per band"),
+        ({"mean": (), "std": ()}, "one number per band"),
+        ({"dtype": "colour"}, "not a pixel type"),
+        ({"dtype": "complex64"}, "not a pixel type"),
         ({"mean": (float("nan"),)}, "finite"),
         ({"median": 3}, "unknown key `median`"),
     ],
@@ -93,3 +89,111 @@ def test_floats_of_any_width_are_the_same_units(tmp_path):
     normalisation = Normalisation(dtype="float64", mean=(1,) * 3, std=(1,) * 3)
     with open_image(path) as reader:
         normalisation.check(reader)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Return a function that writes an array and opens it."""
+    readers = []
+
+    def write(array, **options):
+        path = write_geotiff(tmp_path / f"{len(readers)}.tif", array, **options)
+        readers.append(open_image(path))
+        return readers[-1]
+
+    yield write
+    for reader in readers:
+        reader.close()
+
+
+def test_small_images_are_pooled_pixel_by_pixel(opened):
+    arrays = [noise((70, 50), 3, seed=seed) for seed in range(3)]
+    found = estimate([opened(array) for array in arrays])
+    pixels = np.concatenate([array.reshape(3, -1) for array in arrays], axis=1)
+    assert found.mean == pytest.approx(pixels.mean(axis=1))
+    assert found.std == pytest.approx(pixels.std(axis=1))
+    assert found.dtype == "uint8"
+
+
+def test_images_count_the_same_whatever_their_size(opened):
+    small, large = np.full((1, 20, 20), 10, np.uint8), np.full((1, 200, 200), 30, np.uint8)
+    found = estimate([opened(small), opened(large)])
+    assert (found.mean, found.std) == ((20,), (10,))
+
+
+def test_pixels_without_data_do_not_count_and_make_an_image_count_less(opened):
+    half = np.full((1, 40, 40), 100, np.uint8)
+    half[:, :20] = 0
+    found = estimate([opened(half, nodata=0), opened(np.full((1, 40, 40), 40, np.uint8))])
+    assert found.mean == pytest.approx((60,))  # a half of 100 and a whole of 40
+    assert found.std == pytest.approx((np.sqrt((40**2 * 0.5 + 20**2) / 1.5),))
+
+
+def test_numbers_that_are_none_do_not_count(opened):
+    array = np.full((1, 30, 30), 2, np.float32)
+    array[:, :5], array[:, 5:10], array[:, 10:15] = np.nan, np.inf, 4
+    found = estimate([opened(array)])
+    assert found.mean == pytest.approx((2.5,))
+    assert found.std == pytest.approx((np.sqrt(0.75),))
+
+
+def test_a_large_image_is_seen_through_its_overview(opened):
+    array = noise((1200, 900), 3, seed=4)
+    reader = opened(array, overviews=[2, 4], blocksize=256)
+    found = estimate([reader])
+    assert found.mean == pytest.approx(array.mean(axis=(1, 2)), abs=0.3)
+    assert max(np.array(found.std) - array.std(axis=(1, 2))) < 0.1  # averages deviate less
+    assert reader.cost.pixels_decoded < array[0].size / 4
+
+
+def test_a_constant_band_has_deviation_one_and_a_warning(opened, caplog):
+    array = np.stack([noise((30, 30), 1)[0], np.full((30, 30), 7, np.uint8)])
+    with caplog.at_level(logging.WARNING):
+        found = estimate([opened(array, descriptions=["red", "flat"])])
+    assert found.std[1] == 1
+    assert "flat is constant (7)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (noise((30, 30), 4), ["4 bands", "3 bands"]),
+        (noise((30, 30), 3, "uint16"), ["uint16", "uint8"]),
+    ],
+)
+def test_images_of_two_kinds_are_refused_naming_both(opened, other, says):
+    one = opened(noise((30, 30), 3))
+    two = opened(other)
+    with pytest.raises(ManifestError) as caught:
+        estimate([one, two])
+    assert all(word in str(caught.value) for word in [*says, one.path, two.path])
+    assert caught.value.hint
+
+
+def test_nothing_valid_anywhere_is_refused(opened):
+    empty = opened(np.zeros((1, 30, 30), np.uint8), nodata=0)
+    with pytest.raises(ManifestError, match="no valid pixel in 2 images"):
+        estimate([empty, empty])
+
+
+def test_one_empty_image_among_others_counts_nothing(opened):
+    empty = opened(np.zeros((1, 30, 30), np.uint8), nodata=0)
+    full = opened(np.full((1, 30, 30), 9, np.uint8), nodata=0)
+    assert estimate([empty, full]).mean == (9,)
+
+
+def test_the_text_is_one_line_a_band():
+    normalisation = Normalisation(dtype="uint8", mean=(103.25, 7.0), std=(42.5, 1.0))
+    first, second = normalisation.as_text(("red", "near infrared")).splitlines()
+    assert first.split() == ["red", "mean", "103.25", "std", "42.5"]
+    assert second.split() == ["near", "infrared", "mean", "7", "std", "1"]
+    assert first.index("mean") == second.index("mean")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("uint8", (0, 255)), ("uint16", (0, 2900)), ("float32", (-100, 2900))],
+)
+def test_values_lie_near_their_mean_unless_there_are_few(dtype, expected):
+    normalisation = Normalisation(dtype=dtype, mean=(1000.0, 1400.0), std=(100.0, 500.0))
+    assert normalisation.value_range() == expected

@@ -114,6 +114,23 @@ def test_an_error_leaves_nothing_behind(error, raised, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_file_that_appears_meanwhile_is_kept(tmp_path):
+    class Slow(Failing):
+        def write(self, predictions, path, options):
+            path.write_text("ours")
+            (tmp_path / "a.csv").write_text("theirs")
+
+    job = ExportJob.check(Selection([SCENE]), Slow(None), {})
+    with pytest.raises(OutputError, match="exists"):
+        job.write_file(tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_text() == "theirs"
+    assert os.listdir(tmp_path) == ["a.csv"]
+
+
+def test_a_single_prediction_is_exported(tmp_path):
+    assert export(SCENE, tmp_path / "a.csv").read_text().count("\n") == 3
+
+
 def test_a_link_is_followed_and_stays(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "here.tif").symlink_to(tmp_path / "there" / "a.tif")

@@ -461,7 +461,7 @@ AREA = np.random.default_rng(0).integers(1, 255, (3, 150, 200), np.uint8)
 
 def test_qupath_shows_the_pixels_of_a_region_on_a_slide_with_bounds(tmp_path):
     path = write_scn(tmp_path / "a.scn", AREA, slide=(400, 300), offset=(64, 48))
-    with tnetcli.open_image(path) as reader:
+    with tnetcli.open(path) as reader:
         size, offset = reader.size, reader.info.offset
     with openslide.OpenSlide(path) as slide:
         theirs = [int(slide.properties[f"openslide.bounds-{axis}"]) for axis in "xy"]

@@ -118,6 +118,8 @@ FIXTURES: dict[str, Callable[[Path], None]] = {
     "docs/training.md": images,
 }
 PAGES_TO_RUN = [page for page, blocks in BLOCKS.items() if any(block.is_run for block in blocks)]
+# Pages that take less than ten seconds.
+QUICK = {"CONTRIBUTING.md", "docs/errors.md", "docs/families.md", "docs/recipes.md"}
 # Pages that are shortened in quick runs.
 LONG = [
     page
@@ -151,7 +153,10 @@ def run_page(page: str, session: Session, *, quick: bool) -> None:
 
 
 @pytest.mark.timeout(15 * MINUTES)  # on a busy machine
-@pytest.mark.parametrize("page", PAGES_TO_RUN)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=() if page in QUICK else pytest.mark.slow) for page in PAGES_TO_RUN],
+)
 def test_the_commands_of_a_page_run(page, folder, commands):
     session = Session(
         folder,

@@ -1,3 +1,7 @@
+import logging
+from collections import Counter
+from itertools import chain
+
 import numpy as np
 import pytest
 
@@ -5,10 +9,25 @@ from tests.runs import SIDE, recipe_of, write_images
 from tests.synth.test_landscape import BACKGROUND, RULES, SITES, tile_files
 from tests.synth.test_tiles import write_zip
 from tnetcli.config import SPLITS
-from tnetcli.errors import ManifestError, RecipeError
+from tnetcli.data.augment import Augmented
+from tnetcli.data.config import AugmentConfig
+from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
+from tnetcli.readers.base import ImageInfo, Level, Pixels
 from tnetcli.training import data as sources
-from tnetcli.training.data import Files, Landscapes, derive, open_source
+from tnetcli.training.data import (
+    AHEAD,
+    Batches,
+    FileSource,
+    Item,
+    LandscapeSource,
+    derive,
+    open_source,
+    take,
+)
+from tnetcli.traversal.config import TraversalConfig
+from tnetcli.traversal.policies import ScoredRegion
+from tnetcli.traversal.views import root_window
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +58,7 @@ def mosaic(tiles, seed=0, **landscape):
 
 def test_files_are_found_by_split_and_number(images):
     source = files_of(images)
-    assert isinstance(source, Files)
+    assert isinstance(source, FileSource)
     assert source.classes == ("dark", "light")
     assert [source.count(split) for split in SPLITS] == [6, 3, 0]
     assert source.labels() == [0, 1, 0, 1, 0, 1]
@@ -47,11 +66,6 @@ def test_files_are_found_by_split_and_number(images):
     assert (item.label, item.name) == (1, "7.png")
     assert item.boxes == (Window(8, 8, 32, 32),)
     assert item.reader.size == Size(SIDE, SIDE)
-
-
-def test_an_image_is_opened_once(images):
-    source = files_of(images)
-    assert source.item("train", 2).reader is source.item("train", 2, epoch=1).reader
 
 
 def can_be_read(item):
@@ -62,7 +76,7 @@ def can_be_read(item):
 
 
 def test_images_in_flight_stay_open_and_others_are_closed(images, monkeypatch):
-    monkeypatch.setattr(sources, "MOST_OPEN", 1)
+    monkeypatch.setattr(sources, "MAX_OPEN", 1)
     recipe = recipe_of(images, training={"batch_size": 1}, data={"statistics_images": 1})
     source = open_source(recipe, recipe.data)
     train = [source.item("train", number) for number in range(4)]  # four batches
@@ -75,30 +89,9 @@ def test_images_in_flight_stay_open_and_others_are_closed(images, monkeypatch):
     assert not any(map(can_be_read, [*train, *others]))
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"stages": [{"steps": 1, "batch_size": 2}]},
-        {"data": {"statistics_images": 6}},
-    ],
-)
-def test_as_many_stay_open_as_a_step_or_the_statistics_need(images, monkeypatch, sections):
-    monkeypatch.setattr(sources, "MOST_OPEN", 1)
-    recipe = recipe_of(images, **{"training": {"batch_size": 1}, **sections})
-    source = open_source(recipe, recipe.data)
-    assert all(map(can_be_read, [source.item("train", number) for number in range(6)]))
-    source.close()
-
-
-def test_a_bad_list_is_told_before_anything_is_learned(tmp_path):
-    (tmp_path / "images.csv").write_text("path,label\nnone.png,dark\n")
-    with pytest.raises(ManifestError):
-        files_of(tmp_path / "images.csv")
-
-
 def test_landscapes_count_as_the_recipe_says(tiles):
     source = mosaic(tiles, training=50, validation=7, test=9)
-    assert isinstance(source, Landscapes)
+    assert isinstance(source, LandscapeSource)
     assert source.classes == RULES.classes
     assert [source.count(split) for split in SPLITS] == [50, 7, 9]
     assert source.labels() == []
@@ -141,11 +134,6 @@ def test_only_scenes_of_training_vary_in_brightness(tiles):
     assert gains["validation"] is gains["test"] is None
 
 
-def test_tiles_that_the_recipe_names_and_nobody_has_are_an_error(tiles):
-    with pytest.raises(RecipeError, match="`moon`"):
-        mosaic(tiles, background=[*BACKGROUND, "moon"])
-
-
 def test_a_derived_seed_depends_on_every_name_and_on_nothing_else():
     seeds = {
         derive(seed, *names)
@@ -155,3 +143,169 @@ def test_a_derived_seed_depends_on_every_name_and_on_nothing_else():
     assert len(seeds) == 14
     assert derive(0, "a", 1) == derive(0, "a", 1)
     assert all(0 <= seed < 2**48 for seed in seeds)
+
+
+CLASSES = ("a", "b", "c")
+
+
+class Flat:
+    """A reader of one colour."""
+
+    bands, dtype, name = ("red", "green", "blue"), np.dtype("uint8"), "flat"
+    size = Size(40, 30)
+    info = ImageInfo((Level(size, 1.0, 1.0, Size(64, 64)),), bands, dtype)
+
+    def __init__(self, number):
+        self.number, self.path = number, str(number)
+
+    def read(self, window, out_size):
+        shape = (out_size.height, out_size.width)
+        return Pixels(np.full((3, *shape), self.number, np.uint8), np.ones(shape, bool))
+
+
+class Numbers:
+    """A source of numbered images; some of them cannot be opened."""
+
+    classes = CLASSES
+
+    def __init__(self, count, broken=()):
+        self._count, self._broken = count, broken
+        self.opened = []
+
+    def count(self, split):
+        return self._count
+
+    def item(self, split, number, epoch=0):
+        if number in self._broken:
+            raise ImageError(f"`{number}` is gone", hint="bring it back")
+        self.opened.append((split, number, epoch))
+        return Item(Flat(number), number % 3, (), str(number))
+
+
+class Submitted:
+    """Stands in for the threads, and notes what was asked for."""
+
+    def __init__(self):
+        self.windows = []
+
+    def submit(self, reader, region):
+        self.windows.append((reader, region.window))
+        return len(self.windows) - 1
+
+
+def batches(source, views=None, *, size=4, seed=0, fit="stretch", augmentation=None):
+    return Batches(
+        source,
+        views or Submitted(),
+        augmentation or AugmentConfig(),
+        batch_size=size,
+        seed=seed,
+        traversal=TraversalConfig(fit=fit),
+        value_range=(0.0, 255.0),
+    )
+
+
+def names(made, start, end):
+    return [batch.names for batch in made.since(start, end)]
+
+
+def test_an_epoch_sees_each_image_at_most_once_and_leaves_out_the_remainder():
+    made = batches(Numbers(11))
+    assert made.steps_per_epoch == 2
+    for epoch in range(5):
+        seen = Counter(n for batch in names(made, 2 * epoch, 2 * epoch + 2) for n in batch)
+        assert len(seen) == 8
+        assert set(seen.values()) == {1}
+
+
+def test_the_same_seed_gives_the_same_batches_and_another_seed_others():
+    one, same, other = (
+        [(batch.names, batch.seeds, batch.targets) for batch in made.since(0, 8)]
+        for made in (batches(Numbers(12), seed=s) for s in (1, 1, 2))
+    )
+    assert one == same
+    assert one != other
+
+
+def test_batches_do_not_depend_on_where_one_begins():
+    whole = [(b.names, b.seeds) for b in batches(Numbers(11)).since(0, 9)]
+    later = [(b.names, b.seeds) for b in batches(Numbers(11)).since(5, 9)]
+    assert later == whole[5:]
+
+
+def test_level_1_of_the_next_batch_is_being_read_before_the_model_works():
+    views = Submitted()
+    for number, batch in enumerate(batches(Numbers(40), views).since(0, 6)):
+        wanted = min(number + AHEAD, 6)  # this batch and those ahead
+        assert len(views.windows) == 4 * wanted
+        assert [views.windows[i][0] for i in batch.first] == batch.readers
+
+
+@pytest.mark.parametrize("fit", ["stretch", "pad"])
+def test_level_1_reads_the_whole_image_as_the_recipe_fits_it(fit):
+    views = Submitted()
+    next(batches(Numbers(4), views, fit=fit).since(0, 1))
+    assert {window for _, window in views.windows} == {root_window(Size(40, 30), fit)}
+
+
+def test_augmentation_is_drawn_by_the_seed_of_the_image():
+    augmentation = AugmentConfig(crop=(0.3, 0.9), flip="both")
+    one, same = (
+        [
+            r.pose
+            for b in batches(Numbers(8), augmentation=augmentation).since(0, 4)
+            for r in b.readers
+        ]
+        for _ in range(2)
+    )
+    assert one == same
+    assert len(set(map(str, one))) == len(one)
+    plain = next(batches(Numbers(8)).since(0, 1))
+    assert not any(isinstance(reader, Augmented) for reader in plain.readers)
+
+
+def test_an_image_that_cannot_be_opened_is_left_out_with_a_warning(caplog):
+    with caplog.at_level(logging.WARNING, "tnetcli"):
+        found = names(batches(Numbers(8, broken={3})), 0, 2)
+    assert sorted(chain(*found)) == ["0", "1", "2", "4", "5", "6", "7"]
+    assert sorted(map(len, found)) == [3, 4]
+    assert "`3` is gone" in caplog.text
+
+
+def test_if_no_image_of_a_batch_can_be_opened_that_is_the_error():
+    made = batches(Numbers(4, broken=range(4)))
+    with pytest.raises(ImageError, match="is gone"):
+        next(made.since(0, 1))
+
+
+def test_an_image_of_a_split_that_is_gone_is_left_out_with_a_warning(caplog):
+    with caplog.at_level(logging.WARNING, "tnetcli"):
+        found = take(Numbers(9, broken={3}), "validation", 2, 6)
+    assert [item.name for item in found] == ["2", "4", "5"]
+    assert "`3` is gone" in caplog.text
+
+
+def test_samples_lie_side_by_side_with_all_that_belongs_to_their_image():
+    batch = next(batches(Numbers(8)).since(0, 1))
+    assert batch.repeated(1) is batch
+    twice = batch.repeated(2)
+    for name in ("readers", "targets", "names", "first", "fixed"):
+        each = getattr(batch, name)
+        assert getattr(twice, name) == [value for value in each for _ in range(2)]
+    assert len(set(twice.seeds)) == 8
+
+
+def test_fixed_regions_move_with_the_augmented_image():
+    class Given(Numbers):
+        def item(self, split, number, epoch=0):
+            fixed = None if number else (ScoredRegion(Window(0, 0, 10, 6), 0.5),)
+            return Item(Flat(number), 0, (), str(number), fixed)
+
+    flipped = batches(Given(2), size=2, augmentation=AugmentConfig(flip="both"))
+    found = {}
+    for batch in flipped.since(0, 30):
+        for name, fixed in zip(batch.names, batch.fixed, strict=True):
+            found.setdefault(name, set()).add(fixed and (fixed[0].window.box, fixed[0].attention))
+    assert found["1"] == {None}
+    lefts, tops = (0.0, 30.0), (0.0, 24.0)
+    assert found["0"] == {((x, y, x + 10, y + 6), 0.5) for x in lefts for y in tops}

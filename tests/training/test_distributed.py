@@ -17,11 +17,13 @@ from safetensors.numpy import load_file
 from tests.runs import CLASSES, write_images
 from tnetcli.errors import RecipeError
 from tnetcli.training.distributed import (
-    ALONE,
-    Ranks,
-    _buckets,
-    note_start,
-    synchronise,
+    SINGLE,
+    OtherRankError,
+    ProcessGroup,
+    note_launch,
+    report_once,
+    sync_batchnorm,
+    wait_for_stop,
     was_restarted,
 )
 
@@ -70,9 +72,7 @@ def two(folder):
         2, "-m", "tnetcli", "train", "recipe.yaml", "-o", "two", "--global-batch", folder=folder
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        str(Path("two") / "model.safetensors")
-    ]  # one of them speaks
+    assert done.stdout.splitlines() == [str(Path("two") / "model.safetensors")]
     assert done.stderr.count("stage train") == 1
     return folder / "two"
 
@@ -101,7 +101,7 @@ def test_two_processes_learn_what_one_learns_from_the_same_batches(folder, two):
 
 
 @pytest.mark.slow
-def test_torchrun_goes_on_by_itself_after_a_process_is_lost(folder, two):
+def test_torchrun_resumes_after_a_process_is_lost(folder, two):
     words = [*TORCHRUN, "--max-restarts", "3", "--nproc-per-node", "2", "-m", "tnetcli", "train"]
     words += ["recipe.yaml", "-o", "killed", "--global-batch"]
     with subprocess.Popen(
@@ -112,15 +112,15 @@ def test_torchrun_goes_on_by_itself_after_a_process_is_lost(folder, two):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(process_of(agent.pid, rank=1), signal.SIGKILL)
-        _, told = agent.communicate(timeout=240)
-        assert agent.returncode == 0, told
+        _, reported = agent.communicate(timeout=240)
+        assert agent.returncode == 0, reported
     assert farthest(folder / "killed", two) == 0
     found = [(row["step"], "validation" in row) for row in rows(folder / "killed")]
     assert found == [(row["step"], "validation" in row) for row in rows(two)]
 
 
 @pytest.mark.slow
-def test_a_signal_to_torchrun_saves_the_state_and_resume_goes_on(folder, two):
+def test_a_signal_to_torchrun_saves_the_state_and_resume_continues(folder, two):
     words = ["--nproc-per-node", "2", "-m", "tnetcli", "train", "recipe.yaml", "--global-batch"]
     with subprocess.Popen(
         [*TORCHRUN, *words, "-o", "stopped"],
@@ -134,9 +134,9 @@ def test_a_signal_to_torchrun_saves_the_state_and_resume_goes_on(folder, two):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         agent.send_signal(signal.SIGTERM)
-        _, told = agent.communicate(timeout=120)
-    assert told.count("error: stopped by a signal") == 1
-    assert "torchrun ... -m tnetcli train recipe.yaml -o stopped --resume" in told
+        _, reported = agent.communicate(timeout=120)
+    assert reported.count("error: stopped by a signal") == 1
+    assert "torchrun ... -m tnetcli train recipe.yaml -o stopped --resume" in reported
     again = [*words[2:], "-o", "stopped", "--resume"]
     done = torchrun(2, *again, folder=folder)
     assert done.returncode == 0, done.stderr
@@ -161,58 +161,58 @@ CHECKS = """
     import torch
     from torch import nn
     from tnetcli.errors import ImageError, ManifestError, RecipeError
-    from tnetcli.training.distributed import joined
-    from tnetcli.training.distributed import OtherFailedError
+    from tnetcli.training.distributed import process_group
+    from tnetcli.training.distributed import OtherRankError
 
-    with joined("cpu") as (ranks, device):
-        own = ranks.rank
-        assert (ranks.count, device, ranks.is_first) == (3, "cpu", own == 0)
+    with process_group("cpu") as (group, device):
+        own = group.rank
+        assert (group.size, device, group.is_rank_zero) == (3, "cpu", own == 0)
         said = {"rank": own, "text": "ä" * own * 1000, "list": [1.5] * own}
-        found = ranks.gather(said)
+        found = group.gather(said)
         assert [each["rank"] for each in found] == [0, 1, 2] and found[own] == said
-        assert ranks.any(own == 1) and not ranks.any(False)
+        assert group.any(own == 1) and not group.any(False)
         values = torch.tensor([1.0, own])
-        assert ranks.total(values).tolist() == [3.0, 3.0] and values[1] == own
-        assert ranks.share((0, 2, 4)[own]) == (0, 1, 2)[own]
-        assert ranks.share(0) == 0
+        assert group.sum(values).tolist() == [3.0, 3.0] and values[1] == own
+        assert group.loss_weight((0, 2, 4)[own]) == (0, 1, 2)[own]
+        assert group.loss_weight(0) == 0
         parts = [0] * 10
-        for number in range(10)[ranks.part(10)]:
+        for number in range(10)[group.shard(10)]:
             parts[number] += 1
-        assert ranks.total(torch.tensor(parts, dtype=torch.float32)).tolist() == [1.0] * 10
+        assert group.sum(torch.tensor(parts, dtype=torch.float32)).tolist() == [1.0] * 10
 
         torch.manual_seed(own)
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
-        ranks.take_over(model)
-        assert ranks.gather(model[0].weight.tolist()) == [model[0].weight.tolist()] * 3
+        group.broadcast(model)
+        assert group.gather(model[0].weight.tolist()) == [model[0].weight.tolist()] * 3
         model[1].running_mean.fill_(own)
-        ranks.agree([model])
+        group.average_buffers([model])
         assert model[1].running_mean.tolist() == [1.0, 1.0]
         model[0].weight.grad = torch.full((2, 2), float(own))
-        if own == 2:  # who saw nothing counts as zero
+        if own == 2:  # a missing gradient counts as zero
             model[0].bias.grad = torch.full((2,), 6.0)
-        ranks.average_gradients([model])
+        group.average_gradients([model])
         assert model[0].weight.grad.tolist() == [[1.0, 1.0]] * 2
         assert model[0].bias.grad.tolist() == [2.0, 2.0]
-        assert model[2].weight.grad is None  # nobody has learned anything
+        assert model[2].weight.grad is None  # no process has a gradient
         try:
-            ranks.synchronise_norms(model)
+            group.check_sync_batchnorm()
         except RecipeError:
             print("no cards")
 
-        with ranks.failing_together():
+        with group.propagate_errors():
             pass
         problems = (None, ImageError("none", hint="a"), ImageError("none", hint="a"))
         for problem, codes in (
-            (ManifestError("all"), ["ManifestError", 4, 4]),  # the first one speaks
+            (ManifestError("all"), ["ManifestError", 4, 4]),  # rank zero reports it
             (problems[own], [3, "ImageError", 3]),
-            (ImageError(f"{own}"), ["ImageError"] * 3),  # each has something to say
+            (ImageError(f"{own}"), ["ImageError"] * 3),  # each has its own error
         ):
             try:
-                with ranks.failing_together():
+                with group.propagate_errors():
                     if problem is not None:
                         raise problem
                 found = None
-            except OtherFailedError as error:
+            except OtherRankError as error:
                 found = error.exit_code
             except (ImageError, ManifestError) as error:
                 found = type(error).__name__
@@ -237,11 +237,11 @@ def slow(*values):
     [
         (["--set", "training.batch_size=none"], "`training.batch_size` is `none`"),
         slow(["--set", "data.path=none.csv"], "cannot read the manifest"),
-        slow(["--set", "training.sync_batchnorm=true"], "needs graphics cards"),
+        slow(["--set", "training.sync_batchnorm=true"], "needs CUDA devices"),
         slow(["--set", "training.batch_size=1", "--global-batch"], "2 processes for 1 images"),
     ],
 )
-def test_what_all_processes_find_is_said_once_and_nothing_is_written(folder, options, problem):
+def test_an_error_of_all_processes_is_reported_once(folder, options, problem):
     words = ["-m", "tnetcli", "train", "recipe.yaml", "-o", "refused", *options]
     done = torchrun(2, *words, folder=folder)
     assert done.returncode == 1
@@ -253,8 +253,8 @@ def test_what_all_processes_find_is_said_once_and_nothing_is_written(folder, opt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [0, 1])
-def test_what_all_find_is_said_by_one_that_comes_late(folder, late):
-    """Others leave it the time: torchrun ends all of them when one has ended."""
+def test_an_error_of_all_processes_is_reported_by_one_that_starts_late(folder, late):
+    """torchrun stops all processes as soon as one has ended, so the others wait."""
     (folder / "late").mkdir(exist_ok=True)
     (folder / "late" / "sitecustomize.py").write_text(
         f"import os, time\nif os.environ.get('RANK') == '{late}':\n    time.sleep(3)\n"
@@ -263,30 +263,30 @@ def test_what_all_find_is_said_by_one_that_comes_late(folder, late):
     path = f"{folder / 'late'}:{os.environ.get('PYTHONPATH', '')}"
     for more in ([], ["--set", "training.batch_size=none"]):  # after they have met, and before
         done = torchrun(2, *words, *more, folder=folder, PYTHONPATH=path)
-        told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        assert len(told) == 1, done.stderr
-        assert ("batch_size" if more else "manifest") in told[0]
+        reported = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(reported) == 1, done.stderr
+        assert ("batch_size" if more else "manifest") in reported[0]
 
 
 @pytest.mark.slow
 def test_a_run_that_is_there_is_refused_once_by_every_attempt(folder, two):
-    """Not gone on with, as if torchrun had lost a process of it."""
+    """It is not resumed as if torchrun had lost a process."""
     before = (two / "metrics.jsonl").read_bytes()
     words = ["-m", "tnetcli", "train", "recipe.yaml", "-o", "two", "--global-batch"]
     done = torchrun(2, *words, folder=folder, options=["--max-restarts", "1"])
     assert done.returncode == 1
-    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert told == ["error: `two` holds a run already"] * 2
+    reported = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert reported == ["error: `two` holds a run already"] * 2
     assert (two / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("run_id", ["none", "1234"])
-def test_only_a_run_that_this_torchrun_has_begun_is_gone_on_with(tmp_path, monkeypatch, run_id):
+def test_only_a_run_that_this_torchrun_has_begun_is_resumed(tmp_path, monkeypatch, run_id):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
     assert not was_restarted(tmp_path)  # the first attempt
-    note_start(tmp_path)
+    note_launch(tmp_path)
     assert was_restarted(tmp_path)
     assert not was_restarted(tmp_path / "other")
     if run_id == "none":
@@ -294,12 +294,6 @@ def test_only_a_run_that_this_torchrun_has_begun_is_gone_on_with(tmp_path, monke
     else:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "5678")
     assert not was_restarted(tmp_path)
-
-
-def test_without_torchrun_no_note_is_left(tmp_path, monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    note_start(tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_synchronised_batch_norms_keep_their_activations():
@@ -310,7 +304,7 @@ def test_synchronised_batch_norms_keep_their_activations():
     views = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         before = network(views)
-        synchronise(network)
+        sync_batchnorm(network)
         after = network(views)
     norms = [each for each in network.modules() if isinstance(each, torch.nn.SyncBatchNorm)]
     assert len(norms) > 5
@@ -318,18 +312,17 @@ def test_synchronised_batch_norms_keep_their_activations():
 
 
 def test_alone_nothing_is_exchanged():
-    assert ALONE.gather({"a": 1}) == [{"a": 1}]
-    assert ALONE.any(True)
-    assert not ALONE.any(False)
-    assert ALONE.share(0) == 1
-    assert ALONE.part(7) == slice(0, 7)
+    assert SINGLE.gather({"a": 1}) == [{"a": 1}]
+    assert SINGLE.any(True)
+    assert not SINGLE.any(False)
+    assert SINGLE.loss_weight(0) == 1
+    assert SINGLE.shard(7) == slice(0, 7)
     module = torch.nn.Linear(2, 2)
-    for act in (ALONE.take_over, ALONE.synchronise_norms):
-        act(module)
-    ALONE.average_gradients([module])
-    ALONE.agree([module])
-    ALONE.wait()
-    with pytest.raises(RecipeError, match="as it is"), ALONE.failing_together():
+    SINGLE.broadcast(module)
+    SINGLE.check_sync_batchnorm()
+    SINGLE.average_gradients([module])
+    SINGLE.average_buffers([module])
+    with pytest.raises(RecipeError, match="as it is"), SINGLE.propagate_errors():
         raise RecipeError("as it is")
     assert module.weight.grad is None
 
@@ -337,13 +330,35 @@ def test_alone_nothing_is_exchanged():
 @pytest.mark.parametrize(("count", "things"), [(1, 5), (2, 5), (3, 3), (4, 2), (7, 100)])
 def test_every_thing_is_somebodys_own(count, things):
     found = [
-        number for rank in range(count) for number in range(things)[Ranks(rank, count).part(things)]
+        number
+        for rank in range(count)
+        for number in range(things)[ProcessGroup(rank, count).shard(things)]
     ]
     assert found == list(range(things))
 
 
-def test_what_is_exchanged_at_once_is_bounded(monkeypatch):
-    monkeypatch.setattr("tnetcli.training.distributed.BUCKET", 10)
-    tensors = [torch.zeros(n) for n in (4, 4, 4, 25, 1)] + [torch.zeros(3, dtype=torch.float64)]
-    found = [[each.numel() for each in bucket] for bucket in _buckets(tensors)]
-    assert found == [[4, 4], [4], [25], [1], [3]]
+@pytest.mark.parametrize(("rank", "kind"), [("0", RecipeError), ("1", OtherRankError)])
+def test_one_process_of_a_node_reports(monkeypatch, rank, kind):
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    with pytest.raises(kind) as caught, report_once(lambda: True):
+        raise RecipeError("all say the same")
+    assert caught.value.exit_code == 4
+
+
+def test_what_no_other_has_ended_for_is_said_by_the_one_who_knows(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr("tnetcli.training.distributed.REPORT_TIMEOUT", 0.1)
+    with pytest.raises(RecipeError), report_once(lambda: False):
+        raise RecipeError("only I know")
+
+
+def test_who_is_silent_is_not_the_first_to_go():
+    looks = iter([False, False, True])
+    assert wait_for_stop(lambda: next(looks))
+    assert not list(looks)
+
+
+def test_without_an_error_no_process_waits(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with report_once(lambda: pytest.fail("waited")):
+        pass

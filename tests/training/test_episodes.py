@@ -10,11 +10,9 @@ from tests.images import noise, write_geotiff
 from tests.small_model import SmallModel
 from tests.training.explore import (
     LABELS,
-    PAPER,
     THREE,
     TWO,
     Torn,
-    batch_of,
     explore,
     probabilities,
     tiny_model,
@@ -99,12 +97,6 @@ def test_all_ordered_draws_sum_to_one(blocked, count, allowed):
     assert found.sum(dim=1).exp().sum().item() == pytest.approx(1, abs=1e-12)
 
 
-def test_the_order_of_a_draw_matters():
-    there, back = log_probability(FIVE, [(0, 1), (1, 0)], [True] * 5, 2).sum(dim=1).exp().tolist()
-    assert there == pytest.approx(0.35 * 0.05 / 0.65)
-    assert back == pytest.approx(0.05 * 0.35 / 0.95)
-
-
 def test_cells_of_no_attention_come_last_and_all_alike():
     found = log_probability([0.6, 0.4, 0.0, 0.0], [(1, 0, 3, 2)], [True] * 4, 4, temperature=50.0)
     first = 0.4 ** (1 / 50) / (0.4 ** (1 / 50) + 0.6 ** (1 / 50))
@@ -129,22 +121,6 @@ def test_no_attention_or_temperature_breaks_a_draw_in_its_order(attention, tempe
         assert chances.grad.isfinite().all()
 
 
-def test_where_everything_is_blocked_nothing_is_learned():
-    chances = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], requires_grad=True)
-    allowed = torch.tensor([[True, True, True], [False, False, False]])
-    found = draw_log_probability(
-        chances,
-        torch.tensor([[1, -1], [-1, -1]]),
-        allowed,
-        blocked=torch.ones(3, 3, dtype=torch.bool),
-    )
-    with torch.autograd.set_detect_anomaly(True):  # not even on the way
-        found.sum().backward()
-    assert found.exp().tolist() == [[pytest.approx(0.3), 1.0], [1.0, 1.0]]
-    assert chances.grad[1].tolist() == [0, 0, 0]
-    assert chances.grad.isfinite().all()
-
-
 @pytest.mark.parametrize("draw", [[0, 0], [3, 0], [0, 1]])
 def test_a_draw_that_cannot_be_is_refused(draw):
     with pytest.raises(ValueError, match="a cell was drawn"):
@@ -154,19 +130,6 @@ def test_a_draw_that_cannot_be_is_refused(draw):
             torch.tensor([[True, True, True, False, True]]),
             blocked=NEIGHBOURS,
         )
-
-
-def test_half_precision_is_not_kept():
-    half = torch.tensor([FIVE], dtype=torch.float16)
-    assert draw_log_probability(half, torch.tensor([[1]]), ALL[:, :5]).dtype == torch.float32
-    assert mix(half, 0.1, ALL[:, :5]).dtype == torch.float32
-
-
-def test_nothing_drawn_has_an_empty_answer():
-    none = torch.empty(0, 2, dtype=torch.long)
-    assert draw_log_probability(torch.empty(0, 5), none, torch.ones(0, 5).bool()).shape == (0, 2)
-    short = torch.empty(1, 0, dtype=torch.long)
-    assert draw_log_probability(torch.tensor([FIVE]), short, ALL[:, :5]).shape == (1, 0)
 
 
 def test_independent_probabilities_are_those_of_the_papers():
@@ -191,14 +154,6 @@ def test_a_mixture_has_its_uniform_share_whatever_is_allowed():
     expected = [0.8 * chance / 0.75 + 0.2 / 4 for chance in FIVE]
     expected[2] = 0.0
     assert found == pytest.approx(expected)
-
-
-def test_a_mixture_of_nothing_is_nothing_and_has_no_gradient():
-    attention = torch.tensor([[0.0, 0.0, 1.0], [0.2, 0.3, 0.5]], requires_grad=True)
-    found = mix(attention, 0.0, torch.tensor([[True, True, False], [False] * 3]))
-    assert found.tolist() == [[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]
-    found.square().sum().backward()
-    assert attention.grad.tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
 def test_entropy_is_a_part_of_the_largest_possible():
@@ -226,10 +181,6 @@ def test_cells_are_blocked_as_the_traversal_passes_over_them(max_overlap):
         (x0, y0, x1, y1), (u0, v0, u1, v1) = boxes[one], boxes[other]
         common = max(min(x1, u1) - max(x0, u0), 0) * max(min(y1, v1) - max(y0, v0), 0)
         assert bool(blocked[one, other]) == (common / 32**2 > max_overlap)
-
-
-def test_nothing_is_blocked_where_all_may_be_shared():
-    assert blocked_cells(Grid(3, 3, 0.5), 1.0) is None
 
 
 def draw_by_traversals(attention, valid, own, times):
@@ -417,11 +368,6 @@ def test_samples_of_an_image_lie_side_by_side(model, views, readers):
     assert len(chosen) > 2  # they are drawn one by one
 
 
-def test_seeds_of_samples_are_all_different(readers, views):
-    seeds = batch_of(readers, views, [0, 1, 2, 3]).repeated(4).seeds
-    assert len(set(seeds)) == 16
-
-
 def gradients(model, loss, episodes):
     """Return the gradient of each parameter, None where nothing reaches it."""
     names, weights = zip(*model.named_parameters(), strict=True)
@@ -482,17 +428,6 @@ def test_an_image_that_fails_is_left_out_with_all_its_samples(
     assert left.item() == pytest.approx(right.item(), abs=1e-5)
 
 
-def test_one_failed_sample_removes_the_others(model, views, readers):
-    loss = LossConfig(selection="sample", samples=2)
-    explored = explore(model, views, readers[:2], TWO, loss)
-    explored.found.errors[3] = ValueError("torn")
-    episodes = explored.episodes()
-    assert episodes.targets.tolist() == [0, 0]
-    assert set(episodes.image.tolist()) == {0, 1}
-    rows, values = episodes.aux["pooled"]
-    assert len(rows) == len(values) == len(episodes.image) == len(episodes.log_p)
-
-
 def test_entropy_counts_cells_with_data(model, views, tmp_path):
     image = noise((200, 200))
     image[:, :, 90:] = 0
@@ -517,13 +452,6 @@ def test_siblings_that_overlap_too_much_are_passed_over(model, views, readers):
             height = min(one.bottom, other.bottom) - max(one.top, other.top)
             shared = max(width, 0) * max(height, 0) / (one.width * one.height)
             assert shared <= 0.3 + 1e-6
-
-
-def test_one_level_has_no_choice(model, views, readers):
-    episodes = explore(model, views, readers, TWO.changed(levels=1, keep=())).episodes()
-    assert episodes.level.tolist() == [1] * 4
-    assert len(episodes.entropy) == 0
-    assert loss_of(episodes, PAPER)[0].requires_grad
 
 
 class Prefers(SmallModel):

@@ -3,8 +3,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.training.test_reinforce import Losses, random_episodes
 from tnetcli.models import anchornet, dram, saccader, two_stream
@@ -114,13 +112,6 @@ def test_the_ranking_loss_pushes_the_streams_apart_unless_the_global_one_is_held
         assert extra[1].tolist() == pytest.approx([-0.5 * 0.25, 0.5 * 0.25], abs=1e-6)
 
 
-def test_past_the_margin_the_ranking_loss_teaches_nothing():
-    scores = torch.tensor([[0.0, LN3], [LN9, 0.0]], requires_grad=True)
-    found = ranking_loss(scores[:1], scores[1:], torch.tensor([0]), margin=0.5).sum()
-    (gradient,) = torch.autograd.grad(found, scores)
-    assert not gradient.any()
-
-
 def test_an_image_without_regions_learns_only_as_a_whole():
     episodes = episodes_of([[LN3, 0.0], [0.0, 0.0], [LN3, 0.0]], [0, 0, 1], [1, 2, 1], [0, 0])
     parts = learn(episodes).parts
@@ -129,16 +120,7 @@ def test_an_image_without_regions_learns_only_as_a_whole():
     assert parts["ranking"] == pytest.approx(0.75 / 2)
 
 
-def test_without_any_regions_the_whole_is_learned():
-    scores = torch.tensor([[LN3, 0.0]], requires_grad=True)
-    losses = learn(episodes_of(scores, [0], [1], [0]))
-    assert losses.total.item() == pytest.approx(-math.log(0.75))
-    assert losses.parts["p_local"] == 0
-    losses.total.backward()
-    assert scores.grad.isfinite().all()
-
-
-def test_each_step_learns_by_itself_where_steps_have_logits():
+def test_each_step_has_its_own_loss_where_steps_have_logits():
     episodes = worked_example()
     of_steps = torch.tensor([[0.0, 0.0], [LN3, 0.0], [LN9, 0.0]])
     patches = (episodes.level > 1).nonzero().flatten()
@@ -149,41 +131,6 @@ def test_each_step_learns_by_itself_where_steps_have_logits():
     assert losses.parts["ce_local"] == pytest.approx((right + wrong) / 2)
     plain = learn(episodes)
     assert losses.parts["ranking"] == plain.parts["ranking"]
-
-
-def test_classes_count_by_their_weights():
-    episodes = worked_example()
-    parts = learn(episodes, class_weights=[2.0, 0.5]).parts
-    assert parts["ce_global"] == pytest.approx(-(2 * math.log(0.75) + 0.5 * math.log(0.25)) / 2)
-    assert parts["ranking"] == pytest.approx(2 * 0.55 / 2)
-
-
-def test_labels_are_smoothed():
-    parts = learn(worked_example(), label_smoothing=0.2).parts
-    p, q = math.log(0.75), math.log(0.25)
-    expected = -((0.9 * p + 0.1 * q) + (0.9 * q + 0.1 * p)) / 2
-    assert parts["ce_global"] == pytest.approx(expected)
-
-
-@given(st.permutations(range(5)))
-def test_the_order_of_regions_does_not_matter(order):
-    episodes = worked_example()
-    other = replace(
-        episodes,
-        region_logits=episodes.region_logits[list(order)],
-        image=episodes.image[list(order)],
-        level=episodes.level[list(order)],
-    )
-    one, two = (learn(each).parts for each in (episodes, other))
-    assert one == pytest.approx(two)
-
-
-def test_half_precision_is_learned_from_in_single():
-    episodes = worked_example()
-    half = replace(episodes, region_logits=episodes.region_logits.bfloat16())
-    losses = learn(half)
-    assert losses.total.dtype == torch.float32
-    assert losses.parts == pytest.approx(learn(episodes).parts, rel=0.01)
 
 
 @pytest.mark.parametrize("level", [[2, 1, 2, 2, 2], [1, 1, 1, 2, 2]])

@@ -2,11 +2,10 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tnetcli.config import apply_overrides
 from tnetcli.errors import RecipeError
-from tnetcli.training.recipe import Recipe, check_recipe, read_recipe
+from tnetcli.training.recipe import check_recipe, read_recipe
 from tnetcli.traversal.config import TraversalConfig
 
 MODEL = {"model": {"classes": 10}}
@@ -30,26 +29,6 @@ def test_a_recipe_of_two_lines_is_complete():
     assert (recipe.model.class_count, recipe.model.band_count) == (10, 3)
     assert recipe.model.pretrained is False
     assert recipe.traversal == TraversalConfig(levels=3, keep=(2, 1))
-
-
-def test_a_family_without_cells_has_one_level_by_default():
-    recipe = check_recipe({"model": {"family": "whole", "classes": 2}})
-    assert recipe.traversal == TraversalConfig(levels=1, keep=())
-    assert recipe.model.grid is None
-
-
-def test_a_family_without_cells_cannot_look_closer():
-    error = problem(
-        check_recipe,
-        {"model": {"family": "whole", "classes": 2}, "traversal": {"levels": 2, "keep": [1]}},
-    )
-    assert "nothing closer" in str(error)
-
-
-def test_names_are_counted():
-    recipe = check_recipe({"model": {"classes": ["river", "town"], "bands": ["B04", "B03"]}})
-    assert recipe.model.classes == ("river", "town")
-    assert (recipe.model.class_count, recipe.model.band_count) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -153,12 +132,7 @@ def test_what_is_written_reads_back_the_same(tmp_path, data):
     assert again == recipe
 
 
-def test_a_recipe_does_not_change():
-    with pytest.raises(ValueError, match="frozen"):
-        check_recipe(MODEL).traversal = None
-
-
-def test_a_file_is_looked_for_beside_the_recipe_but_a_setting_where_we_are(tmp_path, monkeypatch):
+def test_a_file_is_searched_for_beside_the_recipe_but_a_setting_where_we_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deep").mkdir()
     for name in ("w.safetensors", "deep/w.safetensors"):
@@ -182,12 +156,6 @@ def test_settings_change_what_the_file_says_in_order(tmp_path):
     assert recipe.model.grid.rows == 4
     assert recipe.model.arguments.dropout == 0.1
     assert recipe.model.classes == ("a", "b", "c=d")
-
-
-def test_settings_leave_the_original_alone():
-    data = {"model": {"classes": 2}}
-    assert apply_overrides(data, ["model.classes=3"]) == {"model": {"classes": 3}}
-    assert data == {"model": {"classes": 2}}
 
 
 @pytest.mark.parametrize(
@@ -220,17 +188,6 @@ def test_a_number_chooses_among_the_entries_of_a_list():
         "keep": [3, 1],
     }
     assert data["stages"][1] == {"steps": 2, "loss": None}
-
-
-@pytest.mark.parametrize("place", ["2", "-1", "first"])
-def test_a_list_has_no_other_entries_than_it_has(place):
-    error = problem(apply_overrides, {"stages": [{}, {}]}, [f"stages.{place}=3"])
-    assert "`stages" in str(error)
-    assert error.hint
-
-
-def test_a_recipe_that_is_a_list_has_no_keys_to_set():
-    assert "`the recipe` is a list of 1" in str(problem(apply_overrides, [1], ["model.classes=3"]))
 
 
 @pytest.mark.parametrize(
@@ -289,7 +246,7 @@ TABLES = ["a0: &a0 {x: 1}"] + [
 def test_aliases_that_stand_for_gigabytes_are_refused_before_they_are_followed(tmp_path, lines):
     error = problem(read_recipe, written(tmp_path, "\n".join(lines)))
     assert "line 1: anchors and aliases" in str(error)
-    assert "write it out" in error.hint
+    assert "use plain keys" in error.hint
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
@@ -309,16 +266,19 @@ def test_a_device_is_refused_and_not_read():
     ("model", "part"),
     [
         ({"classes": 99999999999999999999999999}, "`model.classes` is `9999"),
-        ({"classes": 10**5000}, "`model.classes` is `a number of 16610 bits`: there are 1 to"),
-        ({"bands": 1_000_000}, "`model.bands` is `1000000`: there are 1 to 4096"),
-        ({"bands": [f"B{number}" for number in range(4097)]}, "there are 1 to 4096"),
+        (
+            {"classes": 10**5000},
+            "`model.classes` is `a number of 16610 bits`: the count is not within 1 to",
+        ),
+        ({"bands": 1_000_000}, "`model.bands` is `1000000`: the count is not within 1 to 4096"),
+        ({"bands": [f"B{number}" for number in range(4097)]}, "the count is not within 1 to 4096"),
         ({"location_size": 10**12}, "`location_size` is `1000000000000`"),
         ({"position_size": 10**20}, "`position_size` is `100000000000000000000`"),
         ({"grid": {"rows": 10**7, "columns": 3, "cell_fraction": 0.5}}, "`grid.rows` is `1000"),
         ({"grid": {"rows": 3, "columns": 257, "cell_fraction": 0.5}}, "`grid.columns` is `257`"),
         (
             {"view_size": 16, "grid": {"rows": 17, "columns": 3, "cell_fraction": 0.5}},
-            "`grid.rows` is `17`: at most 256, and no more cells than the view has pixels, 16",
+            "`grid.rows` is `17`: at most 256, and not above the view's 16 pixels",
         ),
     ],
 )
@@ -332,19 +292,19 @@ def test_what_no_machine_could_hold_is_refused(model, part):
 @pytest.mark.parametrize(
     ("data", "hint"),
     [
-        ({"model": {"classes": 0}}, "how many, or their names"),
-        ({"model": {}}, "how many, or their names"),
+        ({"model": {"classes": 0}}, "or their names"),
+        ({"model": {}}, "or their names"),
         ({"model": {"classes": 3, "view_size": 1}}, "side of a view in pixels"),
         ({"model": {"classes": 3, "grid": 3}}, "rows, columns, cell_fraction"),
         ({"model": {"classes": 3, "temperature": 0}}, "of the attention"),
-        ({"model": {"classes": 3, "alignment": "nearst"}}, "did you mean `nearest`?"),
+        ({"model": {"classes": 3, "alignment": "nearst"}}, "reference, pool"),
         ({"model": 3}, "`model: {classes: 10}` is enough"),
         ({"model": None}, "`model: {classes: 10}` is enough"),
         ({"model": {"classes": 3, "family": 3}}, "`model: {classes: 10}` is enough"),
         ({**MODEL, "traversal": {"keep": -1}}, "cells followed per region"),
         ({**MODEL, "traversal": {"levels": 50}}, "number of levels"),
-        ({**MODEL, "traversal": {"policy": "bestfirst"}}, "did you mean `best_first`?"),
-        ({**MODEL, "traversal": {"policy": "best_first"}}, "recipes/ shows every key"),
+        ({**MODEL, "traversal": {"policy": "bestfirst"}}, "top_k, sample or best_first"),
+        ({**MODEL, "traversal": {"policy": "best_first"}}, "traversal in training"),
         ({"model": {"family": "whole", "classes": 2}, "traversal": {"levels": 2}}, "its keys"),
         ([1, 2], "its keys: model, traversal"),
     ],
@@ -371,15 +331,6 @@ def test_weights_that_are_not_there_are_refused_when_the_recipe_is_read(tmp_path
     assert error.hint
 
 
-@pytest.mark.parametrize(
-    ("name", "part"), [("", "is a folder"), ("none.yaml", "no such recipe"), ("a\0b", "null")]
-)
-def test_a_path_that_is_no_file_is_refused(tmp_path, name, part):
-    error = problem(read_recipe, tmp_path / name)
-    assert part in str(error)
-    assert error.hint
-
-
 def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
@@ -387,24 +338,6 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
     path = written(tmp_path, "model: {classes: 2}")
     monkeypatch.setattr(os, "open", refuse)
     assert "Permission denied" in str(problem(read_recipe, path))
-
-
-def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path):
-    path = written(tmp_path, b"\xef\xbb\xbfmodel: {classes: 2}")
-    assert read_recipe(path).model.class_count == 2
-
-
-def test_a_recipe_is_a_table_or_a_recipe():
-    recipe = check_recipe(MODEL)
-    assert Recipe.model_validate(recipe) == recipe
-    with pytest.raises(ValueError, match="valid dictionary"):
-        Recipe.model_validate([1, 2])
-
-
-def test_a_recipe_holds_plain_values_only():
-    data = check_recipe(MODEL).as_data()
-    assert yaml.safe_load(yaml.safe_dump(data)) == data
-    assert Recipe.model_validate(data) == check_recipe(MODEL)
 
 
 MOSAIC = {
@@ -462,25 +395,10 @@ def test_the_papers_rule_stands_for_its_choices():
     assert (loss.per_feature, loss.uniform) == ("each", 0.0)
 
 
-@pytest.mark.parametrize("data", [TRAINED, MOSAIC])
-def test_a_recipe_of_a_training_reads_back_the_same(tmp_path, data, monkeypatch):
-    (tmp_path / "start.safetensors").touch()
-    monkeypatch.chdir(tmp_path)
-    recipe = check_recipe(data)
-    path = Path("recipe.yaml")
-    path.write_text(recipe.as_yaml(), encoding="utf-8")
-    assert read_recipe(path) == recipe
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "recipe.yaml").write_text(recipe.as_yaml(absolute=True))
-    again = read_recipe(tmp_path / "deep" / "recipe.yaml")
-    assert again.data.path == tmp_path / recipe.data.path
-    assert again.as_card() == recipe.as_card()
-
-
 def test_a_card_names_files_and_not_where_they_were():
-    told = check_recipe({**TRAINED, "init": "/a/b/start.safetensors"}).as_card()
-    assert told["init"] == "start.safetensors"
-    assert told["data"]["path"] == "images.csv"
+    reported = check_recipe({**TRAINED, "init": "/a/b/start.safetensors"}).as_card()
+    assert reported["init"] == "start.safetensors"
+    assert reported["data"]["path"] == "images.csv"
 
 
 @pytest.mark.parametrize(
@@ -492,22 +410,22 @@ def test_a_card_names_files_and_not_where_they_were():
             "unknown key `stages.1.loss.selction`",
             "did you mean `selection`?",
         ),
-        ({"stages": [{"steps": 1, "loss": 3}]}, "`stages.0.loss` is `3`: not a table", "differs"),
-        ({"stages": [{"steps": 1, "optimizer": [1]}]}, "`stages.0.optimizer` is", "differs"),
+        ({"stages": [{"steps": 1, "loss": 3}]}, "`stages.0.loss` is `3`: not a table", "changes"),
+        ({"stages": [{"steps": 1, "optimizer": [1]}]}, "`stages.0.optimizer` is", "changes"),
         ({"stages": []}, "`stages` is empty", ""),
-        ({"stages": {"steps": 1}}, "`stages` is", "one after another"),
+        ({"stages": {"steps": 1}}, "`stages` is", "stages, in order"),
         ({"stages": [3]}, "`stages.0` is `3`: not a table", ""),
-        ({"stages": [{"steps": 1}, {"steps": 2}]}, "two stages share a name: `train, train`", ""),
+        ({"stages": [{"steps": 1}, {"steps": 2}]}, "two stages have the same name", ""),
         ({"stages": [{}]}, "a stage needs `steps` or `epochs`", ""),
         ({"stages": [{"steps": 1, "epochs": 1}]}, "not both", ""),
-        ({"stages": [{"steps": 0}]}, "`stages.0.steps` is `0`", "how long"),
-        ({"stages": [{"steps": 1, "name": "../up"}]}, "`stages.0.name`", "a short name"),
+        ({"stages": [{"steps": 0}]}, "`stages.0.steps` is `0`", "number of steps"),
+        ({"stages": [{"steps": 1, "name": "../up"}]}, "`stages.0.name`", "name of the stage"),
         ({"stages": [{"steps": 1, "freeze": ["backbon"]}]}, "freeze.0", "`backbone`?"),
         ({"stages": [{"steps": 1, "learn": "tiles"}]}, "needs `data.kind: mosaic`", ""),
         (
             {"traversal": {"levels": 1, "keep": []}, "data": {"path": "a.csv"},
              "stages": [{"steps": 1, "levels": 2}]},
-            "stage `train` goes deeper, and `keep` is empty", "",
+            "stage `train`: `keep` is empty", "",
         ),
         (
             {"traversal": {"policy": "best_first", "budget": 4, "keep": []},
@@ -521,14 +439,14 @@ def test_a_card_names_files_and_not_where_they_were():
             "`rule: paper` means `baseline: ema`, not `per_level`", "",
         ),
         ({"loss": {"baseline": "leave_one_out"}}, "needs `samples` of 2 or more", ""),
-        ({"loss": {"selction": "top_k"}}, "unknown key `loss.selction`", "mean `selection`"),
-        ({"optimizer": {"lr": 0}}, "`optimizer.lr` is `0`", "the learning rate"),
+        ({"loss": {"selction": 1}}, "unknown key `loss.selction`", "did you mean `selection`"),
+        ({"optimizer": {"lr": 0}}, "`optimizer.lr` is `0`", "learning rate"),
         ({"training": {"precision": "fp8"}}, "`training.precision`", "fp32, bf16, fp16"),
         ({"augmentation": {"crop": [0.9, 0.1]}}, "`crop` ends before it begins", ""),
         ({"seed": -1}, "`seed` is `-1`", ""),
         ({"data": {}}, "`data.path` is missing", "the CSV"),
-        ({"data": {"path": "a", "kind": "mosaic"}}, "`landscape` belongs to `kind: mosaic`", ""),
-        ({"data": {"path": "a", "validation": 0.6, "test": 0.4}}, "nothing to train on", ""),
+        ({"data": {"path": "a", "kind": "mosaic"}}, "`kind: mosaic` and `landscape`", ""),
+        ({"data": {"path": "a", "validation": 0.6, "test": 0.4}}, "no images to train on", ""),
     ],
 )  # fmt: skip
 def test_a_training_that_cannot_be_is_refused_in_one_line(data, part, hint):
@@ -543,22 +461,22 @@ def test_a_training_that_cannot_be_is_refused_in_one_line(data, part, hint):
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"model": {"classes": ["town", "none"]}}, "not what the scenes are labelled"),
-        ({"model": {"classes": 3}}, "not what the scenes are labelled"),
+        ({"model": {"classes": ["town", "none"]}}, "differs from the labels of scenes"),
+        ({"model": {"classes": 3}}, "differs from the labels of scenes"),
         (
             {"model": {"classes": 2, "family": "whole"},
              "stages": [{"steps": 1, "learn": "tiles"}]},
-            "`whole` learns from scenes",
+            "`whole` does not support `learn: tiles`",
         ),
         (
             {"stages": [{"steps": 1, "learn": "tiles", "tiles": {"weights": {"twon": 1}}}]},
-            "no scene is labelled `twon`",
+            "no scene has the label `twon`",
         ),
         (
             {"stages": [{"steps": 1, "learn": "tiles", "tiles": {"weights": {"town": 0}}}]},
-            "leave nothing to draw",
+            "leave no label to draw",
         ),
-        ({"data": {**MOSAIC["data"], "class_weights": "balanced"}}, "`class_weights` are of"),
+        ({"data": {**MOSAIC["data"], "class_weights": "balanced"}}, "`class_weights` do not apply"),
     ],
 )  # fmt: skip
 def test_scenes_that_cannot_be_made_are_refused(changes, part):
@@ -567,7 +485,7 @@ def test_scenes_that_cannot_be_made_are_refused(changes, part):
     assert error.exit_code == 4
 
 
-def test_what_is_wrong_in_a_section_is_not_told_again_for_every_stage():
+def test_what_is_wrong_in_a_section_is_not_reported_again_for_every_stage():
     stages = [{"name": "a", "steps": 1}, {"name": "b", "steps": 1, "loss": {"cap": 0}}]
     error = problem(check_recipe, {**MODEL, "loss": {"zzz": 1}, "stages": stages})
     assert str(error).count("zzz") == 1
@@ -586,11 +504,6 @@ def test_a_name_that_no_file_can_have_is_no_file(tmp_path, name):
     assert "`init` is not a file" in str(error)
 
 
-@pytest.mark.parametrize("data", [[], "a recipe", 3, None])
-def test_what_is_no_table_is_no_recipe(data):
-    assert "recipe" in str(problem(check_recipe, data))
-
-
 @pytest.mark.parametrize(
     ("family", "more", "levels"),
     [
@@ -602,7 +515,7 @@ def test_what_is_no_table_is_no_recipe(data):
         ("saccader", {}, 3),
     ],
 )
-def test_a_family_looks_no_deeper_by_itself_than_it_can(family, more, levels):
+def test_levels_default_to_the_maximum_of_the_family(family, more, levels):
     recipe = check_recipe({"model": {"family": family, "classes": 2, **more}})
     assert recipe.traversal.levels == levels
 
@@ -617,7 +530,7 @@ def test_more_levels_than_a_family_has_are_refused(family):
 
 @pytest.mark.parametrize(
     ("family", "levels", "reason"),
-    [("whole", 2, "sees the whole image and nothing closer"), ("two_stream", 3, "has 2 levels")],
+    [("whole", 2, "has 1 level"), ("two_stream", 3, "has 2 levels")],
 )
 def test_a_stage_cannot_go_deeper_than_its_family(family, levels, reason):
     stages = [{"name": "deep", "steps": 1, "levels": levels}]
@@ -628,7 +541,7 @@ def test_a_stage_cannot_go_deeper_than_its_family(family, levels, reason):
 
 
 @pytest.mark.parametrize(("family", "levels"), [("whole", 1), ("two_stream", 1), ("dram", 1)])
-def test_windows_are_told_to_a_second_level_only(family, levels):
+def test_windows_are_reported_to_a_second_level_only(family, levels):
     recipe = {
         "model": {"family": family, "classes": 2},
         "traversal": {"levels": levels},
@@ -690,7 +603,7 @@ def test_a_stage_changes_its_objective_key_by_key():
     ("objective", "message", "hint"),
     [
         ({"glimpse": 1}, "unknown key `glimpse`", "did you mean `glimpses`?"),
-        ({"glimpses": -1}, "`glimpses` is `-1`", "weight of the rewards"),
+        ({"glimpses": -1}, "`glimpses` is `-1`", "weight of REINFORCE"),
         ({"imitation": "much"}, "`imitation` is `much`", "weight"),
         (3, "not a table", ""),
     ],
@@ -704,26 +617,3 @@ def test_an_objective_that_makes_no_sense_is_refused(objective, message, hint):
         error = problem(check_recipe, recipe)
         assert message in str(error)
         assert hint in (error.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("section", "key"),
-    [
-        ("loss", "side"),
-        ("loss", "glimpses"),
-        ("loss", "imitation"),
-        ("loss", "streams"),
-        ("loss", "entropy_floor"),
-        ("schedule", "floor"),
-    ],
-)
-def test_keys_that_are_gone_are_unknown(section, key):
-    assert f"unknown key `{section}.{key}`" in str(
-        problem(check_recipe, {**MODEL, section: {key: 0.5}})
-    )
-
-
-@pytest.mark.parametrize("family", ["tnet", "anchornet", "two_stream", "saccader", "dram", "whole"])
-def test_a_recipe_with_every_key_written_out_is_of_its_family_still(family):
-    recipe = check_recipe({"model": {"family": family, "classes": 2}})
-    assert check_recipe(recipe.as_data()) == recipe

@@ -164,10 +164,10 @@ def test_a_recipe_builds_the_published_model(path, name, settings):
     recipe = read_recipe(path, settings)
     published = PAPERS[PUBLISHED[" ".join(filter(None, (path.stem, name)))].model]
     expected = read_model_config(published.family, published.arguments).model_dump()
-    told = recipe.model.arguments.model_dump()
+    reported = recipe.model.arguments.model_dump()
     assert recipe.model.family == published.family
     assert recipe.model.class_count == published.classes
-    assert {k: told[k] for k in told.keys() - DROPPED} == {
+    assert {k: reported[k] for k in reported.keys() - DROPPED} == {
         k: expected[k] for k in expected.keys() - DROPPED
     }
 
@@ -237,11 +237,13 @@ def _check_augmentation(stage: StageConfig, run: Run) -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_key_says_what_it_does(path):
-    told = False
+    reported = False
     for line in path.read_text(encoding="utf-8").splitlines():
         is_key = line.startswith(" ") and ":" in line.split("#")[0]
-        told = "#" in line or (told and line.startswith("    "))  # a table tells for its keys
-        assert told or not is_key, line
+        reported = "#" in line or (
+            reported and line.startswith("    ")
+        )  # a table tells for its keys
+        assert reported or not is_key, line
 
 
 @pytest.mark.parametrize(("path", "name", "settings"), RUNS, ids=NAMES)
@@ -250,7 +252,7 @@ def test_what_is_printed_reads_back_the_same(path, name, settings, tmp_path):
     (tmp_path / "printed.yaml").write_text(recipe.as_yaml(), encoding="utf-8")
     data = read_recipe(tmp_path / "printed.yaml").as_data()
     expected = recipe.as_data()
-    for each in (data, expected):  # files are looked for beside the recipe
+    for each in (data, expected):  # paths are relative to the recipe
         each["data"]["path"] = Path(each["data"]["path"]).name
     assert data == expected
 
@@ -378,15 +380,15 @@ def small(
 @pytest.mark.parametrize(("path", "name", "settings"), RUNS, ids=NAMES)
 def test_a_recipe_trains(path, name, settings, manifests, tiles, tmp_path, monkeypatch):
     recipe = small(path, name, settings, manifests, tiles)
-    for draw in ("draw_curves", "draw_samples"):  # half the time, and no business of recipes
-        monkeypatch.setattr(f"tnetcli.training.run.{draw}", lambda *_: None)
+    for name in ("run.draw_curves", "run_dir.draw_curves", "run_dir.draw_samples"):  # slow
+        monkeypatch.setattr(f"tnetcli.training.{name}", lambda *_: None)
     heard = Silent()
     files = run_recipe(recipe, tmp_path / "run", heard)
     assert [row["stage"] for row in heard.rows] == [stage.name for stage in recipe.stages]
     assert [row["step"] for row in heard.rows] == [2 * i + 2 for i in range(len(recipe.stages))]
     for row, stage in zip(heard.rows, recipe.stages, strict=True):
         assert np.isfinite(row["loss"])
-        if stage.learn == "scenes":  # cells were looked at, as deep as the stage says
+        if stage.learn == "scenes":  # one accuracy per level
             assert len(row["accuracy"]) == (stage.levels or recipe.traversal.levels)
     loaded = load_checkpoint(files.model)
     with torch.device("meta"):

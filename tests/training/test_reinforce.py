@@ -14,6 +14,7 @@ from tnetcli.training.config import LossConfig
 from tnetcli.training.episodes import draw_log_probability, independent_log_probability, mix
 from tnetcli.training.reinforce import (
     Baselines,
+    Rewards,
     contrastive,
     contrastive_term,
     l2_penalty,
@@ -170,8 +171,8 @@ def by_hand(episodes, loss, weights, baselines):
             sums["ce_windows"] += weights[label] * value
         cells = [each for each in alone if each[0] > 1]
         if total := sum(each[3] for each in cells):
-            blame = [w * (probability(s, label) - values[level]) * -p for level, s, p, w in cells]
-            sums["reinforce_windows"] += sum(blame) / total
+            terms = [w * (probability(s, label) - values[level]) * -p for level, s, p, w in cells]
+            sums["reinforce_windows"] += sum(terms) / total
     return {name: value / len(labels) for name, value in sums.items()}
 
 
@@ -221,14 +222,6 @@ def test_the_total_is_the_weighted_sum_of_its_parts():
     )
 
 
-def test_the_reported_rewards_and_advantage_are_means():
-    episodes = worked_example()
-    baselines = Baselines("per_level", 2, start=0.4)
-    parts = learn(episodes, LossConfig(reward="correct"), baselines).parts
-    assert parts["rewards"] == pytest.approx(0.5)
-    assert parts["advantage"] == pytest.approx(0.75 - 0.4)
-
-
 def test_entropy_counts_only_below_half_of_a_uniform_choice():
     episodes = replace(
         random_episodes(), entropy=torch.tensor([0.1, 0.9, 0.5, 0.4], requires_grad=True)
@@ -273,18 +266,6 @@ def test_rewards_teach_nothing_but_the_choice(kind, reward):
     assert not entropy.any()
 
 
-@pytest.mark.parametrize("per_feature", ["each", "mixture"])
-def test_labels_teach_nothing_about_the_choice(per_feature):
-    episodes = random_episodes()
-    once, more = (
-        gradients(episodes, LossConfig(per_feature=per_feature), "ema", class_weights=weights)
-        for weights in ([1.0, 2.0, 3.0], [100.0, 200.0, 300.0])
-    )
-    assert not torch.allclose(once[0], more[0])
-    assert torch.equal(once[4], more[4])
-    assert torch.equal(once[5], more[5])
-
-
 @pytest.mark.parametrize("kind", ["ema", "per_level"])
 @pytest.mark.parametrize("per_feature", ["each", "mixture"])
 def test_samples_count_as_the_mean_of_single_ones(kind, per_feature):
@@ -317,11 +298,6 @@ def test_samples_count_as_the_mean_of_single_ones(kind, per_feature):
         assert together.parts[part] == pytest.approx(
             sum(each.parts[part] for each in single) / 3, rel=1e-4
         )
-
-
-def test_samples_have_to_come_out_even():
-    with pytest.raises(ValueError, match="2 images are not 3 samples of each"):
-        replace(worked_example(), samples=3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -359,19 +335,6 @@ def test_a_mixture_learns_even_from_hopeless_logits():
     assert scores.grad[:, 0].tolist() == pytest.approx([-1 / 6] * 6)
 
 
-def test_half_precision_logits_are_summed_in_single():
-    episodes = worked_example()
-    half = {
-        name: getattr(episodes, name).to(torch.bfloat16)
-        for name in ("logits", "level_logits", "region_logits", "embedding")
-    }
-    losses = learn(
-        replace(episodes, **half), paper(contrastive=1.0), Baselines("ema", 2, start=0.4)
-    )
-    assert losses.total.dtype == torch.float32
-    assert losses.parts["ce_windows"] == pytest.approx(0.541699, abs=5e-7)
-
-
 class Parts(nn.Module):
     def __init__(self):
         super().__init__()
@@ -399,12 +362,6 @@ def test_l2_is_the_sum_of_squares_without_norms_and_frozen_parts(of):
         mine = any(weight is each for each in counted)
         assert (weight.grad is not None) == mine, name
         assert not mine or torch.allclose(weight.grad, 0.02 * weight)
-
-
-def test_no_l2_costs_nothing():
-    found = l2_penalty(Parts(), LossConfig())
-    assert found.item() == 0
-    assert not found.requires_grad
 
 
 # A toy whose draws can be counted: what is expected of the estimator is what autograd says of the
@@ -507,15 +464,6 @@ def test_the_expected_gradient_is_that_of_the_expected_reward(kind, count, block
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_expected_gradient_of_a_lone_cell_is_that_of_its_expected_reward(kind):
-    toy = Toy(1, None)
-    expected_reward = sum(toy.chain(draw)[0] * toy.reward_alone(draw[0]) for draw in toy.draws)
-    exact = torch.autograd.grad(expected_reward, toy.logits)[0]
-    assert exact.abs().max() > 1e-3
-    assert torch.allclose(-toy.expected_gradient(rewards_only(kind, 0.0)), exact, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("blocked", [None, NEIGHBOURS], ids=["free", "blocked"])
 def test_the_expected_gradient_of_cells_alone_takes_those_before_as_given(kind, blocked):
     toy = Toy(2, blocked)
@@ -530,63 +478,118 @@ def test_the_expected_gradient_of_cells_alone_takes_those_before_as_given(kind, 
     assert torch.allclose(-toy.expected_gradient(rewards_only(kind, 0.0)), exact, atol=1e-12)
 
 
-def test_the_papers_probabilities_do_not_give_the_expected_gradient_of_two_cells(monkeypatch):
-    toy = Toy(2, None)
-    expected_reward = sum(math.prod(toy.chain(draw)) * toy.reward(draw) for draw in toy.draws)
-    exact = torch.autograd.grad(expected_reward, toy.logits)[0]
-    monkeypatch.setattr(
-        "tests.training.test_reinforce.draw_log_probability",
-        lambda chances, chosen, fine, **_: independent_log_probability(chances, chosen),
+KINDS = ("ema", "per_level", "per_class", "leave_one_out")
+
+
+def rewards_of(sequence, cells, samples=1):
+    """Return rewards; cells are (image, level, reward)."""
+    image, level, value = zip(*cells, strict=True) if cells else ((), (), ())
+    return Rewards(
+        sequence=torch.tensor(sequence),
+        cells=torch.tensor(value, dtype=torch.float32),
+        image=torch.tensor(image, dtype=torch.long),
+        level=torch.tensor(level, dtype=torch.long),
+        labels=torch.zeros(len(sequence), dtype=torch.long),
+        samples=samples,
     )
-    assert not torch.allclose(-toy.expected_gradient(rewards_only("ema", 1.0)), exact, atol=1e-3)
 
 
-class DeepToy:
-    """One image of three levels with one cell drawn at each: attention below depends on above."""
+STEP = rewards_of(
+    [1.0, 0.0],
+    [(0, 2, 1.0), (0, 3, 0.0), (1, 2, 0.5), (1, 3, 1.0), (1, 3, 0.5)],
+)
 
-    def __init__(self):
-        random = torch.Generator().manual_seed(5)
-        self.first = torch.randn(CLASSES, generator=random, dtype=torch.float64)
-        self.second = torch.randn(3, CLASSES, generator=random, dtype=torch.float64)
-        self.third = torch.randn(3, 3, CLASSES, generator=random, dtype=torch.float64)
-        self.logits = torch.randn(4, 3, generator=random, dtype=torch.float64).requires_grad_()
 
-    def chance(self, path):
-        above, below = path
-        chances = self.logits.softmax(dim=1)
-        return chances[0, above] * chances[1 + above, below]
+@pytest.mark.parametrize(
+    ("cap", "cells"), [(None, (1.0 + 0.0 + 0.5 + 1.0 + 0.5) / 5), (2, 0.75), (1, None)]
+)
+def test_one_running_mean_follows_sequences_and_cells_down_to_the_cap(cap, cells):
+    baselines = Baselines("ema", 3, decay=0.8, start=0.4)
+    baselines.update(STEP, sequence=0.3, cap=cap)
+    target = 0.5 if cells is None else 0.3 * 0.5 + 0.7 * cells
+    assert baselines.values.tolist() == pytest.approx([0.8 * 0.4 + 0.2 * target] * 4)
+    assert baselines.mean == pytest.approx(0.8 * 0.4 + 0.2 * target)
 
-    def episodes(self, paths):
-        samples, chances = len(paths), self.logits.softmax(dim=1)
-        above, below = torch.tensor(paths).T
-        first = self.first.expand(samples, -1)
-        second, third = self.second[above], self.third[above, below]
-        log_p = torch.cat([chances[0, above], chances[1 + above, below]]).log()
-        return Episodes(
-            targets=torch.full((samples,), LABEL),
-            logits=third,
-            level_logits=torch.stack([first, second, third]),
-            embedding=third,
-            region_logits=torch.cat([first, second, third]),
-            image=torch.arange(samples).repeat(3),
-            level=torch.arange(1, 4).repeat_interleave(samples),
-            log_p=torch.cat([torch.zeros(samples), log_p]),
-            entropy=torch.zeros(0),
-            samples=samples,
-        )
+
+def test_every_level_has_its_own_running_mean():
+    baselines = Baselines("per_level", 4, decay=0.8, start=0.4)
+    baselines.update(STEP, sequence=0.3)
+    means = [0.32 + 0.2 * mean for mean in (0.5, 0.75, 0.5)]
+    assert baselines.values[[0, 2, 3]].tolist() == pytest.approx(means)
+    assert baselines.values[4].item() == pytest.approx(0.4)  # no cell, no change
+    assert baselines.mean == pytest.approx((sum(means) + 0.4) / 4)
+    sequence, alone = baselines.expected(STEP)
+    assert sequence.tolist() == pytest.approx([means[0]] * 5)
+    assert alone.tolist() == pytest.approx([means[level - 1] for level in (2, 3, 2, 3, 3)])
+
+
+def test_other_samples_are_what_a_sample_is_compared_with():
+    step = rewards_of(
+        [0.1, 0.4, 0.7, 0.2, 0.3, 0.9],  # three samples of two images
+        [(0, 2, 0.5), (0, 2, 0.3), (1, 2, 0.9), (2, 2, 0.6), (2, 3, 0.8), (3, 2, 0.2), (4, 3, 0.1)],
+        samples=3,
+    )
+    baselines = Baselines("leave_one_out", 3)
+    baselines.values = torch.tensor([9.0, 9.0, 0.22, 0.33])
+    sequence, alone = baselines.expected(step)
+    expected = [0.55, 0.55, 0.4, 0.25, 0.25, 0.6, 0.55]
+    assert sequence.tolist() == pytest.approx(expected)
+    # Where no other sample has a cell at the level, the running mean stands in.
+    expected = [0.75, 0.75, 1.4 / 3, 1.7 / 3, 0.33, 0.22, 0.33]
+    assert alone.tolist() == pytest.approx(expected)
+
+
+def test_a_lone_sample_is_compared_with_the_running_means():
+    baselines = Baselines("leave_one_out", 3)
+    baselines.values = torch.tensor([0.11, 9.0, 0.22, 0.33])
+    sequence, alone = baselines.expected(STEP)
+    assert sequence.tolist() == pytest.approx([0.11] * 5)
+    assert alone.tolist() == pytest.approx([0.22, 0.33, 0.22, 0.33, 0.33])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_expected_gradient_is_exact_down_to_the_third_level(kind):
-    toy, loss = DeepToy(), rewards_only(kind, 1.0)
-    paths = list(product(range(3), repeat=2))
-    expected_reward = sum(
-        toy.chance(path) * toy.third[path].softmax(dim=0)[LABEL] for path in paths
-    )
-    exact = torch.autograd.grad(expected_reward, toy.logits)[0]
-    mean = 0.0
-    for chosen in product(paths, repeat=loss.samples):
-        chance = math.prod(toy.chance(path).item() for path in chosen)
-        total = learn(toy.episodes(chosen), loss, Baselines(kind, 3, start=0.3)).total
-        mean = mean + chance * torch.autograd.grad(total, toy.logits)[0]
-    assert torch.allclose(-mean, exact, atol=1e-12)
+def test_without_cells_the_sequences_are_still_followed(kind):
+    baselines, step = Baselines(kind, 1, start=0.0), rewards_of([1.0, 0.0], [])
+    assert [len(each) for each in baselines.expected(step)] == [0, 0]
+    baselines.update(step, sequence=0.3)
+    assert baselines.mean == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stored_state_goes_on_where_it_was(kind):
+    one, other = Baselines(kind, 3), Baselines(kind, 3, start=0.9)
+    one.update(STEP, sequence=0.3)
+    other.load(one.values)
+    one.update(STEP, sequence=0.3)
+    assert not torch.equal(other.values, one.values)
+    other.update(STEP, sequence=0.3)
+    assert torch.equal(one.values, other.values)
+
+
+def test_a_state_of_other_levels_is_refused():
+    with pytest.raises(ValueError, match="shape \\(3,\\) instead of \\(4,\\)"):
+        Baselines("ema", 3).load(Baselines("ema", 2).values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_start_from_what_a_model_has_stored(kind):
+    baselines = Baselines(kind, 3)
+    assert baselines.mean == 0.5
+    baselines.start(0.7)
+    assert baselines.mean == pytest.approx(0.7)
+
+
+def test_every_class_has_a_mean_of_its_own_at_every_level():
+    baselines = Baselines("per_class", 3, classes=3, decay=0.5, start=0.4)
+    step = replace(STEP, labels=torch.tensor([2, 0]))
+    before = baselines.expected(step)
+    baselines.update(step, sequence=0.3)
+    assert torch.equal(before[1], torch.full((5,), 0.4))
+    expected = torch.full((4, 3), 0.4)
+    expected[0, 2], expected[0, 0] = 0.7, 0.2  # of the sequences
+    expected[2, 2], expected[2, 0] = 0.7, 0.45  # cells of level 2: 1.0, and 0.5
+    expected[3, 2], expected[3, 0] = 0.2, 0.575  # of level 3: 0.0, and the mean of 1.0 and 0.5
+    assert torch.allclose(baselines.values, expected)
+    sequence, alone = baselines.expected(step)
+    assert torch.allclose(sequence, torch.tensor([0.7, 0.7, 0.2, 0.2, 0.2]))
+    assert torch.allclose(alone, torch.tensor([0.7, 0.2, 0.45, 0.575, 0.575]))

@@ -120,4 +120,4 @@ def test_only_what_follows_the_backbone_learns_and_attention_does_not(model):
 
 def test_features_of_a_backbone_that_learns_cannot_be_replayed():
     with pytest.raises(ValueError, match="needs `freeze: \\[backbone\\]`"):
-        StageConfig(steps=1, rehearse=2)
+        StageConfig(steps=1, replay=2)

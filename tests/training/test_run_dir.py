@@ -1,13 +1,16 @@
 import json
 import os
+import sys
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.runs import recipe_of
-from tnetcli.errors import ModelError, OutputError
+from tnetcli.errors import MissingExtraError, ModelError, OutputError
+from tnetcli.training.config import StageConfig
 from tnetcli.training.recipe import read_recipe
-from tnetcli.training.run_dir import Progress, RunFolder
+from tnetcli.training.run_dir import Progress, RunFolder, TensorBoard
 
 
 @pytest.fixture
@@ -49,30 +52,31 @@ def test_the_recipe_in_the_folder_finds_its_files_from_anywhere(folder, tmp_path
 
 def test_two_do_not_train_into_one_folder(folder):
     other = RunFolder(folder.path)
-    with folder.claimed():
-        assert "another tnet is training" in refused(enter, other)
-        assert folder.claim.exists()
-    assert not folder.claim.exists()
-    with other.claimed():
+    with folder.locked():
+        assert "another process is training" in refused(enter, other)
+        assert (folder.path / ".training").exists()
+    assert not (folder.path / ".training").exists()
+    with other.locked():
         pass
 
 
 def enter(folder):
-    with folder.claimed():
+    with folder.locked():
         pass
 
 
-def test_what_a_killed_training_left_keeps_nobody_out(folder):
+def test_the_lock_file_of_a_killed_run_does_not_block(folder):
     folder.path.mkdir(parents=True)
-    folder.claim.touch()
+    (folder.path / ".training").touch()
     enter(folder)
 
 
 def test_a_claim_that_was_just_taken_away_is_none(folder, monkeypatch):
     monkeypatch.setattr(
-        "tnetcli.training.run_dir.try_lock", lambda file: folder.claim.unlink() or True
+        "tnetcli.training.run_dir.try_lock",
+        lambda file: (folder.path / ".training").unlink() or True,
     )
-    assert "another tnet is training" in refused(enter, folder)
+    assert "another process is training" in refused(enter, folder)
 
 
 def test_a_folder_with_a_run_is_refused(folder, recipe):
@@ -104,24 +108,13 @@ def test_overwriting_removes_all_of_the_old_run_and_nothing_else(folder, recipe)
     assert read_recipe(folder.recipe).seed == 3
 
 
-def test_a_run_is_gone_on_with_by_the_same_recipe_only(folder, recipe):
+def test_a_run_is_resumed_by_the_same_recipe_only(folder, recipe):
     begin(folder, recipe)
     folder.metrics.write_text("{}\n")
     begin(folder, recipe, resume=True)
     assert folder.metrics.exists()
     other = recipe.model_copy(update={"seed": 5})
     assert "another recipe" in refused(begin, folder, other, resume=True)
-
-
-def test_resuming_where_nothing_is_begins_a_run(folder, recipe):
-    begin(folder, recipe, resume=True)
-    assert folder.recipe.exists()
-
-
-def test_a_folder_that_cannot_be_made_is_an_output_error(tmp_path, recipe):
-    (tmp_path / "file").write_text("in the way")
-    assert "cannot use the folder" in refused(begin, RunFolder(tmp_path / "file" / "run"), recipe)
-    refused(begin, RunFolder(tmp_path / "file"), recipe)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -133,59 +126,40 @@ def test_a_folder_that_may_not_be_written_is_an_output_error(tmp_path, recipe):
         tmp_path.chmod(0o700)
 
 
-def test_checking_makes_and_removes_nothing(folder, recipe):
-    folder.check(recipe)
-    assert not folder.path.exists()
-    begin(folder, recipe)
-    folder.metrics.write_text("{}\n")
-    refused(folder.check, recipe)
-    folder.check(recipe, overwrite=True)
-    assert folder.metrics.exists()
-
-
 def rows(*steps):
     return [{"step": step, "loss": step / 3} for step in steps]
-
-
-def test_figures_come_back_as_they_were_added(folder, recipe):
-    begin(folder, recipe)
-    assert folder.rows() == []
-    for row in rows(1, 2):
-        folder.add(row)
-    assert folder.rows() == rows(1, 2)
-    assert len(folder.metrics.read_text().splitlines()) == 2
 
 
 def test_a_line_that_was_cut_off_is_no_line(folder, recipe):
     begin(folder, recipe)
     for row in rows(1, 2, 3):
-        folder.add(row)
+        folder.append(row)
     text = folder.metrics.read_text()
     folder.metrics.write_text(text[:-7])
     assert folder.rows() == rows(1, 2)
-    folder.forget_after(2)
-    folder.add(rows(3)[0])
+    folder.truncate(2)
+    folder.append(rows(3)[0])
     assert [json.loads(line) for line in folder.metrics.read_text().splitlines()] == rows(1, 2, 3)
 
 
 def test_figures_of_steps_that_are_done_again_are_forgotten(folder, recipe):
     begin(folder, recipe)
     for row in rows(1, 2, 3, 4):
-        folder.add(row)
-    folder.forget_after(2)
+        folder.append(row)
+    folder.truncate(2)
     assert folder.rows() == rows(1, 2)
 
 
 def test_what_is_no_number_is_never_written(folder, recipe):
     begin(folder, recipe)
     with pytest.raises(ValueError, match="JSON"):
-        folder.add({"step": 1, "loss": float("nan")})
+        folder.append({"step": 1, "loss": float("nan")})
 
 
 def test_figures_that_cannot_be_written_are_an_output_error(folder, recipe):
     begin(folder, recipe)
     folder.metrics.mkdir()
-    assert "metrics.jsonl" in refused(folder.add, rows(1)[0])
+    assert "metrics.jsonl" in refused(folder.append, rows(1)[0])
 
 
 def test_a_state_comes_back_to_the_last_bit(folder, recipe):
@@ -199,25 +173,13 @@ def test_a_state_comes_back_to_the_last_bit(folder, recipe):
         "count": torch.tensor(3),
         "empty": torch.zeros(0),
     }
-    told = Progress(2, 17, best=1 / 3, since_best=4, untold=({"loss": 0.1 + 0.2},))
-    folder.save_state(told, tensors)
+    reported = Progress(2, 17, best=1 / 3, since_best=4, pending=({"loss": 0.1 + 0.2},))
+    folder.save_state(reported, tensors)
     progress, found = folder.load_state()
-    assert progress == told
+    assert progress == reported
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], value) for name, value in tensors.items())
     assert all(found[name].dtype == value.dtype for name, value in tensors.items())
-
-
-def test_a_new_state_takes_the_place_of_the_old(folder, recipe):
-    begin(folder, recipe)
-    folder.save_state(Progress(0, 1), {"a": torch.zeros(2)})
-    folder.save_state(Progress(0, 2), {"a": torch.ones(2)})
-    progress, found = folder.load_state()
-    assert progress == Progress(0, 2)
-    assert found["a"].tolist() == [1, 1]
-    assert sorted(path.name for path in folder.path.iterdir()) == [
-        "recipe.yaml", "state.safetensors",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", "nothing", '{"stage": 0, "step": 1, "more": 2}'])
@@ -232,14 +194,6 @@ def test_a_file_that_is_no_state_is_a_model_error(folder, recipe, text):
     assert "--overwrite" in caught.value.hint
 
 
-def test_a_state_that_was_cut_off_is_a_model_error(folder, recipe):
-    begin(folder, recipe)
-    folder.save_state(Progress(0, 1), {"a": torch.zeros(100)})
-    folder.state.write_bytes(folder.state.read_bytes()[:-50])
-    with pytest.raises(ModelError, match="not a valid"):
-        folder.load_state()
-
-
 @pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl", ".training"])
 def test_a_pipe_in_a_run_folder_is_refused_and_not_waited_for(folder, recipe, name):
     begin(folder, recipe)
@@ -248,7 +202,7 @@ def test_a_pipe_in_a_run_folder_is_refused_and_not_waited_for(folder, recipe, na
 
     def resume():
         folder.start(recipe, resume=True, overwrite=False)
-        folder.forget_after(0)
+        folder.truncate(0)
         enter(folder)
 
     assert "regular file" in refused(resume)
@@ -261,10 +215,54 @@ def test_a_recipe_that_cannot_be_read_is_another_one(folder, recipe, text):
     refused(begin, folder, recipe, resume=True)
 
 
-def test_lines_that_are_no_figures_are_passed_over(folder, recipe):
-    begin(folder, recipe)
-    lines = ["[" * 100_000, "7", "{}", '{"step": "a"}', '{"step": NaN}', '{"step": 1, "loss": 2.5}']
-    folder.metrics.write_text("\n".join(lines) + "\n")
-    assert folder.rows() == [{"step": 1, "loss": 2.5}]
-    folder.forget_after(1)
-    assert folder.rows() == [{"step": 1, "loss": 2.5}]
+class Listener:
+    def __init__(self):
+        self.heard = []
+
+    def stage(self, stage, steps):
+        self.heard.append(("stage", stage.name, steps))
+
+    def step(self, row, done, steps):
+        self.heard.append(("step", done, steps))
+
+    def validation(self, row, is_best):
+        self.heard.append(("validation", is_best))
+
+    def warn(self, text):
+        self.heard.append(("warn", text))
+
+    def should_stop(self):
+        return True
+
+
+def test_figures_can_be_read_by_tensorboard_and_are_passed_on(tmp_path):
+    callback = Listener()
+    events = TensorBoard(callback, tmp_path)
+    events.stage(StageConfig(steps=9), 9)
+    events.step({"step": 7, "stage": "train", "loss": 0.5, "accuracy": [0.25, 0.75]}, 7, 9)
+    events.validation({"loss": 0.4, "hit": [0.9]}, True)
+    events.warn("flat")
+    assert events.should_stop()
+    events.close()
+
+    found = EventAccumulator(str(tmp_path)).Reload()
+    values = {
+        tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]
+    }
+    assert values == {
+        "train/loss": [(7, 0.5)],
+        "train/accuracy-1": [(7, 0.25)],
+        "train/accuracy-2": [(7, 0.75)],
+        "validation/loss": [(7, pytest.approx(0.4))],
+        "validation/hit-1": [(7, pytest.approx(0.9))],
+    }
+    assert callback.heard == [
+        ("stage", "train", 9), ("step", 7, 9), ("validation", True), ("warn", "flat"),
+    ]  # fmt: skip
+
+
+def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingExtraError, match="tensorboard") as caught:
+        TensorBoard(Listener(), tmp_path)
+    assert "tnetcli[tensorboard]" in caught.value.hint

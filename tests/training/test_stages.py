@@ -16,7 +16,7 @@ from tnetcli.models.base import EncoderOutput, Episodes
 from tnetcli.models.registry import FAMILIES
 from tnetcli.training import stages
 from tnetcli.training.data import Batch, open_source
-from tnetcli.training.distributed import Ranks
+from tnetcli.training.distributed import ProcessGroup
 from tnetcli.training.stages import SceneStage, TileStage, build_stage
 from tnetcli.training.trainer import train
 from tnetcli.traversal.policies import ScoredRegion
@@ -117,7 +117,7 @@ def test_one_step_of_sgd_is_the_gradient_of_the_cross_entropy(images, tmp_path):
     chances /= chances.sum(1, keepdims=True)
     chances[np.arange(8), labels] -= 1
     expected = start.numpy() - 0.05 * chances.T @ seen / 8
-    found = run.keeper.stages["train"]["head.weight"].numpy()
+    found = run.checkpointer.stages["train"]["head.weight"].numpy()
     assert np.allclose(found, expected, atol=1e-5)
 
 
@@ -132,7 +132,7 @@ def test_classes_count_as_the_recipe_weighs_them(images, tmp_path):
             data={"class_weights": given},
         )
         train(run)
-        rows[weights] = run.listener.rows[0]["ce_sequence"]
+        rows[weights] = run.callback.rows[0]["ce_sequence"]
     # Half of the images are of each class, and the mean weight is 1.
     assert rows["none"] == pytest.approx((rows["dark"] + rows["light"]) / 2, rel=1e-5)
     assert rows["dark"] != pytest.approx(rows["light"], rel=1e-3)
@@ -180,11 +180,11 @@ def torn_run(images, folder, wrap, **sections):
 def test_images_that_cannot_be_read_are_left_out_with_a_warning_at_whatever_level(images, tmp_path):
     run = torn_run(images, tmp_path, {2: torn_at(SIDE), 5: torn_at(SIDE / 2)})
     train(run)
-    named = [text.split(" is ")[0] for text in run.listener.warnings if "torn" in text]
+    named = [text.split(" is ")[0] for text in run.callback.warnings if "torn" in text]
     assert sorted(named) == [
         "`2.png`", "`2.png`", "`5.png`", "`5.png`",
     ]  # fmt: skip
-    assert [row["windows"] for row in run.listener.rows] == [6 * 3] * 2
+    assert [row["windows"] for row in run.callback.rows] == [6 * 3] * 2
 
 
 @pytest.mark.parametrize("samples", [1, 2])
@@ -206,7 +206,7 @@ def test_the_loss_is_that_of_the_batch_without_images_that_fail_at_level_2(
         with stage.views:
             total, row, count = stage.loss(0)
         total.backward()
-        assert (count, len(run.listener.warnings)) == (6 * samples, 2 if name == "torn" else 0)
+        assert (count, len(run.callback.warnings)) == (6 * samples, 2 if name == "torn" else 0)
         losses.append(total.item())
         gradients.append([weight.grad for weight in run.model.parameters()])
         rows.append({key: each for key, each in row.items() if key != "waiting"})
@@ -226,27 +226,27 @@ def test_a_batch_of_which_nothing_can_be_read_ends_the_run_with_that_error(image
         train(run)
 
 
-class OneOfTwo(Ranks):
+class OneOfTwo(ProcessGroup):
     """The first of two processes, whose other one says nothing."""
 
     def __init__(self):
         super().__init__(0, 2)
 
-    def total(self, values):
+    def sum(self, values):
         return values
 
-    def part(self, count):
+    def shard(self, count):
         return slice(0, count)
 
 
 def test_where_other_processes_continue_a_batch_of_nothing_counts_nothing(images, tmp_path):
     run = small_run(images, tmp_path, stages=[{"steps": 1, "batch_size": 8}])
     source = Wrapped(images, {number: torn_at(SIDE) for number in range(8)})
-    stage = scene_stage(replace(run, source=source, ranks=OneOfTwo()))
+    stage = scene_stage(replace(run, source=source, group=OneOfTwo()))
     with stage.views:
         total, row, count = stage.loss(0)
     assert (total.item(), total.requires_grad, row, count) == (0.0, False, {}, 0)
-    assert len(run.listener.warnings) == 8
+    assert len(run.callback.warnings) == 8
 
 
 def own_terms(episodes, task, config):
@@ -282,7 +282,7 @@ def test_a_stage_resumes_from_its_state(images, tmp_path):
         state = {name: value.clone() for name, value in one.state().items()}
         other.load(state)
         one_loss, other_loss = one.loss(1)[0], other.loss(1)[0]
-    assert set(state) == {"baselines.values"}
+    assert set(state) == {"baselines"}
     assert torch.equal(one_loss, other_loss)
 
 

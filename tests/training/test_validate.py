@@ -3,18 +3,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from tests.images import noise, write_geotiff
 from tests.runs import CLASSES, SIDE, UNIT, recipe_of, write_images
 from tests.small_model import SmallModel
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ManifestError
-from tnetcli.geometry import Size, Window
+from tnetcli.geometry import Size
 from tnetcli.prediction.inference import Inference
 from tnetcli.training import validate as validating
+from tnetcli.training.config import StageConfig
 from tnetcli.training.data import Item, open_source
-from tnetcli.training.validate import validate
+from tnetcli.training.validate import attention_warnings, validate
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 
@@ -73,11 +73,6 @@ def test_batches_make_no_difference(source, monkeypatch):
         assert parts.row[key] == pytest.approx(whole.row[key])
 
 
-def test_no_more_images_are_validated_than_the_recipe_wants(source):
-    assert run(source, images=3).row["images"] == 3
-    assert run(source, images=100).row["images"] == 7
-
-
 def test_hits_are_counted_below_level_1_where_the_list_has_boxes(source):
     found = run(source)
     items, results = results_of(source)
@@ -96,7 +91,7 @@ def test_hits_are_counted_below_level_1_where_the_list_has_boxes(source):
 
 
 def test_random_choices_are_compared_on_the_same_images(source, monkeypatch):
-    monkeypatch.setattr(validating, "BY_CHANCE", 4)
+    monkeypatch.setattr(validating, "COMPARED", 4)
     found = run(source)
     items, results = results_of(source)
     learned = np.mean(
@@ -114,10 +109,6 @@ def test_one_level_has_nothing_to_compare_with(source):
     assert found.row["windows"] == 0
     assert "random_accuracy" not in found.row
     assert not found.row.get("hit")
-
-
-def test_validating_twice_gives_the_same(source):
-    assert run(source).row == run(source).row
 
 
 def test_a_model_is_left_as_it_was_but_for_its_mode(source):
@@ -141,17 +132,6 @@ def test_a_few_images_are_shown_with_their_windows(source):
             node.region.window for node in result.nodes[1:]
         ]
         assert sample.boxes == item.boxes
-
-
-def test_no_more_than_a_few_are_shown(source, monkeypatch):
-    monkeypatch.setattr(validating, "SHOWN", 2)
-    assert len(run(source).samples) == 2
-
-
-def test_a_thumbnail_of_8_bits_shows_pixels_as_they_are(source):
-    (sample, *_) = run(source, images=1).samples
-    with Image.open(source.item("validation", 0).reader.path) as image:
-        assert np.array_equal(sample.thumbnail, np.array(image))
 
 
 class Listed:
@@ -216,10 +196,35 @@ def test_images_are_traversed_as_configured_and_always_alike(source):
     assert run(source, drawing).row == run(source, drawing).row != run(source).row
 
 
-def test_windows_lie_within_the_image(source):
-    whole = Window(0, 0, SIDE, SIDE)
-    for sample in run(source).samples:
-        for window, level, attention in sample.windows:
-            assert whole.left <= window.left < window.right <= whole.right
-            assert level == 2
-            assert 0 < attention <= 1
+HEALTHY = {"entropy": 0.6, "distinct": 0.5, "accuracy": [0.5, 0.7]}
+
+
+def warnings(stage=None, **row):
+    return list(attention_warnings({**HEALTHY, **row}, stage or StageConfig(steps=1)))
+
+
+@pytest.mark.parametrize(
+    ("row", "word", "advice"),
+    [
+        ({"entropy": 0.999}, "flat", "temperature"),
+        ({"distinct": 0.02}, "stuck", "sample"),
+        ({"entropy": 0.01}, "collapsed", "uniform"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_with_the_figure_and_what_to_try(row, word, advice):
+    (text,) = warnings(**row)
+    assert f"attention is {word}" in text or f"attention has {word}" in text
+    assert advice in text
+    assert any(character.isdigit() for character in text)
+
+
+def test_attention_that_is_stuck_and_sharp_is_reported_once():
+    (text,) = warnings(entropy=0.01, distinct=0.0)
+    assert "stuck" in text
+
+
+@pytest.mark.parametrize(
+    "stage", [StageConfig(steps=1, learn="tiles"), StageConfig(steps=1, freeze=["location"])]
+)
+def test_a_stage_in_which_attention_does_not_learn_is_not_judged(stage):
+    assert warnings(stage, entropy=1.0, distinct=0.0) == []

@@ -66,7 +66,7 @@ COMMANDS = {
     ),
 }
 STOP_HINTS = {
-    "export": "finished files are complete; run it again, for a folder with --resume",
+    "export": "finished files are complete; run it again with --overwrite",
     "predict": "records in a FILE.jsonl are saved; run the same command again to resume",
     "train": "progress is saved; run it again with --resume",
 }

@@ -154,7 +154,10 @@ def _describe(exporter: "Exporter") -> str:
     from tnetcli.text import aligned
 
     fields = exporter.options.model_fields.items()
-    facts = [(name, f"{each.description} (default: {each.default})") for name, each in fields]
+    facts = [
+        (name, f"{each.description or ''}" + ("" if each.default is None else f" ({each.default})"))
+        for name, each in fields
+    ]
     return "\n".join([f"options of the format {exporter.name}:", *aligned(facts)])
 
 

@@ -1,27 +1,24 @@
-"""`tnet train`: learn from labelled images, as a recipe says."""
+"""`tnet train`: train a model from a recipe."""
 
+import logging
 import os
 import shlex
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tnetcli.cli.options import Overwrite, Quiet, RecipeChanges
 from tnetcli.cli.signals import Stopped, exit_code, graceful_stop
-from tnetcli.errors import TnetError, UsageError
-from tnetcli.training.distributed import OtherFailedError, is_speaker, wait_for_end
-
-if TYPE_CHECKING:
-    from tnetcli.training.recipe import Recipe
+from tnetcli.errors import UsageError
 
 
 def train(
     recipe: Annotated[
         Path,
         typer.Argument(
-            help="A YAML file; `tnet recipes copy` writes one.",
+            help="YAML file; `tnet recipes copy` writes one.",
             show_default=False,
             metavar="RECIPE",
             readable=False,
@@ -29,47 +26,37 @@ def train(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="The run folder.",
-            show_default="runs/RECIPE",
-        ),
+        typer.Option("--output", "-o", help="Run folder.", show_default="runs/RECIPE"),
     ] = None,
     set: RecipeChanges = None,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with the run in the folder, if any."),
+        bool, typer.Option("--resume", help="Resume the run in the folder, if there is one.")
     ] = False,
     overwrite: Overwrite = False,
     print_recipe: Annotated[
-        bool,
-        typer.Option(
-            "--print-recipe",
-            help="Show the recipe with all that is not said in it, and do nothing.",
-        ),
+        bool, typer.Option("--print-recipe", help="Print the recipe with all defaults and exit.")
     ] = False,
     device: Annotated[
         str | None,
         typer.Option(
             envvar="TNET_DEVICE",
-            help="auto, cpu, cuda, cuda:1 or mps, whatever the recipe says.",
+            help="auto, cpu, cuda, cuda:1 or mps; overrides training.device.",
         ),
     ] = None,
     global_batch: Annotated[
         bool,
         typer.Option(
             "--global-batch",
-            help="batch_size is that of all processes of torchrun together, not of each.",
+            help="Count batch_size over all processes of torchrun instead of per process.",
         ),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train the model of RECIPE from images and labels alone.
+    """Train the model of RECIPE from images and their labels.
 
-    The run folder holds model.safetensors (the best so far), recipe.yaml as run, metrics.jsonl,
-    curves.png and samples.png. SIGTERM, SIGUSR1 and Ctrl-C save the state and end the run;
-    --resume goes on exactly there. On several cards or nodes:
+    The run folder holds model.safetensors (the best model so far), recipe.yaml as run,
+    metrics.jsonl, curves.png and samples.png. SIGTERM, SIGUSR1 and Ctrl-C save the state and stop
+    the run; --resume continues exactly there. On several GPUs or nodes:
     torchrun --nproc-per-node 4 -m tnetcli train RECIPE; see docs/hpc.md.
     """
     changes = list(set or [])
@@ -77,61 +64,61 @@ def train(
         changes.append(f"training.device={device}")
     if global_batch:
         changes.append("training.global_batch=true")
-    is_first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
-    try:
-        found = _read(recipe, changes, is_both=resume and overwrite)
-    except TnetError as error:
-        if is_speaker():
-            raise
-        with graceful_stop() as asked:
-            if not wait_for_end(lambda: bool(asked)):
-                raise
-        raise typer.Exit(error.exit_code) from error
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other", hint="give one of them")
+    from tnetcli.training.recipe import read_recipe
+
     if print_recipe:
-        typer.echo(found.as_yaml(), nl=False)
+        typer.echo(read_recipe(recipe, changes).as_yaml(), nl=False)
         return
+    with graceful_stop() as asked:
+        if "LOCAL_RANK" not in os.environ:
+            read_recipe(recipe, changes)  # a mistake is reported before torch is imported
+        _run(recipe, changes, output or Path("runs") / recipe.stem, asked, resume, overwrite, quiet)
 
-    import logging
 
+def _run(
+    path: Path,
+    changes: list[str],
+    folder: Path,
+    asked: list[int],
+    resume: bool,
+    overwrite: bool,
+    quiet: bool,
+) -> None:
     from tnetcli.cli.progress import TrainingProgress
+    from tnetcli.training.distributed import OtherRankError, report_once, wait_for_stop
+    from tnetcli.training.recipe import read_recipe
     from tnetcli.training.run import run_recipe
     from tnetcli.training.run_dir import StoppedError
 
-    quiet = quiet or not is_first
+    is_rank_zero = os.environ.get("RANK", "0") == "0"
+    quiet = quiet or not is_rank_zero
     if quiet:
         logging.getLogger("tnetcli").setLevel(logging.WARNING)
-    folder = output or Path("runs") / recipe.stem
-    with graceful_stop() as asked, TrainingProgress(asked, quiet=quiet) as progress:
+    with TrainingProgress(asked, quiet=quiet) as progress:
         try:
+            with report_once(progress.should_stop):
+                recipe = read_recipe(path, changes)
             files = run_recipe(
-                found,
+                recipe,
                 folder,
                 progress,
                 resume=resume,
                 overwrite=overwrite,
                 advance=progress.reading,
             )
-        except OtherFailedError as error:
-            wait_for_end(lambda: bool(asked))
+        except OtherRankError as error:
+            wait_for_stop(progress.should_stop)
             raise typer.Exit(error.exit_code) from error
         except StoppedError:
             code = exit_code(asked or [signal.SIGTERM])  # another process may have been asked
-            if not is_first:
+            if not is_rank_zero:
                 raise typer.Exit(code) from None
-            started = ["torchrun", "...", "-m", "tnetcli"] if "RANK" in os.environ else ["tnet"]
-            words = [*started, "train", str(recipe), "-o", str(folder), "--resume"]
-            words += [word for change in changes for word in ("--set", change)]
-            hint = f"the state is saved; this goes on: {shlex.join(words)}"
+            command = ["torchrun", "...", "-m", "tnetcli"] if "RANK" in os.environ else ["tnet"]
+            command += ["train", str(path), "-o", str(folder), "--resume"]
+            command += [word for change in changes for word in ("--set", change)]
+            hint = f"the state is saved; resume with: {shlex.join(command)}"
             raise Stopped(code, hint) from None
-    if is_first:
+    if is_rank_zero:
         typer.echo(files.model)
-
-
-def _read(recipe: Path, changes: list[str], *, is_both: bool) -> "Recipe":
-    from tnetcli.training.recipe import read_recipe
-
-    if is_both:
-        raise UsageError(
-            "--resume goes on with a run, --overwrite starts it again", hint="choose one of them"
-        )
-    return read_recipe(recipe, changes)

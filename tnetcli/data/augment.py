@@ -1,4 +1,7 @@
-"""Random geometric and colour transforms of an image."""
+"""Random augmentation of an image, applied lazily to the windows that are read.
+
+All windows of an image share one pose (crop, flips, turns, shift, rotation) and one colour change.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,157 +11,68 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tnetcli.data.colour import Blur, Jitter, Mask, Values, draw_jitter
 from tnetcli.data.config import AugmentConfig
+from tnetcli.data.normalize import finite, read_small
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.base import Box, ImageInfo, Level, Resolution
-
-# The papers' four; a fifth case, as likely, changes nothing.
-ORDERS = (
-    ("brightness", "saturation", "hue", "contrast"),
-    ("saturation", "brightness", "contrast", "hue"),
-    ("contrast", "hue", "brightness", "saturation"),
-    ("hue", "saturation", "contrast", "brightness"),
+from tnetcli.readers.base import (
+    Box,
+    Cost,
+    ImageInfo,
+    Level,
+    Pixels,
+    Reader,
+    Resolution,
 )
-UNCHANGED = {"brightness": 0.0, "saturation": 1.0, "hue": 0.0, "contrast": 1.0}
-NEEDS_COLOURS = ("saturation", "hue")
-REACH = 3  # standard deviations; what is farther away adds a quarter of a per cent
-Values = NDArray[Any]
+from tnetcli.readers.handles import ForkSafeLock
+from tnetcli.readers.resample import LEAST_SHARE, round_within
 
-
-@dataclass(frozen=True, slots=True)
-class Jitter:
-    """Changes of colour, one after another, of values between `low` and `high`."""
-
-    steps: tuple[tuple[str, float], ...]
-    low: float
-    high: float
-
-    def apply(self, values: Values, centre: Values | None) -> Values:
-        """Change floats (bands, height, width); `centre` (bands,) is what contrast is about."""
-        for name, amount in self.steps:
-            if name == "brightness":
-                values = values + values.dtype.type(amount * (self.high - self.low))
-            elif name == "contrast":
-                if centre is None:
-                    raise ValueError("contrast is about the mean of the image, which is not given")
-                middle = centre.astype(values.dtype)[:, None, None]
-                values = (values - middle) * values.dtype.type(amount) + middle
-            elif name == "saturation":
-                values = saturate(values - values.dtype.type(self.low), amount) + self.low
-            else:
-                values = turn_hue(values, amount)
-        return values
-
-    def before_contrast(self) -> "Jitter | None":
-        """Return the steps before the one that needs the mean of the image, if there is one."""
-        names = [name for name, _ in self.steps]
-        if "contrast" not in names:
-            return None
-        return replace(self, steps=self.steps[: names.index("contrast")])
-
-
-def draw_jitter(
-    augmentation: AugmentConfig,
-    bands: int,
-    limits: tuple[float, float],
-    random: np.random.Generator,
-) -> Jitter | None:
-    """Choose an order and amounts; None where nothing changes."""
-    number, draws = int(random.integers(len(ORDERS) + 1)), random.uniform(-1, 1, 4).tolist()
-    if not augmentation.colour or number == len(ORDERS):
-        return None
-    amounts = {
-        name: unchanged + getattr(augmentation, name) * draw
-        for (name, unchanged), draw in zip(UNCHANGED.items(), draws, strict=True)
-    }
-    steps = tuple(
-        (name, amounts[name])
-        for name in ORDERS[number]
-        if amounts[name] != UNCHANGED[name] and (bands == 3 or name not in NEEDS_COLOURS)
-    )
-    return Jitter(steps, *limits) if steps else None
-
-
-def saturate(colours: Values, factor: float) -> Values:
-    """Multiply the saturation (of hue, saturation, value) of (3, height, width) above zero."""
-    value, least = colours.max(axis=0), colours.min(axis=0)
-    chroma = value - least
-    with np.errstate(divide="ignore", invalid="ignore"):
-        most = np.where(chroma > 0, value / chroma, 1.0)  # no colour is more than saturated
-    missing: Values = value - colours
-    missing *= np.clip(most, 0.0, factor).astype(colours.dtype)
-    np.subtract(value, missing, out=missing)
-    return missing
-
-
-def turn_hue(colours: Values, amount: float) -> Values:
-    """Turn the hue of (3, height, width) by a part of the circle, value and chroma stay."""
-    red, green, blue = colours
-    value, least = colours.max(axis=0), colours.min(axis=0)
-    chroma = value - least
-    with np.errstate(divide="ignore", invalid="ignore"):
-        hue = np.where(
-            value == red,
-            (green - blue) / chroma,
-            np.where(value == green, 2 + (blue - red) / chroma, 4 + (red - green) / chroma),
-        )  # in sixths of the circle
-    hue = np.where(chroma > 0, hue, 0) + 6 * amount
-    turned = np.empty_like(colours)
-    for band in range(3):
-        away = hue - 2 * band
-        away -= 6 * np.floor(away / 6)  # several times as fast as %
-        share = np.clip(np.abs(away - 3) - 1, 0, 1)
-        turned[band] = least + chroma * share
-    return turned
-
-
-@dataclass(frozen=True, slots=True)
-class Blur:
-    """A Gaussian of `sigma` pixels."""
-
-    sigma: float
-
-    @property
-    def reach(self) -> int:
-        """Return how many pixels around a view are needed to blur it to its edge."""
-        return math.ceil(REACH * self.sigma)
-
-    def apply(self, values: Values, valid: NDArray[np.bool_]) -> Values:
-        """Blur floats (bands, height, width), zero where not valid; `reach` is cut off all round.
-
-        Only valid pixels add to the mean.
-        """
-        away = np.arange(-self.reach, self.reach + 1)
-        weights = np.exp(-0.5 * (away / self.sigma) ** 2)
-        weights = (weights / weights.sum()).astype(values.dtype)
-        total = _slide(values, weights)
-        if valid.all():
-            return total
-        share = _slide(valid[None].astype(values.dtype), weights)
-        return np.divide(total, share, out=np.zeros_like(total), where=share > 0)
-
-
-def _slide(values: Values, weights: Values) -> Values:
-    """Return the weighted means along both axes of (bands, height, width), inside only."""
-    for _ in range(2):  # down, then on its side
-        length = values.shape[1] - len(weights) + 1
-        total = weights[0] * values[:, :length]
-        for first, weight in enumerate(weights[1:], 1):
-            total += weight * values[:, first : first + length]
-        values = total.swapaxes(1, 2)
-    return values
-
-
-TRIES = 50  # at a crop; then the whole image stays
+MIN_SIGMA = 0.1  # a weaker blur has no effect
+MAX_TRIES = 50  # to place a crop; then the whole image is kept
+MEAN_SIDE = 64  # pixels a side of the copy that the mean of an image is taken from
+MIN_WEIGHT = 0.5  # of valid pixels around a sample, so that edges stay in place
 Coordinates = NDArray[np.float64]
+
+
+def augment(
+    reader: Reader,
+    config: AugmentConfig,
+    seed: int,
+    *,
+    value_range: tuple[float, float] | None = None,
+) -> Reader:
+    """Return a randomly augmented view of an image, or the reader itself if nothing changes.
+
+    The same seed gives the same changes. Brightness is a fraction of `value_range`, by default the
+    range of the integer type; its lower end is black.
+    """
+    random = np.random.default_rng(seed)
+    pose = draw_pose(config, reader.size, random)
+    limits = value_range or (0.0, 1.0)
+    if value_range is None and config.colour:
+        if reader.dtype.kind == "f":
+            raise ValueError("float images need a `value_range`")
+        limits = float(np.iinfo(reader.dtype).min), float(np.iinfo(reader.dtype).max)
+    jitter = draw_jitter(config, len(reader.bands), limits, random)
+    sigma = config.blur * float(random.random())
+    blur = Blur(sigma) if sigma > MIN_SIGMA else None
+    unmoved = Pose(Box(0, 0, reader.size.width, reader.size.height))
+    if pose == unmoved and jitter is None and blur is None:
+        return reader
+    return Augmented(reader, pose, jitter, blur)
+
+
+def move_boxes(reader: Reader, boxes: Sequence[Window]) -> tuple[Window, ...]:
+    """Return boxes of the original image in the coordinates of what `augment` returned."""
+    return reader.pose.boxes(boxes) if isinstance(reader, Augmented) else tuple(boxes)
 
 
 @dataclass(frozen=True, slots=True)
 class Pose:
-    """A crop of the image, laid on its side or not, flipped, moved, then turned by any angle.
+    """A crop of the image, then optionally transposed, flipped, shifted and rotated.
 
-    `across` swaps rows and columns. `shift_x` and `shift_y` are whole pixels of the result, whose
-    size is that of the crop; it turns by `angle` degrees about its centre.
+    `across` swaps rows and columns. `shift_x` and `shift_y` are whole pixels of the result, which
+    has the size of the crop and is rotated by `angle` degrees about its centre.
     """
 
     crop: Box
@@ -175,11 +89,11 @@ class Pose:
         return self.turned_size(Size(self.crop.width, self.crop.height))
 
     def turned_size(self, size: Size) -> Size:
-        """Return a size in the frame of the result in that of the image, or the other way."""
+        """Return a size of the result in the frame of the image, or the reverse."""
         return Size(size.height, size.width) if self.across else size
 
-    def turn(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Turn pixels (..., height, width) of the image as those of the result lie."""
+    def turn(self, array: Values) -> Values:
+        """Return pixels (..., height, width) of the image in the orientation of the result."""
         if self.across:
             array = array.swapaxes(-1, -2)
         if self.flip_x:
@@ -189,7 +103,7 @@ class Pose:
         return np.ascontiguousarray(array)
 
     def to_image(self, x: Coordinates, y: Coordinates) -> tuple[Coordinates, Coordinates]:
-        """Return where in the image points of the result come from."""
+        """Map points of the result to the image."""
         width, height = self.size.width, self.size.height
         x, y = _rotate(x - width / 2, y - height / 2, self.angle)
         x, y = x + width / 2 - self.shift_x, y + height / 2 - self.shift_y
@@ -198,7 +112,7 @@ class Pose:
         return x + self.crop.left, y + self.crop.top
 
     def from_image(self, x: Coordinates, y: Coordinates) -> tuple[Coordinates, Coordinates]:
-        """Return where in the result points of the image go."""
+        """Map points of the image to the result."""
         width, height = self.size.width, self.size.height
         x, y = x - self.crop.left, y - self.crop.top
         x, y = (y, x) if self.across else (x, y)
@@ -208,7 +122,7 @@ class Pose:
         return x + width / 2, y + height / 2
 
     def window(self, window: Window) -> Window:
-        """Return the window of the image that shows a window of the result, without the angle."""
+        """Map a window of the result to the image, ignoring the angle."""
         left, top = window.left - self.shift_x, window.top - self.shift_y
         if self.flip_x:
             left = self.size.width - left - window.width
@@ -219,16 +133,13 @@ class Pose:
         return Window(left + self.crop.left, top + self.crop.top, window.width, window.height)
 
     def boxes(self, boxes: Sequence[Window]) -> tuple[Window, ...]:
-        """Return what is left of boxes of the image: around each, within the result."""
+        """Map boxes of the image to bounding boxes in the result; drop those that are outside."""
         frame = Window.whole(self.size)
         found = []
         for box in boxes:
             if (kept := overlap(box, as_window(self.crop))) is None:
                 continue
-            x, y = self.from_image(
-                np.array([kept.left, kept.right, kept.left, kept.right]),
-                np.array([kept.top, kept.top, kept.bottom, kept.bottom]),
-            )
+            x, y = self.from_image(*_corners(kept))
             left, top = float(x.min()), float(y.min())
             around = Window(left, top, float(x.max()) - left, float(y.max()) - top)
             if (inside := overlap(around, frame)) is not None:
@@ -236,7 +147,7 @@ class Pose:
         return tuple(found)
 
     def layout(self, layout: ImageInfo) -> ImageInfo:
-        """Return what is known of the result; it has no place on a map."""
+        """Return the layout of the result, which has no georeference."""
         microns = layout.microns_per_pixel
         if self.across and microns is not None:
             microns = Resolution(microns.y, microns.x, microns.source)
@@ -263,53 +174,269 @@ def _rotate(x: Coordinates, y: Coordinates, angle: float) -> tuple[Coordinates, 
     return cosine * x - sine * y, sine * x + cosine * y
 
 
+def _corners(window: Window) -> tuple[Coordinates, Coordinates]:
+    return (
+        np.array([window.left, window.right, window.left, window.right]),
+        np.array([window.top, window.top, window.bottom, window.bottom]),
+    )
+
+
 def as_window(box: Box) -> Window:
-    """Return whole pixels of the image as a window."""
+    """Return whole pixels as a window."""
     return Window(float(box.left), float(box.top), float(box.width), float(box.height))
 
 
 def overlap(one: Window, other: Window) -> Window | None:
-    """Return what two windows share, if anything."""
+    """Return the intersection of two windows, or None."""
     left, top = max(one.left, other.left), max(one.top, other.top)
     width, height = min(one.right, other.right) - left, min(one.bottom, other.bottom) - top
     return Window(left, top, width, height) if width > 0 and height > 0 else None
 
 
-def draw_pose(augmentation: AugmentConfig, size: Size, random: np.random.Generator) -> Pose:
-    """Choose a pose; each choice has numbers of its own, so that one does not change another."""
+def draw_pose(config: AugmentConfig, size: Size, random: np.random.Generator) -> Pose:
+    """Draw a pose; every setting uses its own numbers, so that one does not affect another."""
     flips, turn, angle = random.random(2) < 0.5, int(random.integers(4)), random.uniform(-1, 1)
-    shifts, tries = random.uniform(-1, 1, 2), random.random((TRIES, 4))
+    shifts, tries = random.uniform(-1, 1, 2), random.random((MAX_TRIES, 4))
     crop = Box(0, 0, size.width, size.height)
-    if augmentation.crop is not None:
-        crop = _draw_crop(augmentation, size, tries)
-    turn = turn if augmentation.turns else 0
-    flip_x = augmentation.flip != "none" and bool(flips[0])
-    flip_y = augmentation.flip == "both" and bool(flips[1])
-    # A quarter turn is a swap of the axes and a flip; half a turn is two flips.
+    if config.crop is not None:
+        crop = _draw_crop(config.crop, config.aspect, size, tries)
+    turn = turn if config.turns else 0
+    flip_x = config.flip != "none" and bool(flips[0])
+    flip_y = config.flip == "both" and bool(flips[1])
+    # A quarter turn is a transposition and a flip; half a turn is two flips.
     pose = Pose(
         crop,
         across=turn in (1, 3),
         flip_x=flip_x != (turn in (2, 3)),
         flip_y=flip_y != (turn in (1, 2)),
-        angle=augmentation.rotate * float(angle),
+        angle=config.rotate * float(angle),
     )
     return replace(
         pose,
-        shift_x=round(augmentation.shift * float(shifts[0]) * pose.size.width),
-        shift_y=round(augmentation.shift * float(shifts[1]) * pose.size.height),
+        shift_x=round(config.shift * float(shifts[0]) * pose.size.width),
+        shift_y=round(config.shift * float(shifts[1]) * pose.size.height),
     )
 
 
-def _draw_crop(augmentation: AugmentConfig, size: Size, tries: NDArray[np.float64]) -> Box:
-    """Return the first box that fits into the image, of those that area and shape are drawn of."""
-    least, most = augmentation.crop or (1.0, 1.0)
-    narrowest, widest = augmentation.aspect
+def _draw_crop(
+    areas: tuple[float, float],
+    aspects: tuple[float, float],
+    size: Size,
+    tries: NDArray[np.float64],
+) -> Box:
+    """Return the first drawn box that fits into the image, or the whole image."""
     for part, shape, at_x, at_y in tries.tolist():
-        area = (least + (most - least) * part) * size.pixels
-        aspect = narrowest + (widest - narrowest) * shape
+        area = (areas[0] + (areas[1] - areas[0]) * part) * size.pixels
+        aspect = aspects[0] + (aspects[1] - aspects[0]) * shape
         width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 1 <= width <= size.width and 1 <= height <= size.height:
             left = int(at_x * (size.width - width + 1))
             top = int(at_y * (size.height - height + 1))
             return Box(left, top, width, height)
     return Box(0, 0, size.width, size.height)
+
+
+class Augmented(Reader):
+    """A reader of an image in a pose, with changed values; closing it closes the image.
+
+    A pixel of a view that straddles the edge of the crop includes pixels beyond the edge.
+    """
+
+    def __init__(
+        self, image: Reader, pose: Pose, jitter: Jitter | None = None, blur: Blur | None = None
+    ) -> None:
+        self.name, self.path, self.info = image.name, image.path, pose.layout(image.info)
+        self.pose = pose
+        self._image, self._jitter, self._blur = image, jitter, blur
+        crop = as_window(pose.crop)
+        # In pixels of the image, without the angle.
+        frame = crop if pose.angle else pose.window(Window.whole(pose.size))
+        self._visible = overlap(crop, frame)
+        narrow = self.dtype.itemsize <= 2 or self.dtype == np.float32
+        self._float: type[np.floating[Any]] = np.float32 if narrow else np.float64
+        self._before = None if jitter is None else jitter.before_contrast()
+        self._centre: NDArray[np.float64] | None = None
+        self._measuring = ForkSafeLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_measuring"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._measuring = ForkSafeLock()
+
+    @property
+    def cost(self) -> Cost:
+        """Return the cost of the underlying image since it was opened."""
+        return self._image.cost
+
+    def close(self) -> None:
+        """Close the underlying image."""
+        self._image.close()
+
+    def read(self, window: Window, out_size: Size) -> Pixels:
+        """Resample `window` to exactly `out_size`; see `Reader.read`."""
+        pixels = self._read_in_pose(*self._grown(window, out_size))
+        if pixels.values.dtype == self.dtype and self._jitter is None and self._blur is None:
+            return pixels
+        with np.errstate(invalid="ignore", over="ignore"):  # floats may be infinite
+            return self._change_values(pixels)
+
+    def estimate(self, window: Window, out_size: Size) -> int:
+        """Return how many pixels `read` would decode at most, without reading."""
+        measured = 0
+        if self._before is not None and self._centre is None:
+            bare = Augmented(self._image, self.pose)
+            measured = bare.estimate(Window.whole(self.size), self.size.within(MEAN_SIDE))
+        asked = self._asked(*self._grown(window, out_size))
+        return measured + (0 if asked is None else self._image.estimate(*asked))
+
+    def _grown(self, window: Window, out_size: Size) -> tuple[Window, Size]:
+        """Return the window with the margin that the blur needs."""
+        if self._blur is None:
+            return window, out_size
+        reach = self._blur.reach
+        x, y = reach * window.width / out_size.width, reach * window.height / out_size.height
+        grown = Window(window.left - x, window.top - y, window.width + 2 * x, window.height + 2 * y)
+        return grown, Size(out_size.width + 2 * reach, out_size.height + 2 * reach)
+
+    def _asked(self, window: Window, out_size: Size) -> tuple[Window, Size] | None:
+        """Return the window and size to read from the image; None if the window is outside."""
+        if self._visible is None or overlap(window, Window.whole(self.size)) is None:
+            return None
+        if self.pose.angle:
+            return self._around(window, out_size, self._visible)
+        asked = self.pose.window(window)
+        if overlap(asked, self._visible) is None:
+            return None
+        return asked, self.pose.turned_size(out_size)
+
+    def _around(
+        self, window: Window, out_size: Size, visible: Window
+    ) -> tuple[Window, Size] | None:
+        """Return the unrotated pixels of the image that a rotated window is sampled from.
+
+        They are as large as pixels of the view but never smaller than the image's own, and lie on
+        one grid over the whole image.
+        """
+        step_x, step_y = window.width / out_size.width, window.height / out_size.height
+        cosine = math.cos(math.radians(self.pose.angle))
+        sine = math.sin(math.radians(self.pose.angle))
+        wide = math.hypot(step_x * cosine, step_y * sine)
+        high = math.hypot(step_x * sine, step_y * cosine)
+        wide, high = (high, wide) if self.pose.across else (wide, high)
+        wide, high = max(wide, 1.0), max(high, 1.0)
+        x, y = self.pose.to_image(*_corners(window))
+        columns = _pixels(x, wide, visible.left, visible.right)
+        rows = _pixels(y, high, visible.top, visible.bottom)
+        if not columns or not rows:
+            return None
+        asked = Window(
+            columns.start * wide, rows.start * high, len(columns) * wide, len(rows) * high
+        )
+        return asked, Size(len(columns), len(rows))
+
+    def _read_in_pose(self, window: Window, out_size: Size) -> Pixels:
+        """Read a window in the pose; rotated values are floats."""
+        asked = self._asked(window, out_size)
+        if asked is None or self._visible is None:
+            shape = (out_size.height, out_size.width)
+            empty = np.zeros((len(self.bands), *shape), self.dtype)
+            return Pixels(empty, np.zeros(shape, np.bool_))
+        pixels = _cut(self._image.read(*asked), *asked, self._visible)
+        if not self.pose.angle:
+            return Pixels(self.pose.turn(pixels.values), self.pose.turn(pixels.valid))
+        sampled = self._sample(pixels, *asked, window, out_size)
+        return _cut(sampled, window, out_size, Window.whole(self.size))
+
+    def _sample(
+        self, pixels: Pixels, asked: Window, size: Size, window: Window, out_size: Size
+    ) -> Pixels:
+        """Rotate pixels by bilinear interpolation over the valid ones."""
+        x = window.left + (np.arange(out_size.width) + 0.5) * window.width / out_size.width
+        y = window.top + (np.arange(out_size.height) + 0.5) * window.height / out_size.height
+        x, y = self.pose.to_image(x[None, :], y[:, None])  # (height, width)
+        # A border of invalid pixels; positions farther out are clamped to it.
+        values = np.pad(pixels.values.astype(self._float), ((0, 0), (1, 1), (1, 1)))
+        weight = np.pad(pixels.valid.astype(self._float), 1)
+        column, beside = _between((x - asked.left) * (size.width / asked.width), size.width)
+        row, below = _between((y - asked.top) * (size.height / asked.height), size.height)
+        stride = size.width + 2
+        first = (row * stride + column).ravel()
+        beside, below = (each.ravel().astype(self._float) for each in (beside, below))
+        flat, seen = values.reshape(len(values), -1), weight.ravel()
+        total = np.zeros((len(values), first.size), self._float)
+        share = np.zeros(first.size, self._float)
+        for offset, part in (
+            (0, (1 - beside) * (1 - below)),
+            (1, beside * (1 - below)),
+            (stride, (1 - beside) * below),
+            (stride + 1, beside * below),
+        ):
+            total += part * np.take(flat, first + offset, axis=1)
+            share += part * np.take(seen, first + offset)
+        valid = share >= MIN_WEIGHT
+        mean = np.divide(total, share, out=np.zeros_like(total), where=valid)
+        shape = (out_size.height, out_size.width)
+        return Pixels(mean.reshape(-1, *shape), valid.reshape(shape))
+
+    def _change_values(self, pixels: Pixels) -> Pixels:
+        values, valid = pixels.values.astype(self._float), pixels.valid
+        if self._jitter is not None:
+            values = self._jitter.apply(values, self._find_centre())
+            values = np.where(valid, values, values.dtype.type(0))
+        if self._blur is not None:
+            reach = self._blur.reach
+            values = self._blur.apply(values, valid)
+            valid = np.ascontiguousarray(valid[reach:-reach, reach:-reach])
+            values = np.where(valid, values, values.dtype.type(0))
+        round_within(values, self.dtype)
+        return Pixels(values.astype(self.dtype), valid)
+
+    def _find_centre(self) -> NDArray[np.float64] | None:
+        """Return the mean (bands,) of the image as the contrast step sees it; None without one."""
+        if self._before is None:
+            return None
+        with self._measuring:
+            if self._centre is None:
+                pixels = read_small(Augmented(self._image, self.pose), MEAN_SIDE)
+                known = pixels.values[:, finite(pixels)].astype(self._float)  # (bands, pixels)
+                if not known.size:
+                    known = np.zeros((len(self.bands), 1), self._float)
+                changed = self._before.apply(known[:, None], None)
+                self._centre = changed.mean(axis=(1, 2), dtype=np.float64)
+            return self._centre
+
+
+def _pixels(ends: NDArray[np.float64], step: float, low: float, high: float) -> range:
+    """Return the indices of pixels of size `step` under a span and one beyond, within limits."""
+    first = math.floor(max(float(ends.min()), low) / step) - 1
+    last = math.ceil(min(float(ends.max()), high) / step) + 1
+    return range(max(first, math.floor(low / step)), min(last, math.ceil(high / step)))
+
+
+def _between(
+    position: NDArray[np.float64], count: int
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return the index of the padded pixel before each position, and the distance past it."""
+    past = np.clip(position + 0.5, 0.0, count + 1.0)
+    index = np.minimum(past.astype(np.intp), count)
+    return index, past - index
+
+
+def _cut(pixels: Pixels, window: Window, out_size: Size, visible: Window) -> Pixels:
+    """Invalidate the pixels of a view that lie wholly outside the visible window."""
+    rows = _reached(window.top, window.height, out_size.height, visible.top, visible.bottom)
+    columns = _reached(window.left, window.width, out_size.width, visible.left, visible.right)
+    if rows.all() and columns.all():
+        return pixels
+    inside = np.outer(rows, columns)
+    values = np.where(inside, pixels.values, pixels.values.dtype.type(0))
+    return Pixels(values, pixels.valid & inside)
+
+
+def _reached(start: float, length: float, count: int, low: float, high: float) -> Mask:
+    edges = start + np.arange(count + 1) * (length / count)
+    shared = np.minimum(edges[1:], high) - np.maximum(edges[:-1], low)
+    reached: Mask = shared > LEAST_SHARE * min(length / count, 1.0)
+    return reached

@@ -1,4 +1,4 @@
-"""Recipe sections for images, labels and augmentation."""
+"""Recipe sections for images, labels, composed scenes and augmentation."""
 
 from typing import Literal, Self
 
@@ -9,41 +9,46 @@ from tnetcli.readers.wrappers import CropKind
 
 
 class LandscapeConfig(Strict):
-    """How labelled tiles are composed into scenes: fields of nature, and a site or none."""
+    """Scenes composed of labelled tiles: fields of background classes, with or without a site."""
 
-    size: int = Field(default=2048, ge=64, le=131_072, description="pixels a side of a scene")
-    sites: tuple[str, ...] = Field(min_length=1, description="classes of tiles that make a site")
-    background: tuple[str, ...] = Field(min_length=1, description="classes that fields are of")
+    size: int = Field(default=2048, ge=64, le=131_072, description="side of a scene in pixels")
+    sites: tuple[str, ...] = Field(min_length=1, description="tile classes that form a site")
+    background: tuple[str, ...] = Field(min_length=1, description="tile classes of the fields")
     empty: str | None = Field(
-        default="none", description="the label of scenes without a site; null: none"
+        default="none", description="label of scenes without a site; null for no such scenes"
     )
     site_tiles: tuple[int, int] = Field(
-        default=(3, 6), description="tiles a side of a site, from and to"
+        default=(3, 6), description="minimum and maximum side of a site in tiles"
     )
     neighbours: int = Field(
-        default=24, ge=1, description="tiles of a class in a scene look like these"
+        default=24,
+        ge=1,
+        description="number of similar tiles that a class is drawn from within one scene",
     )
     gain: Share = Field(
-        default=0.12, description="of a scene's brightness, up and down, in training"
+        default=0.12, description="maximum relative change of a scene's brightness in training"
     )
-    channel_gain: Share = Field(default=0.04, description="of each band's, in training")
+    channel_gain: Share = Field(
+        default=0.04, description="maximum relative change of each band in training"
+    )
     offset: Share = Field(
-        default=0.03, description="added to all, a part of the range, in training"
+        default=0.03,
+        description="maximum offset in training, as a fraction of the value range",
     )
     training: int = Field(
-        default=4000, ge=1, description="scenes in an epoch; each epoch has new ones"
+        default=4000, ge=1, description="scenes per epoch; every epoch composes new ones"
     )
-    validation: int = Field(default=400, ge=1, description="scenes, always the same")
-    test: int = Field(default=500, ge=1, description="scenes, always the same")
+    validation: int = Field(default=400, ge=1, description="number of validation scenes")
+    test: int = Field(default=500, ge=1, description="number of test scenes")
 
     @model_validator(mode="after")
-    def _can_be_composed(self) -> Self:
+    def _check(self) -> Self:
         check_range("site_tiles", self.site_tiles)
         if self.site_tiles[0] < 1:
             raise ValueError(f"`site_tiles` is below 1: `{list(self.site_tiles)}`")
         both = set(self.sites) & set(self.background)
         if both or self.empty in self.sites:
-            raise ValueError(f"a class has two parts to play: `{', '.join(both) or self.empty}`")
+            raise ValueError(f"a class is used twice: `{', '.join(both) or self.empty}`")
         return self
 
     @property
@@ -53,44 +58,42 @@ class LandscapeConfig(Strict):
 
 
 class TilesConfig(Strict):
-    """Learning from the labels of tiles, before scenes: what the backbone can tell at each scale.
-
-    Views of all levels are looked at; the map is asked for the classes under it, the features for
-    the label of what the view shows.
-    """
+    """Tile pre-training: classify the tiles under the feature map, and whole views."""
 
     views: tuple[int, ...] = Field(
-        default=(24, 10, 6), min_length=1, description="views in a step, of each level"
+        default=(24, 10, 6), min_length=1, description="views per step, one number per level"
     )
     crowded: float = Field(
-        default=0.7, ge=0, le=1, description="the part of the scenes that hold several sites"
+        default=0.7, ge=0, le=1, description="fraction of scenes with several sites"
     )
-    sites: tuple[int, int] = Field(default=(2, 5), description="sites in a crowded scene")
+    sites: tuple[int, int] = Field(
+        default=(2, 5), description="minimum and maximum number of sites in a crowded scene"
+    )
     weights: dict[str, Weight] = Field(
-        default={}, description="how often each label is drawn; 1 where it is not named"
+        default={}, description="relative frequency of each label; 1 for labels not listed"
     )
     near: float = Field(
-        default=0.7, ge=0, le=1, description="the part of closer views that are over a site"
+        default=0.7, ge=0, le=1, description="fraction of the finer views that show a site"
     )
     doubt: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="the part of closer views that are where the view above seems to show a site",
+        description="fraction of the finer views drawn where the coarser view predicts a site",
     )
     site_weights: tuple[Weight, ...] = Field(
         default=(6.0, 2.0),
         min_length=1,
-        description="how much more sites count, by level; the last repeats",
+        description="additional loss weight of site pixels per level; the last one repeats",
     )
-    dense: Weight = Field(default=1.0, description="weight of the classes under the map")
-    window: Weight = Field(default=0.5, description="weight of the label of the view")
+    dense: Weight = Field(default=1.0, description="weight of the loss over the feature map")
+    window: Weight = Field(default=0.5, description="weight of the loss of the view's label")
 
     @model_validator(mode="after")
-    def _can_be_drawn(self) -> Self:
+    def _check(self) -> Self:
         check_range("sites", self.sites)
         if min(self.views) < 0 or self.views[0] < 1 or self.sites[0] < 1:
-            raise ValueError("`views` and `sites` are counts, of level 1 one at least")
+            raise ValueError("`views` and `sites` are counts; level 1 needs at least one view")
         return self
 
 
@@ -99,85 +102,104 @@ class DataConfig(Strict):
 
     kind: Literal["manifest", "folder", "mosaic"] = Field(
         default="manifest",
-        description="a CSV of images, a folder for each class, or labelled tiles made into scenes",
+        description="a CSV of images, one folder per class, or scenes composed of labelled tiles",
     )
-    path: File = Field(description="the CSV, or the folder, or the folder or zip of tiles")
+    path: File = Field(description="the CSV, the folder, or the folder or zip of tiles")
     validation: Share = Field(
-        default=0.2, description="held out of what is in no split, group by group"
+        default=0.2,
+        description="fraction of the groups without a split that becomes the validation split",
     )
-    test: Share = Field(default=0.0, description="held out of what is in no split, group by group")
+    test: Share = Field(
+        default=0.0, description="fraction of the groups without a split that becomes the test"
+    )
     class_weights: Literal["none", "balanced"] | dict[str, Weight] = Field(
-        default="none", description="how much an image counts by its class"
+        default="none", description="loss weight of an image by its class"
     )
     crop: CropKind = Field(
         default="none",
-        description="show the images' boxes only, or with some of what lies around them, as large "
-        "boxes need less of that than small ones",
+        description="crop images to their box, or to the box with context around it",
     )
     regions: File | None = Field(
         default=None,
-        description="what level 2 looks at instead of cells: predictions of another model, or a "
-        "CSV with path, left, top, right, bottom",
+        description="regions of level 2 in place of chosen cells: predictions of another model, or "
+        "a CSV with path, left, top, right, bottom",
     )
     bands: tuple[str, ...] | None = Field(
-        default=None, description="by number or name, in the model's order"
+        default=None, description="bands by number or name, in the model's order"
     )
-    nodata: float | None = Field(default=None, description="this value means no data")
+    nodata: float | None = Field(default=None, description="value of pixels without data")
     mpp: float | None = Field(
-        default=None, gt=0, description="microns per pixel, whatever the file says"
+        default=None, gt=0, description="microns per pixel; overrides the file"
     )
     statistics: Literal["estimate", "unit"] = Field(
         default="estimate",
-        description="normalise by the images' own mean and deviation, or to [-1, 1]",
+        description="normalise by the mean and deviation of the images, or map integers to [-1, 1]",
     )
     statistics_images: int = Field(
-        default=64, ge=1, description="images that the estimate looks at"
+        default=64, ge=1, description="number of images used for the estimate"
     )
-    licence: str = Field(default="", description="of the images; the model tells it")
+    licence: str = Field(default="", description="licence of the images; stored in the checkpoint")
     pixel_size: float | None = Field(
         default=None,
         gt=0,
-        description="metres of a pixel of the images; the model warns of other ones",
+        description="metres per pixel of the images; prediction warns about other resolutions",
     )
     landscape: LandscapeConfig | None = Field(
-        default=None, description="how tiles make scenes (mosaic)"
+        default=None, description="how tiles are composed into scenes (`kind: mosaic`)"
     )
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check(self) -> Self:
         if (self.kind == "mosaic") != (self.landscape is not None):
-            raise ValueError("`landscape` belongs to `kind: mosaic`, and that needs it")
+            raise ValueError("`kind: mosaic` and `landscape` require each other")
         if self.crop != "none" and self.kind != "manifest":
-            raise ValueError(f"`crop: {self.crop}` wants boxes: only a manifest has them")
+            raise ValueError(f"`crop: {self.crop}` needs boxes, which only a manifest has")
         if self.regions is not None and (self.kind == "mosaic" or self.crop != "none"):
-            raise ValueError("`regions` are of whole images, not of scenes or crops")
+            raise ValueError("`regions` apply to whole images, not to scenes or crops")
         if self.kind == "mosaic" and self.class_weights != "none":
-            raise ValueError("`class_weights` are of images: scenes of all classes come as often")
+            raise ValueError("`class_weights` do not apply to composed scenes")
         if self.validation + self.test >= 1:
-            raise ValueError("validation and test leave nothing to train on")
+            raise ValueError("`validation` and `test` leave no images to train on")
         return self
 
 
 class AugmentConfig(Strict):
-    """What is changed in training images, once per image so that all its windows agree."""
+    """Random changes of a training image; all its views share them."""
 
-    flip: Literal["none", "horizontal", "both"] = Field(default="none", description="by chance")
-    turns: bool = Field(default=False, description="by quarters, by chance")
+    flip: Literal["none", "horizontal", "both"] = Field(default="none", description="random flips")
+    turns: bool = Field(default=False, description="random quarter turns")
     crop: Range | None = Field(
-        default=None, description="the part of the area that is kept, from and to"
+        default=None, description="minimum and maximum fraction of the area that a crop keeps"
     )
-    aspect: Range = Field(default=(0.5, 2.0), description="width by height of what is kept")
-    shift: Share = Field(default=0.0, description="along each axis, a part of the side")
-    rotate: float = Field(default=0.0, ge=0, le=180, description="degrees, either way")
-    colour: bool = Field(default=False, description="the papers' jitter: four orders, or none")
-    brightness: Weight = Field(default=32 / 255, description="added, a part of the range")
-    contrast: Share = Field(default=0.5, description="up and down by this part")
-    saturation: Share = Field(default=0.5, description="up and down by this part; three bands only")
-    hue: float = Field(default=0.2, ge=0, le=0.5, description="of the circle; three bands only")
-    blur: Weight = Field(default=0.0, description="the largest sigma, in pixels of the view")
+    aspect: Range = Field(
+        default=(0.5, 2.0), description="minimum and maximum width / height of a crop"
+    )
+    shift: Share = Field(
+        default=0.0, description="maximum shift along each axis, as a fraction of the side"
+    )
+    rotate: float = Field(
+        default=0.0, ge=0, le=180, description="maximum rotation in degrees, either way"
+    )
+    colour: bool = Field(
+        default=False, description="colour jitter in one of four random orders, or none"
+    )
+    brightness: Weight = Field(
+        default=32 / 255, description="maximum offset, as a fraction of the value range"
+    )
+    contrast: Share = Field(default=0.5, description="maximum relative change of contrast")
+    saturation: Share = Field(
+        default=0.5, description="maximum relative change of saturation; three bands only"
+    )
+    hue: float = Field(
+        default=0.2,
+        ge=0,
+        le=0.5,
+        description="maximum shift of hue, as a fraction of the circle; three bands only",
+    )
+    blur: Weight = Field(default=0.0, description="maximum Gaussian sigma in pixels of the view")
 
     @model_validator(mode="after")
-    def _can_be_drawn(self) -> Self:
+    def _check(self) -> Self:
         check_range("crop", self.crop)
         check_range("aspect", self.aspect)
         if self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1:

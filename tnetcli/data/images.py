@@ -1,4 +1,4 @@
-"""Find the images that a command is given: paths, globs, folders, lists."""
+"""Find the images named on a command line: paths, globs, folders, lists."""
 
 import codecs
 import glob
@@ -21,18 +21,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that is named, not yet opened.
+    """An image to be opened.
 
-    Nothing else has its `id`: what a manifest says, or its path, never the bare name of the file,
-    which two folders may share. Images of a `group` stay together. Passwords and signatures of a
-    URL are in `path` only.
+    `id` is unique: the manifest's, or the path; never the bare file name, which two folders may
+    share. Images of a `group` stay in one shard. Passwords and signatures of a URL are in `path`
+    only.
     """
 
-    path: str = field(repr=False)  # Dask logs the arguments of what failed
+    path: str = field(repr=False)  # Dask logs the arguments of failed tasks
     id: str
     group: str
     options: ReadOptions
-    crop: Crop | None = None  # all of it that is to be seen
+    crop: Crop | None = None  # the part that is used
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", public_name(self.id))
@@ -47,14 +47,14 @@ def name_images(
     null: bool = False,
     crop: CropKind = "none",
 ) -> list[Image]:
-    """Return every image named with its id, in order and once each, read as `options` say.
+    """Return the images with their ids, in order and without duplicates.
 
-    A manifest may have columns `id`, `group`, `mpp` and `bands` of its own, and a `box` to which
-    images are cropped where `crop` is box or context.
+    A manifest may have the columns `id`, `group`, `mpp` and `bands`, and a `box` that images are
+    cropped to if `crop` is `box` or `context`.
     """
     if crop != "none" and manifest is None:
         raise UsageError(
-            f"--crop {crop} wants boxes, and only a manifest has them",
+            f"--crop {crop} needs boxes, which only a manifest has",
             hint="give --manifest FILE.csv with a column `box`",
         )
     if manifest is not None and not arguments:
@@ -69,7 +69,7 @@ def name_images(
 
 
 def _tidy(path: str) -> str:
-    """Return a path without what changes nothing; `..` after a link may lead anywhere."""
+    """Return a normalised path; `..` stays, because after a link it may lead anywhere."""
     return path if is_remote(path) or ".." in path.split("/") else os.path.normpath(path)
 
 
@@ -90,9 +90,9 @@ def _listed(manifest: Path, options: ReadOptions, crop: CropKind) -> Iterator[Im
         )
         if known.setdefault(image.id, image) != image:
             problems.add(
-                f"another image has the id `{shorten(image.id)}`",
+                f"duplicate id `{shorten(image.id)}`",
                 line=row.line,
-                hint="give each an id of its own",
+                hint="give each image its own `id`",
             )
     problems.check()
     yield from known.values()
@@ -105,30 +105,19 @@ def find_images(
     recursive: bool = False,
     null: bool = False,
 ) -> list[str]:
-    """Return every image named, in order and once each; UsageError if there is none."""
+    """Return the paths of images in order, without duplicates; raise UsageError without any."""
     if manifest is not None and arguments:
-        raise UsageError("both IMAGES and --manifest are given", hint="choose one of them")
+        raise UsageError("both IMAGES and --manifest are given", hint="give one of them")
     if manifest is not None:
         found = list(read_manifest(manifest))
     else:
         found = [path for each in arguments for path in _expand(each, recursive, null)]
     if not found:
         raise UsageError(
-            "no image is named" if not arguments else "no image is there",
+            "no images given" if not arguments else "no images found",
             hint="give paths, globs, folders, --manifest FILE.csv, or `-` for a list on stdin",
         )
     return list(dict.fromkeys(found))
-
-
-def _inside(folder: str, recursive: bool) -> Iterator[str]:
-    """Yield the images of a folder, and say so where there are none."""
-    nothing = True
-    for path in images_inside(folder, recursive=recursive):
-        nothing = False
-        yield path
-    if nothing:
-        deeper = "" if recursive else "; --recursive looks into its subfolders"
-        log.warning("no image is in `%s`%s", folder, deeper)
 
 
 def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
@@ -140,27 +129,31 @@ def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
     elif is_remote(argument):
         yield argument
     elif not os.path.lexists(argument) and glob.has_magic(argument):
-        # What matches nothing is kept, so that it is reported and not forgotten.
+        # A pattern without matches is kept, so that it is reported.
         yield from sorted(glob.glob(argument, recursive=True)) or [argument]
     elif os.path.isdir(argument) and not is_image_folder(argument):
-        yield from _inside(argument, recursive)
+        paths = list(images_inside(argument, recursive=recursive))
+        if not paths:
+            deeper = "" if recursive else "; --recursive searches its subfolders"
+            log.warning("no images in `%s`%s", argument, deeper)
+        yield from paths
     else:
         yield argument
 
 
 def _check_separator(content: bytes, null: bool) -> None:
-    """Refuse a list that would be taken for one long name."""
+    """Raise UsageError for a list that would be read as one long name."""
     if not null and b"\0" in content:
-        raise UsageError("the list on standard input is separated by NUL", hint="add -0")
+        raise UsageError("the list on stdin is separated by NUL", hint="add -0")
     if null and b"\n" in content and b"\0" not in content and not os.path.lexists(content):
         raise UsageError(
-            "-0 is given, but no NUL is in the list on standard input",
-            hint="leave it away for a name a line; `find … -print0` separates by NUL",
+            "-0 is given, but the list on stdin contains no NUL",
+            hint="omit -0 for one name per line; `find … -print0` separates names by NUL",
         )
 
 
 def read_manifest(path: Path) -> Iterator[str]:
-    """Yield the `path` column of a CSV; relative paths start at the CSV's own folder."""
+    """Yield the `path` column of a CSV; relative paths start at the CSV's folder."""
     rows = read_rows(path)
     problems = Problems(str(path))
     for row in rows:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def export(
-    predictions: str | os.PathLike[str] | Iterable[Prediction],
+    predictions: str | os.PathLike[str] | Prediction | Iterable[Prediction],
     path: str | os.PathLike[str],
     *,
     format: str | None = None,
@@ -46,7 +46,7 @@ def export(
     Parameters
     ----------
     predictions
-        A file of `tnet predict -o`, or predictions.
+        A file of `tnet predict -o`, or one or more predictions.
     path
         A file, or a folder to write a file for each image.
     format
@@ -73,6 +73,8 @@ def export(
     exporter = find_exporter(name, format)
     if isinstance(predictions, str | os.PathLike):
         selection = Selection([Path(predictions)])
+    elif isinstance(predictions, Prediction):
+        selection = Selection([predictions])
     else:
         selection = Selection(list(predictions))
     job = ExportJob.check(selection, exporter, options)

@@ -14,14 +14,7 @@ from torch import Tensor, nn
 
 from tnetcli.geometry import Grid
 from tnetcli.models.aggregators import Mean, WeightedMean
-from tnetcli.models.base import (
-    EncoderOutput,
-    Episodes,
-    Terms,
-    glimpse_loss,
-    init_bagnet,
-    side_loss,
-)
+from tnetcli.models.base import EncoderOutput, Episodes, Terms, glimpse_loss, init_bagnet, side_loss
 from tnetcli.models.configs import DramConfig, DramObjective
 from tnetcli.models.encoders import build_backbone
 from tnetcli.tasks import Task

@@ -48,11 +48,7 @@ TO_MAP = (
     BagNetBlocks(3, 1024),
     BagNetBlocks(1, 1024, repeats=4),
 )
-TO_FEATURES = (
-    BagNetBlocks(3, 2048, padding="valid"),
-    BagNetBlocks(3, 2048),
-    BagNetBlocks(1, 2048),
-)
+TO_FEATURES = (BagNetBlocks(3, 2048, padding="valid"), BagNetBlocks(3, 2048), BagNetBlocks(1, 2048))
 BAGNET_STEM, BAGNET_FEATURES = 64, 512
 
 

@@ -22,12 +22,7 @@ from tnetcli.models.base import (
     init_bagnet,
     mean_by_image,
 )
-from tnetcli.models.configs import (
-    BAGNET_FIELD,
-    BAGNET_STRIDE,
-    SaccaderConfig,
-    SaccaderObjective,
-)
+from tnetcli.models.configs import BAGNET_FIELD, BAGNET_STRIDE, SaccaderConfig, SaccaderObjective
 from tnetcli.models.encoders import load_own_weights
 from tnetcli.tasks import Task
 

@@ -277,16 +277,16 @@ def _run(
         batches = _batches(images, execution.batch_size)
         depth = min(DEPTH, max(1, len(batches)))
         with sharing_cores(depth, predictor.inference.device):
-            engine = LocalEngine(depth)
-            yield from engine.map(predictor.predict_batch, batches, should_stop=should_stop)
+            local = LocalEngine(depth)
+            yield from local.map(predictor.predict_batch, batches, should_stop=should_stop)
         return
     worker = WorkerConfig.of(predictor, execution)
     if execution.scheduler is not None:
-        paths = [worker.model, *(absolute(image.path) for image in images)]
-        paths += [] if worker.config.regions is None else [str(worker.config.regions)]
+        regions = [] if worker.config.regions is None else [str(worker.config.regions)]
+        paths = [worker.model, *regions, *(absolute(image.path) for image in images)]
         # A task is one image, and the worker knows how many cores it has.
-        yield from _map(DaskEngine(execution.scheduler, paths), replace(worker, threads=None),
-                        images, 1, predictor, should_stop)  # fmt: skip
+        engine, worker = DaskEngine(execution.scheduler, paths), replace(worker, threads=None)
+        yield from _map(engine, worker, images, 1, predictor, should_stop)
         return
     even = -(-len(images) // execution.workers)  # no worker is left without a batch
     size = min(execution.batch_size, even)

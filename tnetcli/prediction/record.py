@@ -143,7 +143,7 @@ class LevelRecord:
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class PredictionCost:
-    """What the prediction read, and how long it took."""
+    """Cost of a prediction: windows, pixels, bytes and seconds."""
 
     windows: Count
     pixels_decoded: Count
@@ -171,27 +171,10 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
-class AttentionCheck:
-    """The probability of the predicted class when other pixels are read.
-
-    `masked` hides the windows of the deepest level, and is None where no pixel is left; then
-    `masked_label` is the prediction. `random` is the mean of `draws` traversals to as many random
-    windows, and `random_same` the fraction of them with the same prediction.
-    """
-
-    masked: Share | None
-    masked_label: str
-    random: Share
-    random_same: Share
-    draws: Ordinal
-    seed: Annotated[int, Field(ge=0, lt=2**63)]
-
-
-@dataclass(frozen=True, slots=True, config=CONFIG)
 class Provenance:
-    """What made the prediction: model name, sha256 of its file, tnet version, runtime, options.
+    """Origin of a prediction: model name, sha256 of its file, tnet version, runtime, settings.
 
-    `config` holds the options that the prediction depends on, apart from the model.
+    `config` holds the settings that the prediction depends on.
     """
 
     model: str = ""

@@ -12,25 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tnetcli.config import SPLITS
+from tnetcli.data.augment import augment, move_boxes
 from tnetcli.data.config import AugmentConfig, DataConfig
 from tnetcli.data.manifest import Example, Examples, read_examples
-from tnetcli.data.views import augment, move_boxes
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Window
 from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.base import Reader
 from tnetcli.synth.landscape import LandscapeMaker
 from tnetcli.synth.tiles import read_tiles
-from tnetcli.training.distributed import ALONE, Ranks
+from tnetcli.training.distributed import SINGLE, ProcessGroup
 from tnetcli.training.recipe import Recipe
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import ScoredRegion
 from tnetcli.traversal.rollout import root
 from tnetcli.traversal.views import View, Views
 
-MOST_OPEN = 512  # images of a split that are kept open; their file handles are fewer
-IN_FLIGHT = 4  # batches, more than are being read or worked on at once
+MAX_OPEN = 512  # images of a split that stay open; readers limit their file handles
+IN_FLIGHT = 4  # batches; more than are read or trained on at once
+AHEAD = 2  # batches whose first views are being read
 Advance = Callable[[float], None]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +43,7 @@ class Item:
     label: int
     boxes: tuple[Window, ...]
     name: str
-    fixed: tuple[ScoredRegion, ...] | None = None  # regions of level 2, where they are given
+    fixed: tuple[ScoredRegion, ...] | None = None  # regions of level 2, if given
 
 
 class Source(Protocol):
@@ -50,46 +52,46 @@ class Source(Protocol):
     classes: tuple[str, ...]
 
     def count(self, split: str) -> int:
-        """Return how many images a split, or an epoch of training, has."""
+        """Return the number of images of a split, or of an epoch of training."""
         ...
 
     def labels(self) -> Sequence[int]:
-        """Return the labels of the training images, as far as they are fixed."""
+        """Return the labels of the training images; empty if they are drawn."""
         ...
 
     def item(self, split: str, number: int, epoch: int = 0) -> Item:
-        """Return an image; where images are made up, every epoch of training has its own."""
+        """Return an image; composed training scenes differ between epochs."""
         ...
 
     def close(self) -> None:
-        """Close all that is open."""
+        """Close all images."""
         ...
 
 
-class Files:
-    """Images of a manifest, or of a folder for each class; `most_open` of a split are kept open."""
+class FileSource:
+    """Images of a manifest or of class folders; `max_open` of a split stay open."""
 
     def __init__(
-        self, examples: Examples, most_open: int = MOST_OPEN, windows: RegionFile | None = None
+        self, examples: Examples, max_open: int = MAX_OPEN, regions: RegionFile | None = None
     ) -> None:
-        if windows is not None:
-            windows.require(
+        if regions is not None:
+            regions.require(
                 (each.id, each.path) for each in (*examples.train, *examples.validation)
             )
         self.classes = examples.classes
-        self._windows = windows
+        self._regions = regions
         self._splits: dict[str, tuple[Example, ...]] = {
             "train": examples.train,
             "validation": examples.validation,
             "test": examples.test,
         }
-        self._most_open = most_open
+        self._max_open = max_open
         self._open: dict[str, OrderedDict[int, Reader]] = {
             split: OrderedDict() for split in self._splits
         }
 
     def count(self, split: str) -> int:
-        """Return how many images a split has."""
+        """Return the number of images of a split."""
         return len(self._splits[split])
 
     def labels(self) -> Sequence[int]:
@@ -97,15 +99,15 @@ class Files:
         return [example.label for example in self._splits["train"]]
 
     def item(self, split: str, number: int, epoch: int = 0) -> Item:
-        """Return an image, opened once and kept open for a while."""
+        """Return an image, which stays open for a while."""
         example, known = self._splits[split][number], self._open[split]
         reader = known.pop(number, None) or example.open()
         known[number] = reader
-        if len(known) > self._most_open:
+        if len(known) > self._max_open:
             known.popitem(last=False)[1].close()
         fixed = None
-        if self._windows is not None:
-            fixed = self._windows.of(example.id, example.path, reader.size)
+        if self._regions is not None:
+            fixed = self._regions.of(example.id, example.path, reader.size)
         return Item(reader, example.label, example.boxes, example.id, fixed)
 
     def close(self) -> None:
@@ -115,8 +117,8 @@ class Files:
                 known.popitem()[1].close()
 
 
-class Landscapes:
-    """Scenes of labelled tiles."""
+class LandscapeSource:
+    """Scenes composed of labelled tiles."""
 
     def __init__(self, makers: dict[str, LandscapeMaker], seed: int) -> None:
         self.makers = makers
@@ -125,17 +127,17 @@ class Landscapes:
         self.classes = self._rules.classes
 
     def count(self, split: str) -> int:
-        """Return how many scenes a split, or an epoch of training, has."""
+        """Return the number of scenes of a split, or of an epoch of training."""
         rules = self._rules
         counts = {"train": rules.training, "validation": rules.validation, "test": rules.test}
         return counts[split]
 
     def labels(self) -> Sequence[int]:
-        """Return nothing: labels are drawn."""
+        """Return no labels: they are drawn."""
         return []
 
     def item(self, split: str, number: int, epoch: int = 0) -> Item:
-        """Return a scene; those of training are never the same, the others always."""
+        """Return a scene; training scenes differ between epochs."""
         training = split == "train"
         seed = derive(self._seed, "scene", epoch, number) if training else number
         scene = self.makers[split].scene(seed, training=training)
@@ -143,31 +145,27 @@ class Landscapes:
         return Item(scene, label, scene.boxes, f"{split}-{number}")
 
     def close(self) -> None:
-        """Do nothing: scenes hold no file."""
+        """Do nothing: scenes hold no files."""
 
 
 def open_source(recipe: Recipe, data: DataConfig, advance: Advance | None = None) -> Source:
-    """Find and check everything that a recipe learns from."""
+    """Find and check the training data of a recipe."""
     if data.landscape is None:
         largest = max(stage.batch_size or recipe.training.batch_size for stage in recipe.stages)
-        wanted = max(MOST_OPEN, IN_FLIGHT * largest, data.statistics_images)
-        windows = None if data.regions is None else RegionFile(data.regions)
-        return Files(read_examples(data, recipe.model.classes), wanted, windows)
+        wanted = max(MAX_OPEN, IN_FLIGHT * largest, data.statistics_images)
+        regions = None if data.regions is None else RegionFile(data.regions)
+        return FileSource(read_examples(data, recipe.model.classes), wanted, regions)
     tiles = read_tiles(data.path, advance)
     makers: dict[str, LandscapeMaker] = {
         split: LandscapeMaker(tiles, split, data.landscape) for split in SPLITS
     }
-    return Landscapes(makers, recipe.seed)
+    return LandscapeSource(makers, recipe.seed)
 
 
 def derive(seed: int, *names: object) -> int:
-    """Return a seed of its own for something that is named, always the same one."""
+    """Return a reproducible seed for a name."""
     text = "/".join(str(name) for name in (seed, *names))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
-
-
-log = logging.getLogger(__name__)
-AHEAD = 2  # batches whose first views are being read
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,13 +174,13 @@ class Batch:
 
     readers: Sequence[Reader]
     targets: Sequence[int]
-    seeds: Sequence[int]  # of what is drawn in each
+    seeds: Sequence[int]  # one per image
     names: Sequence[str]
     first: "Sequence[Future[View | TnetError]]"
     fixed: Sequence[Sequence[ScoredRegion] | None]  # regions of level 2 in place of cells
 
     def repeated(self, samples: int) -> "Batch":
-        """Return every image `samples` times, side by side, each with a seed of its own."""
+        """Return every image `samples` times in a row, each with its own seed."""
         if samples == 1:
             return self
         order = [i for i in range(len(self.targets)) for _ in range(samples)]
@@ -197,11 +195,10 @@ class Batch:
 
 
 class Batches:
-    """The training images in a new order every epoch; step by step the same for a seed.
+    """Batches of training images, in a new order every epoch.
 
-    Of processes that train together each has its part of every batch, and draws in an image what
-    one process would draw in it.
-    An epoch ends with a whole batch: what is left over comes in another order in the next.
+    Batches depend on the seed and the step only, and each process has its part of every batch.
+    Incomplete batches at the end of an epoch are dropped.
     """
 
     def __init__(
@@ -214,14 +211,14 @@ class Batches:
         seed: int,
         traversal: TraversalConfig,
         value_range: tuple[float, float],
-        ranks: Ranks = ALONE,
+        group: ProcessGroup = SINGLE,
     ) -> None:
         self._source, self._views, self._augmentation = source, views, augmentation
         self._seed, self._traversal, self._value_range = seed, traversal, value_range
         self.batch_size = min(batch_size, source.count("train"))
         self.steps_per_epoch = source.count("train") // self.batch_size
-        self._alone = ranks.count == 1
-        self._own = ranks.part(self.batch_size)  # of every batch
+        self._is_single = group.size == 1
+        self._own = group.shard(self.batch_size)
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     def since(self, step: int, until: int) -> Iterator[Batch]:
@@ -251,16 +248,16 @@ class Batches:
         )
 
     def _open(self, numbers: list[int], epoch: int) -> list[Item]:
-        """Open images; skip those that can no longer be opened, with a warning."""
+        """Open images; skip those that cannot be opened any more, with a warning."""
         found: list[Item] = []
         problem: TnetError | None = None
         for number in numbers:
             try:
                 found.append(self._source.item("train", number, epoch))
             except TnetError as error:
-                log.warning("an image is left out: %s", error)
+                log.warning("skipping an image: %s", error)
                 problem = error
-        if problem is not None and not found and self._alone:
+        if problem is not None and not found and self._is_single:
             raise problem
         return found
 
@@ -272,7 +269,7 @@ class Batches:
 
 
 def _moved(reader: Reader, fixed: Sequence[ScoredRegion] | None) -> list[ScoredRegion] | None:
-    """Return fixed regions in the coordinates of the augmented image, without those cropped."""
+    """Return fixed regions in coordinates of the augmented image; drop those outside."""
     if fixed is None:
         return None
     return [
@@ -283,11 +280,11 @@ def _moved(reader: Reader, fixed: Sequence[ScoredRegion] | None) -> list[ScoredR
 
 
 def take(source: Source, split: str, start: int, end: int) -> list[Item]:
-    """Return images of a split in their own order, but for those that cannot be opened any more."""
+    """Return images of a split in order, without those that cannot be opened any more."""
     found = []
     for number in range(start, end):
         try:
             found.append(source.item(split, number))
         except TnetError as error:
-            log.warning("an image is left out: %s", error)
+            log.warning("skipping an image: %s", error)
     return found

@@ -1,6 +1,5 @@
-"""Collective operations under torchrun."""
+"""Collective operations and error reporting of the processes that torchrun starts."""
 
-import json
 import os
 import secrets
 import socket
@@ -21,87 +20,77 @@ from tnetcli.files import write_file
 from tnetcli.models.devices import choose_device
 from tnetcli.text import first_line
 
-SPEAKER_PATIENCE = 10.0  # seconds for another process to say it
-SPEAKER_LOOK = 0.05  # seconds between two looks at whether it has
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
+LAUNCH_FILE = ".torchrun"  # in the run folder: the launch that started the run
+REPORT_TIMEOUT = 10.0  # seconds for another process to report an error
+JOIN_TIMEOUT = 1800.0  # seconds for all processes to start, as in torch
+POLL_INTERVAL = 0.05  # seconds
 
 
-class OtherFailedError(Exception):
-    """Another process says what went wrong; this one only ends, with the same exit code."""
+class OtherRankError(Exception):
+    """Another process reports the error; this one exits with the same code."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
         self.exit_code = exit_code
 
 
-def is_speaker() -> bool:
-    """Say whether this is the process of its machine that says what all of them come upon."""
+def is_local_rank_zero() -> bool:
+    """Return True for the process of its node that reports errors common to all."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def wait_for_end(is_asked: Callable[[], bool]) -> bool:
-    """Wait until torchrun asks this process to end, for a while; say whether it has.
+def wait_for_stop(should_stop: Callable[[], bool]) -> bool:
+    """Return True once torchrun asks this process to stop, False after a timeout.
 
-    It does so as soon as one of them has ended. Whoever leaves the speaking to another one is
-    therefore not to be the first to go: the other would be ended before it has spoken.
+    torchrun stops all processes as soon as one has ended. A process that leaves the report to
+    another one must therefore not end first.
     """
-    deadline = time.monotonic() + SPEAKER_PATIENCE
-    while not is_asked():
+    deadline = time.monotonic() + REPORT_TIMEOUT
+    while not should_stop():
         if time.monotonic() > deadline:
             return False
-        time.sleep(SPEAKER_LOOK)
+        time.sleep(POLL_INTERVAL)
     return True
 
 
 @contextmanager
-def speaking_once(is_asked: Callable[[], bool]) -> Iterator[None]:
-    """Let one process of a machine say what all of them come upon.
+def report_once(should_stop: Callable[[], bool]) -> Iterator[None]:
+    """Report an error that all processes raise once per node.
 
-    What nobody else has ended for is this process's own trouble: it speaks itself.
+    An error that no other process has ended for is reported by the process that raised it.
     """
     try:
         yield
     except TnetError as error:
-        if is_speaker() or not wait_for_end(is_asked):
+        if is_local_rank_zero() or not wait_for_stop(should_stop):
             raise
-        raise OtherFailedError(error.exit_code) from error
+        raise OtherRankError(error.exit_code) from error
 
 
-BUCKET = 16_000_000  # numbers that are exchanged at once
-RUN_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-NOTE = ".torchrun"  # in the run folder: who has started it
-PATIENCE = 1800.0  # seconds for all processes to come, as torch has it
-LOOK = 0.05  # seconds between two looks at who is there
+class ProcessGroup:
+    """One of `size` processes that train together; rank zero writes files and logs."""
 
-
-class Ranks:
-    """One of `count` processes that make the same steps; the first of them writes."""
-
-    def __init__(self, rank: int = 0, count: int = 1, device: torch.device | None = None) -> None:
-        self.rank, self.count = rank, count
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
+        self.rank, self.size = rank, size
         self._device = device or torch.device("cpu")
 
     @property
-    def is_first(self) -> bool:
-        """Say whether this process writes files and speaks to the user."""
+    def is_rank_zero(self) -> bool:
+        """Return True if this process writes files and logs."""
         return self.rank == 0
 
-    def part(self, count: int) -> slice:
-        """Return which of `count` things are this process's own: every one is somebody's."""
-        return slice(self.rank * count // self.count, (self.rank + 1) * count // self.count)
-
-    def wait(self) -> None:
-        """Go on when all have come here."""
-        if self.count > 1:
-            with _exchanging():
-                dist.barrier()
+    def shard(self, count: int) -> slice:
+        """Return the part of `count` items that belongs to this process."""
+        return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     @contextmanager
-    def failing_together(self) -> Iterator[None]:
-        """Go on when all have come to the end of this; if one of them fails, all do.
+    def propagate_errors(self) -> Iterator[None]:
+        """Wait for all processes at the end of the block; if one fails, all fail.
 
-        Of those who have the same to say the first one speaks.
+        Of processes with the same error, the lowest rank raises it.
         """
-        if self.count == 1:
+        if self.size == 1:
             yield
             return
         problem: TnetError | None = None
@@ -110,235 +99,199 @@ class Ranks:
         except TnetError as error:
             problem = error
         own = None if problem is None else [type(problem).__name__, str(problem), problem.hint]
-        told = self.gather(own)
-        failed = [each for each in told if each is not None]
-        if problem is not None and told.index(own) == self.rank:
+        every = self.gather(own)
+        failed = [each for each in every if each is not None]
+        if problem is not None and every.index(own) == self.rank:
             raise problem
         if failed:
-            raise OtherFailedError(error_class((own or failed[0])[0]).exit_code)
+            raise OtherRankError(error_class((own or failed[0])[0]).exit_code)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return what each process gives, in order; plain values, as JSON has them."""
-        if self.count == 1:
+        """Return the values of all processes by rank."""
+        if self.size == 1:
             return [value]
-        with _exchanging():
-            return self._gather(value)
-
-    def _gather(self, value: Any) -> list[Any]:
-        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.count)]
-        dist.all_gather(sizes, torch.tensor([len(own)], device=self._device))
-        longest = max(int(size) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8, device=self._device)
-        padded[: len(own)] = own.to(self._device)
-        found = [torch.zeros_like(padded) for _ in range(self.count)]
-        dist.all_gather(found, padded)
-        return [
-            json.loads(bytes(each[: int(size)].cpu().numpy()))
-            for each, size in zip(found, sizes, strict=True)
-        ]
+        found = [None] * self.size
+        with _communication():
+            dist.all_gather_object(found, value)
+        return found
 
     def any(self, flag: bool) -> bool:
-        """Say whether it is so for one of them at least."""
-        return flag if self.count == 1 else bool(self.total(torch.tensor([float(flag)])) > 0)
+        """Return True if the flag is set in any process."""
+        return bool(self.sum(torch.tensor([float(flag)])) > 0)
 
-    def total(self, values: Tensor) -> Tensor:
-        """Return the sum over all processes, the same for each of them."""
-        if self.count == 1:
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum over all processes."""
+        if self.size == 1:
             return values
         found = values.detach().to(self._device, copy=True).contiguous()
-        with _exchanging():
+        with _communication():
             dist.all_reduce(found)
         return found.to(values.device)
 
-    def share(self, images: int) -> float:
-        """Return how much more than a mean process this one has learned from in a step."""
-        if self.count == 1:
+    def loss_weight(self, images: int) -> float:
+        """Return the weight of this process's loss, so that every image of a step counts alike."""
+        if self.size == 1:
             return 1.0
-        everyone = float(self.total(torch.tensor([float(images)])))
-        return images * self.count / everyone if everyone else 0.0
+        total = float(self.sum(torch.tensor([float(images)])))
+        return images * self.size / total if total else 0.0
 
     def average_gradients(self, modules: Iterable[nn.Module]) -> None:
-        """Give every weight the mean of its gradients; where none has one, there is none."""
-        if self.count == 1:
+        """Average gradients; a weight without a gradient in any process keeps none."""
+        if self.size == 1:
             return
         weights = [w for module in modules for w in module.parameters() if w.requires_grad]
-        has = self.total(torch.tensor([float(w.grad is not None) for w in weights]))
-        learned = [w for w, count in zip(weights, has.tolist(), strict=True) if count]
-        for weight in learned:
+        counts = self.sum(torch.tensor([float(w.grad is not None) for w in weights]))
+        trained = [w for w, count in zip(weights, counts.tolist(), strict=True) if count]
+        for weight in trained:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        self._average([weight.grad for weight in learned if weight.grad is not None])
+        self._average([weight.grad for weight in trained if weight.grad is not None])
 
-    def agree(self, modules: Iterable[nn.Module]) -> None:
-        """Give running statistics their mean, so that all processes look alike."""
-        if self.count > 1:
+    def average_buffers(self, modules: Iterable[nn.Module]) -> None:
+        """Average running statistics, so that all processes hold the same model."""
+        if self.size > 1:
             buffers = (buffer for module in modules for buffer in module.buffers())
             self._average([buffer for buffer in buffers if buffer.is_floating_point()])
 
     def _average(self, tensors: list[Tensor]) -> None:
-        for bucket in _buckets(tensors):
-            flat = torch.cat([each.detach().reshape(-1) for each in bucket])
-            with _exchanging():
+        for dtype in dict.fromkeys(each.dtype for each in tensors):
+            alike = [each for each in tensors if each.dtype == dtype]
+            flat = torch.cat([each.detach().reshape(-1) for each in alike])
+            with _communication():
                 dist.all_reduce(flat)
-            flat /= self.count
-            start = 0
-            for each in bucket:
-                each.detach().copy_(flat[start : start + each.numel()].view_as(each))
-                start += each.numel()
+            flat /= self.size
+            sizes = [each.numel() for each in alike]
+            for each, part in zip(alike, torch.split(flat, sizes), strict=True):
+                each.detach().copy_(part.view_as(each))
 
-    def take_over(self, module: nn.Module) -> None:
-        """Take the weights and statistics of the first process."""
-        if self.count > 1:
+    def broadcast(self, module: nn.Module) -> None:
+        """Copy the weights and statistics of rank zero."""
+        if self.size > 1:
             for value in module.state_dict().values():
                 contiguous = value.detach().to(self._device, copy=True).contiguous()
-                with _exchanging():
+                with _communication():
                     dist.broadcast(contiguous, 0)
                 value.copy_(contiguous)
 
-    def synchronise_norms(self, module: nn.Module) -> None:
-        """Let batch norms see the batches of all processes as one."""
-        self.check_norms()
-        if self.count > 1:
-            synchronise(module)
-
-    def check_norms(self) -> None:
-        """Refuse what `synchronise_norms` could not do."""
-        if self.count > 1 and self._device.type == "cpu":
+    def check_sync_batchnorm(self) -> None:
+        """Raise RecipeError if batch norms cannot be synchronised."""
+        if self.size > 1 and self._device.type == "cpu":
             raise RecipeError(
-                "`training.sync_batchnorm` needs graphics cards", hint="leave it out on processors"
+                "`training.sync_batchnorm` needs CUDA devices", hint="leave it out on CPUs"
             )
 
 
-ALONE = Ranks()
+SINGLE = ProcessGroup()
 
 
-def synchronise(module: nn.Module) -> None:
-    """Turn the batch norms of a network into such as see all processes."""
-    # That of torch would drop the activations that timm has inside of its batch norms.
+def sync_batchnorm(module: nn.Module) -> None:
+    """Convert batch norms to synchronised ones."""
+    # torch's own conversion drops the activations inside timm's batch norms.
     from timm.layers.norm_act import convert_sync_batchnorm
 
     convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def _exchanging() -> Iterator[None]:
-    """Say in one line that a process that is needed is gone; torchrun says which one."""
+def _communication() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, dist.DistError) as error:
         raise ClusterError(
-            f"another process of this training is gone: {first_line(error)}",
-            hint="its own message is above; torchrun --max-restarts 3 goes on by itself, "
-            "--resume by hand",
+            f"another process of this training has ended: {first_line(error)}",
+            hint="see its message above; torchrun --max-restarts 3 resumes the run automatically, "
+            "--resume does so by hand",
         ) from error
 
 
-def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield tensors of one type each, so many numbers at once that neither is wasted."""
-    by_type: dict[torch.dtype, list[Tensor]] = {}
-    for each in tensors:
-        by_type.setdefault(each.dtype, []).append(each)
-    for alike in by_type.values():
-        bucket: list[Tensor] = []
-        for each in alike:
-            if bucket and sum(one.numel() for one in bucket) + each.numel() > BUCKET:
-                yield bucket
-                bucket = []
-            bucket.append(each)
-        yield bucket
-
-
-def is_run_by_torchrun() -> bool:
-    """Say whether this is one of several processes, or could be."""
-    return all(name in os.environ for name in RUN_BY_TORCHRUN)
+def is_torchrun() -> bool:
+    """Return True if torchrun started this process."""
+    return all(name in os.environ for name in VARIABLES)
 
 
 def was_restarted(folder: Path) -> bool:
-    """Say whether the run in this folder was begun by the same start of torchrun.
+    """Return True if the run in this folder was started by the same launch of torchrun.
 
-    A run that was refused, or was lost before it began, has not touched what is there. Restarts are
-    not counted alike on all nodes, so their number tells nothing.
+    Restart counts are no substitute: they differ between nodes, and a rejected run has one too.
     """
     try:
-        return is_run_by_torchrun() and (folder / NOTE).read_text() == _launch()
+        return is_torchrun() and (folder / LAUNCH_FILE).read_text() == _launch()
     except OSError:
         return False
 
 
-def note_start(folder: Path) -> None:
-    """Let `was_restarted` know this run."""
-    if is_run_by_torchrun():
-        write_file(folder / NOTE, _launch().encode())
+def note_launch(folder: Path) -> None:
+    """Store the launch of torchrun for `was_restarted`."""
+    if is_torchrun():
+        write_file(folder / LAUNCH_FILE, _launch().encode())
 
 
 def _launch() -> str:
-    """Return what tells one start of torchrun from another."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     known = [os.environ.get(name, "none") for name in names]
-    if known[0] == "none":  # not said, and the port is always the same
+    if known[0] == "none":  # no run id is given, and the port is always the same
         known += [socket.gethostname(), str(os.getppid())]
     return " ".join(known)
 
 
 @contextmanager
-def joined(
-    device: str, is_asked: Callable[[], bool] = lambda: False
-) -> Iterator[tuple[Ranks, str]]:
-    """Join the other processes, and lend the device that this one is to use."""
-    if not is_run_by_torchrun():
-        yield ALONE, device
+def process_group(
+    device: str, should_stop: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[ProcessGroup, str]]:
+    """Join the other processes; the context is the group and the device of this process."""
+    if not is_torchrun():
+        yield SINGLE, device
         return
-    with speaking_once(is_asked):
-        ranks, chosen = _join(device)
+    with report_once(should_stop):
+        group, chosen = _join(device)
     try:
-        yield ranks, str(chosen)
+        yield group, str(chosen)
     finally:
         dist.destroy_process_group()
 
 
-def _join(device: str) -> tuple[Ranks, torch.device]:
-    rank, count, local = (int(os.environ[name]) for name in RUN_BY_TORCHRUN)
+def _join(device: str) -> tuple[ProcessGroup, torch.device]:
+    rank, size, local = (int(os.environ[name]) for name in VARIABLES)
     chosen = choose_device(device)
     if chosen.type == "cuda" and ":" not in device:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
         if processes > torch.cuda.device_count():
             raise UsageError(
-                f"{processes} processes, {torch.cuda.device_count()} graphics cards",
-                hint="--nproc-per-node is at most the number of cards",
+                f"{processes} processes for {torch.cuda.device_count()} CUDA devices",
+                hint="set --nproc-per-node to the number of devices or less",
             )
         chosen = torch.device("cuda", local)
         torch.cuda.set_device(chosen)
-    with _exchanging():
-        store, _, _ = next(rendezvous("env://", rank=rank, world_size=count))
+    with _communication():
+        store, _, _ = next(rendezvous("env://", rank=rank, world_size=size))
         dist.init_process_group(
             "nccl" if chosen.type == "cuda" else "gloo",
-            store=PrefixStore(_meet(store, rank, count), store),
+            store=PrefixStore(_attempt_name(store, rank, size), store),
             rank=rank,
-            world_size=count,
+            world_size=size,
         )
-    return Ranks(rank, count, chosen), chosen
+    return ProcessGroup(rank, size, chosen), chosen
 
 
-def _meet(store: Store, rank: int, count: int) -> str:
-    """Return a name that the processes of this start share, and those of no other.
+def _attempt_name(store: Store, rank: int, size: int) -> str:
+    """Return a name that the processes of this attempt share.
 
-    When torchrun starts all of them again it keeps the store, with addresses of those that are gone
-    (torch 2.15): who comes first would wait for one of them for ever.
+    After a restart torchrun reuses the store, which still holds addresses of processes that have
+    ended (torch 2.15); joining under the same prefix would wait for one of them forever.
     """
     own = secrets.token_hex(8)
     if rank:
         store.set(f"here/{rank}", own)
-        name = store.get(f"name/{own}").decode()  # waits for the first one
+        name = store.get(f"name/{own}").decode()  # waits for rank zero
         store.set(f"heard/{name}/{rank}", "yes")
         return name
-    missing, deadline = set(range(1, count)), time.monotonic() + PATIENCE
+    missing, deadline = set(range(1, size)), time.monotonic() + JOIN_TIMEOUT
     while missing:
         for other in missing:
-            if store.check([f"here/{other}"]):  # which may be one of an earlier start
+            if store.check([f"here/{other}"]):  # possibly from an earlier attempt
                 store.set(f"name/{store.get(f'here/{other}').decode()}", own)
         missing = {other for other in missing if not store.check([f"heard/{own}/{other}"])}
         if time.monotonic() > deadline:
-            raise RuntimeError(f"process {min(missing)} has not come")
-        time.sleep(LOOK)
+            raise RuntimeError(f"process {min(missing)} has not started")
+        time.sleep(POLL_INTERVAL)
     return own

@@ -1,4 +1,4 @@
-"""From a rollout to the episodes that losses read: answers by level, and log-probabilities."""
+"""Turn a rollout into episodes for the losses: logits per level, log-probabilities of choices."""
 
 from collections.abc import Sequence
 
@@ -27,15 +27,15 @@ def build_episodes(
     min_valid: float,
     blocked: Tensor | None = None,
 ) -> tuple[Episodes, float]:
-    """Aggregate a rollout level by level, and return its episodes and how distinct choices were.
+    """Aggregate a rollout level by level; return its episodes and the distinctness of choices.
 
-    Images that failed, and with them all their samples, are left out. Choices are 0 distinct if the
-    same cells were chosen in all whole images, 1 if none were chosen twice.
+    Images with a failed sample are left out. Distinctness is 0 if the same cells were chosen at
+    level 1 of all images, and 1 if no cell was chosen twice.
     """
     kept = kept_images(found, loss.samples)
     number = {image: index for index, image in enumerate(kept)}
     image, level, features = found.image, found.level, found.features
-    rows = torch.arange(len(image), device=image.device)  # nodes of the images that are kept
+    rows = torch.arange(len(image), device=image.device)  # nodes of kept images
     if len(kept) < found.images:
         rows = torch.tensor([i for i, node in enumerate(found.nodes) if node.image in number])
         rows = rows.to(image.device)
@@ -43,7 +43,7 @@ def build_episodes(
         level, features = found.level[rows], features[rows]
     labels = torch.tensor([targets[each] for each in kept], device=features.device)
     padded, levels = by_image(features, image, level, len(kept))
-    # As many calls as there are levels: each draws its own dropout.
+    # One call per level: each draws its own dropout.
     aggregated = [
         runner.aggregate(padded, (levels > 0) & (levels <= depth), levels)
         for depth in range(1, int(level.max()) + 1)
@@ -79,18 +79,18 @@ def build_episodes(
 
 
 def uniform_fraction(grid: Grid, loss: LossConfig) -> float:
-    """Return the fraction of draws that ignore attention; 0 where the model proposes the cells."""
+    """Return the fraction of draws that ignore attention; 0 if the model proposes the cells."""
     return 0.0 if grid.proposed_only else loss.uniform
 
 
 def kept_images(found: Rollout, samples: int) -> list[int]:
-    """Return the images of which no sample has failed."""
+    """Return the images without a failed sample."""
     failed = {image // samples for image in found.errors}
     return [image for image in range(found.images) if image // samples not in failed]
 
 
 class _Choices:
-    """The cells that were chosen in a rollout, and how probable they were."""
+    """The cells chosen in a rollout and their probabilities."""
 
     def __init__(
         self,
@@ -103,12 +103,12 @@ class _Choices:
     ) -> None:
         nodes = [node for node in found.nodes if node.image in kept]
         self._number = {node: index for index, node in enumerate(nodes)}
-        self._rounds, self._loss, self._least_valid = found.rounds, loss, min_valid
+        self._rounds, self._loss, self._min_valid = found.rounds, loss, min_valid
         self._blocked = blocked
         self._uniform = uniform_fraction(grid, loss)
 
     def probabilities(self, features: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Return log-probability (regions,), entropy (choices,), and how distinct choices were."""
+        """Return log-probabilities (regions,), entropy (choices,), and distinctness."""
         log_p = features.new_zeros(len(self._number))
         entropy, distinct = [features.new_zeros(0)], 1.0
         for index, each in enumerate(self._rounds):
@@ -119,7 +119,7 @@ class _Choices:
             chosen, shown = self._chosen(each, rows, most, log_p.device)
             logits = each.logits if len(rows) == len(each.nodes) else each.logits[rows]
             attention = logits.logsumexp(dim=2).softmax(dim=1)  # (parents, cells)
-            valid = torch.from_numpy(each.cell_valid[rows] > self._least_valid)
+            valid = torch.from_numpy(each.cell_valid[rows] > self._min_valid)
             allowed = valid.to(log_p.device)  # (parents, cells)
             if index == 0:
                 distinct = _distinct(chosen, most, attention.shape[1])
@@ -137,7 +137,7 @@ class _Choices:
     def _chosen(
         self, each: Round, rows: list[int], most: int, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """Return the cells chosen, in order, and the regions that show them: (parents, most)."""
+        """Return the chosen cells in order, and the rows of their regions: (parents, most)."""
         chosen = torch.full((len(rows), most), -1)
         shown = torch.full((len(rows), most), -1)
         for number, row in enumerate(rows):
@@ -148,7 +148,7 @@ class _Choices:
 
 
 def _distinct(chosen: Tensor, most: int, cells: int) -> float:
-    """Return how much the cells chosen in whole images differ, from 0 to 1."""
+    """Return how much the cells chosen at level 1 differ between images, from 0 to 1."""
     every = chosen[chosen >= 0].tolist()
     possible = min(len(every), cells)
     if possible <= most:
@@ -157,7 +157,7 @@ def _distinct(chosen: Tensor, most: int, cells: int) -> float:
 
 
 def blocked_cells(grid: Grid, max_overlap: float) -> Tensor | None:
-    """Return which cells (cells, cells) are passed over after another was chosen."""
+    """Return which cells (cells, cells) overlap too much with a chosen one."""
     if max_overlap == 1:
         return None
     shared = np.stack([grid.overlap(row, column).ravel() for row, column in grid.cells()])
@@ -165,10 +165,10 @@ def blocked_cells(grid: Grid, max_overlap: float) -> Tensor | None:
 
 
 def mix(attention: Tensor, uniform: float, allowed: Tensor) -> Tensor:
-    """Return probabilities (grids, cells): a fraction is `uniform`, the rest follows attention.
+    """Mix attention with a `uniform` fraction over the allowed cells; return (grids, cells).
 
-    The allowed cells sum to 1, others are 0, and so is a grid that allows nothing. Where no allowed
-    cell has attention, they are uniform.
+    Rows sum to 1, or to 0 where no cell is allowed. They are uniform where no allowed cell has
+    attention.
     """
     kept = at_least_single(attention) * allowed  # (grids, cells)
     total = kept.sum(dim=1, keepdim=True)  # (grids, 1)
@@ -185,9 +185,9 @@ def chosen_log_probability(
     *,
     blocked: Tensor | None = None,
 ) -> Tensor:
-    """Return the log-probability (grids, most) of what was chosen, by the way it was chosen.
+    """Return the log-probabilities (grids, most) of chosen cells.
 
-    The best cells were not drawn: as in the papers, each counts by its own probability.
+    Top-k cells are not drawn: as in the papers, each has its own probability.
     """
     if loss.selection == "top_k":
         return independent_log_probability(attention, chosen)
@@ -206,25 +206,24 @@ def draw_log_probability(
 ) -> Tensor:
     """Return the log-probability (grids, most) of each draw, given those before it.
 
-    `attention` and `allowed` are (grids, cells); `chosen` (grids, most) holds all the cells that
-    were drawn, in the order of the draw, and -1 where there was none, which counts 0. Each is
-    drawn in proportion to `attention ** (1 / temperature)` of what is left (Plackett-Luce); cells
-    of no attention come last, all alike. `blocked` (cells, cells) tells which cells cannot be drawn
-    after another, beside that one itself.
+    `attention` and `allowed` are (grids, cells); `chosen` (grids, most) holds the drawn cells in
+    order, and -1 for none, which counts 0. Cells are drawn in proportion to
+    `attention ** (1 / temperature)` of those left (Plackett-Luce); cells without attention come
+    last, with equal probability. `blocked` (cells, cells) excludes cells after another is drawn.
     """
     drawn = chosen >= 0  # (grids, most)
     cell = chosen.clamp(min=0)[..., None]  # (grids, most, 1)
     left = _left(chosen, allowed, blocked)  # (grids, most, cells)
     if not bool((left.gather(2, cell).squeeze(2) | ~drawn).all()):
-        raise ValueError("a cell was drawn that is not allowed, was drawn before or is blocked")
+        raise ValueError("a drawn cell is not allowed, was drawn before or is blocked")
     attention = at_least_single(attention)
     smallest = torch.finfo(attention.dtype).tiny
     weighted = left & (attention > 0)[:, None]
     last = ~weighted.any(dim=2, keepdim=True)  # (grids, most, 1)
-    # Where nothing was drawn nothing may be left; any finite value will do there.
+    # Where nothing was drawn, any finite value will do.
     left = torch.where(last, left, weighted) | ~drawn[..., None]
     logs = torch.where(last, 0, attention.clamp(min=smallest).log()[:, None])
-    # The largest becomes 0 first, as a low temperature may overflow.
+    # Subtract the largest first: a low temperature may overflow.
     top = logs.masked_fill(~left, -torch.inf).amax(dim=2, keepdim=True).detach()
     logs = (logs - top) / max(temperature, smallest)  # (grids, most, cells)
     total = logs.masked_fill(~left, -torch.inf).logsumexp(dim=2)  # (grids, most)
@@ -232,7 +231,7 @@ def draw_log_probability(
 
 
 def _left(chosen: Tensor, allowed: Tensor, blocked: Tensor | None) -> Tensor:
-    """Return what could be drawn each time (grids, most, cells)."""
+    """Return the cells that could be drawn each time (grids, most, cells)."""
     drawn = (chosen >= 0)[..., None]
     cell = chosen.clamp(min=0)
     gone = functional.one_hot(cell, allowed.shape[1]).bool() & drawn  # (grids, most, cells)
@@ -243,16 +242,13 @@ def _left(chosen: Tensor, allowed: Tensor, blocked: Tensor | None) -> Tensor:
 
 
 def independent_log_probability(attention: Tensor, chosen: Tensor) -> Tensor:
-    """Return the papers' log-probability (grids, most), as if each were the only one."""
+    """Return log-probabilities (grids, most) as in the papers: each cell on its own."""
     picked = at_least_single(attention).gather(1, chosen.clamp(min=0))  # (grids, most)
     return torch.where(chosen >= 0, (picked + PAPER_EPSILON).log(), 0)
 
 
 def entropy_share(attention: Tensor, allowed: Tensor) -> Tensor:
-    """Return the entropy over the allowed cells as a part of the largest possible (grids,).
-
-    Where there is nothing to choose it is 1.
-    """
+    """Return the entropy over allowed cells relative to its maximum (grids,); 1 for one cell."""
     probs = mix(attention, 0.0, allowed)  # (grids, cells)
     smallest = torch.finfo(probs.dtype).tiny
     entropy = -(probs * probs.clamp(min=smallest).log()).sum(dim=1)  # (grids,)

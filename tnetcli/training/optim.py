@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,13 @@ from tnetcli.training.config import OptimizerConfig, ScheduleConfig, StageConfig
 BACKBONE = "backbone"
 
 
-def is_of_backbone(name: str) -> bool:
-    """Say whether a weight or a module is of a backbone; a model may have several."""
+def is_backbone(name: str) -> bool:
+    """Return True if a weight or module belongs to a backbone; a model may have several."""
     return BACKBONE in name.split(".")
 
 
 def prepare_parts(model: Model, stage: StageConfig) -> None:
-    """Let the parts learn that a stage does not freeze; what is frozen sees as in a prediction."""
+    """Set the parts that a stage trains to training mode; freeze the rest in evaluation mode."""
     model.train()
     frozen: set[str] = set(stage.freeze)
     if stage.optimizer.backbone_lr == 0:
@@ -29,7 +29,7 @@ def prepare_parts(model: Model, stage: StageConfig) -> None:
         frozen |= {"location", "aggregator"}
     model.requires_grad_(True)
     for name, part in model.named_modules():
-        if name in frozen or (BACKBONE in frozen and is_of_backbone(name)):
+        if name in frozen or (BACKBONE in frozen and is_backbone(name)):
             part.requires_grad_(False)
             part.eval()  # running statistics stay as they are
     built = model.config
@@ -37,81 +37,77 @@ def prepare_parts(model: Model, stage: StageConfig) -> None:
     if isinstance(dropout, nn.Dropout):
         dropout.p = built.dropout if stage.dropout is None else stage.dropout
     if built.drop_path:
-        _drop_paths(model, stage.drop_path)
+        _set_drop_path(model, stage.drop_path)
     elif stage.drop_path:
         raise RecipeError(
             f"stage `{stage.name}` has a `drop_path`, the model has none",
-            hint="a model is built for it: give model.drop_path",
+            hint="set model.drop_path as well",
         )
 
 
-def _drop_paths(model: Model, rate: float | None) -> None:
-    """Let stochastic depth grow towards `rate` at the last block, or as the model was built."""
+def _set_drop_path(model: Model, rate: float | None) -> None:
+    """Scale stochastic depth to `rate` at the last block; None restores the model's own rates."""
     from timm.layers.drop import DropPath
 
     paths = [part for part in model.modules() if isinstance(part, DropPath)]
-    first = [vars(path).setdefault("built_with", path.drop_prob) for path in paths]
-    for path, own in zip(paths, first, strict=True):
-        path.drop_prob = own if rate is None else rate * own / max(first)
+    built = [vars(path).setdefault("built_with", path.drop_prob) for path in paths]
+    for path, own in zip(paths, built, strict=True):
+        path.drop_prob = own if rate is None else rate * own / max(built)
 
 
 def build_optimizer(
-    modules: Iterable[nn.Module], settings: OptimizerConfig
+    modules: Iterable[nn.Module], config: OptimizerConfig
 ) -> tuple[torch.optim.Optimizer, list[str]]:
-    """Return an optimizer of all that learns, and the names of these weights in its own order.
+    """Return an optimizer of all trained weights, and their names in its order.
 
-    Biases and norms, which have one dimension, do not decay.
+    Weights with one dimension (biases and norms) do not decay.
     """
     groups: dict[tuple[float, bool, bool], list[tuple[str, Tensor]]] = {}
-    left = set(settings.lrs)
+    unused = set(config.lrs)
     for number, module in enumerate(modules):
         for name, weight in module.named_parameters():
-            part = next((each for each in settings.lrs if f"{name}.".startswith(f"{each}.")), "")
-            left.discard(part)
+            part = next((each for each in config.lrs if f"{name}.".startswith(f"{each}.")), "")
+            unused.discard(part)
             if weight.requires_grad:
-                kind = _rate(name, part, settings), is_of_backbone(name), weight.ndim > 1
-                groups.setdefault(kind, []).append((f"{number}.{name}", weight))
-    if left:
+                lr = config.lr
+                if part:
+                    lr = config.lrs[part]
+                elif config.backbone_lr is not None and is_backbone(name):
+                    lr = config.backbone_lr
+                key = lr, is_backbone(name), weight.ndim > 1
+                groups.setdefault(key, []).append((f"{number}.{name}", weight))
+    if unused:
         raise RecipeError(
-            f"optimizer.lrs names a part that the model has not: `{min(left)}`",
-            hint="a part is named as in stages.freeze, such as global_stream",
+            f"optimizer.lrs: the model has no part `{min(unused)}`",
+            hint="use the names of stages.freeze, such as global_stream",
         )
     if not groups:
         raise RecipeError(
-            "nothing is left that could learn", hint="freeze less, or give optimizer.backbone_lr"
+            "all parts are frozen", hint="freeze fewer parts, or set optimizer.backbone_lr"
         )
     parameters = [
         {
             "params": [weight for _, weight in members],
-            "share": rate / settings.lr,
-            "weight_decay": settings.weight_decay if decays else 0.0,
+            "lr_scale": lr / config.lr,
+            "weight_decay": config.weight_decay if decays else 0.0,
         }
-        for (rate, _, decays), members in groups.items()
+        for (lr, _, decays), members in groups.items()
     ]
     names = [name for members in groups.values() for name, _ in members]
-    if settings.kind == "sgd":
-        return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum), names
-    adam = torch.optim.AdamW if settings.kind == "adamw" else torch.optim.Adam
-    return adam(parameters, lr=settings.lr, betas=settings.betas, eps=settings.epsilon), names
+    if config.kind == "sgd":
+        return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum), names
+    adam = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
+    return adam(parameters, lr=config.lr, betas=config.betas, eps=config.epsilon), names
 
 
-def _rate(name: str, part: str, settings: OptimizerConfig) -> float:
-    """Return the full rate of a weight: that of its part, of the backbone, or of all."""
-    if part:
-        return settings.lrs[part]
-    if settings.backbone_lr is not None and is_of_backbone(name):
-        return settings.backbone_lr
-    return settings.lr
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Let the next step be made at this rate, or the share of it that a group has."""
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all groups, scaled by the group's `lr_scale`."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group["share"]
+        group["lr"] = lr * group["lr_scale"]
 
 
-def rate_at(step: int, steps: int, schedule: ScheduleConfig) -> float:
-    """Return the part of the full rate at which `step` of `steps` is made, counted from 0."""
+def lr_factor(step: int, steps: int, schedule: ScheduleConfig) -> float:
+    """Return the factor of the learning rate at `step` (from 0) of `steps`."""
     warmup = round(schedule.warmup * steps)
     if step < warmup:
         return (step + 1) / warmup
@@ -123,21 +119,21 @@ def rate_at(step: int, steps: int, schedule: ScheduleConfig) -> float:
     return 1.0
 
 
-class Average:
-    """Follows a model; without a decay it is the model itself."""
+class EMA:
+    """Exponential moving average of a model's weights; without a decay, the model itself."""
 
     def __init__(self, model: Model, decay: float | None) -> None:
-        self._source, self._decay = model, decay
-        self._copy = None if decay is None else copy.deepcopy(model).requires_grad_(False)
+        self._source, self._decay = model, decay or 0.0
+        self.model = model if decay is None else copy.deepcopy(model).requires_grad_(False)
         self._steps = 0
 
     def update(self) -> None:
-        """Move on towards the weights of now; in the first steps faster."""
-        if self._copy is None or self._decay is None:
+        """Move the average towards the current weights; the decay grows during the first steps."""
+        if self.model is self._source:
             return
         self._steps += 1
         share = 1 - min(self._decay, self._steps / (self._steps + 10))
-        own = self._copy.state_dict()
+        own = self.model.state_dict()
         with torch.no_grad():
             for name, value in self._source.state_dict().items():
                 if value.is_floating_point():
@@ -145,19 +141,14 @@ class Average:
                 else:
                     own[name].copy_(value)
 
-    def model(self, source: Model) -> Model:
-        """Return the model with the averaged weights."""
-        return source if self._copy is None else self._copy
-
     def state(self) -> dict[str, Tensor]:
-        """Return what has to be stored to go on."""
-        if self._copy is None:
+        """Return the state to resume from."""
+        if self.model is self._source:
             return {}
-        return {**self._copy.state_dict(), "steps": torch.tensor(self._steps)}
+        return {**self.model.state_dict(), "steps": torch.tensor(self._steps)}
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
-        if self._copy is not None:
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Resume from what `state` returned."""
+        if self.model is not self._source:
             self._steps = int(state["steps"])
-            weights = {name: value for name, value in state.items() if name != "steps"}
-            self._copy.load_state_dict(weights)
+            self.model.load_state_dict({key: each for key, each in state.items() if key != "steps"})

@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which all eyes tell apart; black and grey are for frames and truth.
+# Okabe and Ito's palette for colour-blind readers; black and grey are for frames and truth.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKS = ("o", "s", "^", "D", "v", "P")
-LONGEST_NAME = 24
-MOST_NUMBERED, MOST_NAMED = 20, 60  # classes in a table of confusion
-MOST_COLUMNS = 4  # of images
-MOST_MARKS = 20  # on a curve, about
-INCH = 100  # pixels
-# What is drawn together: the key of a line, what it is called, and the first level of a list.
+MARKERS = ("o", "s", "^", "D", "v", "P")
+MAX_NAME = 24
+MAX_COLUMNS = 4  # of images
+MAX_MARKERS = 20  # per curve, about
+DPI = 100
+# Panels by title: the key of a curve, its label, and the first level of a list.
 PANELS = {
     "loss": (("loss", "training", 1), ("validation.loss", "validation", 1)),
     "accuracy": (
         ("accuracy", "training", 1),
         ("validation.accuracy", "validation", 1),
-        ("validation.random_accuracy", "validation by chance", 1),
+        ("validation.random_accuracy", "validation, random policy", 1),
     ),
     "hit rate": (("validation.hit", "validation", 2),),
     "entropy of the choice": (("entropy", "training", 1), ("validation.entropy", "validation", 1)),
 }
+Steps = list[float]
 
 
 class Sample(NamedTuple):
-    """An image as it is shown: `size` and all windows are in full-resolution pixels."""
+    """An image to draw; sizes and windows are in full-resolution pixels."""
 
     thumbnail: NDArray[np.uint8]  # (height, width, 3)
     size: Size
@@ -52,37 +52,37 @@ class Sample(NamedTuple):
     boxes: Sequence[Window] = ()
 
 
-def draw_curves(lines: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
-    """Draw the lines of metrics.jsonl against their step; what a line does not hold is left out.
+def draw_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
+    """Draw the rows of metrics.jsonl against their step.
 
-    A number is a curve, a list is one for each level, a table such as `validation` holds more.
+    A number is one curve, a list is one per level; missing values are skipped.
     """
-    steps, borders = _steps(lines)
+    steps, borders = _steps(rows)
     panels = {
         title: curves
         for title, kinds in PANELS.items()
-        if (curves := {name: each for kind in kinds for name, each in _curves(lines, *kind)})
+        if (curves := {name: each for kind in kinds for name, each in _curves(rows, *kind)})
     }
-    with _page(path, width=8, height=1 + 2.6 * max(1, len(panels))) as figure:
+    with _figure(path, width=8, height=1 + 2.6 * max(1, len(panels))) as figure:
         axes = figure.subplots(max(1, len(panels)), 1, sharex=True, squeeze=False)[:, 0]
         for panel, (title, curves) in zip(axes, panels.items(), strict=False):
             _draw_panel(panel, title, steps, curves, borders)
         if not panels:
-            axes[0].text(0.5, 0.5, "no figures yet", ha="center", transform=axes[0].transAxes)
+            axes[0].text(0.5, 0.5, "no metrics yet", ha="center", transform=axes[0].transAxes)
         axes[-1].set_xlabel("step")
 
 
-def _steps(lines: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[tuple[float, str]]]:
-    """Return the step of each line, and where stages begin; steps of a new stage may restart."""
-    steps: list[float] = []
+def _steps(rows: Sequence[Mapping[str, Any]]) -> tuple[Steps, list[tuple[float, str]]]:
+    """Return the step of each row, and where stages begin; a new stage may restart at 0."""
+    steps: Steps = []
     borders: list[tuple[float, str]] = []
     start = last = 0.0
     stage = None
-    for number, line in enumerate(lines):
-        step = _number(line.get("step"))
+    for number, row in enumerate(rows):
+        step = _number(row.get("step"))
         step = float(number) if math.isnan(step) else step
-        if "stage" in line and line["stage"] != stage:
-            stage, start = line["stage"], last if start + step < last else start
+        if "stage" in row and row["stage"] != stage:
+            stage, start = row["stage"], last if start + step < last else start
             borders.append((last, str(stage)))
         last = start + step
         steps.append(last)
@@ -90,25 +90,20 @@ def _steps(lines: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[tuple[
 
 
 def _curves(
-    lines: Sequence[Mapping[str, Any]], key: str, name: str, first: int
+    rows: Sequence[Mapping[str, Any]], key: str, name: str, first: int
 ) -> Iterator[tuple[str, list[float]]]:
-    """Yield curves by name: their values at each line, NaN where there is none."""
-    found = [_find(line, key.split(".")) for line in lines]
-    levels = max((len(each) for each in found if isinstance(each, list | tuple)), default=0)
+    """Yield the curves of a key by name: one value per row, NaN where there is none."""
+    section, _, inner = key.rpartition(".")
+    tables = [row.get(section) if section else row for row in rows]
+    found = [each.get(inner) if isinstance(each, Mapping) else None for each in tables]
+    levels = max((len(each) for each in found if isinstance(each, list)), default=0)
     curves = {name: [_number(each) for each in found]}
     for level in range(levels):
         curves[f"{name}, level {level + first}"] = [
-            _number(each[level]) if isinstance(each, list | tuple) and level < len(each) else np.nan
+            _number(each[level]) if isinstance(each, list) and level < len(each) else math.nan
             for each in found
         ]
     yield from ((name, values) for name, values in curves.items() if np.isfinite(values).any())
-
-
-def _find(line: Mapping[str, Any], keys: Sequence[str]) -> Any:
-    value: Any = line
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
 
 
 def _number(value: Any) -> float:
@@ -119,7 +114,7 @@ def _number(value: Any) -> float:
 def _draw_panel(
     axes: "Axes",
     title: str,
-    steps: Sequence[float],
+    steps: Steps,
     curves: Mapping[str, Sequence[float]],
     borders: Sequence[tuple[float, str]],
 ) -> None:
@@ -131,9 +126,9 @@ def _draw_panel(
             label=_text(name),
             color=COLOURS[number % len(COLOURS)],
             linestyle="--" if name.startswith("validation") else "-",
-            marker=MARKS[number % len(MARKS)],
+            marker=MARKERS[number % len(MARKERS)],
             markersize=3,
-            markevery=max(1, int(known.sum()) // MOST_MARKS),
+            markevery=max(1, int(known.sum()) // MAX_MARKERS),
             linewidth=1.2,
         )
     for at, name in borders if len(borders) > 1 else ():
@@ -147,51 +142,25 @@ def _draw_panel(
     axes.legend(fontsize=8)
 
 
-def draw_confusion(
-    matrix: NDArray[np.integer], classes: Sequence[str], path: str | os.PathLike[str]
-) -> None:
-    """Draw the counts of true (rows) and predicted classes, coloured by their share of the row."""
-    count = len(classes)
-    totals = matrix.sum(axis=1, keepdims=True)
-    shares = matrix / np.maximum(totals, 1)
-    side = min(max(4.0, 2 + 0.45 * count), 14.0)
-    with _page(path, width=side + 1.2, height=side) as figure:
-        axes = figure.subplots()
-        image = axes.imshow(shares, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
-        figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
-        axes.set_xlabel("predicted")
-        axes.set_ylabel("true")
-        named = range(count) if count <= MOST_NAMED else ()
-        axes.set_xticks(named, [_text(classes[i]) for i in named], rotation=90)
-        axes.set_yticks(named, [_text(classes[i]) for i in named])
-        if count <= MOST_NUMBERED:
-            for (row, column), number in np.ndenumerate(matrix):
-                bright = shares[row, column] > 0.5
-                axes.text(
-                    column, row, str(number), ha="center", va="center", fontsize=8,
-                    color="black" if bright else "white",
-                )  # fmt: skip
-
-
 def draw_samples(samples: Sequence[Sample], path: str | os.PathLike[str]) -> None:
-    """Draw images with their windows, a colour and a number for each level; true boxes dashed."""
+    """Draw images with their regions, coloured by level; true boxes are dashed."""
     if not samples:
         raise ValueError("no sample to draw")
-    columns = min(MOST_COLUMNS, len(samples))
+    columns = min(MAX_COLUMNS, len(samples))
     rows = math.ceil(len(samples) / columns)
-    with _page(path, width=3.2 * columns, height=3.5 * rows) as figure:
+    with _figure(path, width=3.2 * columns, height=3.5 * rows) as figure:
         panels = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes in panels:
             axes.set_axis_off()
         for axes, sample in zip(panels, samples, strict=False):
-            _draw_sample(axes, Sample(*sample))
+            _draw_sample(axes, sample)
 
 
 def _draw_sample(axes: "Axes", sample: Sample) -> None:
     width, height = sample.size.width, sample.size.height
     axes.imshow(sample.thumbnail, extent=(0, width, height, 0), interpolation="nearest")
     for window, level, attention in sorted(sample.windows, key=lambda each: each[1]):
-        if level > 1:  # level 1 is all of it
+        if level > 1:  # level 1 is the whole image
             colour = COLOURS[(level - 2) % len(COLOURS)]
             _draw_window(axes, window, color=colour, linewidth=1.6)
             axes.annotate(
@@ -203,11 +172,8 @@ def _draw_sample(axes: "Axes", sample: Sample) -> None:
         _draw_window(axes, box, color="white", linewidth=2.4)
         _draw_window(axes, box, color="black", linewidth=1.2, linestyle=(0, (3, 3)))
     right = sample.predicted == sample.label
-    verdict = "" if right else f"\nbut is {_text(sample.label)}"
-    axes.set_title(
-        f"{'✓' if right else '✗'} {_text(sample.predicted)} {sample.probability:.0%}{verdict}",
-        fontsize=9,
-    )
+    title = f"{'✓' if right else '✗'} {_text(sample.predicted)} {sample.probability:.0%}"
+    axes.set_title(title if right else f"{title}\ntrue: {_text(sample.label)}", fontsize=9)
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
 
@@ -220,22 +186,22 @@ def _draw_window(axes: "Axes", window: Window, **style: Any) -> None:
 
 
 def _text(name: str) -> str:
-    """Return a name that neither steers the page nor is taken for a formula."""
-    return printable(name, LONGEST_NAME).replace("$", r"\$")
+    """Return a printable name that matplotlib does not read as a formula."""
+    return printable(name, MAX_NAME).replace("$", r"\$")
 
 
 @contextmanager
-def _page(path: str | os.PathLike[str], *, width: float, height: float) -> Iterator["Figure"]:
-    """Lend a figure and write it as PNG; the same figure gives the same bytes, on no display."""
+def _figure(path: str | os.PathLike[str], *, width: float, height: float) -> Iterator["Figure"]:
+    """Write a figure as PNG at the end of the block; equal figures give equal bytes."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     content = BytesIO()
     with style.context("default"), warnings.catch_warnings():
-        # Letters that the font does not have are drawn as boxes; that is no news.
+        # Missing glyphs are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(width, height), dpi=INCH, layout="constrained")
+        figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
         figure.savefig(content, format="png", metadata={"Software": None})

@@ -15,16 +15,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from tnetcli.models.base import Episodes, Terms, image_weights, mean_by_image
 from tnetcli.tasks import Task, at_least_single
 from tnetcli.training.config import LossConfig
-from tnetcli.training.optim import is_of_backbone
+from tnetcli.training.optim import is_backbone
 
 Kind: TypeAlias = Literal["ema", "per_level", "per_class", "leave_one_out"]
-FIRST_VALUE = 0.5
-ENTROPY_FLOOR = 0.5  # of the entropy of a uniform choice
+ENTROPY_FLOOR = 0.5  # relative to the maximum
 ROW_EPSILON = 1e-10  # added before rows are normalised, as in the code of the paper
 
 
 def label_terms(episodes: Episodes, task: Task, loss: LossConfig) -> Terms:
-    """Return the losses of the labels: of all regions together, and of each alone."""
+    """Return the label losses of all regions together, and of each alone."""
     targets, images = episodes.targets, len(episodes.targets)
     importance = task.importance(targets) / images  # (images,)
     alone = _weights_alone(episodes.level, loss)  # (regions,)
@@ -44,10 +43,9 @@ def policy_terms(
 ) -> tuple[Terms, Episodes]:
     """Return the REINFORCE losses and the episodes with their advantage; update the baselines.
 
-    Every image counts alike: terms of single regions are the mean over images of the mean over its
-    regions. Images without such regions add nothing. `rewards` (of the sequences) and `advantage`
-    (of the cells over their baseline) are metrics; an advantage far from 0 means that the baseline
-    pushes all choices one way.
+    Terms of single regions are means over images of means over their regions. `rewards` (of
+    sequences) and `advantage` (of cells over their baseline) are metrics; an advantage far from 0
+    means that the baseline favours or punishes all choices alike.
     """
     images, below = len(episodes.targets), episodes.level > 1  # (regions,)
     image = episodes.image[below]  # (cells,)
@@ -83,7 +81,7 @@ def policy_terms(
 
 
 def contrastive_term(episodes: Episodes, loss: LossConfig) -> Terms:
-    """Return the contrastive loss of the embeddings, 0 unless the recipe gives it a weight."""
+    """Return the contrastive loss of the embeddings; 0 without a weight."""
     apart = episodes.logits.new_zeros(())
     if loss.contrastive:
         apart = contrastive(
@@ -93,7 +91,7 @@ def contrastive_term(episodes: Episodes, loss: LossConfig) -> Terms:
 
 
 def total_loss(terms: Terms) -> tuple[Tensor, dict[str, float]]:
-    """Return the weighted sum of the terms, and each of them before weighting."""
+    """Return the weighted sum of the terms, and each term unweighted."""
     total = torch.stack(
         [weight * term for weight, term in terms.values() if weight is not None]
     ).sum()
@@ -119,15 +117,15 @@ def _mixture(episodes: Episodes, weights: Tensor) -> Tensor:
 
 
 def _has(episodes: Episodes, weights: Tensor) -> Tensor:
-    """Return 1 for images with a region that counts, else 0 (images,)."""
+    """Return 1 for images with a region of positive weight, else 0 (images,)."""
     total = weights.new_zeros(len(episodes.targets)).index_add(0, episodes.image, weights)
     return (total > 0).to(weights.dtype)
 
 
 def contrastive(embedding: Tensor, labels: Tensor, *, margin: float, samples: int = 1) -> Tensor:
-    """Return how unlike rows (images, D) of a class are, and how alike those of others.
+    """Return the mean contrastive loss over all pairs of rows (images, D), self-pairs included.
 
-    The mean over all pairs, each with itself included; each sample of the images apart.
+    Samples of an image are not compared with each other.
     """
     rows = functional.normalize(at_least_single(embedding) + ROW_EPSILON, dim=1)
     rows = rows.view(-1, samples, rows.shape[1]).transpose(0, 1)  # (samples, images, features)
@@ -138,13 +136,13 @@ def contrastive(embedding: Tensor, labels: Tensor, *, margin: float, samples: in
 
 
 def l2_penalty(model: nn.Module, loss: LossConfig) -> Tensor:
-    """Return the weighted sum of squares of what is trained, biases too but not batch norms."""
+    """Return the weighted sum of squares of all trained weights except batch norms."""
     if not loss.l2:
         return next(model.parameters()).new_zeros(())
-    learned: dict[int, Tensor] = {}  # by id: a weight that two modules share counts once
+    learned: dict[int, Tensor] = {}  # by id: a shared weight counts once
     for name, module in model.named_modules():
         for full_name, weight in module.named_parameters(name, recurse=False):
-            skipped = loss.l2_of == "new" and is_of_backbone(full_name)
+            skipped = loss.l2_of == "new" and is_backbone(full_name)
             if weight.requires_grad and not skipped and not isinstance(module, _BatchNorm):
                 learned[id(weight)] = weight
     if not learned:
@@ -153,7 +151,7 @@ def l2_penalty(model: nn.Module, loss: LossConfig) -> Tensor:
 
 
 def _weights_alone(level: Tensor, loss: LossConfig) -> Tensor:
-    """Return the weight of each region alone (regions,); 0 if it is deeper than the cap."""
+    """Return the weight of each region alone (regions,); 0 below the cap."""
     by_level = torch.tensor(loss.level_weights or (1.0,), device=level.device)
     weights = by_level[(level - 1).clamp(max=len(by_level) - 1)]
     return weights if loss.cap is None else weights * (level <= loss.cap)
@@ -163,23 +161,22 @@ def _weights_alone(level: Tensor, loss: LossConfig) -> Tensor:
 class Rewards:
     """Rewards of one step; `cells` are the regions below level 1."""
 
-    sequence: Tensor  # (images,), the samples of an image side by side
-    cells: Tensor  # (cells,), of each alone
-    image: Tensor  # (cells,), the image each belongs to
+    sequence: Tensor  # (images,), samples of an image in a row
+    cells: Tensor  # (cells,)
+    image: Tensor  # (cells,)
     level: Tensor  # (cells,), from 2
     labels: Tensor  # (images,), class numbers
     samples: int = 1
 
 
 class Baselines:
-    """Running means of rewards, which rewards of a step are compared with.
+    """Running means of rewards.
 
-    `values` (1 + levels,) holds that of the sequence at 0 and that of the cells of a level at its
-    number; 1 has no meaning. With `ema` all are one. With `per_class` there is a column for each
-    class (1 + levels, classes): some are easier than others. `leave_one_out` compares within a
-    step: its running means stand in where there is no other sample. No kind uses the draw that it
-    is compared with, which keeps the expected gradient unbiased. `total` adds up what several
-    processes have found, so that all have the same means.
+    `values` (1 + levels,) holds the mean of sequences at 0 and of cells at their level; 1 is
+    unused. With `ema` all are equal. With `per_class` there is one column per class. With
+    `leave_one_out` a reward is compared with the other samples of its image, or with the running
+    mean if there are none. No kind uses the draw itself, so the gradient stays unbiased. `total`
+    sums over processes, so that all have the same means.
     """
 
     def __init__(
@@ -189,7 +186,7 @@ class Baselines:
         *,
         classes: int = 1,
         decay: float = 0.9,
-        start: float = FIRST_VALUE,
+        start: float = 0.5,
         total: Callable[[Tensor], Tensor] = lambda values: values,
     ) -> None:
         if levels < 1:
@@ -200,27 +197,22 @@ class Baselines:
 
     @property
     def mean(self) -> float:
-        """Return one number for all, to be stored with the model."""
+        """Return the mean of all baselines, which is stored with the model."""
         return float(torch.cat([self.values[:1], self.values[2:]]).mean())
 
     def start(self, value: float) -> None:
-        """Start from what a model has stored."""
+        """Set all baselines to a value stored with a model."""
         self.values.fill_(float(value))
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return what has to be stored to resume."""
-        return {"values": self.values.clone()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Resume from what `state_dict` returned for as many levels."""
-        values = state["values"]
+    def load(self, values: Tensor) -> None:
+        """Resume from stored values; raise ValueError for another number of levels or classes."""
         if values.shape != self.values.shape:
             found, own = tuple(values.shape), tuple(self.values.shape)
             raise ValueError(f"baselines of shape {found} instead of {own}")
         self.values = values.to(self.values, copy=True)
 
     def expected(self, rewards: Rewards) -> tuple[Tensor, Tensor]:
-        """Return for each cell what to expect of the sequence, and of it alone; both (cells,)."""
+        """Return the baselines of the sequence and of the cell, for each cell; both (cells,)."""
         self.values = self.values.to(rewards.sequence.device)
         values = self.values.to(rewards.sequence.dtype)
         if self.kind == "per_class":
@@ -232,7 +224,7 @@ class Baselines:
         return usual
 
     def expected_of_images(self, rewards: Rewards) -> Tensor:
-        """Return what to expect of each sequence (images,), whatever was read of it."""
+        """Return the baseline of each sequence (images,)."""
         values = self.values.to(rewards.sequence)
         if self.kind == "per_class":
             return values[0, rewards.labels]
@@ -242,20 +234,20 @@ class Baselines:
         return values[0].expand_as(rewards.sequence)
 
     def update(self, rewards: Rewards, *, sequence: float, cap: int | None = None) -> None:
-        """Move on by the rewards of a step.
+        """Update the means by the rewards of a step.
 
-        The one mean of `ema` follows a mixture: a part `sequence` of the sequences, the rest of
-        the cells down to level `cap`.
+        The single mean of `ema` follows a mixture: a fraction `sequence` of the sequences, the
+        rest of the cells down to level `cap`.
         """
         self.values = self.values.to(rewards.sequence.device)
         self._move(self._tally(rewards, cap), sequence)
 
     def sit_out(self, *, sequence: float) -> None:
-        """Update by the rewards of other processes, for a process that read no image."""
+        """Update by the rewards of other processes; for a process without readable images."""
         self._move(self.values.new_zeros(2, self.values.numel() + 1), sequence)
 
     def _tally(self, rewards: Rewards, cap: int | None) -> Tensor:
-        """Return sums and counts (2, values + 1): of every mean, and of cells down to `cap`."""
+        """Return sums and counts (2, values + 1) for every mean, and for cells down to `cap`."""
         classes = self.values.shape[1] if self.kind == "per_class" else 1
         label = rewards.labels if self.kind == "per_class" else torch.zeros_like(rewards.labels)
         slots = torch.cat([label, rewards.level * classes + label[rewards.image]])
@@ -271,7 +263,7 @@ class Baselines:
         sums, counts = self._total(tally)
         means = sums / counts.clamp(min=1)
         flat = self.values.flatten()
-        target = torch.where(counts[:-1] > 0, means[:-1], flat)  # where there is none, what it was
+        target = torch.where(counts[:-1] > 0, means[:-1], flat)  # unchanged without rewards
         if self.kind == "ema" and counts[0] > 0:
             mixed = means[0]
             if counts[-1] > 0:
@@ -281,7 +273,7 @@ class Baselines:
 
 
 def _others(rewards: Rewards, usual: tuple[Tensor, Tensor], *, slots: int) -> tuple[Tensor, Tensor]:
-    """Return the mean of the other samples of an image: of the sequence, of cells of the level."""
+    """Return the means of the other samples of an image: sequences, and cells of the level."""
     samples = rewards.samples
     sequence, alone = usual
     if samples > 1:
@@ -298,5 +290,5 @@ def _others(rewards: Rewards, usual: tuple[Tensor, Tensor], *, slots: int) -> tu
 
 
 def _mean_of_others(each: Tensor) -> Tensor:
-    """Return the mean of the other samples of the same image: (images, samples), 2 or more."""
+    """Return the mean of the other samples of each image (images, samples)."""
     return (each.sum(dim=1, keepdim=True) - each) / (each.shape[1] - 1)

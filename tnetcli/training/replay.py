@@ -1,4 +1,4 @@
-"""Replay: features of the latest images, to train what follows a frozen backbone again."""
+"""Replay buffer: features after a frozen backbone, to train the later parts many times."""
 
 import math
 
@@ -19,8 +19,8 @@ class ReplayBuffer:
     """Features of the latest images after the frozen backbone.
 
     Reading and encoding are nearly all the cost of a step; the aggregator and the head take a
-    hundredth of it, and need many more examples. Attention does not learn here: it has to be
-    tried out.
+    hundredth of it and need many more examples. The location module is not trained by replay,
+    because its choices need new rollouts.
     """
 
     def __init__(
@@ -40,21 +40,20 @@ class ReplayBuffer:
         )
         size = stage.replay_size
         self._model, self._loss, self._task, self._seed = model, stage.loss, task, seed
-        self._images = images  # of each replay
-        self.times = stage.replay
+        self._images = images  # per update
         self._features = torch.zeros(size, most, model.feature_size, device=device)
         self._positions = torch.zeros(size, most, 3, dtype=torch.long, device=device)
         self._levels = torch.zeros(size, most, dtype=torch.long, device=device)
         self._labels = torch.zeros(size, dtype=torch.long, device=device)
-        self._count = 0  # images added so far, those that were replaced included
+        self._count = 0  # images added so far, including replaced ones
 
     def add(self, episodes: Episodes) -> None:
-        """Keep the pooled features of a step's images in place of the oldest."""
+        """Store the pooled features of a step's images in place of the oldest."""
         images, size = len(episodes.targets), len(self._labels)
         if images > size:
             raise RecipeError(
-                f"`replay_size` is `{size}`, fewer than the {images} images of a step",
-                hint="give stages.replay_size at least as many",
+                f"`replay_size` is `{size}`, a step has {images} images",
+                hint="raise stages.replay_size",
             )
         region, values = episodes.aux["pooled"]
         assert episodes.position is not None
@@ -70,9 +69,9 @@ class ReplayBuffer:
         self._labels[slots] = episodes.targets
         self._count += images
 
-    def loss(self, step: int, time: int) -> Tensor:
-        """Return the loss of the labels of randomly chosen images."""
-        generator = torch.Generator().manual_seed(derive(self._seed, "replay", step, time))
+    def loss(self, step: int, number: int) -> Tensor:
+        """Return the label loss of randomly chosen images."""
+        generator = torch.Generator().manual_seed(derive(self._seed, "replay", step, number))
         known = min(self._count, len(self._labels))
         if not known:  # this process has read no image yet
             return self._features.new_zeros(())
@@ -101,7 +100,7 @@ class ReplayBuffer:
         return total_loss(label_terms(episodes, self._task, self._loss))[0]
 
     def state(self) -> dict[str, Tensor]:
-        """Return what has to be stored to resume."""
+        """Return the state to resume from."""
         return {
             "features": self._features,
             "positions": self._positions,

@@ -1,81 +1,133 @@
-"""Train a model from a recipe into a run folder."""
+"""Train the model of a recipe into a run folder."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from tnetcli.config import apply_overrides
 from tnetcli.data.config import DataConfig
-from tnetcli.data.normalize import Normalisation
-from tnetcli.data.statistics import as_text, estimate
+from tnetcli.data.normalize import Normalisation, estimate
 from tnetcli.errors import ModelError, RecipeError
 from tnetcli.models.base import Model
-from tnetcli.models.checkpoint import (
-    Checkpoint,
-    Description,
-    TaskDescription,
-    load_checkpoint,
-    save_checkpoint,
-)
+from tnetcli.models.checkpoint import Checkpoint, Description, TaskDescription, load_checkpoint
 from tnetcli.models.registry import build_model
 from tnetcli.tasks import Classification
+from tnetcli.training import trainer
 from tnetcli.training.data import Advance, Source, open_source
-from tnetcli.training.distributed import Ranks, joined, note_start, speaking_once, was_restarted
-from tnetcli.training.plots import draw_curves, draw_samples
-from tnetcli.training.recipe import Recipe
-from tnetcli.training.run_dir import Events, Keeper, Listener, Onlooker, Run, RunFolder, batch_of
-from tnetcli.training.trainer import train
-from tnetcli.training.validate import Validation
+from tnetcli.training.distributed import (
+    ProcessGroup,
+    note_launch,
+    process_group,
+    report_once,
+    was_restarted,
+)
+from tnetcli.training.plots import draw_curves
+from tnetcli.training.recipe import Recipe, check_recipe, read_recipe
+from tnetcli.training.run_dir import Callback, Checkpointer, Run, RunFolder, TensorBoard
 
 log = logging.getLogger(__name__)
+
+
+class _Silent(Callback):
+    """Ignores the progress of a run."""
+
+
+def train(
+    recipe: Recipe | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    callback: Callback | None = None,
+) -> Path:
+    """Train the model of a recipe and return the path of the best model.
+
+    Parameters
+    ----------
+    recipe
+        Recipe, or path of a YAML file.
+    output
+        Run folder: model, recipe, metrics, curves, and the state to resume from.
+    overrides
+        Changes of the recipe as `key.path=value`, such as `optimizer.lr=0.001`.
+    resume, overwrite
+        Resume the run in the folder, or replace it; by default a folder with a run is an error.
+    callback
+        Receives metrics and warnings, and can stop the run.
+
+    Raises
+    ------
+    RecipeError, ManifestError, ModelError, OutputError
+        If the recipe, the data, the training or the folder fail.
+    StoppedError
+        If the callback asks to stop. The state is saved.
+
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = read_recipe(Path(recipe), overrides)
+    elif overrides:
+        recipe = check_recipe(apply_overrides(recipe.as_data(), overrides))
+    files = run_recipe(
+        recipe, Path(output), callback or _Silent(), resume=resume, overwrite=overwrite
+    )
+    return files.model
 
 
 def run_recipe(
     recipe: Recipe,
     folder: Path,
-    listener: Listener,
+    callback: Callback,
     *,
     resume: bool = False,
     overwrite: bool = False,
     advance: Advance | None = None,
 ) -> RunFolder:
-    """Train the model of a recipe into a folder; the best model is there from early on."""
-    is_asked = listener.should_stop
-    with speaking_once(is_asked):
-        data = _data_of(recipe)
-    with joined(recipe.training.device, is_asked) as (ranks, device), ExitStack() as closing:
-        # The first one decides: others may see the folder as it was a moment ago.
-        if ranks.gather(ranks.is_first and was_restarted(folder))[0]:
+    """Train the model of a recipe into a folder.
+
+    The best model so far is there after the first validation. Raise StoppedError when the
+    callback asks to stop; the state is saved then.
+    """
+    with ExitStack() as stack:
+        with report_once(callback.should_stop):
+            data = _data_section(recipe)
+        group, device = stack.enter_context(
+            process_group(recipe.training.device, callback.should_stop)
+        )
+        # Rank zero decides: other nodes may see an older state of the folder.
+        if group.gather(group.is_rank_zero and was_restarted(folder))[0]:
             resume, overwrite = True, False
-        files = RunFolder(folder) if ranks.is_first else Onlooker(folder)
-        with ranks.failing_together():
-            if ranks.is_first:
-                files.check(recipe, resume=resume, overwrite=overwrite)  # before it takes time
-        with ranks.failing_together():  # and goes on when the folder is as it is to be
+        files = RunFolder(folder, read_only=not group.is_rank_zero)
+        with group.propagate_errors():
+            files.check(recipe, resume=resume, overwrite=overwrite)  # before anything slow
+        with group.propagate_errors():
             source = open_source(recipe, data, advance)
-            closing.callback(source.close)
-            run = _prepare(recipe, data, source, files, listener, ranks)
-            _check_sharing(run)
-            closing.enter_context(files.claimed())
+            stack.callback(source.close)
+            run = _prepare(recipe, data, source, files, callback, group)
+            _check_processes(run)
+            stack.enter_context(files.locked())
             files.start(recipe, resume=resume, overwrite=overwrite)
-            if ranks.is_first:
-                note_start(folder)
-        wanted = recipe.training.tensorboard and ranks.is_first
-        with speaking_once(is_asked), _noted(listener, files.events, wanted) as heard:
-            train(replace(run, listener=heard, device=device), resume=resume)
-        if ranks.is_first:
+            if group.is_rank_zero:
+                note_launch(folder)
+        stack.enter_context(report_once(callback.should_stop))
+        if recipe.training.tensorboard and group.is_rank_zero:
+            callback = stack.enter_context(closing(TensorBoard(callback, files.events)))
+        trainer.train(replace(run, callback=callback, device=device), resume=resume)
+        if group.is_rank_zero:
             draw_curves(files.rows(), files.curves)
     return files
 
 
-def _data_of(recipe: Recipe) -> DataConfig:
+def _data_section(recipe: Recipe) -> DataConfig:
     if recipe.data is None:
         raise RecipeError(
             "the recipe has no section `data`",
-            hint="data: {path: images.csv}; see `tnet recipes show own-images`",
+            hint="add data: {path: images.csv}; see `tnet recipes show own-images`",
         )
     return recipe.data
 
@@ -85,15 +137,15 @@ def _prepare(
     data: DataConfig,
     source: Source,
     files: RunFolder,
-    listener: Listener,
-    ranks: Ranks,
+    callback: Callback,
+    group: ProcessGroup,
 ) -> Run:
-    """Look at the images, build the model, and say what is wrong before anything is written."""
+    """Check the images, estimate the normalisation and build the model; write nothing."""
     first = source.item("train", 0).reader
     if recipe.model.band_count != len(first.bands):
         raise RecipeError(
             f"the model has {recipe.model.band_count} bands, `{first.path}` has {len(first.bands)}",
-            hint=f"choose some with data.bands, or give `model.bands: {len(first.bands)}`",
+            hint=f"choose bands with data.bands, or set `model.bands: {len(first.bands)}`",
         )
     bands = first.bands if isinstance(recipe.model.bands, int) else recipe.model.bands
     start = None if recipe.init is None else load_checkpoint(recipe.init)
@@ -102,89 +154,66 @@ def _prepare(
     else:
         normalisation = start.description.normalisation
         normalisation.check(first, start.description.bands)
-    log.info("bands:\n%s", as_text(normalisation, first.bands))
+    log.info("bands:\n%s", normalisation.as_text(first.bands))
     torch.manual_seed(recipe.seed)
     model = build_model(
         recipe.model.family,
         recipe.model.arguments,
         classes=len(source.classes),
         bands=len(bands),
-        # One process asks the hub, the others take its weights over.
-        pretrained=recipe.model.pretrained if ranks.is_first else False,
+        # Rank zero downloads the weights and broadcasts them.
+        pretrained=recipe.model.pretrained if group.is_rank_zero else False,
     )
     if start is not None:
-        _take_over(model, start, source.classes)
-    described = Description(
+        _load_weights(model, start, source.classes)
+    task = Classification(source.classes, class_weights=data.class_weights)
+    task.fit(source.labels())
+    description = Description(
         family=recipe.model.family,
         config=model.config.model_dump(mode="json"),
         classes=source.classes,
         bands=bands,
         normalisation=normalisation,
         traversal=recipe.traversal,
-        task=_fitted_task(data, source),
+        task=TaskDescription(state=task.state),
         recipe=recipe.as_card(),
         data_licence=data.licence,
         pixel_size=data.pixel_size,
         name=recipe.name,
         summary=recipe.summary,
     )
-    keeper: Keeper = _Nobody()
-    if ranks.is_first:
-        keeper = _Keeper(files, described, half=recipe.training.half)
-    return Run(recipe, source, normalisation, model, files, listener, keeper, ranks)
+    checkpointer = Checkpointer(files, description, half=recipe.training.half)
+    return Run(recipe, source, normalisation, model, files, callback, checkpointer, group)
 
 
-def _fitted_task(data: DataConfig, source: Source) -> TaskDescription:
-    """Return the task with the state that the training labels give it."""
-    task = Classification(source.classes, class_weights=data.class_weights)
-    task.fit(source.labels())
-    return TaskDescription(state=task.state)
-
-
-def _check_sharing(run: Run) -> None:
-    """Refuse, before anything is written, more processes than there is work for."""
+def _check_processes(run: Run) -> None:
+    """Raise RecipeError if there are more processes than images in a step."""
     if run.recipe.training.sync_batchnorm:
-        run.ranks.check_norms()
+        run.group.check_sync_batchnorm()
     images = run.source.count("train")
-    step = min(batch_of(stage, run) for stage in run.recipe.stages)
-    if run.ranks.count > min(step, images):
+    step = min(run.batch_size(stage) for stage in run.recipe.stages)
+    if run.group.size > min(step, images):
         raise RecipeError(
-            f"{run.ranks.count} processes for {step} images a step of {images}",
-            hint="start fewer processes, or give a larger batch_size",
+            f"{run.group.size} processes for {step} images per step, {images} in all",
+            hint="start fewer processes, or raise batch_size",
         )
-
-
-@contextmanager
-def _noted(listener: Listener, folder: Path, wanted: bool) -> Iterator[Listener]:
-    """Lend the listener, or one that writes events for TensorBoard as well."""
-    if not wanted:
-        yield listener
-        return
-    events = Events(listener, folder)
-    try:
-        yield events
-    finally:
-        events.close()
 
 
 def _normalisation(data: DataConfig, source: Source) -> Normalisation:
     count = min(data.statistics_images, source.count("train"))
     step = source.count("train") / count
     readers = [source.item("train", int(number * step)).reader for number in range(count)]
-    if data.statistics == "unit":
-        if readers[0].dtype.kind == "f":
-            raise RecipeError(
-                "floats have no range: `data.statistics: unit`", hint="use `estimate`"
-            )
-        return Normalisation.to_unit_range(readers[0].dtype.name, len(readers[0].bands))
-    return estimate(readers)
+    if data.statistics == "estimate":
+        return estimate(readers)
+    if readers[0].dtype.kind == "f":
+        raise RecipeError(
+            "`data.statistics: unit` needs integer images, these are floats", hint="use `estimate`"
+        )
+    return Normalisation.to_unit_range(readers[0].dtype.name, len(readers[0].bands))
 
 
-def _take_over(model: Model, start: Checkpoint, classes: tuple[str, ...]) -> None:
-    """Start from the weights, statistics and the baseline of a trained model.
-
-    Only the classifier may differ, where the classes do; it then starts anew.
-    """
+def _load_weights(model: Model, start: Checkpoint, classes: tuple[str, ...]) -> None:
+    """Load the weights of a trained model; with other classes the head keeps its initial ones."""
     same = start.description.classes == classes
     theirs, own = (
         {
@@ -197,46 +226,9 @@ def _take_over(model: Model, start: Checkpoint, classes: tuple[str, ...]) -> Non
     shapes, wanted = ({name: each.shape for name, each in of.items()} for of in (theirs, own))
     if other := {name for name, _ in shapes.items() ^ wanted.items()}:
         raise ModelError(
-            f"the model of `{start.path}` is built differently: `{min(other)}`",
-            hint="`model` has to be that of its recipe; `tnet models FILE` shows it",
+            f"the model of `{start.path}` has another architecture: `{min(other)}` differs",
+            hint="copy `model` from its recipe; `tnet models FILE` shows it",
         )
     model.load_state_dict(theirs, strict=False)
     if not same:
-        log.warning("other classes: the classifier starts anew")
-
-
-class _Nobody:
-    """Keeps nothing: the first process does."""
-
-    def keep(
-        self, model: Model, validation: Validation | None, *, best: bool, stage: str = ""
-    ) -> None:
-        """Do nothing."""
-
-
-class _Keeper:
-    """Writes the best and the last model, and pictures of how it goes."""
-
-    def __init__(self, files: RunFolder, described: Description, *, half: bool) -> None:
-        self._files, self._described, self._half = files, described, half
-
-    def keep(
-        self, model: Model, validation: Validation | None, *, best: bool, stage: str = ""
-    ) -> None:
-        """Keep a model, as the best so far or as the last of a stage."""
-        described = self._described
-        if validation is not None:
-            figures = {
-                "validation_accuracy": validation.accuracy,
-                "validation_loss": validation.loss,
-                "validation_images": int(validation.row["images"]),
-            }
-            described = described.model_copy(update={"metrics": figures})
-        targets = [self._files.model] if best else [self._files.last, self._files.of_stage(stage)]
-        if not best and not any("validation" in row for row in self._files.rows()):
-            targets.append(self._files.model)  # nothing to choose by: the last is the best
-        for path in targets:
-            save_checkpoint(path, model, described, overwrite=True, half=self._half)
-        if validation is not None and validation.samples:
-            draw_samples(validation.samples, self._files.samples)
-        draw_curves(self._files.rows(), self._files.curves)
+        log.warning("the classes differ from those of `%s`: the head is not loaded", start.path)

@@ -6,18 +6,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tnetcli.data.statistics import value_range
-from tnetcli.models.base import Episodes, Terms
+from tnetcli.models.base import Episodes, Model, Terms
 from tnetcli.models.registry import find_family, find_terms
 from tnetcli.tasks import Classification
 from tnetcli.training.config import StageConfig
-from tnetcli.training.data import Batch, Batches, Landscapes, derive
-from tnetcli.training.episodes import (
-    blocked_cells,
-    build_episodes,
-    kept_images,
-    uniform_fraction,
-)
+from tnetcli.training.data import Batch, Batches, LandscapeSource, derive
+from tnetcli.training.episodes import blocked_cells, build_episodes, kept_images, uniform_fraction
 from tnetcli.training.optim import prepare_parts
 from tnetcli.training.reinforce import (
     Baselines,
@@ -28,23 +22,22 @@ from tnetcli.training.reinforce import (
     total_loss,
 )
 from tnetcli.training.replay import ReplayBuffer
-from tnetcli.training.run_dir import Run, batch_of, steps_of
+from tnetcli.training.run_dir import Run
 from tnetcli.training.tiles import TilePretraining
 from tnetcli.training.validate import Validation, validate
-from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, build_policy
 from tnetcli.traversal.rollout import Rollout, effective, rollout
 from tnetcli.traversal.runner import TorchRunner
 from tnetcli.traversal.views import Views
 
-REPLAYED = 4  # times as many images as are read
-# Crops make images smaller: a cell of one may be somewhat finer than the image's own pixels, so
-# that they are traversed as deep as whole images are in prediction.
-SCALE_OF_CROPS = 0.5  # of the view
+REPLAY_FACTOR = 4  # images per replay update, relative to a batch
+# Crops make images smaller: cells may be somewhat finer than native pixels, so that crops are
+# traversed as deep as whole images in prediction.
+CROP_SCALE = 0.5
 
 
 class Stage(Protocol):
-    """One part of a training."""
+    """One stage of a training."""
 
     config: StageConfig
     steps: int
@@ -53,23 +46,23 @@ class Stage(Protocol):
     views: Views
 
     def setup(self) -> None:
-        """Freeze and unfreeze parts of the model, before every step."""
+        """Freeze and unfreeze parts of the model; called before every step."""
         ...
 
     def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
-        """Return the loss of batch `number`, its metrics, and how many images they are of."""
+        """Return the loss of batch `number`, its metrics, and its number of images."""
         ...
 
     def replays(self, step: int) -> Iterator[Tensor]:
         """Yield the losses of further updates after a step."""
         ...
 
-    def validate(self, model: nn.Module) -> Validation:
+    def validate(self, model: Model) -> Validation:
         """Evaluate a model on the validation images."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Return what has to be stored to resume."""
+        """Return the state to resume from."""
         ...
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -78,20 +71,20 @@ class Stage(Protocol):
 
 
 def build_stage(run: Run, config: StageConfig, device: torch.device) -> Stage:
-    """Return the stage that a recipe describes."""
+    """Return the stage of a recipe."""
     kind = TileStage if config.learn == "tiles" else SceneStage
     return kind(run, config, device)
 
 
 class _Stage:
-    """What all stages share."""
+    """Defaults of all stages."""
 
     validates = False
 
     def __init__(self, run: Run, config: StageConfig, device: torch.device) -> None:
         self.run, self.config, self.device = run, config, device
-        self.steps = steps_of(config, run)
-        self.traversal: TraversalConfig = run.recipe.traversal_of(config)
+        self.steps = run.steps(config)
+        self.traversal = run.recipe.traversal_of(config)
         self.modules: list[nn.Module] = [run.model]
         self.views = Views(
             run.model.view_size_of,
@@ -103,25 +96,21 @@ class _Stage:
         self.setup()
 
     def setup(self) -> None:
-        """Freeze and unfreeze parts of the model, before every step."""
         prepare_parts(self.run.model, self.config)
 
     def replays(self, step: int) -> Iterator[Tensor]:
-        """Yield nothing."""
         yield from ()
 
     def state(self) -> dict[str, Tensor]:
-        """Return nothing."""
         return {}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Do nothing."""
+        pass
 
-    def validate(self, model: nn.Module) -> Validation:
-        """Traverse the validation images as a prediction would."""
+    def validate(self, model: Model) -> Validation:
         training = self.run.recipe.training
         return validate(
-            model,  # type: ignore[arg-type]
+            model,
             self.run.normalisation,
             self.run.source,
             self.traversal,
@@ -129,7 +118,7 @@ class _Stage:
             device=str(self.device),
             precision=training.precision,
             threads=training.threads,
-            ranks=self.run.ranks,
+            group=self.run.group,
         )
 
 
@@ -138,9 +127,9 @@ class TileStage(_Stage):
 
     def __init__(self, run: Run, config: StageConfig, device: torch.device) -> None:
         super().__init__(run, config, device)
-        assert isinstance(run.source, Landscapes)  # the recipe sees to it
+        assert isinstance(run.source, LandscapeSource)  # checked by the recipe
         torch.manual_seed(derive(run.recipe.seed, config.name, "tile head"))
-        own = (run.ranks.rank,) if run.ranks.rank else ()  # each process has its own scenes
+        own = (run.group.rank,) if run.group.rank else ()  # each process has its own scenes
         self._tiles = TilePretraining(
             run.model,
             run.source,
@@ -153,7 +142,7 @@ class TileStage(_Stage):
         self.modules.append(self._tiles)
 
     def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
-        """Return the loss of views of tiles at all levels."""
+        """Return the loss of views at all levels."""
         total, parts = self._tiles(number)
         total = total + l2_penalty(self.run.model, self.config.loss)
         row = {"loss": float(total.detach()), **parts, "windows": self._tiles.windows}
@@ -168,13 +157,13 @@ class SceneStage(_Stage):
     def __init__(self, run: Run, config: StageConfig, device: torch.device) -> None:
         super().__init__(run, config, device)
         recipe, model, loss = run.recipe, run.model, config.loss
-        self._batch_size = batch_of(config, run)
+        self._batch_size = run.batch_size(config)
         self._runner = TorchRunner(model, device, recipe.training.precision, grad=True)
-        scale = SCALE_OF_CROPS if config.augmentation.crop is not None else 1.0
+        scale = CROP_SCALE if config.augmentation.crop is not None else 1.0
         self._exploring = effective(self.traversal, model, scale=scale).changed(
             policy=loss.selection,
             temperature=loss.temperature,
-            deduplicate=False,  # every choice has a reward of its own
+            deduplicate=False,  # every choice has its own reward
             budget=None,
             confidence=None,
         )
@@ -187,14 +176,13 @@ class SceneStage(_Stage):
             class_weights="none" if recipe.data is None else recipe.data.class_weights,
         )
         self._task.fit(run.source.labels())
-        self._family = find_family(model.family)
-        self._terms = find_terms(model.family)
+        self._family, self._terms = find_family(model.family), find_terms(model.family)
         self._baselines = Baselines(
             loss.baseline,
             self.traversal.levels,
             classes=len(run.source.classes),
             decay=loss.decay,
-            total=run.ranks.total,
+            total=run.group.sum,
         )
         self._baselines.start(float(getattr(model, "baseline", torch.tensor(0.5))))
         self._replay: ReplayBuffer | None = None
@@ -204,14 +192,14 @@ class SceneStage(_Stage):
                 self.traversal,
                 config,
                 self._task,
-                images=REPLAYED * self._batch_size // run.ranks.count,
+                images=REPLAY_FACTOR * self._batch_size // run.group.size,
                 seed=derive(recipe.seed, config.name),
                 device=device,
             )
         self._batches: Iterator[Batch] | None = None
 
     def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
-        """Return the loss of a rollout: labels, rewards and the family's own terms."""
+        """Return the loss of a rollout: labels, rewards and the terms of the family."""
         batch = self._next(number).repeated(self.config.loss.samples)
         found = rollout(
             batch.readers,
@@ -222,7 +210,7 @@ class SceneStage(_Stage):
             first=batch.first,
         )
         if not self._is_readable(found, batch):
-            if not self._family.replaces_loss:  # other processes update no baselines either
+            if not self._family.replaces_loss:
                 self._baselines.sit_out(sequence=self.config.loss.reinforce_sequence)
             return torch.zeros((), device=self.device), {}, 0
         episodes, distinct = build_episodes(
@@ -250,13 +238,13 @@ class SceneStage(_Stage):
         return total, row, len(episodes.targets)
 
     def replays(self, step: int) -> Iterator[Tensor]:
-        """Yield losses of images that were read before, by their labels alone."""
+        """Yield label losses of earlier images."""
         if self._replay is not None:
-            for time in range(self._replay.times):
-                yield self._replay.loss(step, time)
+            for number in range(self.config.replay):
+                yield self._replay.loss(step, number)
 
-    def validate(self, model: nn.Module) -> Validation:
-        """Traverse the validation images as a prediction would."""
+    def validate(self, model: Model) -> Validation:
+        """Store the baseline in the models, and evaluate."""
         for each in (self.run.model, model):
             baseline = getattr(each, "baseline", None)
             if isinstance(baseline, Tensor):
@@ -265,16 +253,31 @@ class SceneStage(_Stage):
 
     def state(self) -> dict[str, Tensor]:
         """Return the baselines and the replay buffer."""
-        found = {f"baselines.{k}": v for k, v in self._baselines.state_dict().items()}
+        found = {"baselines": self._baselines.values.clone()}
         if self._replay is not None:
-            found |= {f"replay.{k}": v for k, v in self._replay.state().items()}
+            found |= {f"replay.{key}": each for key, each in self._replay.state().items()}
         return found
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Resume from what `state` returned."""
-        self._baselines.load_state_dict(under(state, "baselines."))
+        self._baselines.load(state["baselines"])
         if self._replay is not None:
-            self._replay.load(under(state, "replay."))
+            self._replay.load(with_prefix(state, "replay."))
+
+    def _next(self, number: int) -> Batch:
+        if self._batches is None:
+            batches = Batches(
+                self.run.source,
+                self.views,
+                self.config.augmentation,
+                batch_size=self._batch_size,
+                seed=derive(self.run.recipe.seed, self.config.name),
+                traversal=self.traversal,
+                value_range=self.run.normalisation.value_range(),
+                group=self.run.group,
+            )
+            self._batches = batches.since(number, self.steps * self.config.optimizer.accumulate)
+        return next(self._batches)
 
     def _policies(self, batch: Batch) -> list[Policy]:
         uniform = uniform_fraction(self.run.model.grid, self.config.loss)
@@ -283,6 +286,21 @@ class SceneStage(_Stage):
             policy if fixed is None else Fixed(policy, fixed)
             for policy, fixed in zip(policies, batch.fixed, strict=True)
         ]
+
+    def _is_readable(self, found: Rollout, batch: Batch) -> bool:
+        """Warn about images that could not be read; return True if any image is left.
+
+        Raise the error if none is left and there are no other processes.
+        """
+        samples = self.config.loss.samples
+        for image in sorted({image // samples for image in found.errors}):
+            error = next(e for i, e in found.errors.items() if i // samples == image)
+            self.run.callback.warn(f"`{batch.names[image * samples]}` is skipped: {error}")
+        if kept_images(found, samples):
+            return True
+        if found.errors and self.run.group.size == 1:
+            raise next(iter(found.errors.values()))
+        return False
 
     def _all_terms(self, episodes: Episodes) -> Terms:
         loss, terms = self.config.loss, {}
@@ -294,46 +312,16 @@ class SceneStage(_Stage):
             terms |= self._terms(episodes, self._task, self.config.objective)
         return terms
 
-    def _is_readable(self, found: Rollout, batch: Batch) -> bool:
-        """Warn about images that could not be read; return whether any is left.
-
-        Without other processes to continue, none left is an error.
-        """
-        samples = self.config.loss.samples
-        for image in sorted({image // samples for image in found.errors}):
-            error = next(e for i, e in found.errors.items() if i // samples == image)
-            self.run.listener.warn(f"`{batch.names[image * samples]}` is left out: {error}")
-        if kept_images(found, samples):
-            return True
-        if found.errors and self.run.ranks.count == 1:
-            raise next(iter(found.errors.values()))
-        return False
-
-    def _next(self, number: int) -> Batch:
-        if self._batches is None:
-            batches = Batches(
-                self.run.source,
-                self.views,
-                self.config.augmentation,
-                batch_size=self._batch_size,
-                seed=derive(self.run.recipe.seed, self.config.name),
-                traversal=self.traversal,
-                value_range=value_range(self.run.normalisation),
-                ranks=self.run.ranks,
-            )
-            self._batches = batches.since(number, self.steps * self.config.optimizer.accumulate)
-        return next(self._batches)
-
 
 def _mean_entropy(episodes: Episodes) -> dict[str, float]:
-    """Return the mean entropy of the choices, where it can be learned."""
-    if not len(episodes.entropy):  # of several levels: regions were fixed, nothing was chosen
+    """Return the mean entropy of the choices, if it is trained."""
+    if not len(episodes.entropy):  # with several levels, all regions were fixed
         return {} if len(episodes.level_logits) > 1 else {"entropy": 1.0}
-    learns = episodes.entropy.requires_grad
-    return {"entropy": float(episodes.entropy.detach().mean())} if learns else {}
+    trained = episodes.entropy.requires_grad
+    return {"entropy": float(episodes.entropy.detach().mean())} if trained else {}
 
 
-def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names begin with a prefix, without it."""
     return {
         name.removeprefix(prefix): value

@@ -1,4 +1,4 @@
-"""Pre-training on the labels of tiles: what a view shows at each scale, before where to look."""
+"""Pre-training of the encoder on the labels of tiles."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,31 +14,28 @@ from tnetcli.geometry import Grid, Region, Window
 from tnetcli.models.base import Model
 from tnetcli.models.devices import Precision, autocast
 from tnetcli.synth.landscape import AMBIGUOUS, LandscapeScene
-from tnetcli.training.data import Landscapes, derive
+from tnetcli.training.data import LandscapeSource, derive
 from tnetcli.traversal.tree import Node
 from tnetcli.traversal.views import View, Views
 
 
 class TileBatch(NamedTuple):
-    """Views of one step, and what they show."""
+    """Views of one step and their labels."""
 
     values: Tensor  # (views, bands, height, width)
     regions: list[Region]
-    shares: Tensor  # (views, side, side, tile classes), of each class under a pixel of the map
-    labels: Tensor  # (views,), AMBIGUOUS where the view shows no single class
+    shares: Tensor  # (views, side, side, tile classes), under each pixel of the feature map
+    labels: Tensor  # (views,), AMBIGUOUS for several classes
     level: Tensor  # (views,)
 
 
 class TilePretraining(nn.Module):
-    """Classifies the tiles under a map, and the view by its features.
-
-    The dense head over the map is trained here and dropped afterwards.
-    """
+    """Classifies the tiles under the feature map with a temporary head, and views by features."""
 
     def __init__(
         self,
         model: Model,
-        source: Landscapes,
+        source: LandscapeSource,
         views: Views,
         tiles: TilesConfig,
         *,
@@ -51,14 +48,14 @@ class TilePretraining(nn.Module):
         size = backbone.map_size
         maker = source.makers["train"]
         self.dense = nn.Conv2d(size.channels, len(maker.tile_classes), 1).to(device)
-        self._parts = (model, maker, views)  # hidden from `parameters`
+        self._parts = (model, maker, views)  # a tuple, so that `parameters` omits them
         self._side, self._tiles, self._seed = size.height, tiles, seed
         self._device, self._precision = device, precision
         self._first_site = len(maker.landscape.background)
         self.windows = sum(tiles.views)
 
     def forward(self, step: int) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss of a step and its parts."""
+        """Return the loss of a step and its metrics."""
         model, _, _ = self._parts
         batch = self._prepare(step)
         with autocast(self._device, self._precision):
@@ -82,7 +79,7 @@ class TilePretraining(nn.Module):
         }
 
     def _dense_loss(self, classes: Tensor, batch: TileBatch) -> Tensor:
-        """Return the mean over views; within a view, what is site counts more."""
+        """Return the mean over views; within a view, sites have a larger weight."""
         by_level = torch.tensor(self._tiles.site_weights, device=classes.device)
         extra = by_level[(batch.level - 1).clamp(max=len(by_level) - 1)]  # (views,)
         site = batch.shares[..., self._first_site :].sum(dim=-1)  # (views, side, side)
@@ -123,14 +120,11 @@ class TilePretraining(nn.Module):
     def _doubt(
         self, above: Sequence[Node], pixels: Tensor, count: int, random: np.random.Generator
     ) -> list[Node]:
-        """Return regions of the level above where the map itself predicts a site.
-
-        Its errors are what the model would read later, and mostly hold no site.
-        """
+        """Return regions drawn where the coarser views predict a site: hard negatives, mostly."""
         grid = self._parts[0].grid
         drawn = random.integers(len(above), size=count)
         seen = self._sites(pixels[torch.from_numpy(drawn)]).astype(np.float64)
-        # (views, rows, columns): what of each cell is taken for a site
+        # (views, rows, columns): predicted fraction of a site
         cells = grid.row_weights(self._side) @ seen @ grid.column_weights(self._side).T
         places = []
         for number, share in zip(drawn, cells.reshape(count, -1) ** 2, strict=True):
@@ -142,7 +136,7 @@ class TilePretraining(nn.Module):
 
     @torch.no_grad()
     def _sites(self, pixels: Tensor) -> NDArray[np.float32]:
-        """Return how probable a site is under each pixel of the map (views, side, side)."""
+        """Return the probability of a site under each pixel of the map (views, side, side)."""
         backbone: Any = self._parts[0].backbone
         learning = backbone.training
         backbone.eval()  # running statistics stay as they are
@@ -159,7 +153,7 @@ class TilePretraining(nn.Module):
     def _choose(
         self, scene: LandscapeScene, level: int, grid: Grid, random: np.random.Generator
     ) -> Region:
-        """Return a window of a level: over a point of a site, or over any point."""
+        """Return a region of a level over a random point of a site, or of the scene."""
         target = Window.whole(scene.size)
         if scene.boxes and random.random() < self._tiles.near:
             target = scene.boxes[random.integers(len(scene.boxes))]
@@ -171,10 +165,10 @@ class TilePretraining(nn.Module):
         return region
 
 
-def _read(views: Views, places: Sequence[Node], scenes: Sequence[LandscapeScene]) -> Tensor:
-    """Return the views of places (places, bands, height, width)."""
+def _read(views: Views, nodes: Sequence[Node], scenes: Sequence[LandscapeScene]) -> Tensor:
+    """Return the views of nodes (nodes, bands, height, width)."""
     read = []
-    for batch in views.read(places, scenes):
+    for batch in views.read(nodes, scenes):
         for _, view in batch:
             if not isinstance(view, View):
                 raise view

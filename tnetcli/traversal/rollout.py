@@ -197,7 +197,7 @@ class _State:
         return scores
 
     def confident(self, images: Sequence[int]) -> list[bool]:
-        """Return for each image whether a class reaches `confidence`."""
+        """Return for each image True if a class reaches `confidence`."""
         assert self.config.confidence is not None
         features = torch.cat(self.features)
         found = []

@@ -40,12 +40,11 @@ class Edge:
 class Node:
     """One region of the tree of `image`, an index into the images of the traversal.
 
-    `attention` is what its parent gave this cell, `joint` the product along the path; both are 1
-    for the whole image. `rank` 1 is the most probable of its image and level by `joint` (ties: the
-    earlier). `edges` lead to the cells that were read, in reading order; fixed regions are no
-    cells, and not among them. Several parents may share a node; its path, attention and joint are
-    those of the parent that came first. Where cells are as large as their region, an edge may lead
-    back to its own node.
+    `attention` is the probability that its parent gave the cell, `joint` the product along the
+    path; both are 1 for the whole image. `rank` 1 is the most probable of its image and level by
+    `joint`; ties go to the earlier. `edges` lead to the cells that were read, in reading order, and
+    not to fixed regions. Several parents may share a node; path, attention and joint are those of
+    the first. Where a cell is as large as its region, an edge may lead back to the node.
     """
 
     image: int

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.images import noise, write_constant_levels_tiff, write_geotiff
 from tests.strategies import numbers, windows_near
-from tnetcli.data.augment import ORDERS, Blur, Jitter, Pose, draw_jitter, draw_pose
+from tnetcli.data.augment import Augmented, Pose, augment, draw_pose, move_boxes
+from tnetcli.data.colour import ORDERS, Blur, Jitter, draw_jitter
 from tnetcli.data.config import AugmentConfig
-from tnetcli.data.views import Augmented, augment, move_boxes
-from tnetcli.geometry import Grid, Size, Window
+from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box, Cost, ImageInfo, Level, Pixels, Reader, Resolution
 from tnetcli.readers.detect import open_image
 from tnetcli.testing.reader import ReaderContract, area_mean, assert_equal, random_windows
@@ -253,23 +253,6 @@ def test_a_turned_smooth_image_has_the_values_of_where_its_pixels_come_from(pose
     assert checked > 200
 
 
-def test_turned_at_once_or_by_quarters_is_the_same():
-    square = noise((64, 64), 3, seed=2)
-    by_angle = Augmented(ArrayReader(square), Pose(Box(0, 0, 64, 64), angle=90.0))
-    whole = Window(0, 0, 64, 64)
-    pixels = by_angle.read(whole, Size(64, 64))
-    assert pixels.valid.all()
-    assert np.array_equal(pixels.values, np.rot90(square, axes=(1, 2)))
-
-
-def test_a_turned_view_seen_closer_agrees_with_itself():
-    reader = Augmented(ArrayReader(smooth_image("uint8")), POSES[0])
-    coarse = reader.read(Window(40, 30, 96, 72), Size(48, 36))
-    child = reader.read(Window(40, 30, 96, 72).cell(Grid(2, 2, 0.5), 1, 0), Size(48, 36))
-    fine = child.values.astype(float).reshape(3, 18, 2, 24, 2).mean((2, 4))
-    assert np.abs(fine - coarse.values[:, 18:, :24]).max() <= 1.5
-
-
 def test_outside_of_a_turned_image_and_its_holes_are_invalid():
     valid = np.ones((140, 180), bool)
     valid[50:90, 70:110] = False
@@ -392,19 +375,6 @@ def test_boxes_are_where_their_pixels_went(pose, data):
         assert box.box == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
 
 
-def test_the_box_of_a_turned_image_holds_all_that_was_marked():
-    marked = np.zeros((1, 140, 180), np.float32)
-    marked[:, 60:90, 40:120] = 1
-    for pose in POSES:
-        reader = Augmented(ArrayReader(marked), pose)
-        (box,) = move_boxes(reader, [Window(40, 60, 80, 30)])
-        size = reader.size
-        seen = reader.read(Window.whole(size), size).values[0] > 0.5
-        rows, columns = np.nonzero(seen)
-        edges = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
-        assert np.abs(np.array(box.box) - edges).max() <= 2
-
-
 @pytest.mark.parametrize(
     ("settings", "fixed"),
     [
@@ -431,13 +401,6 @@ def test_quarter_turns_are_the_four_rotations_and_nothing_else():
         for seed in range(60)
     }
     assert found == {np.rot90(square, k).tobytes() for k in range(4)}
-
-
-def test_flips_and_turns_reach_all_eight_ways_to_lay_a_square():
-    square = np.arange(25).reshape(5, 5)
-    settings = AugmentConfig(turns=True, flip="both")
-    poses = [draw_pose(settings, Size(5, 5), np.random.default_rng(seed)) for seed in range(200)]
-    assert len({pose.turn(square).tobytes() for pose in poses}) == 8
 
 
 def test_crops_have_the_area_and_the_shape_asked_for_and_lie_anywhere():
@@ -561,13 +524,6 @@ def test_brightness_of_16_bits_is_a_part_of_the_range_given():
     assert 3000 < max(changes[None]) <= 6554
 
 
-def test_floats_need_a_range_for_their_colours():
-    image = ArrayReader(np.zeros((3, 4, 4), np.float32))
-    with pytest.raises(ValueError, match="value_range"):
-        augment(image, AugmentConfig(colour=True), 0)
-    augment(image, AugmentConfig(colour=True), 0, value_range=(0.0, 1.0))
-
-
 def test_saturation_and_hue_are_left_out_of_images_that_are_no_colours():
     for seed in range(30):
         jitter = draw_jitter(AugmentConfig(colour=True), 4, (0, 255), np.random.default_rng(seed))
@@ -581,19 +537,6 @@ ALLOWED = {
     "hue": (0, 0.2),
     "contrast": (1, 0.5),
 }
-
-
-def test_each_order_and_none_are_about_as_likely():
-    counts = {}
-    for seed in range(1000):
-        jitter = draw_jitter(AugmentConfig(colour=True), 3, (0, 255), np.random.default_rng(seed))
-        names = None if jitter is None else tuple(name for name, _ in jitter.steps)
-        counts[names] = counts.get(names, 0) + 1
-        for name, amount in jitter.steps if jitter else ():
-            middle, reach = ALLOWED[name]
-            assert abs(amount - middle) <= reach
-    assert set(counts) == {None, *ORDERS}
-    assert min(counts.values()) > 150
 
 
 def test_invalid_pixels_stay_zero_whatever_the_colours():
@@ -627,13 +570,3 @@ def test_blur_near_the_edge_and_holes_is_of_valid_pixels_only():
     pixels = reader.read(Window(-3, -3, 36, 36), Size(36, 36))
     assert (pixels.values[:, pixels.valid] == 77).all()
     assert np.array_equal(pixels.valid[3:33, 3:33], valid)
-
-
-def test_a_constant_image_stays_what_it_is_however_it_is_moved():
-    image = ArrayReader(np.full((3, 60, 90), 99, np.uint8))
-    settings = EVERYTHING.model_copy(update={"colour": False})
-    for seed in range(10):
-        reader = augment(image, settings, seed)
-        pixels = reader.read(Window.whole(reader.size), Size(33, 21))
-        assert pixels.valid.any()
-        assert (pixels.values[:, pixels.valid] == 99).all()
