@@ -318,9 +318,9 @@ def predict(
         named = part.take(named)
         file = None if file is None else part.name(file)
 
+    from tnetcli.models.devices import limit_threads
     from tnetcli.prediction.batch import ExecutionConfig, predict_images
     from tnetcli.prediction.predictor import DEFAULT_MODEL, PredictConfig
-    from tnetcli.models.devices import limit_threads
     from tnetcli.system import available_cores
 
     cores = max(available_cores() // workers, 1)

@@ -19,12 +19,12 @@ from tnetcli.engines.processes import ProcessEngine
 from tnetcli.errors import ClusterError, ImageError, ModelError, UsageError
 from tnetcli.files import absolute, check_not_input
 from tnetcli.models.checkpoint import Checkpoint, find_model_file, load_checkpoint
+from tnetcli.models.devices import limit_threads, sharing_cores
 from tnetcli.prediction.jsonl import PredictionFile
 from tnetcli.prediction.predictor import DEFAULT_MODEL, PredictConfig, Predictor, checked
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.watch import READ_TIMEOUT
-from tnetcli.models.devices import limit_threads, sharing_cores
 from tnetcli.system import available_cores, reuse_freed_memory
 
 BATCH_SIZE = 8  # images
