@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from tnetcli.readers.detect import open_image as open
     from tnetcli.registry import Registry
     from tnetcli.tasks import Task
-    from tnetcli.training import train
     from tnetcli.training.recipe import Recipe
+    from tnetcli.training.run import train
     from tnetcli.traversal.policies import Policy
 
 __version__ = "0.2.0.dev0"
@@ -61,8 +61,8 @@ _MODULES = {
     "tnetcli.readers.detect": ["open"],
     "tnetcli.registry": ["Registry"],
     "tnetcli.tasks": ["Task"],
-    "tnetcli.training": ["train"],
     "tnetcli.training.recipe": ["Recipe"],
+    "tnetcli.training.run": ["train"],
     "tnetcli.traversal.policies": ["Policy"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

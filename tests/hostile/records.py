@@ -392,8 +392,12 @@ NESTED = (
 )  # fmt: skip
 
 
-STALE = (".tnet-0123456789abcdef.tmp", ".tnet-fedcba9876543210")
-OTHERS = (".tnet-mine", "tnet-0123456789abcdef.tmp", ".tnet-0123456789abcdefg.tmp")
+STALE = (".tnet-00000000_1_0123456789abcdef.tmp", ".tnet-00000000_1_fedcba9876543210")
+OTHERS = (
+    ".tnet-mine",
+    "tnet-00000000_1_0123456789abcdef.tmp",
+    ".tnet-00000000_1_0123456789abcdefg.tmp",
+)
 
 
 def _left_behind(place: Place) -> None:

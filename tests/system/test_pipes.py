@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="no POSIX pipes")
         ("train pipe -o run", 4),
         ("models ./pipe", 5),
         ("predict a.tif --model ./pipe", 5),
-        ("predict a.tif --windows pipe", 4),
+        ("predict a.tif --regions pipe", 4),
         ("merge pipe -o b.jsonl", 7),
         ("export pipe -o b.csv", 7),
     ],
@@ -68,6 +68,6 @@ def test_paths_in_a_manifest_from_a_pipe_are_relative_to_this_folder(tmp_path):
 
 def test_regions_are_not_read_from_a_pipe(tmp_path):
     write_geotiff(tmp_path / "a.tif", noise((64, 64)))
-    done = run_in_shell(f"cd {tmp_path} && tnet predict a.tif --windows <(sleep 1)")
+    done = run_in_shell(f"cd {tmp_path} && tnet predict a.tif --regions <(sleep 1)")
     assert done.returncode == 4
-    assert "is a pipe, and windows" in done.stderr
+    assert "is a pipe" in done.stderr
