@@ -375,6 +375,18 @@ def test_boxes_are_where_their_pixels_went(pose, data):
         assert box.box == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
 
 
+def test_the_box_of_a_turned_image_holds_what_was_marked():
+    marked = np.zeros((1, 140, 180), np.float32)
+    marked[:, 60:90, 40:120] = 1
+    for pose in POSES:
+        reader = Augmented(ArrayReader(marked), pose)
+        (box,) = move_boxes(reader, [Window(40, 60, 80, 30)])
+        seen = reader.read(Window.whole(reader.size), reader.size).values[0] > 0.5
+        rows, columns = np.nonzero(seen)
+        edges = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+        assert np.abs(np.array(box.box) - edges).max() <= 2
+
+
 @pytest.mark.parametrize(
     ("settings", "fixed"),
     [
@@ -401,6 +413,13 @@ def test_quarter_turns_are_the_four_rotations_and_nothing_else():
         for seed in range(60)
     }
     assert found == {np.rot90(square, k).tobytes() for k in range(4)}
+
+
+def test_flips_and_turns_reach_all_eight_positions_of_a_square():
+    square = np.arange(25).reshape(5, 5)
+    settings = AugmentConfig(turns=True, flip="both")
+    poses = [draw_pose(settings, Size(5, 5), np.random.default_rng(seed)) for seed in range(200)]
+    assert len({pose.turn(square).tobytes() for pose in poses}) == 8
 
 
 def test_crops_have_the_area_and_the_shape_asked_for_and_lie_anywhere():
@@ -537,6 +556,26 @@ ALLOWED = {
     "hue": (0, 0.2),
     "contrast": (1, 0.5),
 }
+
+
+def test_every_order_of_the_jitter_and_none_are_about_equally_likely():
+    counts = {}
+    for seed in range(1000):
+        jitter = draw_jitter(AugmentConfig(colour=True), 3, (0, 255), np.random.default_rng(seed))
+        names = None if jitter is None else tuple(name for name, _ in jitter.steps)
+        counts[names] = counts.get(names, 0) + 1
+        for name, amount in jitter.steps if jitter else ():
+            middle, reach = ALLOWED[name]
+            assert abs(amount - middle) <= reach
+    assert set(counts) == {None, *ORDERS}
+    assert min(counts.values()) > 150
+
+
+def test_floats_need_a_range_for_their_colours():
+    image = ArrayReader(np.zeros((3, 4, 4), np.float32))
+    with pytest.raises(ValueError, match="value_range"):
+        augment(image, AugmentConfig(colour=True), 0)
+    augment(image, AugmentConfig(colour=True), 0, value_range=(0.0, 1.0))
 
 
 def test_invalid_pixels_stay_zero_whatever_the_colours():

@@ -294,6 +294,17 @@ def test_an_empty_split_is_reported(listed, leave_out, says):
     assert f"`: {says}" in str(error)
 
 
+def test_a_group_in_two_splits_is_reported(listed):
+    text = rows("e.tif,river,test,p", "x/../e.tif,river,train,p", columns="path,label,split,group")
+    error = refused(lambda: listed(text, check_images=False))
+    assert "line 7: group `p` is in train, and on line 6 in test" in str(error)
+
+
+def test_a_named_class_without_an_image_is_reported(listed):
+    error = refused(lambda: listed(rows(), classes=("forest", "river", "lake")))
+    assert "no image to train on of class `lake`" in str(error)
+
+
 def test_one_image_in_two_splits_is_reported_whatever_it_is_called(listed):
     text = rows("./a.tif,forest,test,p", columns="path,label,split,group")
     error = refused(lambda: listed(text))
@@ -394,6 +405,11 @@ def test_folders_of_splits_hold_folders_of_classes(folder):
 def test_an_image_beside_the_folders_is_reported(folder):
     write_geotiff(folder / "lost.tif", noise((16, 16)), blocksize=None)
     assert "`lost.tif` is in no class folder" in str(refused(lambda: in_folder(folder)))
+
+
+def test_a_broken_image_in_a_folder_is_reported(folder):
+    (folder / "river" / "broken.tif").write_bytes(b"")
+    assert "is empty" in str(refused(lambda: in_folder(folder)))
 
 
 # Crops

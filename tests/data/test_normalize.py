@@ -23,6 +23,12 @@ def test_bytes_map_onto_minus_one_to_one():
     assert found.dtype == np.float32
 
 
+def test_signed_numbers_map_onto_minus_one_to_one():
+    normalisation = Normalisation.to_unit_range("int16", 1)
+    found, _ = normalisation.apply(pixels(np.array([[[-32768, 32767]]], np.int16)))
+    assert found.tolist() == [[[-1.0, 1.0]]]
+
+
 def test_every_band_has_its_own_mean_and_deviation():
     normalisation = Normalisation(dtype="uint16", mean=(100, 2000), std=(10, 500))
     found, _ = normalisation.apply(pixels(np.array([[[120]], [[1000]]], np.uint16)))
@@ -135,6 +141,19 @@ def test_numbers_that_are_none_do_not_count(opened):
     found = estimate([opened(array)])
     assert found.mean == pytest.approx((2.5,))
     assert found.std == pytest.approx((np.sqrt(0.75),))
+
+
+def test_a_pixel_with_one_band_that_is_no_number_does_not_count(opened):
+    array = np.stack([np.full((30, 30), value, np.float32) for value in (1, 5)])
+    array[0, :15], array[1, :15] = np.inf, 100
+    array[1, 20:25] = 7
+    assert estimate([opened(array, nodata=None)]).mean == pytest.approx((1, 5 + 2 / 3))
+
+
+def test_floats_that_hardly_differ_are_not_constant(opened):
+    array = (1e-4 + 1e-6 * np.random.default_rng(0).normal(size=(1, 50, 50))).astype(np.float32)
+    double = opened(array.astype(np.float64))  # floats of any width are one kind
+    assert estimate([opened(array), double]).std == pytest.approx((1e-6,), rel=0.1)
 
 
 def test_a_large_image_is_seen_through_its_overview(opened):

@@ -74,6 +74,15 @@ def test_running_batches_are_finished_after_a_stop(local):
     assert sorted(found) == list(range(len(found)))  # what was waiting is taken back
 
 
+@pytest.mark.slow
+def test_an_adaptive_cluster_grows():
+    with start(0) as cluster:
+        cluster.adapt(minimum=0, maximum=2, interval="100ms")
+        found = list(run(cluster, process_of, range(200)))
+    assert sorted(item for item, _ in found) == list(range(200))
+    assert len({process for _, process in found}) == 2
+
+
 def test_a_worker_that_does_not_see_a_file_is_named(local, tmp_path, monkeypatch):
     seen_here = tmp_path / "here.tif"
     exists = os.path.exists

@@ -1,3 +1,4 @@
+import json
 import logging
 import shutil
 
@@ -11,7 +12,7 @@ from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError, UsageError
 from tnetcli.evaluation.evaluate import choose_counts, evaluate
 from tnetcli.evaluation.metrics import wilson
-from tnetcli.evaluation.report import as_text
+from tnetcli.evaluation.report import as_json, as_text
 from tnetcli.geometry import Region, Size, Window
 from tnetcli.models.checkpoint import load_model
 from tnetcli.prediction.inference import Inference
@@ -214,6 +215,8 @@ def test_attention_is_checked_on_every_image(folder, found):
     assert 0 <= attention.masked.low <= attention.masked.value <= attention.masked.high <= 1
     assert 0 <= attention.random_changed.value <= 1
     assert "deepest regions hidden" in as_text(checked)
+    assert json.loads(as_json(checked))["attention"]["images"] == IMAGES
+    assert json.loads(as_json(found))["attention"] is None
 
 
 def test_another_traversal_is_evaluated(folder):

@@ -256,4 +256,4 @@ class TestHitRate:
 
     def test_images_count_on_the_levels_that_were_read(self):
         found = hit_rate([{2: True, 3: False}, {2: False, 3: True}, {2: True}, {}])
-        assert {level: rate.value for level, rate in found.items()} == {2: 2 / 3, 3: 1 / 2}
+        assert found == {2: wilson(2, 3), 3: wilson(1, 2)}

@@ -1,4 +1,5 @@
 import gzip
+import os
 import pickle
 import struct
 import tracemalloc
@@ -84,6 +85,15 @@ def test_a_scene_can_be_pickled_and_read_by_threads(protocol):
         read = pickle.loads(pickle.dumps(scene)).read
         found = list(pool.map(lambda each: read(each, Size(50, 50)).values, windows))
     assert np.array_equal(expected, found)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_labels_are_equally_frequent(protocol):
+    maker = DigitMaker(Digits(protocol, 64), PLAIN)
+    labels = [maker.scene(seed).label for seed in range(120)]
+    counts = [labels.count(each) for each in maker.classes]
+    assert sum(counts) == 120
+    assert min(counts) > 120 / len(counts) * 0.3
 
 
 # --- megapixel --------------------------------------------------------------------------------
@@ -178,6 +188,21 @@ def test_a_site_is_as_bright_as_its_surroundings_and_smoother_at_coarse_scales()
     assert max(spreads) < 0.5
 
 
+def test_the_middle_scale_shows_where_the_site_is():
+    for seed in range(4):
+        scene = make("site", 1024, seed)
+        (box,) = scene.boxes
+        # Every glow of a site is in the middle of its slot of 4 x 4 pixels.
+        slots = whole(scene, 4).astype(float).reshape(64, 4, 64, 4).transpose(0, 2, 1, 3)
+        centred = slots[..., 1:3, 1:3].mean((2, 3)) - slots.mean((2, 3))
+        mask = np.zeros((64, 64), bool)
+        inside(mask, Window(box.left // 16, box.top // 16, box.width // 16, box.height // 16))[
+            :
+        ] = True
+        assert centred[mask].min() > np.median(centred[~mask])
+        assert centred[mask].mean() > centred[~mask].mean() + centred[~mask].std()
+
+
 def test_the_block_has_as_many_digits_as_asked_for():
     sides = {make("site", 512, seed, cells=(3, 5)).boxes[0].width for seed in range(30)}
     assert sides == {48.0, 64.0, 80.0}
@@ -265,6 +290,9 @@ def test_glows_of_a_site_and_of_clutter_are_equally_bright():
     clutter, site = np.split(glows(16, 2000).astype(float), 2)
     assert abs(clutter.mean() - site.mean()) < 0.03 * site.mean()
     assert clutter.mean((1, 2)).std() > 3 * site.mean((1, 2)).std()
+    # Those of a site are in the middle, those of clutter anywhere.
+    assert site.mean(0)[6:10, 6:10].mean() > 3 * site.mean()
+    assert clutter.mean(0).std() < 0.15 * clutter.mean()
 
 
 # --- glyphs -----------------------------------------------------------------------------------
@@ -344,9 +372,12 @@ def test_a_damaged_file_is_an_error_with_a_hint(tmp_path, name, change):
     assert error.value.hint
 
 
-def test_a_missing_file_is_named(tmp_path):
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_a_missing_file_is_named(tmp_path, is_pipe):
     files = mnist_files()
     del files["train-images-idx3-ubyte"]
+    if is_pipe:  # it is not waited for
+        os.mkfifo(tmp_path / "train-images-idx3-ubyte")
     with pytest.raises(ImageError, match="train-images-idx3-ubyte"):
         read_mnist(as_folder(files, tmp_path), "train")
 

@@ -125,6 +125,24 @@ def test_in_training_brightness_varies_and_is_rounded_once(maker, level):
     assert np.abs(drawn - expected).max() <= 0.5 + 1e-4
 
 
+def test_grey_tiles_make_grey_scenes(tmp_path):
+    grey = read_tiles(write_zip(tmp_path / "grey.zip", tile_files(20, bands=1)))
+    scene = scene_with(maker_of(grey), (1, 0), training=True)
+    expected = shade_slowly(build_slowly(scene, grey.path), scene.composition)
+    assert scene.bands == ("1",)
+    assert np.abs(scene.draw(0, whole(scene)) - expected).max() <= 0.5 + 1e-4
+
+
+def test_values_beyond_white_and_black_are_clipped(tiles):
+    maker, found = maker_of(tiles, gain=0.99, offset=0.99), []
+    for seed in range(8):
+        scene = maker.scene(seed, training=True)
+        expected = shade_slowly(build_slowly(scene, tiles.path), scene.composition)
+        found.append(scene.draw(0, whole(scene)))
+        assert np.abs(found[-1] - expected).max() <= 0.5 + 1e-4
+    assert (np.min(found), np.max(found)) == (0, 255)
+
+
 def test_colours_stay_within_the_limits_of_the_recipe(maker):
     made = [maker.compose(seed, training=True) for seed in range(300)]
     gains = np.array([each.gain for each in made])
@@ -337,6 +355,21 @@ def test_tiles_of_a_class_are_nearest_to_one_of_them(tiles, maker):
             distance = np.linalg.norm(looks[members][:, None] - looks[members], axis=2)
             pools = [set(members[np.argsort(row)[:5]]) for row in distance]
             assert any(used <= pool for pool in pools)
+
+
+def test_all_tiles_of_a_small_class_are_used(tiles):
+    maker = maker_of(tiles, "test", neighbours=1000)
+    made = [maker.compose(seed, training=False) for seed in range(60)]
+    for kind, name in enumerate(maker.tile_classes):
+        used = {tile for each in made for tile in each.tiles[each.kinds == kind]}
+        assert used == set(tiles.chosen("test", name))
+
+
+def test_without_an_empty_label_a_window_beside_the_site_shows_nothing(tiles):
+    scene = maker_of(tiles, empty=None).scene(0, training=False)
+    (box,) = scene.boxes
+    assert scene.shown(box) == SITES.index(scene.label)
+    assert scene.shown(Window(box.right, box.top, 20, 20)) == -1
 
 
 WINDOWS = [

@@ -1,4 +1,5 @@
 import io
+import logging
 import os
 import pickle
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 
 from tests.images import area_average
@@ -160,6 +162,14 @@ def test_without_an_index_names_decide_70_15_15(tmp_path):
     assert abs(counts["test"] - 300) < 64
 
 
+def test_the_split_of_a_tile_does_not_depend_on_the_others(tmp_path):
+    few, many = (
+        split_by_name(read_tiles(write_zip(tmp_path / f"{count}.zip", some_tiles(count))))
+        for count in (10, 30)
+    )
+    assert few.items() <= many.items()
+
+
 def index_of(names, splits, prefix=""):
     lines = [f"{prefix}{name},x,{split}" for name, split in zip(names, splits, strict=True)]
     return "\n".join(["file,class,split", *lines]).encode()
@@ -191,6 +201,15 @@ def test_an_index_may_be_beside_the_classes_or_around(write, place):
     splits = ["train", "validation", "test"] * 2
     tiles = read_tiles(write(files | {place: index_of(names, splits)}))
     assert split_by_name(tiles) == dict(zip(names, splits, strict=True))
+
+
+@pytest.mark.parametrize("prefix", ["a/", "a\\"])
+def test_an_index_may_name_files_with_the_folders_around(tmp_path, prefix):
+    files = some_tiles(3)
+    path = write_folder(tmp_path, {f"a/{name}": data for name, data in files.items()})
+    splits = ["train", "validation", "test"] * 2
+    (path / "index.csv").write_bytes(index_of(files, splits, prefix))
+    assert list(read_tiles(path).splits) == [0, 1, 2] * 2
 
 
 def test_an_index_beside_the_zip_is_used_if_it_names_tiles(tmp_path):
@@ -239,6 +258,22 @@ def test_a_tile_that_cannot_be_used_is_named_with_the_reason(write, data, words)
     said = problem(write(some_tiles() | {"sea/bad.png": data}))
     assert said.startswith("1 of 13 tiles of")
     assert f"`sea/bad.png` {words}" in said
+
+
+def test_all_bad_tiles_are_counted_and_the_first_are_named(write):
+    said = problem(write(some_tiles() | {f"sea/bad_{n}.png": b"junk" for n in range(9)}))
+    assert said.startswith("9 of 21 tiles of")
+    assert all(f"`sea/bad_{number}.png`" in said for number in range(5))
+    assert said.endswith("; and 4 more")
+
+
+def test_pillow_logs_nothing(tmp_path, caplog):
+    (tmp_path / "a").mkdir()
+    many = np.zeros((8, 8, 13), np.uint16)
+    tifffile.imwrite(tmp_path / "a" / "0.tif", many, photometric="minisblack")
+    with caplog.at_level(logging.WARNING):
+        problem(tmp_path)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("place", ["lost.png", "train/sea/lost.png"])

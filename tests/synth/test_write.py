@@ -195,6 +195,16 @@ def test_the_tiles_of_a_site_are_in_its_box_and_nowhere_else(tmp_path, tile_fold
         assert expected.any() == (row["label"] == "town")
 
 
+def test_every_format_has_the_same_colours(tmp_path, tile_folder):
+    scenes, images = TileScenes(str(tile_folder), 300, sites=("town", "lake")), []
+    for name in ("cog", "png"):
+        made = synthesise(tmp_path / name, SynthConfig(scenes, 1, 3, name))
+        with open_image(str(tmp_path / name / rows(made)[0]["path"])) as image:
+            images.append(image.read(Window(0, 0, 300, 300), Size(300, 300)).values)
+    assert images[0].shape == (3, 300, 300)
+    assert np.array_equal(*images)
+
+
 def test_classes_that_are_not_named_are_the_rest(tmp_path, tile_folder):
     made = synthesise(tmp_path / "a", tile_order(tile_folder, background=("field", "wood")))
     assert set(made.labels) == {"none", "lake", "town"}

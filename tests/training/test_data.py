@@ -89,6 +89,20 @@ def test_images_in_flight_stay_open_and_others_are_closed(images, monkeypatch):
     assert not any(map(can_be_read, [*train, *others]))
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [{"stages": [{"steps": 1, "batch_size": 2}]}, {"data": {"statistics_images": 6}}],
+)
+def test_images_of_a_batch_or_of_the_statistics_stay_open(images, monkeypatch, sections):
+    monkeypatch.setattr(sources, "MAX_OPEN", 1)
+    recipe = recipe_of(images, **{"training": {"batch_size": 1}, **sections})
+    source = open_source(recipe, recipe.data)
+    items = [source.item("train", number) for number in range(6)]
+    assert all(map(can_be_read, items))
+    assert source.item("train", 5, epoch=1).reader is items[5].reader  # not opened again
+    source.close()
+
+
 def test_landscapes_count_as_the_recipe_says(tiles):
     source = mosaic(tiles, training=50, validation=7, test=9)
     assert isinstance(source, LandscapeSource)
@@ -216,6 +230,32 @@ def test_an_epoch_sees_each_image_at_most_once_and_leaves_out_the_remainder():
         seen = Counter(n for batch in names(made, 2 * epoch, 2 * epoch + 2) for n in batch)
         assert len(seen) == 8
         assert set(seen.values()) == {1}
+
+
+def test_every_epoch_has_another_order_and_leaves_out_others():
+    made = batches(Numbers(11))
+    found = names(made, 0, 20)
+    assert found[:2] != found[2:4]
+    assert set(chain(*found)) == {str(number) for number in range(11)}
+
+
+def test_labels_seeds_and_epochs_belong_to_their_images():
+    source = Numbers(8)
+    found = list(batches(source).since(0, 6))
+    for batch in found:
+        assert [str(reader.number) for reader in batch.readers] == batch.names
+        assert [int(name) % 3 for name in batch.names] == batch.targets
+    seeds = [seed for batch in found for seed in batch.seeds]
+    assert len(set(seeds)) == len(seeds)
+    assert Counter((split, epoch) for split, _, epoch in source.opened) == {
+        ("train", epoch): 8 for epoch in range(3)
+    }
+
+
+def test_a_batch_is_no_larger_than_the_number_of_images():
+    made = batches(Numbers(3), size=32)
+    assert (made.batch_size, made.steps_per_epoch) == (3, 1)
+    assert [sorted(each) for each in names(made, 0, 2)] == [["0", "1", "2"]] * 2
 
 
 def test_the_same_seed_gives_the_same_batches_and_another_seed_others():

@@ -170,6 +170,10 @@ CHECKS = """
         said = {"rank": own, "text": "ä" * own * 1000, "list": [1.5] * own}
         found = group.gather(said)
         assert [each["rank"] for each in found] == [0, 1, 2] and found[own] == said
+        try:
+            group.gather(object())
+        except TypeError:
+            print("no pickle")
         assert group.any(own == 1) and not group.any(False)
         values = torch.tensor([1.0, own])
         assert group.sum(values).tolist() == [3.0, 3.0] and values[1] == own
@@ -225,7 +229,8 @@ def test_three_processes_agree(tmp_path):
     script.write_text(textwrap.dedent(CHECKS))
     done = torchrun(3, script, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("no cards") == 3  # ends of lines may come later
+    for words in ("no cards", "no pickle"):
+        assert done.stdout.count(words) == 3  # ends of lines may come later
 
 
 def slow(*values):
@@ -294,6 +299,12 @@ def test_only_a_run_that_this_torchrun_has_begun_is_resumed(tmp_path, monkeypatc
     else:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "5678")
     assert not was_restarted(tmp_path)
+
+
+def test_without_torchrun_no_launch_is_noted(tmp_path, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    note_launch(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_synchronised_batch_norms_keep_their_activations():

@@ -132,6 +132,33 @@ def test_a_draw_that_cannot_be_is_refused(draw):
         )
 
 
+def test_where_no_cell_is_allowed_nothing_is_learned():
+    chances = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], requires_grad=True)
+    found = draw_log_probability(
+        chances,
+        torch.tensor([[1, -1], [-1, -1]]),
+        torch.tensor([[True] * 3, [False] * 3]),
+        blocked=torch.ones(3, 3, dtype=torch.bool),
+    )
+    with torch.autograd.set_detect_anomaly(True):  # not even on the way
+        found.sum().backward()
+    assert found.exp().tolist() == [[pytest.approx(0.3), 1.0], [1.0, 1.0]]
+    assert chances.grad[1].tolist() == [0, 0, 0]
+    assert chances.grad.isfinite().all()
+
+
+def test_an_empty_draw_has_an_empty_result():
+    none, short = (torch.empty(*shape, dtype=torch.long) for shape in ((0, 2), (1, 0)))
+    assert draw_log_probability(torch.empty(0, 5), none, ALL[:0, :5]).shape == (0, 2)
+    assert draw_log_probability(torch.tensor([FIVE]), short, ALL[:, :5]).shape == (1, 0)
+
+
+def test_half_precision_becomes_single():
+    half = torch.tensor([FIVE], dtype=torch.float16)
+    assert draw_log_probability(half, torch.tensor([[1]]), ALL[:, :5]).dtype == torch.float32
+    assert mix(half, 0.1, ALL[:, :5]).dtype == torch.float32
+
+
 def test_independent_probabilities_are_those_of_the_papers():
     found = independent_log_probability(torch.tensor([[0.5, 0.0]]), torch.tensor([[0, 1, -1]]))
     expected = [math.log(0.5 + 1e-10), math.log(1e-10), 0.0]
@@ -154,6 +181,14 @@ def test_a_mixture_has_its_uniform_share_whatever_is_allowed():
     expected = [0.8 * chance / 0.75 + 0.2 / 4 for chance in FIVE]
     expected[2] = 0.0
     assert found == pytest.approx(expected)
+
+
+def test_a_mixture_without_attention_or_cells_has_no_gradient():
+    attention = torch.tensor([[0.0, 0.0, 1.0], [0.2, 0.3, 0.5]], requires_grad=True)
+    found = mix(attention, 0.0, torch.tensor([[True, True, False], [False] * 3]))
+    assert found.tolist() == [[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]
+    found.square().sum().backward()
+    assert attention.grad.tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
 def test_entropy_is_a_part_of_the_largest_possible():

@@ -112,6 +112,30 @@ def test_the_ranking_loss_pushes_the_streams_apart_unless_the_global_one_is_held
         assert extra[1].tolist() == pytest.approx([-0.5 * 0.25, 0.5 * 0.25], abs=1e-6)
 
 
+def test_without_any_regions_the_whole_is_learned():
+    scores = torch.tensor([[LN3, 0.0]], requires_grad=True)
+    losses = learn(episodes_of(scores, [0], [1], [0]))
+    assert losses.total.item() == pytest.approx(-math.log(0.75))
+    losses.total.backward()
+    assert scores.grad.isfinite().all()
+
+
+def test_class_weights_and_smoothed_labels_count():
+    p, q = math.log(0.75), math.log(0.25)
+    parts = learn(worked_example(), class_weights=[2.0, 0.5]).parts
+    assert parts["ce_global"] == pytest.approx(-(2 * p + 0.5 * q) / 2)
+    assert parts["ranking"] == pytest.approx(2 * 0.55 / 2)
+    parts = learn(worked_example(), label_smoothing=0.2).parts
+    assert parts["ce_global"] == pytest.approx(-((0.9 * p + 0.1 * q) + (0.9 * q + 0.1 * p)) / 2)
+
+
+def test_half_precision_is_summed_in_single():
+    episodes = worked_example()
+    losses = learn(replace(episodes, region_logits=episodes.region_logits.bfloat16()))
+    assert losses.total.dtype == torch.float32
+    assert losses.parts == pytest.approx(learn(episodes).parts, rel=0.01)
+
+
 def test_an_image_without_regions_learns_only_as_a_whole():
     episodes = episodes_of([[LN3, 0.0], [0.0, 0.0], [LN3, 0.0]], [0, 0, 1], [1, 2, 1], [0, 0])
     parts = learn(episodes).parts

@@ -138,6 +138,25 @@ def test_a_step_schedule_falls_after_the_parts_it_names():
     assert found == pytest.approx([1] * 5 + [0.1] * 3 + [0.01] * 2)
 
 
+def test_frozen_weights_are_not_in_the_optimizer():
+    module = Parts()
+    module.backbone.requires_grad_(False)
+    optimizer, names = build_optimizer([module], OptimizerConfig(lr=0.1))
+    set_lr(optimizer, 0.03)
+    assert rates(optimizer, module) == {"head.weight": 0.03, "head.bias": 0.03}
+    assert sorted(names) == ["0.head.bias", "0.head.weight"]
+
+
+def test_a_constant_rate_and_the_only_step_of_a_stage_have_the_full_rate():
+    schedule = ScheduleConfig(kind="constant", warmup=0.0)
+    assert [lr_factor(step, 7, schedule) for step in range(7)] == [1.0] * 7
+    assert lr_factor(0, 1, ScheduleConfig()) == 1.0
+
+
+def test_averaged_weights_do_not_learn():
+    assert not any(each.requires_grad for each in EMA(SmallModel(), 0.9).model.parameters())
+
+
 def test_without_a_decay_it_is_the_model_itself():
     model = SmallModel()
     average = EMA(model, None)
@@ -227,6 +246,16 @@ def test_statistics_of_a_frozen_backbone_stay_while_it_encodes(model):
     prepare_parts(model, stage())
     model(views, torch.zeros(3, 3, dtype=torch.long))
     assert changed(before, copied(model))
+
+
+def test_what_one_stage_froze_learns_in_the_next(model):
+    prepare_parts(model, stage(freeze=["backbone", "head"]))
+    prepare_parts(model, stage())
+    assert learning(model) == set(PARTS)
+
+
+def test_a_model_without_dropout_has_nothing_to_set():
+    prepare_parts(SmallModel(), stage(dropout=0.6))
 
 
 def test_a_backbone_of_rate_zero_is_frozen(model):

@@ -152,6 +152,10 @@ class TestSamples:
         draw_samples(strange, tmp_path / "a.png")
         assert pixels(tmp_path / "a.png").std() > 0
 
+    def test_no_sample_is_an_error(self, tmp_path):
+        with pytest.raises(ValueError, match="no sample"):
+            draw_samples([], tmp_path / "a.png")
+
 
 def test_drawing_needs_no_display_and_leaves_settings_alone(tmp_path):
     code = f"""

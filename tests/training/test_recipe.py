@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tnetcli.config import apply_overrides
 from tnetcli.errors import RecipeError
@@ -225,6 +226,25 @@ def test_a_file_that_is_no_recipe_is_refused_with_its_line(tmp_path, content, pa
     assert error.hint
 
 
+def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path):
+    path = written(tmp_path, b"\xef\xbb\xbfmodel: {classes: 2}")
+    assert read_recipe(path).model.class_count == 2
+
+
+@pytest.mark.parametrize(("name", "part"), [("", "is a folder"), ("none.yaml", "no such recipe")])
+def test_a_path_that_is_no_file_is_refused(tmp_path, name, part):
+    error = problem(read_recipe, tmp_path / name)
+    assert part in str(error)
+    assert error.hint
+
+
+@pytest.mark.parametrize("place", ["2", "-1", "first"])
+def test_a_list_has_no_other_entries_than_it_has(place):
+    error = problem(apply_overrides, {"stages": [{}, {}]}, [f"stages.{place}=3"])
+    assert "`stages" in str(error)
+    assert error.hint
+
+
 LISTS = ["b0: &b0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"] + [
     f"b{number}: &b{number} [{', '.join([f'*b{number - 1}'] * 9)}]" for number in range(1, 12)
 ]
@@ -364,6 +384,12 @@ TRAINED = {
     ],
     "training": {"batch_size": 8, "average": 0.99},
 }
+
+
+@pytest.mark.parametrize("data", [TRAINED, MOSAIC, {"model": {"family": "whole", "classes": 2}}])
+def test_a_recipe_is_plain_values_that_read_back_the_same(data):
+    recipe = check_recipe(data)
+    assert check_recipe(yaml.safe_load(yaml.safe_dump(recipe.as_data()))) == recipe
 
 
 def test_a_recipe_without_stages_trains_once_through():

@@ -266,6 +266,38 @@ def test_rewards_teach_nothing_but_the_choice(kind, reward):
     assert not entropy.any()
 
 
+def test_rewards_and_advantage_are_reported_as_means():
+    parts = learn(
+        worked_example(), LossConfig(reward="correct"), Baselines("per_level", 2, start=0.4)
+    ).parts
+    assert parts["rewards"] == pytest.approx(0.5)
+    assert parts["advantage"] == pytest.approx(0.75 - 0.4)
+
+
+@pytest.mark.parametrize("per_feature", ["each", "mixture"])
+def test_labels_teach_nothing_about_the_choice(per_feature):
+    once, more = (
+        gradients(
+            random_episodes(), LossConfig(per_feature=per_feature), "ema", class_weights=weights
+        )
+        for weights in ([1.0, 2.0, 3.0], [100.0, 200.0, 300.0])
+    )
+    assert not torch.allclose(once[0], more[0])
+    assert torch.equal(once[4], more[4])
+    assert torch.equal(once[5], more[5])
+
+
+def test_half_precision_is_summed_in_single():
+    episodes = worked_example()
+    half = {
+        name: getattr(episodes, name).to(torch.bfloat16)
+        for name in ("logits", "level_logits", "region_logits", "embedding")
+    }
+    losses = learn(replace(episodes, **half), paper(contrastive=1.0), Baselines("ema", 2))
+    assert losses.total.dtype == torch.float32
+    assert losses.parts["ce_windows"] == pytest.approx(0.541699, abs=5e-7)
+
+
 @pytest.mark.parametrize("kind", ["ema", "per_level"])
 @pytest.mark.parametrize("per_feature", ["each", "mixture"])
 def test_samples_count_as_the_mean_of_single_ones(kind, per_feature):
@@ -476,6 +508,57 @@ def test_the_expected_gradient_of_cells_alone_takes_those_before_as_given(kind, 
     exact = torch.autograd.grad(expected_reward, toy.logits)[0]
     assert exact.abs().max() > 1e-3
     assert torch.allclose(-toy.expected_gradient(rewards_only(kind, 0.0)), exact, atol=1e-12)
+
+
+class DeepToy:
+    """One image of three levels with one cell drawn at each: attention below depends on above."""
+
+    def __init__(self):
+        random = torch.Generator().manual_seed(5)
+        self.first = torch.randn(CLASSES, generator=random, dtype=torch.float64)
+        self.second = torch.randn(3, CLASSES, generator=random, dtype=torch.float64)
+        self.third = torch.randn(3, 3, CLASSES, generator=random, dtype=torch.float64)
+        self.logits = torch.randn(4, 3, generator=random, dtype=torch.float64).requires_grad_()
+
+    def chance(self, path):
+        above, below = path
+        chances = self.logits.softmax(dim=1)
+        return chances[0, above] * chances[1 + above, below]
+
+    def episodes(self, paths):
+        samples, chances = len(paths), self.logits.softmax(dim=1)
+        above, below = torch.tensor(paths).T
+        first = self.first.expand(samples, -1)
+        second, third = self.second[above], self.third[above, below]
+        log_p = torch.cat([chances[0, above], chances[1 + above, below]]).log()
+        return Episodes(
+            targets=torch.full((samples,), LABEL),
+            logits=third,
+            level_logits=torch.stack([first, second, third]),
+            embedding=third,
+            region_logits=torch.cat([first, second, third]),
+            image=torch.arange(samples).repeat(3),
+            level=torch.arange(1, 4).repeat_interleave(samples),
+            log_p=torch.cat([torch.zeros(samples), log_p]),
+            entropy=torch.zeros(0),
+            samples=samples,
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_expected_gradient_is_exact_down_to_the_third_level(kind):
+    toy, loss = DeepToy(), rewards_only(kind, 1.0)
+    paths = list(product(range(3), repeat=2))
+    expected_reward = sum(
+        toy.chance(path) * toy.third[path].softmax(dim=0)[LABEL] for path in paths
+    )
+    exact = torch.autograd.grad(expected_reward, toy.logits)[0]
+    mean = 0.0
+    for chosen in product(paths, repeat=loss.samples):
+        chance = math.prod(toy.chance(path).item() for path in chosen)
+        total = learn(toy.episodes(chosen), loss, Baselines(kind, 3, start=0.3)).total
+        mean = mean + chance * torch.autograd.grad(total, toy.logits)[0]
+    assert torch.allclose(-mean, exact, atol=1e-12)
 
 
 KINDS = ("ema", "per_level", "per_class", "leave_one_out")

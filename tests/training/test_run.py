@@ -104,6 +104,13 @@ def test_the_model_tells_what_it_was_trained_on(done, images):
     assert reported.metrics["validation_images"] == 4
 
 
+def test_the_models_can_be_loaded(done):
+    best, last = load_checkpoint(done.model), load_checkpoint(done.last)
+    assert not changed(copied(best.model), copied(last.model))  # one validation, at the end
+    assert last.description.metrics == {}
+    assert best.model.baseline.item() != 0.5
+
+
 def test_statistics_are_those_of_the_training_images(done, images):
     pixels = [
         np.array(Image.open(images.parent / f"{number}.png")).reshape(-1, 3) for number in range(8)
@@ -204,6 +211,12 @@ def test_a_recipe_chooses_among_bands(cogs, begin):
     run = begin(recipe.model_copy(update={"data": data}))
     assert run.checkpointer._description.bands == ("B08", "B03")
     assert len(run.normalisation.mean) == 2
+
+
+def test_a_recipe_may_name_the_bands(cogs, begin):
+    run = begin(of_cogs(cogs, bands=["blue", "green", "red", "infrared"]))
+    assert run.checkpointer._description.bands == ("blue", "green", "red", "infrared")
+    assert run.model.bands == 4
 
 
 def test_floats_have_no_range_to_be_scaled_from(tmp_path):

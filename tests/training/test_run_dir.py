@@ -117,6 +117,26 @@ def test_a_run_is_resumed_by_the_same_recipe_only(folder, recipe):
     assert "another recipe" in refused(begin, folder, other, resume=True)
 
 
+def test_a_file_in_place_of_the_folder_is_an_output_error(tmp_path, recipe):
+    (tmp_path / "file").touch()
+    assert "cannot use the folder" in refused(begin, RunFolder(tmp_path / "file" / "run"), recipe)
+    refused(begin, RunFolder(tmp_path / "file"), recipe)
+
+
+def test_resuming_in_an_empty_folder_starts_a_run(folder, recipe):
+    begin(folder, recipe, resume=True)
+    assert folder.recipe.exists()
+
+
+def test_a_check_creates_and_removes_nothing(folder, recipe):
+    folder.check(recipe)
+    assert not folder.path.exists()
+    begin(folder, recipe)
+    refused(folder.check, recipe)
+    folder.check(recipe, overwrite=True)
+    assert folder.recipe.exists()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_may_not_be_written_is_an_output_error(tmp_path, recipe):
     tmp_path.chmod(0o500)
@@ -140,6 +160,15 @@ def test_a_line_that_was_cut_off_is_no_line(folder, recipe):
     folder.truncate(2)
     folder.append(rows(3)[0])
     assert [json.loads(line) for line in folder.metrics.read_text().splitlines()] == rows(1, 2, 3)
+
+
+def test_lines_that_are_no_metrics_are_left_out(folder, recipe):
+    begin(folder, recipe)
+    lines = ["[" * 100_000, "7", "{}", '{"step": "a"}', '{"step": NaN}', '{"step": 1, "loss": 2.5}']
+    folder.metrics.write_text("\n".join(lines) + "\n")
+    assert folder.rows() == [{"step": 1, "loss": 2.5}]
+    folder.truncate(1)
+    assert folder.rows() == [{"step": 1, "loss": 2.5}]
 
 
 def test_figures_of_steps_that_are_done_again_are_forgotten(folder, recipe):
@@ -180,6 +209,23 @@ def test_a_state_comes_back_to_the_last_bit(folder, recipe):
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], value) for name, value in tensors.items())
     assert all(found[name].dtype == value.dtype for name, value in tensors.items())
+
+
+def test_a_truncated_state_is_a_model_error(folder, recipe):
+    begin(folder, recipe)
+    folder.save_state(Progress(0, 1), {"a": torch.zeros(100)})
+    folder.state.write_bytes(folder.state.read_bytes()[:-50])
+    with pytest.raises(ModelError, match="not a valid"):
+        folder.load_state()
+
+
+def test_a_new_state_replaces_the_old(folder, recipe):
+    begin(folder, recipe)
+    folder.save_state(Progress(0, 1), {"a": torch.zeros(2)})
+    folder.save_state(Progress(0, 2), {"a": torch.ones(2)})
+    progress, found = folder.load_state()
+    assert (progress, found["a"].tolist()) == (Progress(0, 2), [1, 1])
+    assert set(folder.path.iterdir()) == {folder.recipe, folder.state}
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", "nothing", '{"stage": 0, "step": 1, "more": 2}'])

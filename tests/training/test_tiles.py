@@ -115,6 +115,16 @@ def test_closer_views_are_over_sites_where_they_are_to_be(pretraining, monkeypat
     assert len(set(middles)) > 1
 
 
+def test_closer_views_are_anywhere_if_not_near_a_site(pretraining):
+    batch = pretraining(TilesConfig(views=(1, 60), near=0.0))._prepare(0)
+    assert len({region.window for region in batch.regions[1:]}) == 9  # all cells
+
+
+def test_doubt_skips_levels_without_views(pretraining):
+    batch = pretraining(TilesConfig(views=(2, 0, 5), doubt=1.0))._prepare(0)
+    assert batch.level.tolist() == [1] * 2 + [3] * 5
+
+
 class Seer(torch.nn.Module):
     """Takes one pixel of the map, and nothing else, for a site."""
 

@@ -190,6 +190,22 @@ def test_a_run_that_crashed_goes_on_from_its_last_state(rich, tmp_path, monkeypa
     same_runs(whole, go_on(recipe, tmp_path, checkpointer=run.checkpointer))
 
 
+def test_a_run_that_crashed_before_its_first_state_starts_again(images, tmp_path):
+    recipe = recipe_of(images, stages=[{"steps": 2}], training={"validate_every": 2})
+    run = prepare(recipe, tmp_path / "run")
+    run.folder.metrics.write_text('{"stage": "train", "step": 1, "loss": 1.0}\n')
+    train(run, resume=True)
+    same_runs(finished(recipe, tmp_path / "whole"), run)
+
+
+def test_flat_attention_is_warned_about_and_another_seed_gives_other_weights(images, tmp_path):
+    recipe = recipe_of(images, stages=[{"steps": 1}], model={"temperature": 100.0})
+    run = finished(recipe, tmp_path / "0")
+    assert any("attention is flat" in text for text in run.callback.warnings)
+    other = finished(recipe.model_copy(update={"seed": 1}), tmp_path / "1")
+    assert changed(run.checkpointer.best, other.checkpointer.best)
+
+
 def test_going_on_with_a_finished_run_changes_nothing(rich, tmp_path):
     recipe, whole = rich
     run = finished(recipe, tmp_path)

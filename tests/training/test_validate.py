@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.images import noise, write_geotiff
 from tests.runs import CLASSES, SIDE, UNIT, recipe_of, write_images
@@ -134,6 +135,18 @@ def test_a_few_images_are_shown_with_their_windows(source):
         assert sample.boxes == item.boxes
 
 
+def test_no_more_images_are_validated_than_configured(source):
+    assert run(source, images=3).row["images"] == 3
+    assert run(source, images=100).row["images"] == 7
+
+
+def test_only_a_few_samples_are_drawn_with_8_bit_pixels_as_they_are(source, monkeypatch):
+    monkeypatch.setattr(validating, "SAMPLES", 2)
+    sample, _ = run(source).samples
+    with Image.open(source.item("validation", 0).reader.path) as image:
+        assert np.array_equal(sample.thumbnail, np.array(image))
+
+
 class Listed:
     """A source of readers for validation."""
 
@@ -221,6 +234,12 @@ def test_what_is_wrong_is_said_in_words_with_the_figure_and_what_to_try(row, wor
 def test_attention_that_is_stuck_and_sharp_is_reported_once():
     (text,) = warnings(entropy=0.01, distinct=0.0)
     assert "stuck" in text
+
+
+@pytest.mark.parametrize("row", [{}, {"entropy": 1.0, "accuracy": [0.5]}])
+def test_healthy_attention_and_a_single_level_give_no_warning(row):
+    assert warnings(**row) == []
+    assert list(attention_warnings({"accuracy": [0.1, 0.2]}, StageConfig(steps=1))) == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Collective operations and error reporting of the processes that torchrun starts."""
 
+import json
 import os
 import secrets
 import socket
@@ -107,13 +108,21 @@ class ProcessGroup:
             raise OtherRankError(error_class((own or failed[0])[0]).exit_code)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes by rank."""
+        """Return the values of all processes by rank; values are sent as JSON, never pickled."""
         if self.size == 1:
             return [value]
-        found = [None] * self.size
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
         with _communication():
-            dist.all_gather_object(found, value)
-        return found
+            dist.all_gather(sizes, torch.tensor([len(own)], device=self._device))
+            padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=self._device)
+            padded[: len(own)] = own.to(self._device)
+            found = [torch.zeros_like(padded) for _ in range(self.size)]
+            dist.all_gather(found, padded)
+        return [
+            json.loads(bytes(each[: int(size)].cpu().numpy()))
+            for each, size in zip(found, sizes, strict=True)
+        ]
 
     def any(self, flag: bool) -> bool:
         """Return True if the flag is set in any process."""

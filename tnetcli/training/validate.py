@@ -120,7 +120,7 @@ def validate(
         "accuracy": [_accuracy(scores, level) for level in range(levels)],
         "windows": float(np.mean([each["windows"] for each in scores])),
     }
-    hits = hit_rate(each["hits"] for each in scores)
+    hits = hit_rate(dict(each["hits"]) for each in scores)
     if any(level > 1 for level in hits):
         row["hit"] = [hits[level].value for level in sorted(hits) if level > 1]
     if baseline:
@@ -158,7 +158,7 @@ def _score(item: Item, result: ImageResult) -> dict[str, Any]:
         "loss": float(_outcome(item, result).log_loss[0]),
         "right": [bool(scores.argmax() == item.label) for scores in result.level_logits],
         "windows": len(result.nodes) - 1,
-        "hits": hit_levels(windows, item.boxes),
+        "hits": [*hit_levels(windows, item.boxes).items()],  # keys of JSON are strings
     }
 
 
