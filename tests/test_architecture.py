@@ -33,7 +33,7 @@ def modules_after(code):
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True
     )
-    return set(done.stdout.rpartition("modules ")[2].split())
+    return set(done.stdout.rpartition("\nmodules ")[2].split())
 
 
 def imports_of(*modules):
@@ -69,6 +69,12 @@ def test_a_prediction_imports_at_most_60_of_our_modules(tmp_path):
 )
 def test_these_modules_need_no_torch(modules):
     assert not {"torch", "timm"} & imports_of(*modules)
+
+
+def test_a_built_in_backbone_needs_no_timm():
+    code = "from tnetcli.models.registry import build_model; import torch\n"
+    code += "with torch.device('meta'): build_model('whole', {'backbone': 'bagnet77'}, classes=2)"
+    assert {"torch", "timm"} & modules_after(code) == {"torch"}
 
 
 def test_the_traversal_tree_needs_only_numpy():

@@ -1,6 +1,7 @@
 import io
 import os
 import socket
+import stat
 import subprocess
 import sys
 import textwrap
@@ -238,6 +239,15 @@ class TestAtomicFile:
         assert (tmp_path / "link").is_symlink()
         assert (tmp_path / "real").read_bytes() == b"after"
 
+    @posix
+    def test_a_new_file_has_the_permissions_of_the_umask(self, tmp_path):
+        before = os.umask(0o027)
+        try:
+            write_file(tmp_path / "a.txt", b"")
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o640
+
     @pytest.mark.parametrize("write", [write_file, lambda path, content: temporary_folder(path)])
     def test_a_missing_folder_is_named(self, tmp_path, write):
         path = tmp_path / "none" / "a.txt"
@@ -339,12 +349,13 @@ class TestTemporaryFiles:
         [
             (f"{_machine()}_{DEAD}_{'0' * 16}.tmp", 0, True),
             (f"{_machine()}_{os.getpid()}_{'0' * 16}.tmp", WEEK_AND_MORE, False),
+            (f"{_machine()}_1_{'0' * 16}.tmp", WEEK_AND_MORE, False),  # a process of root lives
             (f"00000000_{DEAD}_{'0' * 16}.tmp", 0, False),  # of another machine
             (f"00000000_{DEAD}_{'0' * 16}.tmp", WEEK_AND_MORE, True),
             (f"{_machine()}_{DEAD}_{'0' * 16}", 0, False),  # a file with the name of a folder
             ("mine.tmp", WEEK_AND_MORE, False),
         ],
-        ids=range(6),  # the names differ between xdist workers
+        ids=range(7),  # the names differ between xdist workers
     )
     def test_only_stale_files_of_ours_are_removed(self, tmp_path, name, age, is_removed):
         left = tmp_path / f".tnet-{name}"

@@ -32,7 +32,7 @@ from tnetcli.testing.model import (
 )
 from tnetcli.testing.reader import area_mean
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.policies import TopK
+from tnetcli.traversal.policies import Oracle, Random, TopK
 
 UNIT = Normalisation.to_unit_range("uint8", 3)
 VIEW = 128
@@ -108,6 +108,29 @@ def test_the_configuration_is_checked():
         build_model("anchornet", {"backbone": "anchornet"}, classes=3, pretrained=True)
     assert build(view_size=119).max_levels is None
     assert build(backbone="compact").max_levels == 2
+
+
+def test_the_smallest_view_can_be_learned_from():
+    model = build(view_size=119).requires_grad_(True).train()
+    _, loss = labelled_loss(model, noise(2, 3, 119, 119), root_and_cells(model, 2))
+    loss.backward()
+    assert loss.isfinite()
+
+
+def test_a_patch_that_is_very_wrong_has_a_gradient():
+    features = torch.tensor([[[-300.0, 0.0, 0.0]]], requires_grad=True)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    logits = build().aggregate(features, mask, torch.tensor([[2]])).logits
+    functional.cross_entropy(logits, torch.tensor([0])).backward()
+    assert features.grad[0, 0, 0] == pytest.approx(-1)
+
+
+def test_patches_are_proposed_in_mixed_precision():
+    model = build(backbone="resnet10t")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = encode(model, noise(2, 3, VIEW, VIEW), [ROOT, ROOT])
+        assert proposed(model, out).sum(dim=1).tolist() == pytest.approx([1, 1], abs=1e-3)
+    assert out.features.float().isfinite().all()
 
 
 def branches(*named, classes=4):
@@ -253,6 +276,18 @@ def test_a_traversal_of_a_file_equals_one_of_the_decoded_image(scene, patches, s
     assert np.exp(result.logits) == pytest.approx(probability.numpy(), abs=1e-4)
     assert result.weights[0] == 0
     assert result.weights[1:] == pytest.approx(np.full(len(windows), 1 / len(windows)))
+
+
+@pytest.mark.parametrize("kind", [Random, Oracle])
+def test_other_policies_choose_among_the_patches(scene, kind):
+    image, path = scene
+    last = 5 if kind is Random else [Window(40, 10, 200, 30)]
+    result = traverse(
+        build(backbone="resnet10t"), path, policy=kind(TopK(), AnchorGrid(VIEW), last)
+    )
+    windows = [node.region.window for node in result.nodes[1:]]
+    aspect = image.shape[2] / image.shape[1]
+    assert [each.width / each.height for each in windows] == pytest.approx([aspect] * 24)
 
 
 def test_an_image_too_small_for_patches_gets_the_answer_of_anchornet(tmp_path):

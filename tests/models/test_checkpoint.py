@@ -82,6 +82,10 @@ def change(path, edit):
         ("tnet", {**BASE, "location": "context", "position": "concat", "aggregator": "gated"}),
         ("tnet", {"backbone": "test_vit", "view_size": 96, "drop_path": 0.2}),
         ("whole", {**BASE, "dropout": 0.3, "feature_dropout": 0.2}),
+        ("anchornet", {"backbone": "compact", "view_size": 119}),
+        ("two_stream", {"backbone": "compact", "view_size": 64}),
+        ("saccader", {"view_size": 85, "width": 0.0625, "glimpses": 2}),
+        ("dram", {"backbone": "compact", "view_size": 64, "glimpse_size": 32}),
     ],
 )
 def test_a_model_comes_back_as_it_was(tmp_path, family, config):
@@ -203,6 +207,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
         ({"config": {**BASE, "tap": 99}}, "no stage `99`"),
         ({"config": {**BASE, "tap": "nowhere"}}, "no module `nowhere`"),
         ({"config": {**BASE, "backbone": "resnet51"}}, "unknown backbone"),
+        ({"config": {**BASE, "backbone": "hf-hub:someone/model"}}, "unknown backbone"),
         ({"config": {**BASE, "backbone": "test_vit", "view_size": 9}}, "9 pixels"),
         ({"family": "whole", "traversal": {"levels": 2}}, "`levels` is `2`: `whole` has at most 1"),
     ],
@@ -267,6 +272,13 @@ def test_an_unknown_name_is_an_error_with_the_closest(bundle, name, hint):
         find_model_file("https://example.com/model.safetensors")
     for path in ("no/such/file", "file.pt"):
         assert os.fspath(find_model_file(path)) == path
+
+
+def test_without_bundled_models_the_hint_asks_for_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "files", lambda package: tmp_path)
+    with pytest.raises(ModelError) as caught:
+        find_model_file("default")
+    assert "no model is bundled" in caught.value.hint
 
 
 @pytest.mark.parametrize(

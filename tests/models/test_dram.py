@@ -144,6 +144,20 @@ def test_with_sharp_only_the_coarser_scales_are_their_mean():
     torch.testing.assert_close(wide, whole[:, 5:].mean(dim=(2, 3), keepdim=True).expand_as(wide))
 
 
+def test_glimpses_have_no_gradient_and_are_not_saved():
+    glimpses, place = Glimpses(20, 9, 2), torch.zeros(1, 2, requires_grad=True)
+    assert not glimpses(noise(1, 3, 20, 20), place).requires_grad
+    assert not glimpses.state_dict()
+
+
+def test_glimpses_at_several_places_share_the_attention(model):
+    means = torch.stack([model.centres[0], model.centres[48]])[None]
+    attention = model._attention(means)[0]
+    torch.testing.assert_close(attention[0], attention[48])
+    assert attention[0] > 0.2 > attention[24]
+    torch.testing.assert_close(attention.sum(), torch.tensor(1.0))
+
+
 def test_glimpses_are_taken_one_after_another(model):
     views = noise(2, 3, 64, 64)
     features = model.backbone(model.cut(views, torch.zeros(2, 2)))[1]
@@ -213,6 +227,8 @@ def test_positions_are_sampled_in_training_only(model):
         ({"glimpse_size": 65}, "a view has 64 pixels"),
         ({"cells": 65}, "a view has 64 pixels"),
         ({"cells": 1}, "cells"),
+        ({"glimpses": 0}, "glimpses"),
+        ({"scales": 0}, "scales"),
         ({"deviation": 0}, "deviation"),
     ],
 )

@@ -15,6 +15,7 @@ from tnetcli.errors import ModelError
 from tnetcli.models import encoders
 from tnetcli.models.configs import ModelConfig
 from tnetcli.models.encoders import Stream, build_backbone, build_timm
+from tnetcli.models.nets import BagNet77
 from tnetcli.testing.model import noise
 
 NETS = [f"tf_efficientnet_b{number}" for number in range(5)]
@@ -123,6 +124,20 @@ class TestTap:
         assert torch.equal(backbone(views)[1], backbone.net.net(views))
         assert backbone.map_size.channels == 128
 
+    def test_a_stage_that_returns_no_map_is_an_error(self, monkeypatch):
+        def forward_intermediates(net, views, indices):
+            final = net.forward_features(views)
+            return final[:, 1:], [final]
+
+        vit = type(timm.create_model("test_vit"))
+        monkeypatch.setattr(vit, "forward_intermediates", forward_intermediates)
+        with pytest.raises(ModelError, match="no map with channels first"):
+            build("test_vit", 96, tap=1)
+
+    def test_a_network_that_joins_stages_at_its_end_keeps_all_features(self):
+        backbone = outline_backbone("mobilenetv5_base", 256)
+        assert backbone.feature_size == backbone.net.net.num_features == 2048
+
     @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # by timm 1.0.30
     def test_a_network_that_returns_nothing_without_its_classifier_has_features(self):
         assert outline_backbone("inception_next_atto", 224).feature_size == 960
@@ -165,6 +180,7 @@ class TestBuilding:
             ("bagnet7", "unknown backbone", "`bagnet77`"),
             ("?????", "unknown backbone", "tnet models"),
             ("hf-hub:timm/resnet18", "unknown backbone", ""),
+            ("local-dir:/tmp", "unknown backbone", ""),
             ("timm/resnet18", "unknown backbone", ""),
             ("resnet18.a1_in2k", "no weights `a1_in2k`", "did you mean `resnet18.a1_in1k`?"),
         ],
@@ -278,6 +294,20 @@ class TestWeights:
         with pytest.raises(ModelError, match=message) as caught:
             build(pretrained=tmp_path / "a.safetensors")
         assert "same network" in caught.value.hint
+
+    def test_a_file_may_lack_the_counts_of_batches(self, file, tmp_path):
+        tensors = {k: v for k, v in load_file(file).items() if "num_batches" not in k}
+        save_file(tensors, tmp_path / "a.safetensors")
+        net = build(pretrained=tmp_path / "a.safetensors").net.net
+        assert torch.equal(net.conv1.weight, tensors["conv1.weight"])
+
+    def test_bagnet_is_loaded_from_a_file_for_other_bands(self, tmp_path):
+        torch.manual_seed(0)
+        net = BagNet77()
+        save_file(net.state_dict(), tmp_path / "a.safetensors")
+        loaded = build("bagnet77", 77, bands=4, pretrained=tmp_path / "a.safetensors").net
+        assert loaded.stem.weight.shape == (64, 4, 3, 3)
+        assert torch.equal(loaded.head.weight, net.head.weight)
 
     def test_a_pickle_a_truncated_file_or_no_file_is_an_error(self, file, tmp_path):
         path = tmp_path / "a.safetensors"

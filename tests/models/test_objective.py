@@ -123,6 +123,15 @@ def test_rewards_train_the_location_module_and_labels_the_rest(family):
     assert {"backbone", "head"} <= learned_parts(model)
 
 
+@pytest.mark.parametrize("family", ["saccader", "dram"])
+def test_training_encodes_a_view_as_often_as_evaluation(family):
+    model, passes = build(family), []
+    model.backbone.register_forward_hook(lambda *_: passes.append(model.training))
+    encode(model, views_of(model))
+    encode(model.eval(), views_of(model))
+    assert passes.count(True) == passes.count(False) > 0
+
+
 # AnchorNet
 
 
@@ -189,6 +198,11 @@ def test_places_to_imitate_are_those_that_score_highest_for_the_class_of_all():
             for number, place in enumerate(order)
         ]
         assert imitation[view].item() == pytest.approx(-sum(logs) / 6)
+
+
+def test_no_more_positions_are_imitated_than_a_view_has():
+    model = build("saccader", glimpses=3)  # twice as many would be 6 of 4
+    assert encode(model, views_of(model)).aux["imitation"].isfinite().all()
 
 
 def test_imitation_trains_the_location_module_only():

@@ -87,11 +87,13 @@ def test_keys_are_checked_by_family():
     "wrong",
     [
         {"view_size": 7},
+        {"view_size": 4097},
         {"view_size": 224.5},
         {"dropout": 1},
         {"temperature": 0.01},
         {"temperature": float("nan")},
         {"position_size": 11},
+        {"position_size": 65_537},
         {"location_size": 65_537},
         {"alignment": "pol"},
         {"tap": True},

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch.nn import functional
 
 from tests.images import noise as image_noise
@@ -123,6 +124,12 @@ def test_attention_gives_the_chosen_positions_the_probabilities_of_their_steps(g
     torch.testing.assert_close(drawn, found.log_p, rtol=0, atol=1e-6)
 
 
+def test_no_position_is_chosen_twice_in_mixed_precision(model):
+    with torch.autocast("cpu", torch.bfloat16):
+        out = encode(model, noise(2, 3, 101, 101), [ROOT] * 2)
+    assert all(len(set(places)) == 3 for places in places_of(model, out).tolist())
+
+
 def test_given_positions_are_followed():
     cell, mixed = cell_of(4), noise(2, 4, 9).double()
     given = torch.tensor([[3, 1, 8], [0, 2, 7]])
@@ -237,6 +244,14 @@ def test_all_positions_count_while_the_location_module_is_frozen():
 def test_a_wrong_configuration_is_an_error(config, problem):
     with pytest.raises(ModelError, match=problem):
         read_model_config("saccader", SMALL | config)
+
+
+def test_weights_of_the_network_are_loaded_for_other_bands(tmp_path):
+    other, path = PatchNet(3, 0.0625), tmp_path / "a.safetensors"
+    save_file(other.state_dict(), path)
+    model = build_model("saccader", SMALL, classes=2, bands=4, pretrained=path)
+    assert torch.equal(model.backbone.head[0].weight, other.head[0].weight)
+    assert model.backbone.to_map[0].weight.shape[1] == 4
 
 
 def test_there_are_no_published_weights(tmp_path):

@@ -111,6 +111,15 @@ def test_a_file_replaced_while_it_is_opened_is_an_error(path, monkeypatch):
     assert "replaced" in str(error_of(path))
 
 
+@given(st.binary(max_size=60), st.integers(0, 2**10))
+def test_any_bytes_are_a_valid_file_or_an_error(tmp_path_factory, content, length):
+    path = tmp_path_factory.getbasetemp() / "any.safetensors"
+    for each in (content, pack(b"{" + content), struct.pack("<Q", length) + b"{" + content):
+        path.write_bytes(each)
+        with suppress(ModelError), open_tensor_file(path) as file:
+            assert isinstance(file.shapes, dict)
+
+
 @given(st.data())
 def test_a_changed_byte_of_the_header_is_an_error_or_harmless(tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp()

@@ -16,7 +16,7 @@ from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
 from tnetcli.models.configs import TwoStreamConfig
 from tnetcli.models.two_stream import Recurrence, StepAttention, TwoStream
-from tnetcli.prediction.inference import Inference, Maker, record_result
+from tnetcli.prediction.inference import Inference, record_result
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.detect import open_image
 from tnetcli.testing.model import (
@@ -166,6 +166,12 @@ class TestEncoding:
         assert out.features.dtype == logits.dtype == torch.bfloat16
         assert out.cell_logits.dtype == torch.float32
 
+    def test_mixed_precision_keeps_the_weights_of_steps(self, model):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = encode(model, noise(2, 3, 64, 64), [ROOT, CELL])
+        weights = out.aux["step_weights"].float()
+        assert weights.sum(dim=1).tolist() == pytest.approx([1], abs=0.02)
+
 
 def maps_of(stream, views):
     """Return the maps of the global stream, and the vectors that are classified."""
@@ -206,6 +212,13 @@ class TestPatches:
         evidence = stream.cell_evidence(*maps_of(stream, views)).flatten(1)
         logits = encode(model, views, [ROOT] * 4).cell_logits[..., 0]
         assert torch.equal(evidence.argsort(dim=1), logits.argsort(dim=1))
+
+    def test_a_lower_temperature_is_sharper(self, model):
+        sharp, plain = (
+            proposed(each, encode(each, noise(1, 3, 64, 64), [ROOT])).max()
+            for each in (build(temperature=0.1), model)
+        )
+        assert sharp > plain
 
     def test_even_cells_and_cells_of_regions_have_equal_attention(self):
         model = build(patches="even")
@@ -259,6 +272,12 @@ class TestLearning:
         logits = model.classify(features, torch.tensor(region.level))
         functional.cross_entropy(logits, torch.tensor([1, 0])).backward()
         assert learned_parts(model) == {part}
+
+    def test_dropout_is_before_both_heads(self):
+        model = build(dropout=0.5).train()
+        features, levels = torch.ones(2, model.feature_size), torch.tensor([1, 2])
+        one, two = model.classify(features, levels), model.classify(features, levels)
+        assert (one != two).any(dim=1).all()
 
 
 class TestSteps:
@@ -359,8 +378,7 @@ class TestTraversing:
     def test_a_record_has_the_steps_of_regions_and_of_nothing_else(self, model, scene):
         result = self.run(model, scene)
         with open_image(scene) as reader:
-            maker = Maker("small", "0" * 64, ("a", "b", "c", "d"))
-            record = record_result(result, reader, image="a", id="scene", maker=maker)
+            record = record_result(result, reader, image="a", id="scene", classes="abcd")
         whole, *local = json.loads(record.model_dump_json())["windows"]
         assert "steps" not in whole
         assert [len(each["steps"]) for each in local] == [5, 5]
@@ -383,6 +401,14 @@ class TestConfig:
     def test_a_wrong_configuration_is_an_error(self, wrong, problem):
         with pytest.raises(ValidationError, match=problem):
             TwoStreamConfig(**SMALL | wrong)
+
+    def test_one_file_is_loaded_into_both_streams(self, tmp_path):
+        net, path = build(seed=5).global_stream.backbone.net, tmp_path / "weights.safetensors"
+        safetensors.torch.save_file(net.state_dict(), path)
+        model = TwoStream(TwoStreamConfig(**SMALL), classes=2, pretrained=path)
+        for stream in (model.global_stream, model.local_stream):
+            weight = stream.backbone.net.to_map[0][0].weight
+            assert torch.equal(weight, net.to_map[0][0].weight)
 
     def test_one_file_cannot_hold_two_networks(self, tmp_path):
         config = TwoStreamConfig(**SMALL | {"local_backbone": "resnet18"})

@@ -85,7 +85,8 @@ class Backbone(nn.Module):
         self.dropout = nn.Dropout(config.feature_dropout)
         self.view_size, self._bands = config.view_size, bands
         maps, features = self.probe(self.net)
-        if maps.shape[2] != maps.shape[3]:  # views are square, so channels are last
+        # Views are square, so maps are too, unless channels are last.
+        if maps.ndim != 4 or maps.shape[2] != maps.shape[3]:
             raise ModelError(
                 f"the tap has no map with channels first: {tuple(maps.shape[1:])}",
                 hint="set `tap` to the index of a stage",

@@ -13,9 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from tnetcli.data.images import Image
-from tnetcli.engines.dask import DaskEngine
 from tnetcli.engines.local import DEPTH, Engine, LocalEngine
-from tnetcli.engines.processes import ProcessEngine
 from tnetcli.errors import ClusterError, ImageError, ModelError, UsageError
 from tnetcli.files import absolute, check_not_input
 from tnetcli.models.checkpoint import Checkpoint, find_model_file, load_checkpoint
@@ -282,12 +280,16 @@ def _run(
         return
     worker = WorkerConfig.of(predictor, execution)
     if execution.scheduler is not None:
+        from tnetcli.engines.dask import DaskEngine
+
         regions = [] if worker.config.regions is None else [str(worker.config.regions)]
         paths = [worker.model, *regions, *(absolute(image.path) for image in images)]
         # A task is one image, and the worker knows how many cores it has.
         engine, worker = DaskEngine(execution.scheduler, paths), replace(worker, threads=None)
         yield from _map(engine, worker, images, 1, predictor, should_stop)
         return
+    from tnetcli.engines.processes import ProcessEngine
+
     even = -(-len(images) // execution.workers)  # no worker is left without a batch
     size = min(execution.batch_size, even)
     yield from _map(ProcessEngine(execution.workers), worker, images, size, predictor, should_stop)

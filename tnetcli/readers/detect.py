@@ -359,6 +359,8 @@ def open_image(
 
 
 def _with_overviews(opened: Reader, options: ReadOptions) -> Reader:
+    if opened.name == "image":  # small enough, and read without GDAL
+        return opened
     from tnetcli.readers.overviews import OverviewReader, check_claimed_size, lacks_overviews
 
     if not lacks_overviews(opened) or is_remote(opened.path):
