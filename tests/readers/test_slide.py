@@ -174,6 +174,8 @@ def test_what_was_not_scanned_is_invalid(tmp_path):
     pixels = read(path, Window(0, 0, 400, 300), Size(400, 300))
     assert np.array_equal(pixels.valid, scanned())
     assert not pixels.values[:, ~scanned()].any()
+    pixels = read(path, Window(0, 0, 400, 300), Size(200, 150))
+    assert np.array_equal(pixels.valid, scanned(2))
 
 
 def test_what_was_not_scanned_takes_no_part_in_a_mean(tmp_path):

@@ -958,3 +958,11 @@ def test_both_orders_of_format_2_are_read(tmp_path, order):
     (values,) = random_levels((40, 50))
     with OmeZarrReader(write(tmp_path / "a.zarr", [values], order=order)) as reader:
         assert np.array_equal(whole(reader).values, values)
+
+
+@pytest.mark.parametrize("axes", [["c", "y", "x"], [{"name": "c"}, {"name": "y"}, {"name": "x"}]])
+def test_axes_without_types_are_read(tmp_path, axes):
+    path = write(tmp_path / "a.zarr", random_levels((20, 30)))
+    edit_multiscale(path, lambda each: each.update(axes=axes))
+    with OmeZarrReader(path) as reader:
+        assert (reader.size, len(reader.bands)) == (Size(30, 20), 3)
