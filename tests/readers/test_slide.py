@@ -525,3 +525,10 @@ def test_a_text_file_is_an_error_with_a_hint(tmp_path):
 def test_half_of_an_odd_width_has_the_scale_two():
     level = info(real("wsi/TCGA-CR-7395-01A-01-TS1.svs")).levels[1]
     assert (level.size, level.scale_x, level.scale_y) == (Size(2221, 1783), 2.0, 2.0)
+
+
+@pytest.mark.parametrize("path", HOSTILE, ids=lambda path: path.name)
+def test_a_hostile_real_file_is_an_image_error(path, direct):
+    with pytest.raises(ImageError) as caught:
+        read(path, Window(0, 0, 16, 16), Size(16, 16), direct=direct)
+    assert caught.value.hint

@@ -14,6 +14,7 @@ from tests.traversal.world import (
     cells_of,
     chi_square,
     config,
+    edges,
     nodes_of,
     paths,
     probabilities,
@@ -403,3 +404,9 @@ def test_wrappers_can_be_nested():
     assert (policy.persistent, policy.batch) == (True, 3)
     assert policy.fixed(WHOLE) == [ScoredRegion(WHOLE.window, 0.5)]
     assert policy.fixed(WHOLE.child(UNEVEN, 0, 0)) is None
+
+
+def test_best_first_lists_edges_in_reading_order():
+    found = run(config(2, (), "best_first", budget=4))
+    assert paths(found) == ["root", "root/0-0", "root/2-0", "root/1-0"]
+    assert edges(found, found.nodes[0]) == [(0, 1), (3, 3), (6, 2)]
