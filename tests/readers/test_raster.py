@@ -769,10 +769,10 @@ def test_the_resolution_tags_count_only_without_a_place(path):
 
 
 @pytest.mark.parametrize("setting", ["EMPTY_DIR", "TRUE"])
-def test_gdal_settings_do_not_hide_sidecars(path, direct, monkeypatch, setting):
+def test_gdal_settings_do_not_hide_sidecars(path, direct, setting):
     write_geotiff(path, scene(), mask=left_half(), external_mask=True)
-    monkeypatch.setenv("GDAL_DISABLE_READDIR_ON_OPEN", setting)
-    assert np.array_equal(read(path, direct=direct).valid, left_half())
+    with rasterio.Env(GDAL_DISABLE_READDIR_ON_OPEN=setting):
+        assert np.array_equal(read(path, direct=direct).valid, left_half())
 
 
 def test_nan_is_invalid_where_the_mask_is_valid(path, direct):
