@@ -17,9 +17,7 @@ RETIRED = re.compile(
     re.IGNORECASE,
 )
 # Names that other people chose.
-FOREIGN = re.compile(
-    r"os\.walk|ast\.walk|\.walk\(|treehouse|warehouses?|greenhouses?", re.IGNORECASE
-)
+FOREIGN = re.compile(r"os\.walk|ast\.walk|\.walk\(|treehouse|warehouses?|greenhouses?", re.IGNORECASE)
 # History, the words themselves, and stored results.
 LEFT_OUT = ("CHANGELOG.md", "tests/test_prose.py", "LICENSE", "constraints.txt", "tests/golden/")
 SUFFIXES = (".py", ".md", ".yaml", ".toml", ".sh", ".cff", ".sbatch", "Makefile")
@@ -29,7 +27,9 @@ def tracked():
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    return [name for name in listed if name.endswith(SUFFIXES) and not name.startswith(LEFT_OUT)]
+    return [
+        name for name in listed if name.endswith(SUFFIXES) and not name.startswith(LEFT_OUT)
+    ]
 
 
 def words_of(identifier):
