@@ -266,3 +266,10 @@ def test_a_plane_that_does_not_exist_fails(scene, key):
     done = tnet("info", "-O", f"{key}=3", scene)
     assert done.returncode == 3
     assert f"{key} = 0..0" in done.stderr
+
+
+def test_a_name_cannot_steer_the_terminal(tmp_path):
+    done = tnet("info", write_geotiff(tmp_path / "a\x1b[31m.tif", noise((60, 40))))
+    assert done.returncode == 0
+    assert "a\\x1b[31m.tif" in done.stdout
+    assert "\x1b" not in done.stdout

@@ -215,3 +215,7 @@ def test_a_pattern_without_a_match_suggests_another(pattern, hint):
     with pytest.raises(ModelError, match="no backbone matches") as caught:
         match_backbones(pattern)
     assert hint in caught.value.hint
+
+
+def test_a_wrong_name_suggests_the_nearest_and_ends_with_5():
+    assert "did you mean `default`?" in error_lines(tnet("models", "defalt"), 5)

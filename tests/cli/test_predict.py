@@ -6,9 +6,12 @@ import pytest
 from rasterio.transform import Affine
 
 from tests.commands import tnet
+from tests.exporters.records import record, window
 from tests.images import noise, write_geotiff
 from tests.predicting import CLASSES, answers, assert_alike, predict, records, write_model
+from tnetcli.cli.predict import Batch, as_text
 from tnetcli.exporters.imagery import open_imagery
+from tnetcli.prediction.record import LevelRecord, PredictionCost
 
 COUNT = 12
 
@@ -87,12 +90,12 @@ def test_failed_images_are_recorded_and_the_batch_continues(folder, tmp_path):
     named = ["broken.tif", "images/00.tif", "empty.tif", "gone.tif", "images/01.tif"]
     done = predict(folder, *(folder / name for name in named), "-o", out)
     assert done.returncode == 8
-    assert [record.status for record in records(out)] == ["failed", "ok", "failed", "failed", "ok"]
+    assert [each.status for each in records(out)] == ["failed", "ok", "failed", "failed", "ok"]
     assert "error: 3 of 5 images failed" in done.stderr
     assert "2 of 5 images done, 3 failed" in done.stderr
-    for record in records(out):
-        if record.error is not None:
-            assert all([record.error.message, record.provenance.sha256, record.provenance.config])
+    for each in records(out):
+        if each.error is not None:
+            assert all([each.error.message, each.provenance.sha256, each.provenance.config])
 
 
 def test_only_failed_images_are_another_exit_code(folder):
@@ -195,7 +198,7 @@ def test_a_list_on_standard_input(folder, tmp_path):
     out = tmp_path / "a.jsonl"
     paths = [str(path) for path in sorted(folder.glob("images/*.tif"))[:3]]
     assert predict(folder, "-", "-0", "-o", out, stdin="\0".join(paths)).returncode == 0
-    assert [record.id for record in records(out)] == paths
+    assert [each.id for each in records(out)] == paths
 
 
 def test_shards_together_are_the_whole(folder, tmp_path, whole):
@@ -321,3 +324,16 @@ def test_an_image_is_never_replaced_by_its_prediction(folder, tmp_path):
     assert done.returncode == 7
     assert "is read from" in done.stderr
     assert image.read_bytes() == (folder / "images/00.tif").read_bytes()
+
+
+def test_an_abstained_image_is_shown_with_its_reason_and_counted():
+    cost = PredictionCost(2, 100, 10_000, 0.01, 2000, 30_000, 0.5, 0.25, 0.75)
+    levels = (LevelRecord(1, 1, "river", 0.5),)
+    abstained = record(
+        window(attention=1.0), status="abstained", levels=levels, cost=cost, stop_reason="max_level"
+    )
+    shown = as_text(abstained)
+    assert shown.startswith("scenes/a.tif: abstained: the classes are too close\n  level 1: river")
+    batch = Batch(images=1)
+    batch.add(abstained)
+    assert batch.as_lines(1.0)[0] == "1 of 1 image done, 1 abstained"

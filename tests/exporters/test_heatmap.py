@@ -498,3 +498,12 @@ def test_an_image_of_100_000_pixels_takes_little_space(tmp_path):
         x = 37 + number * 10
         expected[37:47, x : x + 10] = (number % 97 + 1) / 100
     assert same(found.values, expected)
+
+
+def test_a_small_region_is_in_the_smallest_overview(tmp_path):
+    around = window("root/0-0", (0, 0, 2048, 1024), 0.1)
+    spot = window("root/0-0/1-1", (2001, 501, 2009, 509), 0.9)
+    found = heat(tmp_path / "a.tif", record(around, spot, width=2048, height=1024))
+    for overview in found.overviews:
+        assert overview.max() == np.float32(0.9)
+        assert not np.isnan(overview).any()

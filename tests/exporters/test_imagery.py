@@ -293,3 +293,8 @@ def test_an_image_whose_name_is_not_utf_8_is_found(tmp_path):
     prediction = record(image=str(odd), width=60, height=40)
     assert prediction.image.endswith("K\\xf6ln.png")
     assert np.array_equal(shown(prediction), shown(predicted(plain)))
+
+
+def test_an_image_without_a_valid_pixel_is_transparent(tmp_path):
+    values = np.full((1, 40, 40), np.nan, "float32")
+    assert (shown(predicted(write_geotiff(tmp_path / "a.tif", values))) == 0).all()

@@ -388,3 +388,8 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     assert "tnetcli[tables]" in caught.value.hint
     assert os.listdir(tmp_path) == []
     write("csv", tmp_path / "a.csv", SCENE)
+
+
+def test_negative_numbers_stay_numbers():
+    (row,) = table(record(window(box=(-10.5, -3, 20, 30))))
+    assert (row["minx"], row["miny"]) == ("-10.5", "-3.0")

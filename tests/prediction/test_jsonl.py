@@ -423,3 +423,19 @@ def test_a_name_cannot_break_a_line(tmp_path):
     one = write(tmp_path / "1.jsonl", record("a"))
     merged = merge([one], tmp_path / "all.jsonl", wanted=wanted("a", "b\nc\x1b"))
     assert str(merged).splitlines()[1:] == ["  b\\nc\\x1b"]
+
+
+def test_merging_copies_lines_unchanged_and_skips_one_that_was_cut_off(tmp_path, caplog):
+    one = write(tmp_path / "1.jsonl", record("a"), record("b"))
+    before = one.read_bytes()
+    write(one, record("a"), record("b"), tail='{"schema":"tnet.pre')
+    assert merge([one], tmp_path / "all.jsonl").records == 2
+    assert "cut off" in caplog.text
+    assert (tmp_path / "all.jsonl").read_bytes() == before
+
+
+def test_merging_completes_a_last_line_without_its_end(tmp_path):
+    one = write(tmp_path / "1.jsonl", tail=record("a").model_dump_json())
+    two = write(tmp_path / "2.jsonl", record("b"))
+    merge([one, two], tmp_path / "all.jsonl")
+    assert ids(tmp_path / "all.jsonl") == ["a", "b"]

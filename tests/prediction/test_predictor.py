@@ -9,6 +9,7 @@ from rasterio.transform import Affine
 from tests.commands import tnet
 from tests.images import noise, write_geotiff
 from tests.predicting import predict, records, write_model
+from tnetcli.exporters.export import export
 
 BOXES = {"a": (40, 30, 200, 190), "b": (0, 0, 150, 170), "c": (100, 110, 260, 280)}
 UTM = Affine(10.0, 0.0, 399960.0, 0.0, -10.0, 5000040.0)
@@ -172,3 +173,13 @@ def test_windows_of_whole_images_and_crops_do_not_go_together(folder, tmp_path):
         "hint: choose one of them",
     ]
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_outlines_of_crops_lie_where_those_of_cut_images_do(found, folder):
+    outlines = []
+    for name in ("crops", "cut"):
+        out = export(folder / f"{name}.jsonl", folder / f"{name}.geojson")
+        features = json.loads(out.read_text())["features"]
+        outlines.append([feature["geometry"]["coordinates"] for feature in features])
+    for ours, theirs in zip(*outlines, strict=True):
+        assert np.allclose(ours, theirs, atol=2e-7)

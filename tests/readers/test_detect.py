@@ -280,3 +280,31 @@ def test_images_appended_to_a_geotiff_do_not_take_its_place_away(tmp_path):
     with tifffile.TiffFile(path) as file:
         assert len(file.pages) == 2
     assert detect(str(path)) == "raster"
+
+
+def test_a_loop_of_links_an_empty_folder_and_a_long_name_are_image_errors(tmp_path):
+    (tmp_path / "a.tif").symlink_to(tmp_path / "b.tif")
+    (tmp_path / "b.tif").symlink_to(tmp_path / "a.tif")
+    refused(tmp_path / "a.tif")
+    (tmp_path / "empty").mkdir()
+    assert "is a folder" in refused(tmp_path / "empty")
+    refused(tmp_path / ("a" * 5000))
+
+
+def test_a_pipe_in_a_folder_is_not_opened(tmp_path, alarm):
+    os.mkfifo(tmp_path / "a.dcm")
+    assert "is a folder" in refused(tmp_path)
+
+
+def test_a_link_and_an_unrelated_file_beside_a_png_change_nothing(tmp_path):
+    save(tmp_path / "a.png")
+    (tmp_path / "a.jgw").write_text("")
+    (tmp_path / "b").symlink_to("a.png")
+    assert detect(str(tmp_path / "b")) == detect(str(tmp_path / "a.png")) == "image"
+
+
+def test_the_hint_for_a_table_names_the_manifest(tmp_path):
+    (tmp_path / "a.csv").write_text("path,label\na.tif,1\n")
+    with pytest.raises(ImageError) as caught:
+        detect(str(tmp_path / "a.csv"))
+    assert "--manifest" in caught.value.hint

@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,7 +15,10 @@ from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.handles import BLOCKS
 from tnetcli.readers.image import ImageReader
-from tnetcli.testing.reader import TRUTH, ReaderContract, random_windows
+from tnetcli.readers.raster import RasterReader
+from tnetcli.readers.slide import SlideReader
+from tnetcli.readers.tiff import TiffReader
+from tnetcli.testing.reader import TRUTH, ReaderContract, area_mean, random_windows
 
 WHOLE, FULL = Window(0, 0, 60, 40), Size(60, 40)
 
@@ -300,3 +305,44 @@ def test_further_frames_are_mentioned(tmp_path):
     frames = [interleaved(noise((60, 40), seed=seed)) for seed in range(3)]
     path = save(tmp_path / "a.gif", frames[0], save_all=True, append_images=frames[1:])
     assert any("3 frames" in warning for warning in info(path).warnings)
+
+
+def test_grey_and_colour_have_their_bands_and_no_warning(path):
+    save(path, Image.fromarray(scene(1)[0]))
+    assert (info(path).bands, info(path).warnings) == (("1",), ())
+    assert np.array_equal(read(path).values, scene(1))
+    save(path, interleaved(scene()))
+    found = info(path)
+    assert found.bands == ("red", "green", "blue")
+    assert (found.compression, found.tiled) == ("png", False)
+    assert found.file_bytes == path.stat().st_size
+
+
+def test_alpha_can_be_read_as_a_band(path):
+    image = scene(4)
+    save(path, interleaved(image))
+    assert np.array_equal(read(path, bands=("alpha", "red")).values, image[[3, 0]])
+
+
+def test_the_users_nodata_is_invalid(path):
+    image = scene()
+    image[:, 5, 7] = 0
+    save(path, interleaved(image))
+    assert np.argwhere(~read(path, nodata=0).valid).tolist() == [[5, 7]]
+
+
+def test_any_view_of_sixteen_bits_is_the_area_mean(path):
+    image = scene(1, "uint16")
+    save(path, Image.fromarray(image[0]))
+    with ImageReader(str(path)) as reader:
+        for window, size in random_windows(20, reader.size, seed=1):
+            pixels = reader.read(window, size)
+            error = np.abs(pixels.values - area_mean(image, window, size))[:, pixels.valid]
+            assert error.max() <= 0.51
+
+
+@pytest.mark.parametrize("reader", [ImageReader, TiffReader, SlideReader, RasterReader])
+def test_a_pipe_given_to_a_reader_is_an_image_error(tmp_path, reader):
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(ImageError, match="is a named pipe"):
+        reader(str(tmp_path / "a"))

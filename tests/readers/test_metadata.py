@@ -138,3 +138,18 @@ def test_a_density_without_meaning_is_no_claim(x, y, unit):
 def test_a_length_in_any_unit_becomes_microns(length, unit, microns):
     found = from_length(length, length, unit, "OME")
     assert (found.x, found.y) == pytest.approx((microns, microns))
+
+
+def test_without_a_choice_or_a_claim_there_is_the_default():
+    assert choose_bands("a.tif", None, NAMES, [0, 1, 2]) == (0, 1, 2)
+    assert resolve(ReadOptions(), []) == (None, [])
+    assert resolve(ReadOptions(), [Resolution(float("nan"), 0.5, TIFF_TAGS)])[0] is None
+
+
+@pytest.mark.parametrize(("x", "unit"), [(0.0, "µm"), (-0.5, "µm"), (0.5, "pixel"), (0.5, "")])
+def test_a_length_without_meaning_is_no_claim(x, unit):
+    assert from_length(x, x, unit, "OME") is None
+
+
+def test_a_missing_name_is_unlike_a_name_made_of_digits():
+    assert len(set(unique_names(["2", None, "x"]))) == 3

@@ -16,6 +16,7 @@ from PIL import Image
 from tests.images import noise, write_geotiff, write_ome_tiff, write_pyramid_tiff, write_svs
 from tests.slides import (
     Once,
+    copy_of_real,
     real,
     truncate,
     write_cog,
@@ -450,3 +451,36 @@ def test_reading_changes_no_state_of_the_process(tmp_path):
     path = write_geotiff(tmp_path / "a.tif", SCENE)
     done = subprocess.run([sys.executable, "-c", STATE, path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("share", [0.1, 0.99])
+@pytest.mark.parametrize(
+    "name",
+    ["wsi/dicom_camelyon/camelyon_multiframe_jpeg.dcm", CMU, "wsi/test3-DAPI-2-387.ndpi",
+     "wsi/zarr/large_image_sample_float32_8bit_range.zarr.zip", "wsi/small_vectra.qptiff",
+     "geo/rasterio_RGB.byte.tif"],
+)  # fmt: skip
+def test_a_truncated_real_file_is_an_error_or_right(tmp_path, name, share):
+    path = copy_of_real(name, tmp_path)
+    path.chmod(0o644)
+    assert_error_or_right(path, share)
+
+
+@pytest.mark.parametrize("reader", ["slide", "tiff", "image", "raster"])
+def test_a_folder_given_to_a_reader_of_files_is_an_error_with_a_hint(tmp_path, reader):
+    with pytest.raises(ImageError) as caught:
+        open_image(write_zarr(tmp_path / "a.zarr", SCENE), reader=reader)
+    assert caught.value.hint
+
+
+def test_a_vrt_of_a_missing_file_is_an_image_error(tmp_path):
+    with pytest.raises(ImageError) as caught:
+        read_if_possible(write_vrt(tmp_path / "a.vrt", tmp_path / "gone.tif"))
+    assert caught.value.hint
+
+
+def test_a_dicom_file_without_openslide_is_a_missing_extra(without):
+    path = real("wsi/synthetic/boxes_0.dcm")
+    without("openslide", "tnetcli.readers.slide")
+    with pytest.raises(MissingExtraError):
+        open_image(path)

@@ -29,6 +29,7 @@ from tnetcli.readers.overviews import (
     is_own_tiff,
     prepare_cache_folder,
 )
+from tnetcli.readers.raster import RasterReader
 from tnetcli.testing.reader import area_mean, assert_equal
 
 WHOLE, SMALL = Window(0, 0, 1292, 972), Size(20, 15)
@@ -521,3 +522,51 @@ def test_a_link_shares_the_copy_of_its_file(path, tmp_path, cache):
     (tmp_path / "link.tif").symlink_to(path)
     see(tmp_path / "link.tif")
     assert len(copies(cache)) == 1
+
+
+def test_info_of_an_image_without_overviews_is_that_of_the_file(path):
+    with open_image(path) as reader, RasterReader(str(path)) as inner:
+        assert isinstance(reader, OverviewReader)
+        assert (reader.name, reader.path, reader.size) == ("raster", str(path), Size(1292, 972))
+        assert (reader.bands, reader.dtype) == (inner.bands, inner.dtype)
+        assert (reader.overviews, reader.info) == ((), inner.info)
+        assert reader.georeference == inner.georeference
+
+
+def test_a_coarse_view_of_a_part_is_the_area_mean_also_of_16_bits(path, tmp_path):
+    window, size = Window(100.5, 50.25, 800, 600), Size(21, 17)
+    assert error(see(path, window, size), SCENE, window, size) < 2
+    truth = smooth(4, "uint16")
+    pixels = see(write_geotiff(tmp_path / "b.tif", truth))
+    assert pixels.values.dtype == np.uint16
+    assert error(pixels, truth) < 2 * 20_000 / 256
+
+
+def test_nan_does_not_leak_into_the_view(tmp_path):
+    truth = noise((640, 480), 1, "float32")
+    truth[0, :, :320] = np.nan
+    pixels = see(write_geotiff(tmp_path / "b.tif", truth), Window(0, 0, 640, 480), Size(20, 15))
+    assert np.array_equal(pixels.valid, [[False] * 10 + [True] * 10] * 15)
+    assert np.isfinite(pixels.values).all()
+
+
+def test_only_the_copy_is_left_and_nothing_beside_the_image(path, cache, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    see(path)
+    assert sorted(tmp_path.iterdir()) == sorted([*before, cache])
+    assert [each.suffix for each in (cache / "overviews").iterdir()] == [".tif"]
+
+
+def test_a_fine_view_needs_no_cache(path, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TNET_CACHE", str(tmp_path / "file"))
+    assert see(path, Window(0, 0, 50, 50), Size(50, 50)).valid.all()
+
+
+def test_a_damaged_image_fails_again_and_other_windows_are_read(path):
+    spoil_tile(path, 30)
+    with open_image(path) as reader:
+        for _ in range(2):
+            with pytest.raises(ImageError):
+                reader.read(WHOLE, SMALL)
+        assert reader.read(Window(0, 0, 50, 50), Size(50, 50)).valid.all()

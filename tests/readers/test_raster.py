@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import rasterio
 import tifffile
+from affine import Affine
 from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
 from rasterio.drivers import raster_driver_extensions
@@ -765,3 +766,72 @@ def test_alpha_masks_also_when_bands_are_chosen(path, direct):
 def test_the_resolution_tags_count_only_without_a_place(path):
     write_pyramid_tiff(path, scene(), resolution=(20_000, 20_000))
     assert info(path).microns_per_pixel.x == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("setting", ["EMPTY_DIR", "TRUE"])
+def test_gdal_settings_do_not_hide_sidecars(path, direct, setting):
+    write_geotiff(path, scene(), mask=left_half(), external_mask=True)
+    with rasterio.Env(GDAL_DISABLE_READDIR_ON_OPEN=setting):
+        assert np.array_equal(read(path, direct=direct).valid, left_half())
+
+
+def test_nan_is_invalid_where_the_mask_is_valid(path, direct):
+    image = scene(1, "float32")
+    image[0, 10, 10] = np.nan
+    write_geotiff(path, image, mask=left_half())
+    pixels = read(path, direct=direct)
+    assert np.isfinite(pixels.values).all()
+    assert not pixels.valid[10, 10]
+
+
+def test_the_users_nodata_wins_over_a_mask(path, direct):
+    image = scene()
+    image[:, 20, 20] = 0
+    write_geotiff(path, image, mask=left_half())
+    assert np.argwhere(~read(path, direct=direct, nodata=0).valid).tolist() == [[20, 20]]
+
+
+def test_nodata_beyond_the_range_of_the_type_is_ignored(path):
+    write_geotiff(path, scene(1, "float32"))
+    assert read(path, nodata=-1.7976931348623157e308).valid.all()
+
+
+def test_a_rotated_transform_a_missing_crs_and_a_missing_place_are_kept(path):
+    rotated = Affine.translation(5e5, 5e6) @ Affine.rotation(30) @ Affine.scale(10, -10)
+    write_geotiff(path, scene(), transform=rotated, crs=None)
+    found = info(path).georeference
+    assert found.crs is None
+    assert found.transform == pytest.approx(tuple(rotated)[:6])
+    write_geotiff(path, scene(), crs=None, transform=None)
+    assert info(path).georeference is None
+
+
+@pytest.mark.parametrize("interleave", ["pixel", "band"])
+def test_some_bands_of_several_come_in_the_given_order(path, direct, interleave):
+    write_geotiff(path, scene(4, "uint16"), interleave=interleave)
+    pixels = read(path, direct=direct, bands=("3", "1"))
+    assert_same(pixels.values, scene(4, "uint16")[[2, 0]])
+
+
+def test_info_has_compression_tiling_and_size_on_disk(path):
+    write_geotiff(path, scene(), compress="lzw")
+    found = info(path)
+    assert (found.compression, found.tiled) == ("lzw", True)
+    assert (found.file_bytes, found.levels[0].block) == (path.stat().st_size, Size(64, 64))
+    write_geotiff(path, scene(), blocksize=None, blockysize=16)
+    assert not info(path).tiled
+
+
+@pytest.mark.parametrize("keep", [3, 6])
+def test_a_truncated_header_is_an_error(path, keep):
+    write_geotiff(path, scene())
+    os.truncate(path, keep)
+    with pytest.raises(ImageError, match="truncated"):
+        check_directories(str(path))
+
+
+@pytest.mark.parametrize("side", [1e-3, 1e-9])
+def test_a_window_within_a_pixel_is_that_pixel(path, side):
+    pixels = read(write_geotiff(path, scene()), Window(10.2, 20.3, side, side), Size(7, 7))
+    assert pixels.valid.all()
+    assert np.array_equal(pixels.values, np.broadcast_to(scene()[:, 20:21, 10:11], (3, 7, 7)))

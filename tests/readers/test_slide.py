@@ -174,6 +174,8 @@ def test_what_was_not_scanned_is_invalid(tmp_path):
     pixels = read(path, Window(0, 0, 400, 300), Size(400, 300))
     assert np.array_equal(pixels.valid, scanned())
     assert not pixels.values[:, ~scanned()].any()
+    pixels = read(path, Window(0, 0, 400, 300), Size(200, 150))
+    assert np.array_equal(pixels.valid, scanned(2))
 
 
 def test_what_was_not_scanned_takes_no_part_in_a_mean(tmp_path):
@@ -480,3 +482,53 @@ def test_a_pipe_in_place_of_an_overview_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "a.Full")
     with pytest.raises(ImageError, match=r"`a.Full`.*is a named pipe"):
         SlideReader(str(tmp_path / "a.tif"))
+
+
+@pytest.mark.parametrize("value", ["0", "inf", "x"])
+def test_a_tile_without_a_size_counts_as_the_usual_one(tmp_path, monkeypatch, value):
+    path = write_scn(tmp_path / "a.scn", AREA)
+    with_properties(monkeypatch, **{"openslide.level[0].tile-width": value})
+    assert info(path).levels[0].block.width == 256
+
+
+def test_only_transparent_pixels_are_invalid(tmp_path, monkeypatch):
+    path = write_svs(tmp_path / "a.svs", AREA)
+    with_pixels(monkeypatch, COLOURS)
+    pixels = read(path, Window(0, 0, 3, 1), Size(3, 1), direct=False)
+    assert pixels.valid.tolist() == [[False, True, True]]
+    assert not pixels.values[:, 0, 0].any()
+
+
+def test_colours_are_chosen_by_name_and_by_number(tmp_path, direct):
+    path = write_svs(tmp_path / "a.svs", AREA)
+    pixels = read(path, Window(0, 0, 200, 150), Size(200, 150), direct=direct, bands=("blue", "1"))
+    assert np.array_equal(pixels.values, AREA[[2, 0]])
+
+
+def test_a_damaged_tile_fails_every_time(tmp_path, direct):
+    path = write_svs(tmp_path / "a.svs", noise((200, 150)))
+    spoil_tile(path, 0)
+    with SlideReader(str(path), direct=direct) as reader:
+        for _ in range(3):
+            with pytest.raises(ImageError):
+                reader.read(Window(5, 5, 20, 20), Size(20, 20))
+
+
+def test_a_text_file_is_an_error_with_a_hint(tmp_path):
+    path = tmp_path / "a.svs"
+    path.write_text("no slide")
+    with pytest.raises(ImageError, match="OpenSlide cannot open") as caught:
+        SlideReader(str(path))
+    assert caught.value.hint
+
+
+def test_half_of_an_odd_width_has_the_scale_two():
+    level = info(real("wsi/TCGA-CR-7395-01A-01-TS1.svs")).levels[1]
+    assert (level.size, level.scale_x, level.scale_y) == (Size(2221, 1783), 2.0, 2.0)
+
+
+@pytest.mark.parametrize("path", HOSTILE, ids=lambda path: path.name)
+def test_a_hostile_real_file_is_an_image_error(path, direct):
+    with pytest.raises(ImageError) as caught:
+        read(path, Window(0, 0, 16, 16), Size(16, 16), direct=direct)
+    assert caught.value.hint

@@ -23,7 +23,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.handles import BLOCKS
 from tnetcli.readers.tiff import TiffReader
-from tnetcli.testing.reader import TRUTH, ReaderContract, area_mean
+from tnetcli.testing.reader import TRUTH, ReaderContract, area_mean, random_windows
 
 SIDE = 150
 WHOLE, FULL = Window(0, 0, SIDE, SIDE), Size(SIDE, SIDE)
@@ -565,3 +565,52 @@ def test_each_axis_of_ome_has_a_unit_of_its_own(path):
     tifffile.imwrite(path, scene(), ome=True, metadata=metadata, tile=(64, 64))
     found = info(path).microns_per_pixel
     assert (found.x, found.y) == pytest.approx((0.5, 0.5))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "float16", "float64"])
+def test_rarer_types_come_back_bit_for_bit(path, dtype):
+    image = scene(1, "int8" if dtype == "int8" else "int16").astype(dtype)
+    tifffile.imwrite(path, image[0], tile=(64, 64), compression="deflate", metadata=None)
+    pixels = read(path)
+    assert pixels.values.dtype == np.dtype(dtype)
+    assert np.array_equal(pixels.values, image)
+
+
+def test_any_view_of_a_striped_stack_is_the_area_mean(path):
+    image = scene(2, "uint16")
+    write_ome_tiff(path, image, ())
+    with TiffReader(str(path)) as reader:
+        for window, size in random_windows(20, reader.size, seed=1):
+            pixels = reader.read(window, size)
+            error = np.abs(pixels.values - area_mean(image, window, size))[:, pixels.valid]
+            assert error.max() <= 0.51 + 1e-2
+
+
+def test_a_stack_opens_and_warns_about_the_choice(stack):
+    found = info(stack)
+    assert found.details["planes"] == {"z": 3, "t": 2}
+    assert any("`-O z=2`" in warning for warning in found.warnings)
+    with pytest.raises(ImageError) as caught:
+        read(stack, Window(0, 0, 100, 80), Size(100, 80))
+    assert "`-O z=2`" in caught.value.hint
+    assert "`-O t=1`" in caught.value.hint
+
+
+def test_a_plane_of_an_image_without_depth_is_an_error(path):
+    write_ome_tiff(path, scene())
+    with pytest.raises(ImageError, match="no plane z = 1"):
+        info(path, z=1)
+
+
+def test_an_unnamed_colour_image_has_red_green_and_blue(path):
+    write_ome_rgb(path, [scene()])
+    assert info(path).bands == ("red", "green", "blue")
+
+
+def test_resolution_tags_of_a_printer_and_units_of_no_length_are_no_resolution(path):
+    tifffile.imwrite(path, scene()[0], resolution=(118, 118), resolutionunit="CENTIMETER",
+                     metadata=None)  # fmt: skip
+    assert info(path).microns_per_pixel is None
+    assert "ignored" in info(path).warnings[0]
+    write_ome_tiff(path, scene(), microns=(1, 1), unit="pixel")
+    assert info(path).microns_per_pixel is None

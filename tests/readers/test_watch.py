@@ -204,3 +204,11 @@ except Exception as error:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "reading `a.tif` made no progress for 0.5 s\n"
+
+
+def test_an_error_of_the_work_is_raised(threads):
+    def fail():
+        raise TimeoutError("of the work itself")
+
+    with pytest.raises(TimeoutError, match="of the work itself"):
+        threads.run("a.tif", fail)

@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 import pytest
 import rasterio
@@ -237,3 +239,16 @@ def test_closing_it_leaves_the_image_open(shown):
         assert masked.estimate(Window(0, 0, 8, 8), Size(4, 4)) > 0
     assert shown.read(Window(0, 0, 8, 8), Size(4, 4)).valid.all()
     assert masked.cost == shown.cost
+
+
+def test_a_pickled_crop_reads_the_same_pixels(image):
+    cropped = CroppedReader(image, CROP)
+    window = Window(3, 4, 55, 66), Size(10, 11)
+    with pickle.loads(pickle.dumps(cropped)) as other:
+        assert_equal(other.read(*window), cropped.read(*window))
+
+
+def test_a_crop_of_an_image_without_a_place_has_none(tmp_path):
+    path = write_geotiff(tmp_path / "a.tif", TRUTH, crs=None, transform=None)
+    with CroppedReader(open_image(path), CROP) as cropped:
+        assert (cropped.georeference, cropped.microns_per_pixel) == (None, None)

@@ -4,6 +4,7 @@ import multiprocessing
 import shutil
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numcodecs
@@ -880,3 +881,88 @@ def test_one_window_of_a_shard_costs_one_chunk_and_the_index(tmp_path):
         reader.read(Window(20, 20, 8, 8), Size(8, 8))
         assert reader.cost.pixels_decoded == 16 * 16
         assert reader.cost.bytes_read == 3 * 16 * 16 + 16 * 16 + 4  # values, 16 places, checksum
+
+
+@pytest.mark.parametrize("options", [{"z": 5}, {"z": 0, "t": 1}])
+def test_a_plane_that_does_not_exist_is_an_error_on_opening(tmp_path, options):
+    path = write(tmp_path / "a.zarr", [stack()], axes="tzyx")
+    with pytest.raises(ImageError, match="no plane"):
+        OmeZarrReader(path, ReadOptions(**options))
+
+
+@pytest.mark.parametrize(("nodata", "empty"), [(0, [[2, 2]]), (7, [[1, 1], [2, 2]]), (0.5, [])])
+def test_zero_empties_a_pixel_in_all_bands_and_other_nodata_in_any(tmp_path, nodata, empty):
+    values = np.full((2, 20, 20), 3, "u1")
+    values[0, 1, 1] = values[:, 2, 2] = int(nodata)
+    path = write(tmp_path / "a.zarr", [values])
+    with OmeZarrReader(path, ReadOptions(nodata=nodata)) as reader:
+        assert np.argwhere(~whole(reader).valid).tolist() == empty
+        assert reader.info.mask == ("nodata" if empty else "none")
+
+
+def test_nan_is_invalid_beside_the_users_nodata(tmp_path):
+    values = np.ones((1, 20, 20), "f4")
+    values[0, 3, 4], values[0, 5, 6] = np.nan, -1
+    path = write(tmp_path / "a.zarr", [values])
+    with OmeZarrReader(path, ReadOptions(nodata=-1)) as reader:
+        assert np.argwhere(~whole(reader).valid).tolist() == [[3, 4], [5, 6]]
+
+
+def test_an_image_without_a_stored_chunk_is_invalid_and_free(tmp_path, stored):
+    path = write(tmp_path / "a.zarr", random_levels((40, 40)), stored)
+    for each in object_files(path):
+        each.unlink()
+    with OmeZarrReader(path) as reader:
+        assert not whole(reader).valid.any()
+        assert (reader.cost.pixels_decoded, reader.cost.bytes_read) == (0, 0)
+
+
+@pytest.mark.parametrize("omero", [None, {"channels": "x"}, {"channels": [{"label": "only one"}]}])
+def test_bands_without_names_are_numbered(tmp_path, omero):
+    with OmeZarrReader(write(tmp_path / "a.zarr", random_levels((20, 20)), omero=omero)) as reader:
+        assert reader.bands[1:] == ("2", "3")
+
+
+def test_the_scale_of_a_level_without_transformation_is_the_ratio_of_sizes(tmp_path):
+    levels = random_levels((100, 90), (50, 30))
+    with OmeZarrReader(write(tmp_path / "a.zarr", levels)) as reader:
+        assert (reader.info.levels[1].scale_x, reader.info.levels[1].scale_y) == (3, 2)
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["invalid/image-04", "warning/image-01"])
+def test_examples_with_one_bad_level_are_read_without_it(name):
+    with OmeZarrReader(str(DATA / "zarr" / f"{name}.zarr")) as reader:
+        assert (reader.size, reader.overviews) == (Size(64, 64), ())
+        assert "level `1`" in reader.info.warnings[0]
+
+
+def test_threads_share_a_zip(tmp_path, stored):
+    (values,) = random_levels((64, 64))
+    path = zip_folder(write(tmp_path / "a.zarr", [values], stored), tmp_path / "a.zip")
+    corners = [(left, top) for left in range(0, 40, 7) for top in range(0, 40, 7)]
+    with OmeZarrReader(path) as reader, ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda at: reader.read(Window(*at, 20, 20), Size(20, 20)).values, corners)
+        for (left, top), part in zip(corners, found, strict=True):
+            assert np.array_equal(part, values[:, top : top + 20, left : left + 20])
+
+
+def test_complex_values_are_an_error(tmp_path):
+    path = write(tmp_path / "a.zarr", [np.ones((1, 20, 20), "c8")])
+    with pytest.raises(ImageError, match="complex64"):
+        OmeZarrReader(path)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_both_orders_of_format_2_are_read(tmp_path, order):
+    (values,) = random_levels((40, 50))
+    with OmeZarrReader(write(tmp_path / "a.zarr", [values], order=order)) as reader:
+        assert np.array_equal(whole(reader).values, values)
+
+
+@pytest.mark.parametrize("axes", [["c", "y", "x"], [{"name": "c"}, {"name": "y"}, {"name": "x"}]])
+def test_axes_without_types_are_read(tmp_path, axes):
+    path = write(tmp_path / "a.zarr", random_levels((20, 30)))
+    edit_multiscale(path, lambda each: each.update(axes=axes))
+    with OmeZarrReader(path) as reader:
+        assert (reader.size, len(reader.bands)) == (Size(30, 20), 3)

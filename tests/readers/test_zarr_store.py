@@ -521,3 +521,13 @@ def test_shards_within_shards_are_read(tmp_path):
     array[...] = values
     with OmeZarrReader(path) as reader:
         assert np.array_equal(whole(reader).values, values)
+
+
+@pipes
+@pytest.mark.parametrize("name", ["zarr.json", "0/zarr.json", "0/c/0/0/0"])
+def test_a_pipe_in_format_3_is_not_opened(tmp_path, name):
+    path = write(tmp_path / "a.zarr", random_levels((32, 32)), (3, 32))
+    Path(path, name).unlink()
+    os.mkfifo(Path(path, name))
+    with not_for_ever(Path(path, name)):
+        refused(path, "is a named pipe", read=name.endswith("0"))

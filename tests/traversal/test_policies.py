@@ -14,6 +14,7 @@ from tests.traversal.world import (
     cells_of,
     chi_square,
     config,
+    edges,
     nodes_of,
     paths,
     probabilities,
@@ -284,6 +285,21 @@ class TestFixed:
         assert paths(self.run(twice)) == ["root", "root/w1"]
         assert paths(self.run(twice, deduplicate=False)) == ["root", "root/w1", "root/w2"]
 
+    def test_all_are_read_if_few_and_a_budget_keeps_the_most_attended(self):
+        every = ["root", "root/w1", "root/w2", "root/w3", "root/w4"]
+        assert paths(self.run(keep=(9,))) == every
+        assert paths(self.run(keep=(4,), budget=3)) == ["root", "root/w2", "root/w4"]
+
+    def test_images_without_fixed_regions_keep_their_cells(self):
+        found = run(config(2, (1,)), roots=[ROOT, ROOT], fixed=[self.regions, None])
+        assert paths(found, 0) == ["root", "root/w2"]
+        assert paths(found, 1) == ["root", "root/0-0"]
+
+    def test_more_regions_than_a_grid_has_cells_can_be_drawn_from(self):
+        many = [ScoredRegion(Window(left, 0, 5, 5), 1 / 40) for left in range(40)]
+        drawn = [self.run(many, policy="sample", keep=(1,), seeds=(seed,)) for seed in range(300)]
+        assert len({paths(found)[1] for found in drawn}) > 30
+
     def test_no_regions_are_a_dead_end(self):
         found = self.run(())
         assert (paths(found), found.stops) == (["root"], ("no_data",))
@@ -388,3 +404,9 @@ def test_wrappers_can_be_nested():
     assert (policy.persistent, policy.batch) == (True, 3)
     assert policy.fixed(WHOLE) == [ScoredRegion(WHOLE.window, 0.5)]
     assert policy.fixed(WHOLE.child(UNEVEN, 0, 0)) is None
+
+
+def test_best_first_lists_edges_in_reading_order():
+    found = run(config(2, (), "best_first", budget=4))
+    assert paths(found) == ["root", "root/0-0", "root/2-0", "root/1-0"]
+    assert edges(found, found.nodes[0]) == [(0, 1), (3, 3), (6, 2)]

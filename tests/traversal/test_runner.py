@@ -137,3 +137,8 @@ class TestPropose:
         assert not logits.requires_grad
         assert np.isneginf(numbers[:, 1::2]).all()
         assert np.array_equal(numbers, logits.numpy())
+
+
+def test_a_batch_of_no_views_is_an_error():
+    with pytest.raises(ValueError, match="max_batch is below 1"):
+        TorchRunner(SmallModel(), CPU, max_batch=0)

@@ -497,3 +497,20 @@ def test_edges_are_numbered_in_the_order_of_their_attention(policy):
     attention = [CHANCES.ravel()[edge.cell] for edge in by_order]
     assert [edge.order for edge in by_order] == [0, 1, 2, 3]
     assert attention == sorted(attention, reverse=True)
+
+
+def test_no_images_are_not_encoded_and_a_single_level_needs_no_keep():
+    found = traverse([], None, GRID, config(3), [])
+    assert (found.nodes, found.stops) == ((), ())
+    found = run(config(1, ()))
+    assert (paths(found), found.stops) == (["root"], ("max_level",))
+
+
+def test_the_same_region_of_two_images_is_read_twice():
+    found = run(config(2, (2,)), roots=[ROOT, ROOT])
+    assert [len(nodes_of(found, image)) for image in range(2)] == [3, 3]
+
+
+def test_half_precision_logits_choose_the_same_cells():
+    half = run(config(3, (3,)), always(CHANCES.astype(np.float16)))
+    assert paths(half) == paths(run(config(3, (3,))))

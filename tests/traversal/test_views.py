@@ -200,3 +200,12 @@ def test_views_of_several_sizes_are_batched_by_size(reader):
     assert np.array_equal(batches[0][0][1].values, alone[0][1].values)
     for _, view in (each for batch in batches for each in batch):
         assert view.cell_valid.shape == (4,)
+
+
+def test_stretching_reads_the_image_itself():
+    assert root_window(Size(300, 100), "stretch") == Window(0, 0, 300, 100)
+
+
+def test_views_need_a_thread():
+    with pytest.raises(ValueError, match="threads is below 1"):
+        Views(8, GRID, UNIT, threads=0)

@@ -85,7 +85,8 @@ def confined(path: str) -> Iterator[None]:
         if (name := _vsi_name(path)) is not None:
             options[ALLOWED] = name
     else:
-        options = {ALLOWED: "none"}
+        # Masks and overviews beside the image count, whatever the environment says.
+        options = {ALLOWED: "none", "GDAL_DISABLE_READDIR_ON_OPEN": "FALSE"}
     try:
         with rasterio.Env(**options):
             yield
