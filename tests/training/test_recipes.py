@@ -289,7 +289,7 @@ STREAMS = [  # of two_stream: two networks, and one that thinks in steps
 ]
 ONE_IMAGE = ["training.batch_size=1"]  # where views are as large as the papers'
 # Larger models on NABirds are those of CUB once more.
-SECOND_TIME = ["model.alignment=nearest", "model.view_size=96", "traversal.min_size=4"]
+SECOND_TIME = ["model.alignment=pool", "model.view_size=96", "traversal.min_size=4"]
 
 
 class Silent:
