@@ -16,7 +16,7 @@ find "$scenes" -name '*.tif' -print0 | sort -z |
 if [ "$status" -ne 0 ] && [ "$status" -ne 8 ]; then
   exit "$status"
 fi
-tnet export "$output" -o "${output%.jsonl}-overlays/" -f geojson --overwrite -q
+tnet export "$output" -o "${output%.jsonl}-overlays/" -f geojson --overwrite -q > /dev/null
 python3 - "$output" <<'EOF'
 import collections, json, sys
 records = [json.loads(line) for line in open(sys.argv[1])]

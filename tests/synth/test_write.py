@@ -213,7 +213,7 @@ def test_classes_that_are_not_named_are_the_rest(tmp_path, tile_folder):
 @pytest.mark.parametrize(
     ("named", "problem"),
     [({}, "--sites is not given"), ({"sites": ("twon",)}, "twon"),
-     ({"sites": ("town",), "background": ("town", "wood")}, "two parts"),
+     ({"sites": ("town",), "background": ("town", "wood")}, "used twice"),
      ({"sites": tuple(COLOURS)}, "background"), ({"sites": ()}, "sites")],
 )  # fmt: skip
 def test_wrong_classes_are_errors_with_a_hint(tmp_path, tile_folder, named, problem):
