@@ -116,12 +116,9 @@ def open_dataset(path: str, **options: Any) -> Any:
             f"GDAL needs file names in UTF-8: `{path}`",
             hint="rename it (`convmv -f latin1 -t utf8` renames many), or give a link to it",
         ) from error
-    drivers: list[str] = list(REMOTE_DRIVERS)
-    if not is_remote(path):
-        driver = driver_of(path)
-        if driver is None:
-            raise RasterioIOError("the format is not supported")
-        drivers = [driver]
+    drivers = list(REMOTE_DRIVERS) if is_remote(path) else [driver_of(path)]
+    if None in drivers:
+        raise RasterioIOError("the format is not supported")
     with confined(path):
         return DatasetReader(path, driver=drivers, sharing=False, **options)
 
