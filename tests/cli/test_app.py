@@ -231,6 +231,24 @@ def test_messages_of_libraries_are_shown_only_for_debugging(monkeypatch, level, 
         assert lines[2] == "some.library: odd\\x1b[2J value"
 
 
+@pytest.mark.parametrize(("interrupts", "raised"), [(2, KeyboardInterrupt), (1, RuntimeError)])
+def test_an_error_in_place_of_a_second_interrupt_is_an_interrupt(interrupts, raised):
+    """pydantic raises its own error where an interrupt arrives while it serialises."""
+    from tnetcli.cli.signals import graceful_stop
+
+    def serialise():
+        with graceful_stop():
+            try:
+                for _ in range(interrupts):
+                    signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+            raise RuntimeError("Error serializing to JSON")
+
+    with pytest.raises(raised):
+        serialise()
+
+
 def test_signal_handlers_are_restored_after_a_graceful_stop():
     from tnetcli.cli.signals import exit_code, graceful_stop
 

@@ -125,9 +125,11 @@ def end_process(code: int) -> NoReturn:
 def graceful_stop() -> Iterator[list[int]]:
     """Yield a list that collects stop signals instead of raising; a second Ctrl-C raises."""
     received: list[int] = []
+    raised: list[int] = []
 
     def collect(number: int, frame: object) -> None:
         if number == signal.SIGINT and received:
+            raised.append(number)
             raise KeyboardInterrupt
         received.append(number)
 
@@ -136,6 +138,11 @@ def graceful_stop() -> Iterator[list[int]]:
     }
     try:
         yield received
+    except Exception as error:
+        # Compiled code may replace the interrupt by an error of its own: pydantic does.
+        if raised:
+            raise KeyboardInterrupt from error
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
