@@ -90,7 +90,7 @@ def test_an_unknown_key_of_a_dataclass_is_named_with_a_suggestion():
 
 def test_an_error_of_a_dataclass_is_shown():
     message, _ = problem(grid={"rows": 0, "columns": 3, "cell_fraction": 0.5})
-    assert message.startswith("thing.yaml: `grid` is `{'rows': 0")
+    assert message.startswith("thing.yaml: `grid` is `{'cell_fraction': 0.5")
     assert message.endswith(": a grid needs a row and a column: `0 x 3`")
 
 

@@ -62,7 +62,9 @@ class TestRegularFiles:
         os.mkfifo(tmp_path / "pipe")
         ordinary, stat = os.stat(tmp_path / "a"), os.stat
         monkeypatch.setattr(
-            os, "stat", lambda path: ordinary if str(path).endswith("pipe") else stat(path)
+            os,
+            "stat",
+            lambda path, **how: stat(path, **how) if "pipe" not in path.name else ordinary,
         )
         with pytest.raises(OSError, match="is a named pipe"):
             open_regular(tmp_path / "pipe")

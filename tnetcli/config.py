@@ -2,21 +2,10 @@
 
 import copy
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    NoReturn,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
@@ -39,6 +28,7 @@ class Strict(BaseModel):
 
 
 Model = TypeVar("Model", bound=BaseModel)
+Fields: TypeAlias = dict[str, FieldInfo]
 
 
 def validate(model: type[Model], data: Any, where: str, problem: type[TnetError]) -> Model:
@@ -51,13 +41,39 @@ def validate(model: type[Model], data: Any, where: str, problem: type[TnetError]
     try:
         return model.model_validate(dict(data))
     except ValidationError as error:
-        found = [_Problem.read(model, each) for each in error.errors(include_url=False)]
+        reasons: dict[str, list[str]] = {}  # pydantic has one error for each member of a union
+        guesses: dict[str, str] = {}
+        descriptions: dict[str, str] = {}
+        for each in error.errors(include_url=False):
+            keys = _keys_in(data, each["loc"], each["type"])
+            table, field = _follow(model, keys)
+            key, message = shorten(".".join(map(str, keys))), each["msg"]
+            message = message.removeprefix("Value error, ")
+            if each["type"] in UNKNOWN_KEY:
+                sentence, message = f"unknown key `{key}`", ""
+                guess = did_you_mean(str(keys[-1]), table, f"known keys: {', '.join(table)}")
+            elif each["type"] == "missing":
+                sentence, message, guess = f"`{key}` is missing", "", ""
+            else:
+                given = shorten(each["input"])
+                sentence = f"`{key}` is `{given}`: " if key else ""
+                message = (
+                    "not a table of keys and values" if each["type"] in NOT_A_TABLE else message
+                )
+                message = f"{message[:1].lower()}{message[1:]}"
+                choices = re.findall("'(.*?)'", str(each.get("ctx", {}).get("expected", "")))
+                one_of = f"one of: {', '.join(choices)}" if choices else ""
+                guess = did_you_mean(given, choices, one_of)
+            if message not in reasons.setdefault(sentence, []):
+                reasons[sentence].append(message)
+            guesses |= {key: guess} if guess else {}
+            descriptions[key] = _describe(table, field)
+        sentences = [f"{start}{', or '.join(why)}" for start, why in reasons.items()]
         # A guess of what was meant helps more than a description of the key.
-        hints = {each.key: each.guess for each in found if each.guess}
-        hints = hints or {each.key: each.description for each in found}
+        hints = guesses or descriptions
         lines = [hint if len(hints) == 1 else f"`{key}`: {hint}" for key, hint in hints.items()]
         raise problem(
-            f"{where}: {join_some(_sentences(found), MOST_PROBLEMS, '; ')}",
+            f"{where}: {join_some(sentences, MOST_PROBLEMS, '; ')}",
             hint=join_some(lines, MOST_PROBLEMS, "; "),
         ) from error
 
@@ -83,112 +99,53 @@ def parse_options(model: type[Model], pairs: Sequence[str], where: str) -> Model
     return validate(model, data, where, UsageError)
 
 
-class _Problem(NamedTuple):
-    """One validation error: its key, the value given, the reason, and what to hint at."""
-
-    key: str
-    given: str
-    reason: str
-    guess: str = ""
-    description: str = ""
-
-    @classmethod
-    def read(cls, model: type[BaseModel], error: Any) -> "_Problem":
-        place, wanted, field = _follow(model, error["loc"])
-        key, given, kind = shorten(".".join(place)), shorten(error["input"]), error["type"]
-        if kind in UNKNOWN_KEY:
-            known = _fields(wanted)
-            guess = did_you_mean(place[-1], known, f"known keys: {', '.join(known)}")
-            return cls(key, given, "unknown", guess)
-        guess, description = "", _describe(wanted, field)
-        if kind == "missing":
-            return cls(key, given, "missing", guess, description)
-        if kind == "literal_error":
-            choices = [str(each) for each in get_args(wanted)]
-            guess = did_you_mean(given, choices, f"one of: {', '.join(choices)}")
-        message = error["msg"].removeprefix("Value error, ")
-        if kind in NOT_A_TABLE:
-            message = "not a table of keys and values"
-        return cls(key, given, f"{message[:1].lower()}{message[1:]}", guess, description)
+def _keys_in(data: Any, loc: Sequence[int | str], kind: str) -> list[int | str]:
+    """Return the user's keys in `loc`; other parts are pydantic's names for members of unions."""
+    keys: list[int | str] = []
+    for part in loc[:-1] if kind == "missing" else loc:
+        is_index = isinstance(data, list | tuple) and isinstance(part, int)
+        if is_index or (isinstance(data, Mapping) and part in data):
+            keys.append(part)
+            data = data[part]
+    return [*keys, loc[-1]] if kind == "missing" else keys
 
 
-def _describe(wanted: Any, field: FieldInfo | None) -> str:
+def _follow(model: type[BaseModel], keys: Sequence[int | str]) -> tuple[Fields, FieldInfo | None]:
+    """Return the fields of the table that `keys` lead to, and the last field on the way."""
+    table, field = _fields(model), None
+    for key in keys:
+        if str(key) in table:
+            field = table[str(key)]
+            table = _fields(field.annotation)
+    return table, field
+
+
+def _fields(kind: Any) -> Fields:
+    """Return the fields of all models and dataclasses in an annotation."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return dict(kind.model_fields)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return {each.name: FieldInfo() for each in dataclasses.fields(kind)}
+    found: Fields = {}
+    for member in get_args(kind):
+        found |= _fields(member)
+    return found
+
+
+def _describe(table: Fields, field: FieldInfo | None) -> str:
     """Return the description of a key, and its default."""
     parts = [field.description] if field is not None and field.description else []
-    if keys := _fields(wanted):
-        parts = parts or [f"its keys: {', '.join(keys)}"]
+    if table:
+        parts = parts or [f"its keys: {', '.join(table)}"]
     elif field is not None and isinstance(field.default, int | float | str | tuple):
         parts.append(f"default `{shorten(field.default)}`")
     return "; ".join(parts) or "see the recipes in recipes/ for examples"
 
 
-def _sentences(found: list[_Problem]) -> list[str]:
-    """Return a sentence for each key; pydantic reports one error for each member of a union."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for each in dict.fromkeys(found):
-        reasons.setdefault((each.key, each.given), []).append(each.reason)
-    sentences = []
-    for (key, given), why in reasons.items():
-        if why == ["unknown"]:
-            sentences.append(f"unknown key `{key}`")
-        elif why == ["missing"]:
-            sentences.append(f"`{key}` is missing")
-        else:
-            all_reasons = ", or ".join(why)
-            sentences.append(f"`{key}` is `{given}`: {all_reasons}" if key else all_reasons)
-    return sentences
-
-
-def _follow(kind: Any, loc: tuple[int | str, ...]) -> tuple[list[str], Any, FieldInfo | None]:
-    """Return the user's keys in `loc`, the type they lead to, and the last described field.
-
-    Other parts of `loc` are pydantic's names for the members of unions.
-    """
-    place: list[str] = []
-    field: FieldInfo | None = None
-    for part in loc:
-        kind = _bare(kind)
-        members = [each for each in get_args(kind) if each is not Ellipsis]
-        if get_origin(kind) in (Union, UnionType):
-            names = {getattr(_bare(each), "__name__", ""): each for each in members}
-            kind = names.get(str(part), members[0])
-            continue
-        place.append(str(part))
-        if fields := _fields(kind):
-            if part not in fields:
-                break
-            field = getattr(kind, "model_fields", {}).get(part, field)
-            kind = fields[str(part)]
-        elif members:  # of a list or a table
-            kind = members[-1]
-    return place, _bare(kind), field
-
-
-def _bare(kind: Any) -> Any:
-    """Return an annotation without its constraints and without None."""
-    if get_origin(kind) is Annotated:
-        return _bare(get_args(kind)[0])
-    if get_origin(kind) in (Union, UnionType):
-        members = [each for each in get_args(kind) if each is not NoneType]
-        if len(members) == 1:
-            return _bare(members[0])
-    return kind
-
-
-def _fields(kind: Any) -> dict[str, Any]:
-    """Return the keys of a model or dataclass and their types."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return {name: field.annotation for name, field in kind.model_fields.items()}
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind)
-        return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-    return {}
-
-
 MOST_BYTES = 2**20
 MOST_DEPTH = 32  # nested tables and lists
 MOST_DIGITS = 64
-MERGE, INTEGER, NUMBER = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _RejectedError(yaml.MarkedYAMLError):  # type: ignore[misc]  # yaml has no types
@@ -196,7 +153,7 @@ class _RejectedError(yaml.MarkedYAMLError):  # type: ignore[misc]  # yaml has no
 
 
 class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """Load plain values: no aliases, tags, merge keys or duplicate keys, within limits."""
+    """Load plain values: no aliases, tags or duplicate keys, within limits."""
 
     depth = 0
 
@@ -211,22 +168,14 @@ class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
-        if node.tag in (INTEGER, NUMBER) and len(node.value) > MOST_DIGITS:
+        if node.tag in NUMBERS and len(node.value) > MOST_DIGITS:
             _reject(f"a number of more than {MOST_DIGITS} digits: `{shorten(node.value)}`", node)
-        if isinstance(node, yaml.MappingNode):
-            _check_keys([key for key, _ in node.value])
-        return node
-
-
-def _check_keys(keys: list[yaml.Node]) -> None:
-    names = set()
-    for key in keys:
-        if key.tag == MERGE:
-            _reject("the merge key `<<` is not read", key)
-        if isinstance(key, yaml.ScalarNode):
-            if (key.tag, key.value) in names:
+        names = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.value in names:
                 _reject(f"the key `{shorten(key.value)}` is there twice", key)
-            names.add((key.tag, key.value))
+            names.add(str(key.value))
+        return node
 
 
 def _reject(problem: str, where: Any) -> NoReturn:
@@ -244,41 +193,33 @@ def read_yaml(path: Path) -> Any:
 def _load(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_PlainLoader)
-    except _RejectedError as error:
-        raise RecipeError(
-            f"{where}, line {error.problem_mark.line + 1}: {error.problem}",
-            hint="use plain keys, values and lists, each key once",
-        ) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # also for impossible dates
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
-        raise RecipeError(
-            f"{where}{line}: not YAML, {getattr(error, 'problem', None) or first_line(error)}",
-            hint="indent with spaces, put a space after each colon, quote special characters",
-        ) from error
+        problem = getattr(error, "problem", None) or first_line(error)
+        hint = "use plain keys, values and lists, each key once"
+        if not isinstance(error, _RejectedError):
+            problem = f"not YAML, {problem}"
+            hint = "indent with spaces, put a space after each colon, quote special characters"
+        raise RecipeError(f"{where}{line}: {problem}", hint=hint) from error
 
 
 def _read_text(path: Path) -> str:
+    hint = "give a YAML file"
     try:
         with open_regular(path) as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise RecipeError(
-                f"a recipe has at most {MOST_BYTES} bytes: `{path}`", hint="give a YAML file"
-            )
+            raise RecipeError(f"a recipe has at most {MOST_BYTES} bytes: `{path}`", hint=hint)
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RecipeError(f"not a text in UTF-8: `{path}`", hint="give a YAML file") from error
+        raise RecipeError(f"not a text in UTF-8: `{path}`", hint=hint) from error
     except FileNotFoundError as error:
-        raise RecipeError(
-            f"no such recipe: `{path}`",
-            hint="`tnet recipes list` shows the recipes, `tnet recipes copy` writes one",
-        ) from error
+        hint = "`tnet recipes list` shows the recipes, `tnet recipes copy` writes one"
+        raise RecipeError(f"no such recipe: `{path}`", hint=hint) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise RecipeError(
-            f"cannot read the recipe `{path}`: {reason(error)}",
-            hint="check the path and its permissions",
-        ) from error
+        hint = "check the path and its permissions"
+        raise RecipeError(f"cannot read the recipe `{path}`: {reason(error)}", hint=hint) from error
 
 
 def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
@@ -299,19 +240,21 @@ def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
 def _put(table: Any, keys: list[str], value: Any) -> None:
     """Set a value in nested tables and lists; a number is an index of a list, from 0."""
     for depth, key in enumerate(keys):
-        name: Any = key
-        if isinstance(table, list) and key.isdecimal() and int(key) < len(table):
-            name = int(key)
-        elif not isinstance(table, dict):
-            is_list = isinstance(table, list)
-            what = f"a list of {len(table)}" if is_list else "neither a table nor a list"
+        name: Any = int(key) if isinstance(table, list) and key.isdecimal() else key
+        is_index = isinstance(name, int) and name < len(table)
+        if not is_index and not isinstance(table, dict):
+            what = (
+                f"a list of {len(table)}"
+                if isinstance(table, list)
+                else "neither a table nor a list"
+            )
             parent = ".".join(keys[:depth]) or "the recipe"
             raise RecipeError(
                 f"cannot set `{'.'.join(keys)}`: `{parent}` is {what}", hint="set it as a whole"
             )
         if depth == len(keys) - 1:
             table[name] = value
-        elif table[name] is None if isinstance(name, int) else table.get(name) is None:
+        elif (table[name] if is_index else table.get(name)) is None:
             table[name] = {}
         table = table[name]
 

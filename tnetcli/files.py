@@ -27,28 +27,24 @@ AnyPath = str | os.PathLike[str]
 STANDARD = "-"  # standard input or output, in place of a path
 URL = re.compile(r"[a-z][a-z0-9+.-]*://|/vsi", re.IGNORECASE)
 # Without O_NONBLOCK, opening a named pipe without a writer blocks.
-FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_BINARY", 0)
-)
+FLAGS = sum(getattr(os, f"O_{name}", 0) for name in ("NONBLOCK", "CLOEXEC", "BINARY"))
 # PROJ opens the grids that a CRS names, and GDAL takes other texts for files and URLs.
 CRS_CODE = re.compile(r"[A-Za-z]\w*:[\w+]+")
 CRS_WKT = re.compile(r"\s*[A-Za-z_]+\s*[\[(]|\+proj=")
 GRIDS = re.compile(r"grids\s*=\s*(?!@null)|parameterfile|\+init|file\s*=", re.IGNORECASE)
 MOST_XML_BYTES = 2**24  # of metadata
-KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+KINDS = {
+    stat.S_IFDIR: (errno.EISDIR, "a folder"),
+    stat.S_IFLNK: (errno.ELOOP, "a link"),
+    stat.S_IFIFO: (errno.EINVAL, "a named pipe"),
+    stat.S_IFSOCK: (errno.EINVAL, "a socket"),
+    stat.S_IFCHR: (errno.EINVAL, "a device"),
+    stat.S_IFBLK: (errno.EINVAL, "a device"),
+}
 POLL_SECONDS = 0.2
 CHUNK_BYTES = 2**16
 DESCRIPTOR = re.compile(r"/dev/stdin|(?:/dev|/proc/self)/fd/([0-9]{1,9})")
-STREAMS = (stat.S_ISFIFO, stat.S_ISSOCK, stat.S_ISCHR)
+STREAMS = (stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR)
 UNWRITABLE = "check that the folder exists, is writable and has free space"
 # .tnet-MACHINE_PROCESS_RANDOM, with .tmp for a file and without for a folder
 TEMPORARY = re.compile(r"\.tnet-([0-9a-f]{8})_([0-9]{1,9})_[0-9a-f]{16}(\.tmp)?")
@@ -61,12 +57,9 @@ def open_descriptor(path: AnyPath, *, follow_links: bool = True) -> int:
     Raises OSError for a pipe, device, socket or folder, and with `errno.ELOOP` for a link that is
     not followed.
     """
-    flags = FLAGS if follow_links else FLAGS | getattr(os, "O_NOFOLLOW", 0)
-    status = os.stat(path) if follow_links else os.lstat(path)
-    if stat.S_ISLNK(status.st_mode):
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+    status = os.stat(path, follow_symlinks=follow_links)
     check_regular(status, path)  # before opening, which alone can act on a device
-    descriptor = os.open(path, flags)
+    descriptor = os.open(path, FLAGS if follow_links else FLAGS | getattr(os, "O_NOFOLLOW", 0))
     try:
         check_regular(os.fstat(descriptor), path)  # it may have been replaced in between
     except OSError:
@@ -82,11 +75,10 @@ def open_regular(path: AnyPath) -> BinaryIO:
 
 def check_regular(status: os.stat_result, path: AnyPath) -> None:
     """Raise OSError unless `status` is that of a regular file."""
-    if stat.S_ISREG(status.st_mode):
-        return
-    kind = next((name for is_kind, name in KINDS if is_kind(status.st_mode)), "of an unknown kind")
-    number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
-    raise OSError(number, f"is {kind}, not a regular file", os.fspath(path))
+    if not stat.S_ISREG(status.st_mode):
+        unknown = errno.EINVAL, "of an unknown kind"
+        number, kind = KINDS.get(stat.S_IFMT(status.st_mode), unknown)
+        raise OSError(number, f"is {kind}, not a regular file", os.fspath(path))
 
 
 def is_private(status: os.stat_result, *, or_root: bool = False) -> bool:
@@ -110,9 +102,8 @@ def is_plain_name(name: str) -> bool:
 
 def is_plain_crs(text: str) -> bool:
     """Return True if GDAL and PROJ open no file and no URL for this CRS: a code, WKT or PROJ."""
-    if CRS_CODE.fullmatch(text):
-        return True
-    return CRS_WKT.match(text) is not None and GRIDS.search(text) is None
+    is_wkt = CRS_WKT.match(text) is not None and GRIDS.search(text) is None
+    return is_wkt or CRS_CODE.fullmatch(text) is not None
 
 
 def is_remote(path: str) -> bool:
@@ -150,7 +141,7 @@ def _inherited(path: AnyPath) -> int | None:
         mode = os.fstat(descriptor).st_mode
     except (OSError, OverflowError):  # opening it raises the error
         return None
-    return descriptor if any(is_kind(mode) for is_kind in STREAMS) else None
+    return descriptor if stat.S_IFMT(mode) in STREAMS else None
 
 
 def open_input(path: Path) -> BinaryIO:
@@ -219,18 +210,12 @@ def check_output(path: AnyPath, *, overwrite: bool = False) -> None:
 
 def check_not_input(path: AnyPath, inputs: Iterable[AnyPath]) -> None:
     """Raise OutputError if the output `path` is one of the inputs, also with --overwrite."""
-    if not os.path.exists(path):
-        return
-    target = os.path.realpath(path)
-    for each in inputs:
-        try:
-            is_input = os.path.realpath(each) == target
-        except ValueError:  # a name with a NUL in it
-            continue
-        if is_input:
-            raise OutputError(
-                f"`{path}` is an input and is not overwritten", hint="name another file with -o"
-            )
+    for each in inputs if os.path.exists(path) else ():
+        with suppress(OSError, ValueError):  # it does not exist, or has a NUL in its name
+            if os.path.samefile(each, path):
+                raise OutputError(
+                    f"`{path}` is an input and is not overwritten", hint="name another file with -o"
+                )
 
 
 def check_not_special(path: AnyPath, hint: str = "name a regular file") -> None:
@@ -248,16 +233,13 @@ def try_lock(file: IO[bytes]) -> bool:
 
     Returns True where the system or the file system has no locks.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
+    with suppress(ImportError, OSError):
+        import fcntl  # not on Windows
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
 
 
@@ -275,7 +257,6 @@ def atomic_file(path: AnyPath, what: str = "the file") -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, target)
-            _sync_folder(target.parent)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
@@ -322,24 +303,22 @@ def remove_stale(folder: AnyPath) -> None:
 @lru_cache(maxsize=1024)  # a folder with thousands of results is listed once
 def _remove_stale(folder: str) -> None:
     with suppress(OSError), os.scandir(folder) as entries:
-        for entry in [each for each in entries if each.name.startswith(".tnet-")]:
-            with suppress(OSError):
-                if not _is_stale(entry):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                else:
+        for entry in [each for each in entries if _is_stale(each)]:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                with suppress(OSError):
                     os.unlink(entry.path)
 
 
 def _is_stale(entry: "os.DirEntry[str]") -> bool:
-    found = TEMPORARY.fullmatch(entry.name)
-    status = entry.stat(follow_symlinks=False)
     # Windows has no owner, and os.kill would end the process there.
-    if found is None or not hasattr(os, "geteuid") or status.st_uid != os.geteuid():
+    if (found := TEMPORARY.fullmatch(entry.name)) is None or not hasattr(os, "geteuid"):
         return False
+    status = entry.stat(follow_symlinks=False)
     machine, process, is_file = found.groups()
-    if not (stat.S_ISREG if is_file else stat.S_ISDIR)(status.st_mode):
+    is_kind = stat.S_ISREG if is_file else stat.S_ISDIR
+    if status.st_uid != os.geteuid() or not is_kind(status.st_mode):
         return False
     if machine == _machine():
         return not _is_alive(int(process))
@@ -372,16 +351,6 @@ def _machine() -> str:
     return hashlib.sha256(f"{socket.gethostname()} {space}".encode()).hexdigest()[:8]
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a new name durable, where the system can sync a folder."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 # Python creates an object for each entry of the directory: ten times its size in memory.
 MOST_DIRECTORY = 2**24  # bytes
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -393,18 +362,18 @@ class Archive(zipfile.ZipFile):
     _file: "_BoundedFile | None" = None
 
     def __init__(self, path: str) -> None:
-        self._file = _BoundedFile(open_descriptor(path))
+        self._file = _BoundedFile(io.FileIO(open_descriptor(path)))
         try:
             super().__init__(self._file)
         except BaseException:
             self._file.close()
             raise
-        self._file.most = None
+        self._file.most = sys.maxsize
 
     def close(self) -> None:
         """Close the archive and its file, which ZipFile leaves open."""
+        super().close()
         if self._file is not None:  # ZipFile also closes an archive that was never opened
-            super().close()
             self._file.close()
 
     def read_part(self, name: str, most: int, start: int, stop: int | None = None) -> bytes:
@@ -430,15 +399,9 @@ class Archive(zipfile.ZipFile):
 class _BoundedFile(io.BufferedReader):
     """A file of which at most `most` bytes are read at once."""
 
-    def __init__(self, descriptor: int) -> None:
-        super().__init__(io.FileIO(descriptor))
-        self._length = os.fstat(descriptor).st_size
-        self.most: int | None = MOST_DIRECTORY
+    most = MOST_DIRECTORY
 
     def read(self, size: int | None = -1) -> bytes:
-        if self.most is not None:
-            left = max(0, self._length - self.tell())
-            wanted = left if size is None or size < 0 else min(size, left)
-            if wanted > self.most:
-                raise zipfile.BadZipFile(f"its directory has {wanted:,} bytes")
+        if size is not None and size > self.most:
+            raise zipfile.BadZipFile(f"its directory has {size:,} bytes")
         return super().read(size)

@@ -1,29 +1,28 @@
 """Outlines of boxes in longitude and latitude."""
 
+import itertools
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tnetcli.geometry import Georeference, Size
+from tnetcli.geometry import Floats, Georeference, Size
 
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 Point: TypeAlias = tuple[float, float]
-Floats: TypeAlias = NDArray[np.float64]
 MIN_DECIMALS, MAX_DECIMALS = 7, 12
 MAX_ROUNDING = 0.008  # pixels of the image; seven decimals suffice from 1 m per pixel on
 MAX_BEND = 0.25  # pixels of the image between an edge and its straight line on the map
 STEP = 1e-5  # degrees of the differences that measure pixels per degree
-QUARTERS = np.arange(16) / 4  # knots of a ring: the integer part is the edge, the rest the position
+QUARTERS = np.arange(17) / 4  # knots of a ring: the integer part is the edge, the rest the position
+CORNERS = np.arange(5)
 MAX_ROUNDS = 12  # of halving; segments are then thousandths of an edge
 MAX_KNOTS = 2000
 AT_POLE = 90 - 1e-9  # a tenth of a millimetre from the pole, where longitudes are arbitrary
 POLE_DECIMALS = 10  # round nothing else onto the pole
-FARTHEST = 1e9  # metres or degrees on the map
 TURN = 360.0
 TOLERANCE = 1e-9  # of sums of rounded degrees
 
@@ -71,48 +70,38 @@ class Globe:
         outline of a box does not depend on the others.
         """
         edges = np.array(boxes, np.float64).reshape(-1, 4)
-        longitude, latitude = self._project(edges, QUARTERS)
-        straight = self._are_straight(edges, longitude, latitude)
-        found = []
-        for box, is_straight, x, y in zip(boxes, straight, longitude, latitude, strict=True):
-            if is_straight:
-                ring = list(zip(x[::4].tolist(), y[::4].tolist(), strict=True))
-                found.append(outline_of(ring, None, self.decimals))
-            else:
-                found.append(self._bent_outline(box) or self._bent_outline(self._clip(box)))
-        return found
+        x, y = self._project(edges, QUARTERS)
+        # Around a pole longitudes run through a whole turn.
+        straight = (np.abs(y).max(axis=1) < 90) & (np.ptp(x, axis=1) < 180)
+        for part in (0.25, 0.5, 0.75):
+            bend = self._bend(edges, CORNERS, x[:, ::4], y[:, ::4], part)
+            straight &= (bend <= MAX_BEND).all(axis=1)
+        return [
+            outline_of(_points(x[i, :-1:4], y[i, :-1:4]), None, self.decimals)
+            if straight[i]
+            else self._bent_outline(box) or self._bent_outline(self._clip(box))
+            for i, box in enumerate(boxes)
+        ]
 
     def _project(self, edges: Floats, knots: Floats) -> tuple[Floats, Floats]:
-        """Return longitudes and latitudes (boxes, knots)."""
-        return self._georeference.to_lonlat(*_ring(edges, knots))
+        """Return longitudes, which continue past 180 degrees, and latitudes (boxes, knots)."""
+        longitude, latitude = self._georeference.to_lonlat(*_ring(edges, knots))
+        # The longitude of a pole is arbitrary: take the one before.
+        before = np.concatenate([longitude[:, -2:-1], longitude[:, :-1]], axis=1)
+        longitude = np.where(np.abs(latitude) < 90, longitude, before)
+        return np.unwrap(longitude, axis=1, period=TURN), latitude
 
-    def _are_straight(
-        self, edges: Floats, longitude: Floats, latitude: Floats
-    ) -> NDArray[np.bool_]:
-        """Return which boxes have edges that are straight on the map, from 16 knots each."""
-        x = _unwrapped(longitude, latitude)
-        # Around a pole longitudes run through a whole turn.
-        straight: NDArray[np.bool_] = np.abs(latitude).max(axis=1) < 90
-        straight &= np.ptp(x, axis=1) < 180
-        for part in (0.25, 0.5, 0.75):
-            off = self._deviation(edges, QUARTERS[::4], x[:, ::4], latitude[:, ::4], part)
-            straight &= (off <= MAX_BEND).all(axis=1)
-        return straight
-
-    def _deviation(
+    def _bend(
         self, edges: Floats, knots: Floats, x: Floats, y: Floats, part: float = 0.5
     ) -> Floats:
-        """Return the distance in pixels of map segments from their edge (boxes, knots).
+        """Return the distance in pixels of map segments from their edge (boxes, segments).
 
         Measured across the edge, at a fraction of each segment between a knot and the next.
         """
-        following = np.append(knots[1:], 4.0)
-        x_next = np.concatenate([x[:, 1:], x[:, -1:] + _wrapped(x[:, :1] - x[:, -1:])], axis=1)
-        y_next = np.roll(y, -1, axis=1)
+        between = knots[:-1] + part * np.diff(knots)
         column, row = self._georeference.from_lonlat(
-            x + part * (x_next - x), y + part * (y_next - y)
+            x[:, :-1] + part * np.diff(x), y[:, :-1] + part * np.diff(y)
         )
-        between = knots + part * (following - knots)
         true_column, true_row = _ring(edges, between)
         is_horizontal = between.astype(int) % 2 == 0
         off = np.where(is_horizontal, np.abs(row - true_row), np.abs(column - true_column))
@@ -123,20 +112,15 @@ class Globe:
         if box is None:
             return None
         edges, knots = np.array([box], np.float64), QUARTERS
-        x, y = self._project(edges, knots)
-        for _ in range(MAX_ROUNDS):
+        for _ in range(MAX_ROUNDS + 1):
+            x, y = self._project(edges, knots)
             if not (np.isfinite(x).all() and np.isfinite(y).all()):
                 return None
-            bent = self._deviation(edges, knots, _unwrapped(x, y), y)[0] > MAX_BEND
+            bent = self._bend(edges, knots, x, y)[0] > MAX_BEND
             if not bent.any() or len(knots) > MAX_KNOTS:
                 break
-            middle = (knots + np.append(knots[1:], 4.0)) / 2
-            knots = np.sort(np.append(knots, middle[bent]))
-            x, y = self._project(edges, knots)
-        if not (np.isfinite(x).all() and np.isfinite(y).all()):
-            return None
-        ring = list(zip(x[0].tolist(), y[0].tolist(), strict=True))
-        return outline_of(ring, self._pole_within(box), self.decimals)
+            knots = np.sort(np.append(knots, ((knots[:-1] + knots[1:]) / 2)[bent]))
+        return outline_of(_points(x[0, :-1], y[0, :-1]), self._pole_within(box), self.decimals)
 
     def _clip(self, box: Box) -> Box | None:
         x0, y0 = max(box[0], 0.0), max(box[1], 0.0)
@@ -152,26 +136,16 @@ class Globe:
 
 def _ring(edges: Floats, knots: Floats) -> tuple[Floats, Floats]:
     """Return columns and rows (boxes, knots) around boxes, from the upper left to the right."""
-    x0, y0, x1, y1 = (edges[:, i : i + 1] for i in range(4))
-    column = np.where(knots < 2, x0 + np.minimum(knots, 1) * (x1 - x0), 0)
-    column = np.where(knots < 2, column, x1 + np.clip(knots - 2, 0, 1) * (x0 - x1))
-    row = np.where(
-        knots < 3, y0 + np.clip(knots - 1, 0, 1) * (y1 - y0), y1 + (knots - 3) * (y0 - y1)
+    left, top, right, bottom = edges.T[:, :, None]
+    across, down = (
+        np.interp(knots, CORNERS, [0, 1, 1, 0, 0]),
+        np.interp(knots, CORNERS, [0, 0, 1, 1, 0]),
     )
-    return column, row
+    return (1 - across) * left + across * right, (1 - down) * top + down * bottom
 
 
-def _unwrapped(longitude: Floats, latitude: Floats) -> Floats:
-    """Return longitudes (rings, knots) that continue past 180 degrees."""
-    # The longitude of a pole is arbitrary: take the one before.
-    longitude = np.where(np.abs(latitude) < 90, longitude, np.roll(longitude, 1, axis=1))
-    start = longitude[:, :1]
-    steps = _wrapped(np.diff(longitude, axis=1))
-    return np.concatenate([start, start + np.cumsum(steps, axis=1)], axis=1)
-
-
-def _wrapped(angle: Floats) -> Floats:
-    return (angle + 180) % 360 - 180
+def _points(x: Floats, y: Floats) -> list[Point]:
+    return list(zip(x.tolist(), y.tolist(), strict=True))
 
 
 def _pixels_per_degree(georeference: Georeference, size: Size) -> Floats:
@@ -198,32 +172,16 @@ def pixel_metres(
 
     None if the size is unknown, larger than the Earth or smaller than an atom.
     """
-    try:
-        found = _ground_pixel(place, size)
-    except ValueError:  # an unknown CRS
+    sizes = [None if mpp is None else (1e-6 * mpp[0], 1e-6 * mpp[1])]
+    with suppress(ValueError):  # an unknown CRS
+        if place is not None and place.crs is not None:
+            # The centre, and four points near the corners.
+            at = [(0.5, 0.5), *itertools.product((0.05, 0.95), repeat=2)]
+            sizes = [place.ground_size(size, each) for each in at]
+    centre = sizes[0]
+    if centre is None or not all(1e-12 < each < 1e8 for each in centre):
         return None
-    if found is None and mpp is not None:
-        found = 1e-6 * mpp[0], 1e-6 * mpp[1], True
-    return found if found and all(1e-12 < each < 1e8 for each in found[:2]) else None
-
-
-def _ground_pixel(place: Georeference | None, size: Size) -> tuple[float, float, bool] | None:
-    if place is None or place.crs is None:
-        return None
-    a, b, c, d, e, f = place.transform
-    sizes = []
-    # The centre, and four points near the corners.
-    for x, y in ((0.0, 0.0), (-0.45, -0.45), (0.45, -0.45), (-0.45, 0.45), (0.45, 0.45)):
-        x, y = x * size.width, y * size.height
-        moved = Georeference(place.crs, (a, b, c + a * x + b * y, d, e, f + d * x + e * y))
-        if not (np.abs(moved.to_map([0, size.width], [0, size.height])) < FARTHEST).all():
-            return None
-        sizes.append(moved.ground_size(size))
-    centre, *others = sizes
-    if centre is None:
-        return None
-    even = all(other is not None and np.allclose(other, centre, rtol=0.05) for other in others)
-    return *centre, even
+    return *centre, all(each is not None and np.allclose(each, centre, rtol=0.05) for each in sizes)
 
 
 def outline_of(ring: Sequence[Point], pole: float | None, decimals: int) -> Outline | None:
@@ -312,18 +270,15 @@ def _spread_poles(ring: Sequence[Point]) -> list[Point]:
 
 def _unwrap(ring: Sequence[Point]) -> tuple[list[Point], int]:
     """Return the ring with longitudes that continue past 180, and its turns around the globe."""
-    pairs = list(pairwise([*ring, ring[0]]))
-    steps = [(b[0] - a[0] + 180) % TURN - 180 for a, b in pairs]
-    turns = round(sum(steps) / TURN)
-    plane: list[Point] = []
-    x = ring[0][0]
-    for (a, b), step in zip(pairs, steps, strict=True):
-        plane.append((x, a[1]))
-        x += step
-        if turns and abs(a[1]) == abs(b[1]) == 90:
-            # Of both ways around the pole, take the one that closes the ring.
-            x, turns = x - TURN * turns, 0
-    return plane, turns
+    x, y = np.array([*ring, ring[0]]).T
+    x = np.unwrap(x, period=TURN)
+    turns = round((x[-1] - x[0]) / TURN)
+    along_pole = np.flatnonzero((np.abs(y[:-1]) == 90) & (np.abs(y[1:]) == 90))
+    if turns and along_pole.size:
+        # Of both ways around the pole, take the one that closes the ring.
+        x[along_pole[0] + 1 :] -= TURN * turns
+        turns = 0
+    return _points(x[:-1], y[:-1]), turns
 
 
 def _without_repeats(ring: Sequence[Point]) -> list[Point]:
@@ -333,5 +288,5 @@ def _without_repeats(ring: Sequence[Point]) -> list[Point]:
 def _area(ring: Sequence[Point]) -> float:
     # Relative to the first point, because large products would lose a small area.
     x0, y0 = ring[0]
-    pairs = pairwise([*ring, ring[0]])
+    pairs = itertools.pairwise([*ring, ring[0]])
     return sum((a[0] - x0) * (b[1] - y0) - (b[0] - x0) * (a[1] - y0) for a, b in pairs) / 2

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +15,12 @@ from tnetcli.files import is_plain_crs
 if TYPE_CHECKING:
     from pyproj import Transformer
 
+Floats: TypeAlias = NDArray[np.float64]
 ROOT = "root"
+LONLAT = "OGC:CRS84"
+TRUE_TO_SCALE = 0.01  # relative; the error of the sphere below is half of that
+FARTHEST = 1e11  # metres, millimetres or degrees on the map
+EARTH_RADIUS = 6_371_008.8  # metres, the mean radius
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,7 @@ class Grid:
 
     def cells(self) -> Iterator[tuple[int, int]]:
         """Yield (row, column) in reading order."""
-        for row in range(self.rows):
-            for column in range(self.columns):
-                yield row, column
+        return itertools.product(range(self.rows), range(self.columns))
 
     def choices(self) -> NDArray[np.bool_]:
         """Return a mask (rows, columns) of the cells that exist: all of them."""
@@ -86,20 +89,42 @@ class Grid:
         """Return start and width of a grid column, likewise."""
         return _cell_span(start, length, self.columns, self.cell_fraction, column)
 
-    def overlap(self, row: int, column: int) -> NDArray[np.float64]:
+    def overlap(self, row: int, column: int) -> Floats:
         """Return the fraction (rows, columns) of each cell that the cell `row-column` covers."""
-        down = _axis_shared(self.rows, self.cell_fraction, row)
-        return np.outer(down, _axis_shared(self.columns, self.cell_fraction, column))
+        down = _overlaps(self.rows, self.cell_fraction, row)
+        return np.outer(down, _overlaps(self.columns, self.cell_fraction, column))
 
-    def row_weights(self, height: int) -> NDArray[np.float64]:
+    def row_weights(self, height: int) -> Floats:
         """Return the weight (rows, height) of each pixel row in the mean of each grid row."""
-        spans = [self.row_span(0.0, float(height), row) for row in range(self.rows)]
-        return _axis_weights(spans, height)
+        return _weights([self.row_span(0.0, height, row) for row in range(self.rows)], height)
 
-    def column_weights(self, width: int) -> NDArray[np.float64]:
+    def column_weights(self, width: int) -> Floats:
         """Return the weight (columns, width) of each pixel column, likewise."""
-        spans = [self.column_span(0.0, float(width), column) for column in range(self.columns)]
-        return _axis_weights(spans, width)
+        return _weights([self.column_span(0.0, width, each) for each in range(self.columns)], width)
+
+
+def _cell_span(
+    start: float, length: float, count: int, fraction: float, index: int
+) -> tuple[float, float]:
+    if count == 1:
+        return start, length
+    cell = length * fraction
+    return start + index * (length - cell) / (count - 1), cell
+
+
+def _overlaps(count: int, fraction: float, index: int) -> Floats:
+    if count == 1:
+        return np.ones(1)
+    step = (1 - fraction) / (count - 1)
+    return np.maximum(1 - np.abs(np.arange(count) - index) * step / fraction, 0.0)
+
+
+def _weights(spans: Sequence[tuple[float, float]], length: int) -> Floats:
+    start, cell = np.array(spans).T[:, :, None]  # (spans, 1)
+    pixels = np.arange(length)
+    covered = np.minimum(start + cell, pixels + 1) - np.maximum(start, pixels)
+    weights: Floats = np.maximum(covered, 0.0) / cell
+    return weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +137,7 @@ class Window:
     height: float
 
     def __post_init__(self) -> None:
-        # A side is finite if both of its ends are.
-        x = math.isfinite(self.left) and math.isfinite(self.left + self.width)
-        y = math.isfinite(self.top) and math.isfinite(self.top + self.height)
-        if not (x and y and self.width > 0 and self.height > 0):
+        if not (all(map(math.isfinite, self.box)) and self.width > 0 and self.height > 0):
             edges = (self.left, self.top, self.width, self.height)
             raise ValueError(f"not a rectangle: `{edges}`")
 
@@ -168,34 +190,9 @@ class Window:
         return Window(self.left / x, self.top / y, self.width / x, self.height / y)
 
 
-def _cell_span(
-    start: float, length: float, count: int, fraction: float, index: int
-) -> tuple[float, float]:
-    if count == 1:
-        return start, length
-    cell = length * fraction
-    return start + index * (length - cell) / (count - 1), cell
-
-
 def _nearest(spans: Sequence[tuple[float, float]], centre: float) -> int:
     away = [abs(start + length / 2 - centre) for start, length in spans]
     return away.index(min(away))
-
-
-def _axis_shared(count: int, fraction: float, index: int) -> NDArray[np.float64]:
-    if count == 1:
-        return np.ones(1)
-    step = (1 - fraction) / (count - 1)
-    return np.maximum(1 - np.abs(np.arange(count) - index) * step / fraction, 0.0)
-
-
-def _axis_weights(spans: Sequence[tuple[float, float]], length: int) -> NDArray[np.float64]:
-    pixels = np.arange(length)
-    weights = np.zeros((len(spans), length))
-    for index, (start, cell) in enumerate(spans):
-        box_coverage = np.minimum(start + cell, pixels + 1) - np.maximum(start, pixels)
-        weights[index] = np.maximum(box_coverage, 0.0) / cell
-    return weights
 
 
 def box_coverage(window: Window, boxes: Sequence[Window]) -> float:
@@ -205,19 +202,15 @@ def box_coverage(window: Window, boxes: Sequence[Window]) -> float:
 
 def window_coverage(window: Window, boxes: Sequence[Window]) -> float:
     """Return the fraction of the window that is covered by the union of the boxes."""
-    edges = np.array([box.box for box in boxes if _common(window, box) > 0]).reshape(-1, 4)
-    left, top, right, bottom = np.clip(
-        edges[edges[:, 1].argsort()].T,  # from the top down
-        [[window.left], [window.top]] * 2,
-        [[window.right], [window.bottom]] * 2,
+    edges = [box.box for box in boxes if _common(window, box) > 0]
+    if not edges:
+        return 0.0
+    import shapely  # slow to import
+
+    union = shapely.union_all(shapely.box(*np.array(edges).T))
+    return float(shapely.area(shapely.clip_by_rect(union, *window.box))) / (
+        window.width * window.height
     )
-    area = 0.0
-    for start, end in itertools.pairwise(np.unique([left, right]).tolist()):
-        across = (left <= start) & (right >= end)  # no box begins or ends inside this strip
-        reached = np.maximum.accumulate(bottom[across])
-        above = np.concatenate([[window.top], reached[:-1]])
-        area += (end - start) * float(np.maximum(reached - np.maximum(top[across], above), 0).sum())
-    return area / (window.width * window.height)
 
 
 def _common(a: Window, b: Window) -> float:
@@ -273,58 +266,60 @@ class Georeference:
     transform: tuple[float, float, float, float, float, float]
     source: str = "transform"
 
-    def to_map(
-        self, column: ArrayLike, row: ArrayLike
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def to_map(self, column: ArrayLike, row: ArrayLike) -> tuple[Floats, Floats]:
         """Convert pixel positions to map coordinates; (0, 0) is the outer top-left corner."""
         a, b, c, d, e, f = self.transform
         column, row = np.asarray(column, np.float64), np.asarray(row, np.float64)
         return a * column + b * row + c, d * column + e * row + f
 
-    def to_pixel(
-        self, x: ArrayLike, y: ArrayLike
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def to_pixel(self, x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
         """Convert map coordinates to pixel positions."""
         a, b, c, d, e, f = self.transform
         determinant = a * e - b * d
         x, y = np.asarray(x, np.float64) - c, np.asarray(y, np.float64) - f
         return (e * x - b * y) / determinant, (a * y - d * x) / determinant
 
-    def to_lonlat(
-        self, column: ArrayLike, row: ArrayLike
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def to_lonlat(self, column: ArrayLike, row: ArrayLike) -> tuple[Floats, Floats]:
         """Convert pixel positions to WGS 84 longitude and latitude; NaN off the Earth."""
         return _project(self._known_crs(), LONLAT, *self.to_map(column, row))
 
-    def from_lonlat(
-        self, longitude: ArrayLike, latitude: ArrayLike
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def from_lonlat(self, longitude: ArrayLike, latitude: ArrayLike) -> tuple[Floats, Floats]:
         """Convert WGS 84 longitude and latitude to pixel positions; NaN off the map."""
         return self.to_pixel(*_project(LONLAT, self._known_crs(), longitude, latitude))
 
-    def ground_size(self, size: Size) -> tuple[float, float] | None:
-        """Return width and height of the centre pixel in metres; None if it is not on the Earth.
+    def ground_size(
+        self, size: Size, at: tuple[float, float] = (0.5, 0.5)
+    ) -> tuple[float, float] | None:
+        """Return width and height of a pixel in metres; None if it is not on the Earth.
+
+        `at` is its place as fractions of the image, by default the centre.
 
         Map units are used where they are true to scale, distances on the globe otherwise (degrees,
         Web Mercator).
         """
         if self.crs is None:
             return None
-        column, row = size.width / 2, size.height / 2
+        column, row = size.width * at[0], size.height * at[1]
+        # The middles of the left, right, upper and lower edge.
         longitude, latitude = self.to_lonlat(
             [column - 0.5, column + 0.5, column, column], [row, row, row - 0.5, row + 0.5]
         )
         if not np.isfinite(longitude).all():
             return None
-        across = _great_circle(longitude[0], latitude[0], longitude[1], latitude[1])
-        down = _great_circle(longitude[2], latitude[2], longitude[3], latitude[3])
-        a, b, _, d, e, _ = self.transform
-        metres = _metres_per_unit(self.crs)
-        drawn = metres * math.hypot(a, d), metres * math.hypot(b, e)
-        true_to_scale = all(
-            abs(m - g) < TRUE_TO_SCALE * g for m, g in zip(drawn, (across, down), strict=True)
+        import pyproj
+
+        globe = pyproj.Geod(a=EARTH_RADIUS, f=0)
+        start, end = slice(0, None, 2), slice(1, None, 2)
+        *_, (across, down) = globe.inv(
+            longitude[start], latitude[start], longitude[end], latitude[end]
         )
-        return drawn if true_to_scale else (across, down)
+        crs = pyproj.CRS.from_user_input(self.crs)
+        metres = crs.axis_info[0].unit_conversion_factor if crs.is_projected else 0.0
+        a, b, _, d, e, _ = self.transform
+        drawn = metres * math.hypot(a, d), metres * math.hypot(b, e)
+        if np.allclose(drawn, (across, down), rtol=TRUE_TO_SCALE, atol=0):
+            return drawn
+        return float(across), float(down)
 
     def _known_crs(self) -> str:
         if self.crs is None:
@@ -334,25 +329,17 @@ class Georeference:
         return self.crs
 
 
-LONLAT = "OGC:CRS84"
-TRUE_TO_SCALE = 0.01  # relative; the error of the sphere below is half of that
-FARTHEST = 1e12  # metres or degrees
-EARTH_RADIUS = 6_371_008.8  # metres, the mean radius
-
-
-def _project(
-    source: str, target: str, x: ArrayLike, y: ArrayLike
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    x, y = np.broadcast_arrays(np.asarray(x, np.float64), np.asarray(y, np.float64))
+def _project(source: str, target: str, x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
+    places = np.stack(np.broadcast_arrays(np.asarray(x, np.float64), np.asarray(y, np.float64)))
     # PROJ takes minutes for a point 1e300 metres away.
-    far = ~((np.abs(x) < FARTHEST) & (np.abs(y) < FARTHEST))
+    places = np.where((np.abs(places) < FARTHEST).all(axis=0), places, np.nan)
     transformer = _transformer(source, target)
     if transformer is None:
-        return np.full(x.shape, np.nan), np.full(x.shape, np.nan)
-    across, up = transformer.transform(np.where(far, np.nan, x), np.where(far, np.nan, y))
+        return np.full_like(places[0], np.nan), np.full_like(places[1], np.nan)
+    found = np.stack(transformer.transform(*places))
     # PROJ returns infinity for a point outside the projection.
-    known = np.isfinite(across) & np.isfinite(up)
-    return np.where(known, across, np.nan), np.where(known, up, np.nan)
+    longitude, latitude = np.where(np.isfinite(found).all(axis=0), found, np.nan)
+    return longitude, latitude
 
 
 @lru_cache(maxsize=32)
@@ -364,28 +351,9 @@ def _transformer(source: str, target: str) -> "Transformer | None":
     # PROJ fetches no grids. (pyproj re-exports the function implicitly.)
     pyproj.network.set_network_enabled(False)  # type: ignore[attr-defined]
     try:
-        return pyproj.Transformer.from_crs(
-            pyproj.CRS.from_user_input(source),
-            pyproj.CRS.from_user_input(target),
-            always_xy=True,
-        )
+        systems = [pyproj.CRS.from_user_input(each) for each in (source, target)]
+        return pyproj.Transformer.from_crs(*systems, always_xy=True)
     except CRSError as error:
         raise UnknownCRSError(str(error)) from error
     except ProjError:  # not on the Earth: an engineering CRS, Mars
         return None
-
-
-def _metres_per_unit(crs: str) -> float:
-    import pyproj
-
-    parsed = pyproj.CRS.from_user_input(crs)
-    return parsed.axis_info[0].unit_conversion_factor if parsed.is_projected else 0.0
-
-
-def _great_circle(lon_0: float, lat_0: float, lon_1: float, lat_1: float) -> float:
-    lon_0, lat_0, lon_1, lat_1 = (math.radians(angle) for angle in (lon_0, lat_0, lon_1, lat_1))
-    haversine = (
-        math.sin((lat_1 - lat_0) / 2) ** 2
-        + math.cos(lat_0) * math.cos(lat_1) * math.sin((lon_1 - lon_0) / 2) ** 2
-    )
-    return 2 * EARTH_RADIUS * math.asin(math.sqrt(haversine))

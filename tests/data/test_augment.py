@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from tests.images import noise, write_constant_levels_tiff, write_geotiff
 from tests.strategies import numbers, windows_near
-from tnetcli.data.augment import Augmented, Pose, augment, draw_pose, move_boxes
-from tnetcli.data.colour import ORDERS, Blur, Jitter, draw_jitter
+from tnetcli.data.augment import (
+    AMOUNTS,
+    ORDERS,
+    Augmented,
+    Jitter,
+    Pose,
+    augment,
+    draw_jitter,
+    draw_pose,
+    move_boxes,
+)
 from tnetcli.data.config import AugmentConfig
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box, Cost, ImageInfo, Level, Pixels, Reader, Resolution
@@ -22,7 +31,7 @@ from tnetcli.testing.reader import ReaderContract, area_mean, assert_equal, rand
 SIZE = Size(90, 60)
 WHOLE = Box(0, 0, 90, 60)
 EVERYTHING = AugmentConfig(
-    flip="both", turns=True, crop=(0.4, 0.9), shift=0.2, rotate=30, colour=True, blur=2
+    flip="both", turns=True, crop=(0.4, 0.9), shift=0.2, rotate=30, colour=True
 )
 
 
@@ -136,7 +145,7 @@ HOLES = np.random.default_rng(6).random((60, 90)) > 0.2
 
 
 @given(pose=upright_poses(), data=st.data())
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=20)
 def test_whole_pixels_of_an_upright_pose_are_those_of_the_decoded_image(pose, data):
     left, top = data.draw(st.integers(-15, 60)), data.draw(st.integers(-15, 60))
     size = Size(data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40)))
@@ -150,7 +159,7 @@ def test_whole_pixels_of_an_upright_pose_are_those_of_the_decoded_image(pose, da
 
 
 @given(pose=upright_poses(), data=st.data())
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=20)
 def test_any_window_within_an_upright_pose_is_the_mean_of_the_decoded_image(pose, data):
     still = Pose(pose.crop, pose.across, pose.flip_x, pose.flip_y)
     size = still.size
@@ -165,7 +174,7 @@ def test_any_window_within_an_upright_pose_is_the_mean_of_the_decoded_image(pose
 
 
 @given(pose=upright_poses(), data=st.data())
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=20)
 def test_a_pixel_is_valid_where_any_of_the_pose_falls_into_it(pose, data):
     window = data.draw(windows_near(pose.size))
     out_size = Size(6, 5)
@@ -185,7 +194,7 @@ def area_mean_total(array, window, out_size):
 
 
 @given(pose=upright_poses())
-@hypothesis_settings(max_examples=30)
+@hypothesis_settings(max_examples=20)
 def test_points_go_to_the_image_and_back(pose):
     turned = Pose(pose.crop, pose.across, pose.flip_x, pose.flip_y, 3, -4, 33.0)
     x, y = np.array([0.0, 1.5, 80.0]), np.array([2.0, -7.0, 30.25])
@@ -308,7 +317,7 @@ def test_a_seed_decides_everything_and_another_seed_otherwise():
 
 
 @given(seed=st.integers(0, 2**32), data=st.data())
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=20)
 def test_any_augmented_image_keeps_the_promise_of_a_view(seed, data):
     reader = augment(ArrayReader(IMAGE, HOLES), EVERYTHING, seed)
     window = data.draw(windows_near(reader.size))
@@ -360,7 +369,7 @@ def test_name_path_bands_and_type_are_those_of_the_image():
 
 
 @given(pose=upright_poses(), data=st.data())
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=20)
 def test_boxes_are_where_their_pixels_went(pose, data):
     left, top = data.draw(st.integers(0, 80)), data.draw(st.integers(0, 50))
     width, height = data.draw(st.integers(1, 90 - left)), data.draw(st.integers(1, 60 - top))
@@ -531,44 +540,36 @@ def test_values_are_clipped_to_what_the_type_holds():
 
 def test_brightness_of_16_bits_is_a_part_of_the_range_given():
     image = np.full((2, 8, 8), 1000, np.uint16)
-    settings = AugmentConfig(colour=True, brightness=0.1, contrast=0)
-    ranges = [None, (0.0, 3000.0)]
-    changes = {limits: [] for limits in ranges}
+    most = {None: 0, (0.0, 3000.0): 0}
     for seed in range(40):
-        for limits in ranges:
-            reader = augment(ArrayReader(image), settings, seed, value_range=limits)
+        for limits in most:
+            reader = augment(
+                ArrayReader(image), AugmentConfig(colour=True), seed, value_range=limits
+            )
             value = int(reader.read(Window(0, 0, 8, 8), Size(1, 1)).values[0, 0, 0])
-            changes[limits].append(abs(value - 1000))
-    assert 200 < max(changes[0.0, 3000.0]) <= 300
-    assert 3000 < max(changes[None]) <= 6554
+            most[limits] = max(most[limits], abs(value - 1000))
+    assert 250 < most[0.0, 3000.0] <= 3000 * 32 / 255 + 1
+    assert 5000 < most[None] <= 65535 * 32 / 255 + 1
 
 
 def test_saturation_and_hue_are_left_out_of_images_that_are_no_colours():
     for seed in range(30):
-        jitter = draw_jitter(AugmentConfig(colour=True), 4, (0, 255), np.random.default_rng(seed))
+        jitter = draw_jitter(4, (0, 255), np.random.default_rng(seed))
         if jitter is not None:
             assert {name for name, _ in jitter.steps} == {"brightness", "contrast"}
 
 
-ALLOWED = {
-    "brightness": (0, 32 / 255),
-    "saturation": (1, 0.5),
-    "hue": (0, 0.2),
-    "contrast": (1, 0.5),
-}
-
-
 def test_every_order_of_the_jitter_and_none_are_about_equally_likely():
     counts = {}
-    for seed in range(1000):
-        jitter = draw_jitter(AugmentConfig(colour=True), 3, (0, 255), np.random.default_rng(seed))
+    for seed in range(500):
+        jitter = draw_jitter(3, (0, 255), np.random.default_rng(seed))
         names = None if jitter is None else tuple(name for name, _ in jitter.steps)
         counts[names] = counts.get(names, 0) + 1
         for name, amount in jitter.steps if jitter else ():
-            middle, reach = ALLOWED[name]
+            middle, reach = AMOUNTS[name]
             assert abs(amount - middle) <= reach
     assert set(counts) == {None, *ORDERS}
-    assert min(counts.values()) > 150
+    assert min(counts.values()) > 70
 
 
 def test_floats_need_a_range_for_their_colours():
@@ -580,32 +581,7 @@ def test_floats_need_a_range_for_their_colours():
 
 def test_invalid_pixels_stay_zero_whatever_the_colours():
     jitter = Jitter((("brightness", 0.2), ("contrast", 0.5)), 0, 255)
-    reader = Augmented(ArrayReader(IMAGE, HOLES), Pose(WHOLE), jitter, Blur(1.0))
+    reader = Augmented(ArrayReader(IMAGE, HOLES), Pose(WHOLE), jitter)
     pixels = reader.read(Window.whole(SIZE), SIZE)
     assert np.array_equal(pixels.valid, HOLES)
     assert not pixels.values[:, ~HOLES].any()
-
-
-# Blur
-
-
-def test_blur_is_a_gaussian_in_pixels_of_the_view():
-    point = np.zeros((1, 41, 41), np.float32)
-    point[0, 20, 20] = 1000
-    reader = Augmented(ArrayReader(point), Pose(Box(0, 0, 41, 41)), blur=Blur(1.5))
-    values = reader.read(Window(0, 0, 41, 41), Size(41, 41)).values[0]
-    away = np.arange(-4, 5)
-    bell = np.exp(-(away**2) / (2 * 1.5**2))
-    expected = 1000 * np.outer(bell, bell) / bell.sum() ** 2
-    assert np.allclose(values[16:25, 16:25], expected, rtol=0.02, atol=0.5)
-    assert values.sum() == pytest.approx(1000, rel=1e-5)
-
-
-def test_blur_near_the_edge_and_holes_is_of_valid_pixels_only():
-    image = np.full((1, 30, 30), 77, np.uint8)
-    valid = np.ones((30, 30), bool)
-    valid[10:14, 10:14] = False
-    reader = Augmented(ArrayReader(image, valid), Pose(Box(0, 0, 30, 30)), blur=Blur(2.0))
-    pixels = reader.read(Window(-3, -3, 36, 36), Size(36, 36))
-    assert (pixels.values[:, pixels.valid] == 77).all()
-    assert np.array_equal(pixels.valid[3:33, 3:33], valid)

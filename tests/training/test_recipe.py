@@ -212,7 +212,6 @@ def test_a_number_chooses_among_the_entries_of_a_list():
         ("model:\n  dropout: " + "1:" * 500 + "1.5", "line 2: a number of more than 64 digits"),
         ("a: &a [1]\nmodel: *a", "line 1: anchors and aliases are not read: `a`"),
         ("model: {classes: 2}\ntraversal: *t", "line 2: anchors and aliases are not read"),
-        ("model:\n  <<: {classes: 2}", "line 2: the merge key `<<`"),
         ("#" * 2**20 + "\nmodel: {classes: 2}", "at most 1048576 bytes"),
         ("? [a]\n: 1", "line 1: not YAML"),
         (b"model: {classes: \xff}", "not a text in UTF-8"),

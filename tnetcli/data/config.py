@@ -183,20 +183,6 @@ class AugmentConfig(Strict):
     colour: bool = Field(
         default=False, description="colour jitter in one of four random orders, or none"
     )
-    brightness: Weight = Field(
-        default=32 / 255, description="maximum offset, as a fraction of the value range"
-    )
-    contrast: Share = Field(default=0.5, description="maximum relative change of contrast")
-    saturation: Share = Field(
-        default=0.5, description="maximum relative change of saturation; three bands only"
-    )
-    hue: float = Field(
-        default=0.2,
-        ge=0,
-        le=0.5,
-        description="maximum shift of hue, as a fraction of the circle; three bands only",
-    )
-    blur: Weight = Field(default=0.0, description="maximum Gaussian sigma in pixels of the view")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

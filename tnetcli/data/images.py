@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tnetcli.data.listing import Problems, locate, read_crop, read_options, read_rows
+from tnetcli.data.listing import Problems, Row, locate, read_crop, read_options, read_rows
 from tnetcli.errors import UsageError
 from tnetcli.files import STANDARD, is_remote, read_chunks, standard_input
 from tnetcli.readers.base import ReadOptions
@@ -59,9 +59,8 @@ def name_images(
         )
     if manifest is not None and not arguments:
         return list(_listed(manifest, options, crop))
-    found = find_images(arguments, manifest=manifest, recursive=recursive, null=null)
     named: dict[str, Image] = {}
-    for path in found:
+    for path in find_images(arguments, manifest=manifest, recursive=recursive, null=null):
         id = _tidy(path)
         image = Image(path, id, id, options)
         named.setdefault(image.id, image)
@@ -76,10 +75,7 @@ def _tidy(path: str) -> str:
 def _listed(manifest: Path, options: ReadOptions, crop: CropKind) -> Iterator[Image]:
     problems = Problems(str(manifest))
     known: dict[str, Image] = {}
-    for row in read_rows(manifest):
-        if not row["path"]:
-            problems.add("no path", line=row.line, hint="fill it in")
-            continue
+    for row in _rows_with_path(manifest, problems):
         id = row["id"] or _tidy(row["path"])
         image = Image(
             locate(manifest, row["path"]),
@@ -89,13 +85,18 @@ def _listed(manifest: Path, options: ReadOptions, crop: CropKind) -> Iterator[Im
             read_crop(row, crop, str(manifest), problems),
         )
         if known.setdefault(image.id, image) != image:
-            problems.add(
-                f"duplicate id `{shorten(image.id)}`",
-                line=row.line,
-                hint="give each image its own `id`",
-            )
+            problem = f"duplicate id `{shorten(image.id)}`"
+            problems.add(problem, "give each image its own `id`", line=row.line)
     problems.check()
     yield from known.values()
+
+
+def _rows_with_path(manifest: Path, problems: Problems) -> Iterator[Row]:
+    for row in read_rows(manifest):
+        if row["path"]:
+            yield row
+        else:
+            problems.add("no path", "fill it in", line=row.line)
 
 
 def find_images(
@@ -109,7 +110,9 @@ def find_images(
     if manifest is not None and arguments:
         raise UsageError("both IMAGES and --manifest are given", hint="give one of them")
     if manifest is not None:
-        found = list(read_manifest(manifest))
+        problems = Problems(str(manifest))
+        found = [locate(manifest, row["path"]) for row in _rows_with_path(manifest, problems)]
+        problems.check()
     else:
         found = [path for each in arguments for path in _expand(each, recursive, null)]
     if not found:
@@ -150,14 +153,3 @@ def _check_separator(content: bytes, null: bool) -> None:
             "-0 is given, but the list on stdin contains no NUL",
             hint="omit -0 for one name per line; `find … -print0` separates names by NUL",
         )
-
-
-def read_manifest(path: Path) -> Iterator[str]:
-    """Yield the `path` column of a CSV; relative paths start at the CSV's folder."""
-    rows = read_rows(path)
-    problems = Problems(str(path))
-    for row in rows:
-        if not row["path"]:
-            problems.add("no path", line=row.line, hint="fill it in")
-    problems.check()
-    yield from (locate(path, row["path"]) for row in rows)

@@ -3,11 +3,13 @@
 import csv
 import difflib
 import io
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tnetcli.errors import ManifestError
 from tnetcli.files import is_pipe, open_input, read_chunks
@@ -17,7 +19,7 @@ from tnetcli.readers.metadata import COARSEST, FINEST
 from tnetcli.readers.wrappers import LEAST_SIDE, Crop, CropKind
 from tnetcli.text import join_some, reason, shorten
 
-BOX = "`x0 y0 x1 y1` in full-resolution pixels; `;` between two boxes"
+BOX = "`x0 y0 x1 y1` in full-resolution pixels, x0 < x1, y0 < y1; `;` between two boxes"
 MAX_SHOWN = 8  # problems; the rest are counted
 MAX_HINTS = 3
 MAX_BYTES = 2**28  # ends an endless file such as /dev/zero
@@ -42,7 +44,7 @@ class Problems:
     where: str
     _found: list[tuple[int, str, str]] = field(default_factory=list)
 
-    def add(self, problem: str, *, line: int | None = None, hint: str = "") -> None:
+    def add(self, problem: str, hint: str = "", *, line: int | None = None) -> None:
         """Add a problem; those without a line are reported last."""
         place = "" if line is None else f"line {line}: "
         self._found.append((2**62 if line is None else line, f"{place}{problem}", hint))
@@ -66,78 +68,63 @@ def read_rows(path: Path, required: Sequence[str] = ("path",)) -> list[Row]:
     """
     reader = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
     rows: list[tuple[int, list[str]]] = []
-    last = 0
+    line = 1
     try:
         for fields in reader:
             if any(each.strip() for each in fields):
-                rows.append((last + 1, fields))
-            last = reader.line_num
+                rows.append((line, fields))
+            line = reader.line_num + 1
     except csv.Error as error:
-        raise ManifestError(
-            f"`{path}`, line {last + 1}: not CSV, {error}",
-            hint="close quoted values with a quote, and double the quotes inside them",
-        ) from error
+        hint = "close quoted values with a quote, and double the quotes inside them"
+        raise ManifestError(f"`{path}`, line {line}: not CSV, {error}", hint=hint) from error
     columns = [name.strip() for name in rows[0][1]] if rows else []
-    _check_columns(path, columns, required)
-    if len(rows) == 1:
-        raise ManifestError(
-            f"`{path}` lists no image", hint="add one line per image below the column names"
-        )
     problems = Problems(str(path))
+    _check_columns(columns, required, problems)
+    problems.check()
+    if len(rows) == 1:
+        problems.add("lists no image", "add one line per image below the column names")
     for line, fields in rows[1:]:
         if len(fields) != len(columns):
-            problems.add(
-                f"{len(fields)} values for {len(columns)} columns",
-                line=line,
-                hint="put a value that contains a comma in quotes",
-            )
+            problem = f"{len(fields)} values for {len(columns)} columns"
+            problems.add(problem, "put a value that contains a comma in quotes", line=line)
     problems.check()
     return [Row(line, dict(zip(columns, fields, strict=True))) for line, fields in rows[1:]]
 
 
-def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) -> None:
+def _check_columns(columns: Sequence[str], required: Sequence[str], problems: Problems) -> None:
     listed = f"columns in the first line: {shorten(', '.join(columns)) or 'none'}"
-    problems = Problems(str(path))
     for name, times in Counter(columns).items():
         if times > 1:
-            problems.add(f"{times} columns `{shorten(name)}`", hint=listed)
+            problems.add(f"{times} columns `{shorten(name)}`", listed)
     for name in required:
-        if name in columns:
-            continue
-        hint = listed
+        close = difflib.get_close_matches(name, columns, n=1)
         if len(columns) == 1 and ";" in columns[0]:
-            hint = "separate columns with commas, not semicolons"
-        elif close := difflib.get_close_matches(name, columns, n=1):
-            hint = f"rename `{shorten(close[0])}` to `{name}`"
-        problems.add(f"no column `{name}`", hint=hint)
-    problems.check()
+            problems.add(f"no column `{name}`", "separate columns with commas, not semicolons")
+        elif name not in columns:
+            hint = f"rename `{shorten(close[0])}` to `{name}`" if close else listed
+            problems.add(f"no column `{name}`", hint)
 
 
 def _read_text(path: Path) -> str:
     hint = "give a CSV file in UTF-8"
+    content = bytearray()
     try:
         with open_input(path) as file:
-            content = bytearray()
             for part in read_chunks(file):
                 content += part
                 if len(content) > MAX_BYTES:
-                    break
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        if isinstance(error, FileNotFoundError):
-            hint = "check the path; in a recipe it is relative to the recipe's folder"
-        raise ManifestError(
-            f"cannot read the manifest `{path}`: {reason(error)}", hint=hint
-        ) from error
-    if len(content) > MAX_BYTES:
-        raise ManifestError(f"`{path}` is larger than {MAX_BYTES >> 20} MiB", hint=hint)
-    try:
+                    problem = f"`{path}` is larger than {MAX_BYTES >> 20} MiB"
+                    raise ManifestError(problem, hint=hint)
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ManifestError(
-            f"`{path}`, line {line}: not UTF-8 text",
-            hint="save it as `CSV UTF-8`, or: iconv -f latin1 -t utf-8 OLD > NEW",
-        ) from error
+        hint = "save it as `CSV UTF-8`, or: iconv -f latin1 -t utf-8 OLD > NEW"
+        raise ManifestError(f"`{path}`, line {line}: not UTF-8 text", hint=hint) from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        if isinstance(error, FileNotFoundError):
+            hint = "check the path; in a recipe it is relative to the recipe's folder"
+        problem = f"cannot read the manifest `{path}`: {reason(error)}"
+        raise ManifestError(problem, hint=hint) from error
 
 
 def locate(path: Path, name: str) -> str:
@@ -153,18 +140,14 @@ def read_boxes(row: Row, problems: Problems) -> tuple[Window, ...]:
     boxes = []
     for text in _box_texts(row):
         try:
-            left, top, right, bottom = (float(part) for part in text.split())
+            left, top, right, bottom = map(float, text.split())
         except ValueError:
-            problems.add(f"a box is not four numbers: `{shorten(text)}`", line=row.line, hint=BOX)
+            problems.add(f"a box is not four numbers: `{shorten(text)}`", BOX, line=row.line)
             continue
         try:
             boxes.append(Window(left, top, right - left, bottom - top))
         except ValueError:
-            problems.add(
-                f"a box is empty: `{shorten(text)}`",
-                line=row.line,
-                hint="`x0 y0 x1 y1` with x0 < x1 and y0 < y1",
-            )
+            problems.add(f"a box is empty: `{shorten(text)}`", BOX, line=row.line)
     return tuple(boxes)
 
 
@@ -177,49 +160,36 @@ def read_crop(row: Row, kind: CropKind, where: str, problems: Problems) -> Crop 
     if kind == "none":
         return None
     texts, boxes = _box_texts(row), read_boxes(row, problems)
+    problem, hint = "", ""
     if not texts:
-        problems.add(
-            "no box to crop the image to", line=row.line, hint=f"fill the column `box`: {BOX}"
-        )
+        problem, hint = "no box to crop the image to", f"fill the column `box`: {BOX}"
     elif len(texts) > 1:
-        problems.add(
-            f"{len(texts)} boxes to crop one image to",
-            line=row.line,
-            hint="write one row per box, each with its own `id`",
-        )
+        problem = f"{len(texts)} boxes to crop one image to"
+        hint = "write one row per box, each with its own `id`"
     elif boxes and kind == "context" and min(boxes[0].width, boxes[0].height) <= LEAST_SIDE:
-        problems.add(
-            f"a side of the box has {LEAST_SIDE:g} pixels or fewer: `{shorten(texts[0])}`",
-            line=row.line,
-            hint="leave the row out, as the published baseline does",
-        )
+        problem = f"a side of the box has {LEAST_SIDE:g} pixels or fewer: `{shorten(texts[0])}`"
+        hint = "leave the row out, as the published baseline does"
     elif boxes:
         return Crop(boxes[0], kind == "context", f"`{where}`: line {row.line}")
+    if problem:
+        problems.add(problem, hint, line=row.line)
     return None
 
 
 def read_options(row: Row, options: ReadOptions, problems: Problems) -> ReadOptions:
     """Return `options` with the columns `bands` and `mpp` of a row."""
+    changes: dict[str, Any] = {}
     if row["bands"]:
-        bands = tuple(part.strip() for part in row["bands"].split(","))
+        changes["bands"] = bands = tuple(part.strip() for part in row["bands"].split(","))
         if not all(bands):
-            problems.add(
-                f"a band without a name: `{shorten(row['bands'])}`",
-                line=row.line,
-                hint="numbers from 1 or names, separated by commas",
-            )
-        else:
-            options = options.model_copy(update={"bands": bands})
+            problem = f"a band without a name: `{shorten(row['bands'])}`"
+            problems.add(problem, "numbers from 1 or names, separated by commas", line=row.line)
     if row["mpp"]:
         try:
-            mpp = float(row["mpp"])
+            changes["mpp"] = mpp = float(row["mpp"])
         except ValueError:
-            mpp = float("nan")
-        if FINEST <= mpp <= COARSEST:
-            return options.model_copy(update={"mpp": mpp})
-        problems.add(
-            f"mpp is not within {FINEST:g} to {COARSEST:g}: `{shorten(row['mpp'])}`",
-            line=row.line,
-            hint="microns per pixel: a 20x scan has about 0.5",
-        )
-    return options
+            mpp = math.nan
+        if not FINEST <= mpp <= COARSEST:
+            problem = f"mpp is not within {FINEST:g} to {COARSEST:g}: `{shorten(row['mpp'])}`"
+            problems.add(problem, "microns per pixel: a 20x scan has about 0.5", line=row.line)
+    return options.model_copy(update=changes)

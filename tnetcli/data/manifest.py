@@ -15,7 +15,6 @@ from tnetcli.data.config import DataConfig
 from tnetcli.data.listing import (
     BOX,
     Problems,
-    Row,
     locate,
     read_boxes,
     read_crop,
@@ -112,34 +111,27 @@ def _list_manifest(data: DataConfig, problems: Problems) -> Iterator[Example]:
             log.warning("column `%s` of `%s` is not used; %s", shorten(name), data.path, meant)
     for row in rows:
         if not row["path"]:
-            problems.add("no path", line=row.line, hint="fill it in")
+            problems.add("no path", "fill it in", line=row.line)
             continue
-        crop = read_crop(row, data.crop, str(data.path), problems)
+        if row["split"] and row["split"] not in SPLIT_NAMES:
+            problem = f"unknown split `{shorten(row['split'])}`"
+            problems.add(problem, _nearest(row["split"], SPLIT_NAMES), line=row.line)
         yield Example(
             path=locate(data.path, row["path"]),
             class_name=row["label"],
-            split=_split(row, problems),
+            split=SPLIT_NAMES.get(row["split"], ""),
             id=row["id"] or row["path"],
             group=row["group"] or os.path.normpath(row["path"]),
-            # Problems of a box that is a crop are reported above.
+            # Problems of a box that is a crop are reported by `read_crop`.
             boxes=read_boxes(row, problems if data.crop == "none" else Problems("")),
             options=read_options(row, _options(data), problems),
-            crop=crop,
+            crop=read_crop(row, data.crop, str(data.path), problems),
             line=row.line,
         )
 
 
 def _options(data: DataConfig) -> ReadOptions:
     return ReadOptions(bands=data.bands, nodata=data.nodata, mpp=data.mpp)
-
-
-def _split(row: Row, problems: Problems) -> str:
-    given = row["split"]
-    if given and given not in SPLIT_NAMES:
-        problems.add(
-            f"unknown split `{shorten(given)}`", line=row.line, hint=_nearest(given, SPLIT_NAMES)
-        )
-    return SPLIT_NAMES.get(given, "")
 
 
 def _nearest(given: str, known: Iterable[str]) -> str:
@@ -175,7 +167,7 @@ def _folders(root: Path, problems: Problems) -> dict[str, str]:
         ) from error
     for path in images_inside(str(root), recursive=False):
         name = shorten(os.path.basename(path))
-        problems.add(f"`{name}` is in no class folder", hint="move it into one")
+        problems.add(f"`{name}` is in no class folder", "move it into one")
     return {
         entry.name: entry.path
         for entry in entries
@@ -191,28 +183,24 @@ def _class_names(
     labels = sorted({each.class_name for each in listed if each.class_name})
     for each in listed:
         if not each.class_name:
-            problems.add("no label", line=each.line, hint="fill it in")
+            problems.add("no label", "fill it in", line=each.line)
     if not listed:
-        problems.add("no images found", hint="use one folder per class, with images inside")
+        problems.add("no images found", "use one folder per class, with images inside")
     elif training and len(labels) == 1:
-        problems.add(
-            f"only one class: `{shorten(labels[0])}`", hint="training needs two classes or more"
-        )
+        problem = f"only one class: `{shorten(labels[0])}`"
+        problems.add(problem, "training needs two classes or more")
     if isinstance(classes, int):
         if len(labels) > 1 and len(labels) != classes:
             problems.add(
                 f"{len(labels)} classes ({shorten(', '.join(labels))}), the recipe has {classes}",
-                hint=f"set `model.classes: {len(labels)}`, or correct a misspelt label",
+                f"set `model.classes: {len(labels)}`, or correct a misspelt label",
             )
         return tuple(labels)
     for label in labels:
         if label not in classes:
             images = [each for each in listed if each.class_name == label]
-            problems.add(
-                f"unknown label `{shorten(label)}` of {counted(len(images), 'image')}",
-                line=images[0].line,
-                hint=_nearest(label, classes),
-            )
+            problem = f"unknown label `{shorten(label)}` of {counted(len(images), 'image')}"
+            problems.add(problem, _nearest(label, classes), line=images[0].line)
     return classes
 
 
@@ -222,19 +210,16 @@ def _check_duplicates(listed: Sequence[Example], problems: Problems) -> None:
     for each in listed:
         first = ids.setdefault(each.id, each)
         if first is not each:
-            problems.add(
-                f"duplicate id `{shorten(each.id)}`, first on line {first.line}",
-                line=each.line,
-                hint="list an image once, or give each row its own `id`",
-            )
+            problem = f"duplicate id `{shorten(each.id)}`, first on line {first.line}"
+            hint = "list an image once, or give each row its own `id`"
+            problems.add(problem, hint, line=each.line)
         first = files.setdefault(os.path.normpath(each.path), each)
         if first.class_name != each.class_name and first.class_name and each.class_name:
-            problems.add(
+            problem = (
                 f"`{shorten(each.path)}` is `{shorten(each.class_name)}`, on line {first.line} "
-                f"`{shorten(first.class_name)}`",
-                line=each.line,
-                hint="give an image one label",
+                f"`{shorten(first.class_name)}`"
             )
+            problems.add(problem, "give an image one label", line=each.line)
 
 
 def _assign_splits(
@@ -246,15 +231,9 @@ def _assign_splits(
     """
     first: dict[str, Example] = {}
     for each in listed:
-        if each.split:
-            before = first.setdefault(each.group, each)
-            if before.split != each.split:
-                problems.add(
-                    f"group `{shorten(each.group)}` is in {each.split}, and{_at(before)} in "
-                    f"{before.split}",
-                    line=each.line,
-                    hint="keep a group in one split; otherwise scores are too high",
-                )
+        if each.split and first.setdefault(each.group, each).split != each.split:
+            hint = "keep a group in one split; otherwise scores are too high"
+            _add_leak(f"group `{shorten(each.group)}`", each, first[each.group], hint, problems)
     free = {each.group for each in listed} - first.keys()
     splits = dict.fromkeys(free, "test")
     if data is not None:
@@ -265,16 +244,15 @@ def _assign_splits(
     for each in assigned:
         before = files.setdefault(os.path.normpath(each.path), each)
         if before.split != each.split and before.group != each.group:
-            problems.add(
-                f"`{shorten(each.path)}` is in {each.split}, and{_at(before)} in {before.split}",
-                line=each.line,
-                hint="give rows of one image the same `group`",
-            )
+            hint = "give rows of one image the same `group`"
+            _add_leak(f"`{shorten(each.path)}`", each, before, hint, problems)
     return assigned
 
 
-def _at(example: Example) -> str:
-    return "" if example.line is None else f" on line {example.line}"
+def _add_leak(what: str, one: Example, other: Example, hint: str, problems: Problems) -> None:
+    where = "" if other.line is None else f" on line {other.line}"
+    problem = f"{what} is in {one.split}, and{where} in {other.split}"
+    problems.add(problem, hint, line=one.line)
 
 
 def divide(groups: Iterable[str], validation: float, test: float) -> dict[str, str]:
@@ -301,20 +279,18 @@ def _place(group: str) -> float:
 def _check_splits(listed: Sequence[Example], classes: Sequence[str], problems: Problems) -> None:
     splits = {each.split for each in listed}
     if listed and "train" not in splits:
-        problems.add("no image to train on", hint="check the columns `split` and `group`")
+        problems.add("no image to train on", "check the columns `split` and `group`")
     if listed and "validation" not in splits:
         problems.add(
             "no image in the validation split",
-            hint="set `split` to `validation` in some rows; rows without a split are divided by "
+            "set `split` to `validation` in some rows; rows without a split are divided by "
             "`data.validation`",
         )
     trained = {each.class_name for each in listed if each.split == "train"}
     missing = [name for name in classes if name not in trained]
-    if "train" in splits and missing:
-        problems.add(
-            f"no image to train on of class `{shorten(', '.join(missing))}`",
-            hint="every class needs an image in the training split",
-        )
+    if trained and missing:
+        problem = f"no image to train on of class `{shorten(', '.join(missing))}`"
+        problems.add(problem, "every class needs an image in the training split")
 
 
 def _check_files(
@@ -332,7 +308,7 @@ def _check_files(
     for each in listed:
         result = found[each.path, each.options]
         if isinstance(result, TnetError):
-            problems.add(str(result), line=each.line, hint=result.hint)
+            problems.add(str(result), result.hint, line=each.line)
             continue
         size, kind = result
         assert usual is not None
@@ -340,19 +316,16 @@ def _check_files(
         if reordered or not kind.is_like(usual):
             problems.add(
                 f"`{shorten(each.path)}` has {kind}, most images have {usual}",
-                line=each.line,
-                hint="choose the same bands in one order: by name with `data.bands`, or for one "
+                "choose the same bands in one order: by name with `data.bands`, or for one "
                 "image in the column `bands`",
+                line=each.line,
             )
         for box in each.boxes:
             if not box.is_inside(size):
                 edges = " ".join(f"{edge:g}" for edge in box.box)
                 name = shorten(os.path.basename(each.path))
-                problems.add(
-                    f"the box `{edges}` is outside of `{name}`, {size} pixels",
-                    line=each.line,
-                    hint=BOX,
-                )
+                problem = f"the box `{edges}` is outside of `{name}`, {size} pixels"
+                problems.add(problem, BOX, line=each.line)
 
 
 def _inspect(file: tuple[str, ReadOptions]) -> tuple[Size, PixelKind] | TnetError:
