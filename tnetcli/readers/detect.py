@@ -30,7 +30,7 @@ READERS: Registry[Callable[[str, ReadOptions], Reader]] = Registry(
     BUILT_IN,
     extras={
         "openslide": ("slides", "reading slides"),
-        "zarr": ("zarr", "reading OME-Zarr"),
+        "google_crc32c": ("zarr", "reading OME-Zarr"),
         "numcodecs": ("zarr", "reading OME-Zarr"),
     },
 )
