@@ -28,7 +28,7 @@ from tnetcli.errors import ImageError, MissingExtraError, TnetError, UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import READERS, open_image
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 from tnetcli.testing.reader import assert_equal, random_windows
 
 SCENE = noise((300, 200))

@@ -11,7 +11,7 @@ from tests.images import noise, write_geotiff
 from tnetcli.geometry import Georeference, Size, Window
 from tnetcli.readers.base import Box, Cost, Resolution
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 from tnetcli.readers.wrappers import CroppedReader, MaskedReader, with_context
 from tnetcli.testing.reader import assert_equal
 

@@ -24,8 +24,8 @@ from tnetcli.readers.base import (
     Reader,
     Resolution,
 )
-from tnetcli.readers.handles import ForkSafeLock
 from tnetcli.readers.resample import LEAST_SHARE, round_within
+from tnetcli.readers.watch import ForkSafeLock
 
 MIN_SIGMA = 0.1  # a weaker blur has no effect
 MAX_TRIES = 50  # to place a crop; then the whole image is kept

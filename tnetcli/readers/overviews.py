@@ -30,7 +30,7 @@ from tnetcli.readers.base import (
 )
 from tnetcli.readers.detect import TIFF_MAGIC
 from tnetcli.readers.gdal import GDAL_FAILURES, confined
-from tnetcli.readers.handles import (
+from tnetcli.readers.pyramid import (
     ForkSafeLock,
     check_unchanged,
     content_stamp,

@@ -353,6 +353,8 @@ def _new_array(path: str, record: Mapping[str, Any]) -> ZarrArray:
         raise ValueError(f"its chunks are `{shorten(grid)}` and `{shorten(keys)}`")
     dtype, codecs = _dtype(record.get("data_type")), record.get("codecs") or []
     shape, chunk = _lengths(record.get("shape")), _lengths(grid_options.get("chunk_shape"))
+    fill = record.get("fill_value")
+    fill_value = np.array([float(fill) if isinstance(fill, str) else fill or 0], dtype)[0]
     name, options = _named(codecs[0])
     stored: Chunk | Shard
     if name != SHARDING:
@@ -360,9 +362,7 @@ def _new_array(path: str, record: Mapping[str, Any]) -> ZarrArray:
     elif len(codecs) > 1:  # every read would decode the whole shard
         raise ValueError(f"codec `{SHARDING}` is combined with others")
     else:
-        fill = record.get("fill_value")
-        value = np.array([float(fill) if isinstance(fill, str) else fill or 0], dtype)[0]
-        stored = _shard(options, chunk, dtype, value)
+        stored = _shard(options, chunk, dtype, fill_value)
     start, separator = (("c",), "/") if keys == "default" else ((), ".")
     return ZarrArray(path, shape, stored, start, key_options.get("separator", separator))
 
