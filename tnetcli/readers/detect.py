@@ -352,29 +352,11 @@ def open_image(
             if (reader or detected) == "slide" and os.path.isdir(name):
                 name = first_dicom(name) or name
         assert chosen is not None
-        opened = _with_overviews(chosen(name, options), options)
+        opened = chosen(name, options)
+        if opened.name != "image":  # those are small, and read without GDAL
+            from tnetcli.readers.overviews import with_overviews
+
+            opened = with_overviews(opened, options)
     if options.rescale is None:
         return opened
     return RescaledReader(opened, *options.rescale, dtype or opened.dtype.name)
-
-
-def _with_overviews(opened: Reader, options: ReadOptions) -> Reader:
-    if opened.name == "image":  # small enough, and read without GDAL
-        return opened
-    from tnetcli.readers.overviews import OverviewReader, check_claimed_size, lacks_overviews
-
-    if not lacks_overviews(opened) or is_remote(opened.path):
-        return opened
-    try:
-        check_claimed_size(opened)
-    except ImageError:
-        opened.close()
-        raise
-    if options.overviews == "require":
-        opened.close()
-        raise ImageError(
-            f"`{opened.path}` has no overviews: a coarse view would decode "
-            f"{opened.size.pixels / 1e9:.2f} gigapixels",
-            hint=f"tnet pyramid {opened.path}   (or -O overviews=build)",
-        )
-    return OverviewReader(opened, options)

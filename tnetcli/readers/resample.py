@@ -150,11 +150,8 @@ def place(window: Window, level: Level, out_size: Size) -> Placement | None:
 def _span(start: float, stop: float, length: int, extent: float, count: int) -> Span | None:
     # Rounding errors at a pixel border must not fetch another row of blocks.
     tolerance = LEAST_SHARE * min((stop - start) / count, 1.0)
-    start, stop, extent = (
-        _snap(start, tolerance),
-        _snap(stop, tolerance),
-        _snap(extent, LEAST_SHARE),
-    )
+    start, stop = _snap(start, tolerance), _snap(stop, tolerance)
+    extent = _snap(extent, LEAST_SHARE)
     if start >= extent or stop <= 0:
         return None
     first = min(max(math.floor(start), 0), length - 1)
@@ -356,7 +353,9 @@ def _add_sums(total: NDArray[Any], values: NDArray[Any], rows: Taps, columns: Ta
 
 def _tap_sums(values: NDArray[Any], taps: Taps, axis: int, infinite: bool) -> NDArray[Any]:
     """Return weighted sums of rows (axis 0) or columns (axis 1)."""
-    taken = total = part = None
+    taken: NDArray[Any] | None = None
+    total: NDArray[Any] | None = None
+    part: NDArray[Any] | None = None
     for index, length in zip(taps.index, taps.length, strict=True):
         # Allocating memory for each tap would cost as much as the sum.
         taken = values.take(index, axis=axis, out=taken, mode="clip")

@@ -17,7 +17,7 @@ from tnetcli.geometry import Size
 from tnetcli.readers import metadata
 from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, Resolution, Source
 from tnetcli.readers.pyramid import PyramidReader, check_block_size
-from tnetcli.readers.resample import touched_pixels
+from tnetcli.readers.resample import touched_pixels, whole_scale
 from tnetcli.readers.zarr_store import (
     FAILURES,
     Shard,
@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 LEAST_PIXELS, MOST_CHUNKS = 256, 2**14
 MOST_LEVELS = 100
 LONGEST_LABEL = 255  # characters of the name of a channel
-# Tolerated difference between scales in the metadata and sizes of the arrays.
-SCALE_SLACK = 0.1
 FOLDER_HINT = "give the folder whose `zarr.json` or `.zattrs` lists `multiscales`"
 
 
@@ -53,9 +51,6 @@ class OmeZarrReader(PyramidReader):
             image = _find_image(store)
             stored, warnings = _open_levels(store, image)
         first, options = stored[0], self.options
-        levels, unbelieved = _levels(stored)
-        for level, each in zip(levels, stored, strict=True):
-            _check_chunks(self.path, level, each)
         names = metadata.unique_names(_channel_names(image.attributes, first.length("c")))
         channels = metadata.choose_bands(self.path, options.bands, names, range(len(names)))
         lengths = {axis: first.length(axis) for axis in "zt"}
@@ -71,18 +66,16 @@ class OmeZarrReader(PyramidReader):
         unit, chunk = first.array.unit, first.array.chunk
         dtype: np.dtype[Any] = unit.dtype.newbyteorder("=")
         dtype = np.dtype(np.uint8) if dtype.kind == "b" else dtype
-        nodata, mask = None, "nan" if dtype.kind == "f" else "none"
-        if options.nodata is not None:
-            nodata = metadata.nodata_values([options.nodata] * len(channels), dtype)
-            mask = mask if nodata is None else "nodata"
+        nodata, missed = metadata.user_nodata(options.nodata, len(channels), dtype)
+        plain = "nan" if dtype.kind == "f" else "none"
         self._plan = _Plan(stored, chosen, channels, nodata, unchosen)
         codecs = [name for name, _ in unit.decoders if name != "crc32c"]
         return ImageInfo(
-            levels=tuple(levels),
+            levels=_levels(self.path, stored),
             bands=tuple(names[i] for i in channels),
             dtype=dtype,
             microns_per_pixel=microns,
-            mask=mask,
+            mask=plain if nodata is None else "nodata",
             nodata=options.nodata,
             compression=codecs[0] if codecs else "none",
             # Summing the files of a folder may take longer than reading from it.
@@ -94,7 +87,7 @@ class OmeZarrReader(PyramidReader):
                 "shards": list(chunk.shape) if isinstance(chunk, Shard) else None,
                 "planes": lengths,
             },
-            warnings=(*image.warnings, *warnings, *unbelieved, *complaints, *unchosen),
+            warnings=(*image.warnings, *warnings, *complaints, *missed, *unchosen),
         )
 
     def _open(self) -> Source:
@@ -200,19 +193,6 @@ def _runs(channels: Sequence[int], chunk: int) -> list[range]:
     grouped = groupby(sorted(set(channels)), lambda channel: channel // chunk)
     chunks = [list(inside) for _, inside in grouped]
     return [range(inside[0], inside[-1] + 1) for inside in chunks]
-
-
-def _check_chunks(path: str, level: Level, stored: _StoredLevel) -> None:
-    """Raise ImageError for chunks that are too large to decode, or too small and too many."""
-    chunk, unit = stored.chunk, stored.array.unit
-    block = Size(chunk["x"], chunk["y"])
-    check_block_size(path, block, math.prod(unit.shape) // block.pixels * unit.dtype.itemsize)
-    count = math.ceil(level.size.pixels / block.pixels)
-    if block.pixels < LEAST_PIXELS and count > MOST_CHUNKS:
-        raise ImageError(
-            f"level `{stored.name}` of `{path}` has {count:,} chunks of {block} pixels",
-            hint="write it again in chunks of 256 x 256 or more",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,33 +349,25 @@ def _numbers(transformations: Any, kind: str, axes: str) -> dict[str, float]:
     return {}
 
 
-def _levels(stored: Sequence[_StoredLevel]) -> tuple[list[Level], list[str]]:
-    levels, warnings = [], []
+def _levels(path: str, stored: Sequence[_StoredLevel]) -> tuple[Level, ...]:
+    """Return the levels, whose scales come from their sizes: metadata may be wrong."""
+    levels = []
     full = Size(stored[0].length("x"), stored[0].length("y"))
     for each in stored:
         size = Size(each.length("x"), each.length("y"))
-        scales = full.width / size.width, full.height / size.height
-        known = [level.scale.get(axis, 0) for level in (stored[0], each) for axis in "xy"]
-        if min(known) > 0:
-            claimed = known[2] / known[0], known[3] / known[1]
-            if _fits(claimed[0], size.width, full.width) and _fits(
-                claimed[1], size.height, full.height
-            ):
-                scales = claimed
-            else:
-                warnings.append(
-                    f"the scale of level `{each.name}` is not {claimed[0]:g} x {claimed[1]:g}, as "
-                    f"in the metadata; {scales[0]:g} x {scales[1]:g} from its size is used"
-                )
-        # The chunks inside a shard are the unit of decoding.
-        block = Size(min(each.chunk["x"], size.width), min(each.chunk["y"], size.height))
-        levels.append(Level(size, *scales, block, full))
-    return levels, warnings
-
-
-def _fits(scale: float, length: int, whole: int) -> bool:
-    # Sizes are whole pixels, so the last one may reach past the image or be omitted.
-    return abs(scale * length - whole) <= SCALE_SLACK * whole + min(scale, whole)
+        scale_x = whole_scale(full.width, size.width)
+        scale_y = whole_scale(full.height, size.height)
+        chunk, unit = Size(each.chunk["x"], each.chunk["y"]), each.array.unit
+        check_block_size(path, chunk, math.prod(unit.shape) // chunk.pixels * unit.dtype.itemsize)
+        count = math.ceil(size.pixels / chunk.pixels)
+        if chunk.pixels < LEAST_PIXELS and count > MOST_CHUNKS:
+            raise ImageError(
+                f"level `{each.name}` of `{path}` has {count:,} chunks of {chunk} pixels",
+                hint="write it again in chunks of 256 x 256 or more",
+            )
+        block = Size(min(chunk.width, size.width), min(chunk.height, size.height))
+        levels.append(Level(size, scale_x, scale_y, block, full))
+    return tuple(levels)
 
 
 def _channel_names(attributes: dict[str, Any], count: int) -> list[str | None]:
