@@ -21,7 +21,7 @@ from bare import VIEW, forget_gdal
 from figures import Figure, markdown, show, write
 from readers import Subject, machine
 
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 
 SIDE, MOST_CHANGE = gigapixel.side_of(0.1), 3.0  # pixels, percent
 READS = {"ours window": 30, "bare window": 30, "ours view": 10, "bare view": 10}

@@ -34,7 +34,7 @@ from tnetcli.models.checkpoint import Checkpoint, load_model
 from tnetcli.prediction.batch import ExecutionConfig, predict_images
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 from tnetcli.system import available_cores
 
 ROOT = Path(__file__).parents[1]

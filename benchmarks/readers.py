@@ -37,7 +37,7 @@ from rich.progress import track
 from tnetcli.geometry import Grid, Region, Size, Window
 from tnetcli.readers.base import Reader
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 
 SMALL_GIGAPIXELS = 0.1
 WINDOWS, VIEWS = 200, 40

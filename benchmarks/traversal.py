@@ -39,7 +39,7 @@ from tnetcli.models.registry import build_model
 from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.readers.base import Reader
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 

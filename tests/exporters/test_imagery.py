@@ -16,7 +16,7 @@ from tnetcli.exporters.imagery import open_imagery
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.handles import fingerprint
+from tnetcli.readers.pyramid import fingerprint
 
 
 def predicted(path, **options):

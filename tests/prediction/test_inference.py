@@ -297,7 +297,7 @@ def test_no_gradient_is_kept(readers):
 
 
 def test_the_cost_is_that_of_this_traversal_alone(readers):
-    from tnetcli.readers.handles import BLOCKS
+    from tnetcli.readers.pyramid import BLOCKS
 
     with Inference(SmallModel(), UNIT, device="cpu") as inference:
         BLOCKS.clear()

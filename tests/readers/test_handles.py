@@ -10,16 +10,16 @@ from tests.images import noise, write_geotiff
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.handles import (
+from tnetcli.readers.pyramid import (
     BLOCKS,
     IDLE,
     MOST_IDLE,
     BlockCache,
-    ForkSafeLock,
     Handles,
     check_unchanged,
     file_stamp,
 )
+from tnetcli.readers.watch import ForkSafeLock
 
 
 class Handle:

@@ -8,13 +8,13 @@ from tests.images import noise
 from tests.slides import Once, truncate
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import handles as blocks
 from tnetcli.readers import image as image_reader
+from tnetcli.readers import pyramid as blocks
 from tnetcli.readers import raster
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.handles import BLOCKS
 from tnetcli.readers.image import ImageReader
+from tnetcli.readers.pyramid import BLOCKS
 from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.slide import SlideReader
 from tnetcli.readers.tiff import TiffReader

@@ -28,7 +28,7 @@ from tnetcli.errors import ImageError, MissingExtraError, TnetError, UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import READERS, open_image
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 from tnetcli.testing.reader import assert_equal, random_windows
 
 SCENE = noise((300, 200))
@@ -396,9 +396,9 @@ def test_a_slide_without_openslide_names_the_pip_command(tmp_path, without, name
     assert caught.value.hint == "pip install 'tnetcli[slides]'"
 
 
-def test_a_zarr_without_zarr_names_the_pip_command(tmp_path, without):
+def test_a_zarr_without_its_codecs_names_the_pip_command(tmp_path, without):
     path = write_zarr(tmp_path / "a.zarr", SCENE)
-    without("zarr", "tnetcli.readers.zarr", "tnetcli.readers.zarr_store")
+    without("numcodecs", "tnetcli.readers.zarr", "tnetcli.readers.zarr_store")
     with pytest.raises(MissingExtraError) as caught:
         open_image(path)
     assert caught.value.exit_code == 6
@@ -409,7 +409,7 @@ def test_a_zarr_without_zarr_names_the_pip_command(tmp_path, without):
 def test_what_needs_no_extra_is_read_without_any(tmp_path, without, name):
     path = WRITERS[name](tmp_path / name)
     without("openslide", "tnetcli.readers.slide")
-    without("zarr", "tnetcli.readers.zarr", "tnetcli.readers.zarr_store")
+    without("numcodecs", "tnetcli.readers.zarr", "tnetcli.readers.zarr_store")
     with open_image(path) as reader:
         assert np.array_equal(reader.read(WHOLE, FULL).values, SCENE)
 

@@ -22,13 +22,13 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers import overviews as flat
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.handles import BLOCKS
 from tnetcli.readers.overviews import (
     OverviewReader,
     cache_folder,
     is_own_tiff,
     prepare_cache_folder,
 )
+from tnetcli.readers.pyramid import BLOCKS
 from tnetcli.readers.raster import RasterReader
 from tnetcli.testing.reader import area_mean, assert_equal
 

@@ -27,7 +27,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers import pyramid
 from tnetcli.readers import pyramid as levels
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.tiff_files import check_directories
 from tnetcli.testing.reader import ReaderContract, area_mean, assert_equal, random_windows

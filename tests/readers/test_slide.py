@@ -13,7 +13,7 @@ from tests.slides import DATA, Once, copy_of_real, real, spoil_tile, write_scn
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 from tnetcli.readers.slide import SlideReader, check_slide_files
 from tnetcli.testing.reader import (
     TRUTH,

@@ -21,7 +21,7 @@ from tests.slides import (
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import ReadOptions
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 from tnetcli.readers.tiff import TiffReader
 from tnetcli.testing.reader import TRUTH, ReaderContract, area_mean, random_windows
 

@@ -17,7 +17,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers import codestreams
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 from tnetcli.readers.tiff import TiffReader
 from tnetcli.readers.tiff_files import (
     MOST_DIRECTORIES,

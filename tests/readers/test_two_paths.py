@@ -7,7 +7,7 @@ from rasterio.enums import MaskFlags
 
 from tests.slides import DATA, real
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.slide import SlideReader
 from tnetcli.readers.tiff import TiffReader

@@ -68,20 +68,20 @@ def test_a_new_operation_is_progress():
 def test_a_request_to_stop_shortens_the_patience(seconds):
     with watching("a") as reading:
         reading.last -= 100
-        watch.hurry()
+        watch.request_stop()
         assert not reading.is_stuck(seconds)
-        watch._watch.hurried -= watch.PATIENCE
+        watch._watch.stopping -= watch.PATIENCE
         assert reading.is_stuck(seconds)
 
 
 def test_what_was_given_up_is_no_longer_under_way():
     with watching("a") as reading:
-        watch.give_up(reading)
+        reading.abandon()
         assert not watch._watch.under_way
         with watching("a") as other:
             assert other is not reading
     assert not watch._watch.under_way
-    assert watch.has_left_behind()
+    assert watch.has_abandoned()
 
 
 def test_every_block_of_an_image_is_progress(tmp_path):
@@ -111,7 +111,7 @@ def test_a_stuck_read_fails_and_its_thread_is_replaced(threads, blocked):
     with pytest.raises(ImageError, match=r"`a\.tif` made no progress for 0\.5 s") as caught:
         threads.result(stuck)
     assert "--read-timeout" in caught.value.hint
-    assert watch.has_left_behind()
+    assert watch.has_abandoned()
 
 
 def test_a_thread_that_comes_back_changes_nothing(threads, blocked):
@@ -177,12 +177,12 @@ def test_threads_are_pickled_without_what_they_do(threads, blocked):
 def test_a_forked_child_has_threads_of_its_own(threads, blocked):
     threads.submit("a.tif", blocked)
     blocked.begun.wait()
-    watch.hurry()
+    watch.request_stop()
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
 
     def child():
-        queue.put((threads.run("b.tif", lambda: 5), watch.is_hurried(), watch._watch.under_way))
+        queue.put((threads.run("b.tif", lambda: 5), watch.is_stopping(), watch._watch.under_way))
 
     process = context.Process(target=child)
     process.start()

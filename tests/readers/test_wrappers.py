@@ -11,8 +11,8 @@ from tests.images import noise, write_geotiff
 from tnetcli.geometry import Georeference, Size, Window
 from tnetcli.readers.base import Box, Cost, Resolution
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.handles import BLOCKS
-from tnetcli.readers.wrappers import CroppedReader, MaskedReader, with_context
+from tnetcli.readers.pyramid import BLOCKS
+from tnetcli.readers.wrappers import CroppedReader, MaskedReader, covered_pixels
 from tnetcli.testing.reader import assert_equal
 
 CROP = Box(37, 21, 120, 90)
@@ -187,7 +187,7 @@ def test_a_crop_that_is_no_part_of_the_image_is_a_callers_mistake(image, crop):
     ],
 )
 def test_a_box_grows_the_more_the_less_of_the_image_it_covers(box, expected):
-    assert with_context(box, Size(1000, 800)) == expected
+    assert covered_pixels(box, Size(1000, 800), context=True) == expected
 
 
 @pytest.fixture(scope="module")

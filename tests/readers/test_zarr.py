@@ -23,7 +23,6 @@ from zarr.codecs import (
 from tests.images import area_average
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import zarr_store
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.zarr import OmeZarrReader
 from tnetcli.testing.reader import ReaderContract, area_mean
@@ -250,7 +249,7 @@ def test_the_multiscales_decide_the_levels_and_not_the_names_of_folders(tmp_path
     assert seen == [10, 20, 40]
 
 
-def test_the_scale_of_a_level_comes_from_its_transformation(tmp_path):
+def test_the_scale_of_a_level_is_whole_where_odd_pixels_are_left_out(tmp_path):
     levels = random_levels((101, 101), (50, 50), (25, 25))
     scales = [[1, 0.5, 0.5], [1, 1.0, 1.0], [1, 2.0, 2.0]]
     with OmeZarrReader(write(tmp_path / "a.zarr", levels, scales=scales)) as reader:
@@ -268,7 +267,6 @@ def test_a_scale_that_does_not_fit_the_sizes_is_not_believed(tmp_path, claim):
     scales = [[1, 1, 1], [1, claim, claim]]
     with OmeZarrReader(write(tmp_path / "a.zarr", levels, scales=scales)) as reader:
         assert reader.overviews == (2.0,)
-        assert any("the scale of level" in warning for warning in reader.info.warnings)
 
 
 def test_a_level_of_another_place_is_ignored_with_a_warning(tmp_path):
@@ -531,9 +529,6 @@ CODECS = {
     "v2 zstd": ((2, None), numcodecs.Zstd()),
     "v2 gzip": ((2, None), numcodecs.GZip()),
     "v2 zlib": ((2, None), numcodecs.Zlib()),
-    "v2 lz4": ((2, None), numcodecs.LZ4()),
-    "v2 lzma": ((2, None), numcodecs.LZMA()),
-    "v2 bz2": ((2, None), numcodecs.BZ2()),
     "v2 none": ((2, None), None),
     "v3 blosc": ((3, None), BloscCodec()),
     "v3 zstd": ((3, None), ZstdCodec()),
@@ -685,10 +680,20 @@ def test_an_empty_level_is_refused(tmp_path):
 
 
 def test_a_url_without_fsspec_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(zarr_store, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(ImageError, match="needs fsspec") as caught:
         OmeZarrReader("https://example.org/a.zarr")
     assert "pip install" in caught.value.hint
+
+
+def test_an_image_at_a_url_is_read_and_its_size_bounded(tmp_path, stored):
+    path = write(tmp_path / "a.zarr", random_levels((40, 40)), stored)
+    with OmeZarrReader(path) as local, OmeZarrReader(f"file://{path}") as remote:
+        assert np.array_equal(whole(remote).values, whole(local).values)
+        assert remote.cost == local.cost
+    object_files(path)[0].write_bytes(bytes(2**20))
+    with OmeZarrReader(f"file://{path}") as reader, pytest.raises(ImageError, match="cannot read"):
+        whole(reader)
 
 
 # Zip files
@@ -949,7 +954,7 @@ def test_threads_share_a_zip(tmp_path, stored):
 
 def test_complex_values_are_an_error(tmp_path):
     path = write(tmp_path / "a.zarr", [np.ones((1, 20, 20), "c8")])
-    with pytest.raises(ImageError, match="complex64"):
+    with pytest.raises(ImageError, match="`<c8` values"):
         OmeZarrReader(path)
 
 

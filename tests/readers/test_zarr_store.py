@@ -1,8 +1,6 @@
 """OME-Zarr images made to fill the memory, to hang, or to reach other files."""
 
-import bz2
 import json
-import lzma
 import os
 import shutil
 import struct
@@ -85,22 +83,16 @@ def zstd_bomb(stated=True):
 BOMBS = {
     "zlib": lambda: deflated(15),
     "gzip": lambda: deflated(31),
-    "bz2": lambda: zeros(bz2.BZ2Compressor(1)),
-    "lzma": lambda: zeros(lzma.LZMACompressor(preset=0)),
     "zstd": zstd_bomb,
     "zstd of no stated size": lambda: zstd_bomb(stated=False),
     "blosc": lambda: bytes(numcodecs.Blosc("zstd", shuffle=0).encode(np.zeros(BOMB, "u1"))),
-    "lz4": lambda: bytes(numcodecs.LZ4().encode(np.zeros(BOMB, "u1"))),
 }
 OLD = {
     "zlib": numcodecs.Zlib(),
     "gzip": numcodecs.GZip(),
-    "bz2": numcodecs.BZ2(),
-    "lzma": numcodecs.LZMA(),
     "zstd": numcodecs.Zstd(),
     "zstd of no stated size": numcodecs.Zstd(),
     "blosc": numcodecs.Blosc(),
-    "lz4": numcodecs.LZ4(),
 }
 NEW = {"gzip": GzipCodec(), "zstd": ZstdCodec(), "blosc": BloscCodec()}
 
@@ -309,7 +301,7 @@ def test_other_codecs_of_format_3_are_refused_before_they_are_made(tmp_path, nam
 def test_a_codec_with_two_names_is_refused(tmp_path):
     path = write(tmp_path / "a.zarr", random_levels((20, 20)))
     edit(Path(path, "0", ".zarray"), compressor={"id": "pickle", "name": "zlib"})
-    refused(path, "is not a codec", read=False)
+    refused(path, "codec `pickle` is not supported", read=False)
 
 
 def test_a_shard_in_a_compressor_is_refused(tmp_path):
@@ -357,15 +349,12 @@ def test_values_of_format_3_that_are_no_numbers_are_refused(tmp_path, dtype):
 def test_filters_that_would_multiply_the_values_are_refused(tmp_path, filters):
     path = write(tmp_path / "a.zarr", random_levels((20, 20)))
     edit(Path(path, "0", ".zarray"), filters=filters)
-    refused(path, "cannot be decoded", read=False)
+    refused(path, "cannot open level `0` of .*codec", read=False)
 
 
-@pytest.mark.parametrize(
-    "filters",
-    [[numcodecs.Shuffle(2)], [numcodecs.CRC32()], [numcodecs.Shuffle(2), numcodecs.Zlib()]],
-)
-@pytest.mark.parametrize("compressor", [None, numcodecs.Zstd(), numcodecs.LZ4()])
-def test_filters_are_undone(tmp_path, filters, compressor):
+@pytest.mark.parametrize("filters", [[numcodecs.Zlib()], [numcodecs.Zstd(), numcodecs.GZip()]])
+@pytest.mark.parametrize("compressor", [None, numcodecs.Zstd()])
+def test_filters_that_compress_are_undone(tmp_path, filters, compressor):
     (values,) = random_levels((40, 40))
     values = values.astype("<u2")
     path = write(tmp_path / "a.zarr", [values], filters=filters, compressors=compressor)
@@ -385,7 +374,7 @@ def test_a_zstd_frame_that_states_no_size_is_read(tmp_path):
 
 
 @linux
-@pytest.mark.parametrize("name", [".zgroup", ".zattrs", "0/.zarray", "0/.zattrs"])
+@pytest.mark.parametrize("name", [".zgroup", ".zattrs", "0/.zarray"])
 def test_huge_metadata_is_not_read(tmp_path, name):
     path = write(tmp_path / "a.zarr", random_levels((20, 20)))
     Path(path, name).touch()
@@ -412,12 +401,12 @@ def test_metadata_is_bounded_over_all_documents(tmp_path):
     levels = random_levels((20, 20), (10, 10))
     path = write(tmp_path / "a.zarr", levels)
     for name in "01":
-        Path(path, name, ".zattrs").write_text(json.dumps("x" * 9_000_000))
+        edit(Path(path, name, ".zarray"), note="x" * 9_000_000)
     refused(path, "has more than 16,777,216 bytes", read=False)
 
 
 @pytest.mark.parametrize("depth", [70, 900, 10**6])
-@pytest.mark.parametrize("name", [".zattrs", ".zgroup", "0/.zarray", "0/.zattrs"])
+@pytest.mark.parametrize("name", [".zattrs", ".zgroup", "0/.zarray"])
 def test_deeply_nested_metadata_is_refused(tmp_path, depth, name):
     path = write(tmp_path / "a.zarr", random_levels((20, 20)))
     Path(path, name).write_text('{"multiscales": ' + "[" * depth + "]" * depth + "}")
@@ -466,7 +455,7 @@ def not_for_ever(pipe):
 
 
 @pipes
-@pytest.mark.parametrize("name", [".zgroup", ".zattrs", "0/.zarray", "0/.zattrs", "0/0.0.0"])
+@pytest.mark.parametrize("name", [".zgroup", ".zattrs", "0/.zarray", "0/0.0.0"])
 def test_a_pipe_is_not_opened(tmp_path, name):
     path = write(tmp_path / "a.zarr", random_levels((20, 20)))
     Path(path, name).unlink(missing_ok=True)
@@ -504,7 +493,7 @@ def test_a_level_is_not_sought_outside_of_the_image(tmp_path, name):
     refused(path, "cannot open level", read=False)
 
 
-def test_shards_within_shards_are_read(tmp_path):
+def test_shards_within_shards_are_refused(tmp_path):
     (values,) = random_levels((32, 32))
     path = write(tmp_path / "a.zarr", [values], (3, 32))
     shutil.rmtree(Path(path, "0"))
@@ -519,8 +508,7 @@ def test_shards_within_shards_are_read(tmp_path):
         zarr_format=3,
     )
     array[...] = values
-    with OmeZarrReader(path) as reader:
-        assert np.array_equal(whole(reader).values, values)
+    refused(path, "`sharding_indexed` is not supported", read=False)
 
 
 @pipes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from tnetcli.readers.watch import has_left_behind, hurry, wait_until_stuck
+from tnetcli.readers.watch import has_abandoned, request_stop, wait_until_stuck
 
 STOPPED = 75  # by SIGTERM, SIGHUP or SIGUSR1
 INTERRUPTED = 130  # by Ctrl-C
@@ -72,7 +72,7 @@ def _watch(received: socket.socket, sent: socket.socket, show: Callable[[Stopped
     stopping = {getattr(signal, name, None) for name in (*STOP_SIGNALS, "SIGINT")}
     while (number := received.recv(1)[0]) not in stopping:
         pass
-    hurry()
+    request_stop()
     wait_until_stuck(STUCK_SECONDS)
     if _final_code:
         os._exit(_final_code[0])
@@ -113,7 +113,7 @@ def end_process(code: int) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     for number in _handled(("SIGINT",)):
         signal.signal(number, signal.SIG_DFL)
-    if code == INTERRUPTED or has_left_behind():  # do not wait for threads that are still reading
+    if code == INTERRUPTED or has_abandoned():  # do not wait for threads that are still reading
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, AttributeError, ValueError):  # closed, or a broken pipe
                 stream.flush()

@@ -15,10 +15,10 @@ from multiprocessing.util import Finalize
 
 from tnetcli.engines.local import Item, Result
 from tnetcli.readers.watch import (
-    has_left_behind,
-    hurry,
-    is_hurried,
-    leave_behind,
+    has_abandoned,
+    is_stopping,
+    mark_abandoned,
+    request_stop,
     wait_until_stuck,
 )
 
@@ -34,7 +34,7 @@ class ProcessEngine:
     """Run batches in `processes` spawned processes; results come as they are ready.
 
     When a process dies, the items of all running batches are tried again one by one. A request to
-    stop (`hurry`) is passed on to the processes. Work and batches have to be picklable.
+    stop (`request_stop`) is passed on to the processes. Work and batches have to be picklable.
     """
 
     def __init__(self, processes: int) -> None:
@@ -70,7 +70,7 @@ class ProcessEngine:
                         broken.append(batch)
                     else:
                         yield result
-                if broken and is_hurried():  # a process with a stuck read has ended
+                if broken and is_stopping():  # a process with a stuck read has ended
                     return
                 if broken:  # any of the running batches may have killed it
                     items = [[item] for batch in [*broken, *running.values()] for item in batch]
@@ -83,7 +83,7 @@ class ProcessEngine:
             patient = False
             raise
         finally:
-            if is_hurried():
+            if is_stopping():
                 patient = pools.kill()
             pool.shutdown(wait=patient, cancel_futures=True)
             pools.close()
@@ -112,7 +112,7 @@ def _one_by_one(
                     break
                 except BrokenProcessPool:
                     pool.shutdown(wait=False)
-                    if is_hurried():
+                    if is_stopping():
                         return
                     pool = pools.start(1)
             else:
@@ -142,7 +142,7 @@ class _Pools:
             )
 
     def wait(self, futures: Iterable[Future[Result]]) -> set[Future[Result]]:
-        if is_hurried():
+        if is_stopping():
             self._open.close()
         return wait(futures, POLL, FIRST_COMPLETED).done
 
@@ -153,7 +153,7 @@ class _Pools:
             process.kill()
         for process in own:
             process.join(POLL)
-        leave_behind()
+        mark_abandoned()
         return not any(process.is_alive() for process in own)
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ def _initialize(notice: Connection) -> None:
 
 def _leave_stuck_threads() -> None:
     """Exit without joining threads that never end."""
-    if has_left_behind():
+    if has_abandoned():
         os._exit(0)
 
 
@@ -207,7 +207,7 @@ def _end_when_stuck(notice: Connection) -> None:
     """Hurry once the parent closes its end of the pipe; exit if a read is stuck then."""
     with suppress(EOFError, OSError):
         notice.recv_bytes()
-    hurry()
+    request_stop()
     wait_until_stuck(LAST)
     os._exit(1)
 

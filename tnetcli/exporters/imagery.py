@@ -18,7 +18,7 @@ from tnetcli.geometry import Size, Window
 from tnetcli.prediction.record import BoxEdges, Prediction
 from tnetcli.readers.base import Pixels, Reader, ReadOptions
 from tnetcli.readers.detect import READERS, open_image
-from tnetcli.readers.handles import fingerprint
+from tnetcli.readers.pyramid import fingerprint
 from tnetcli.text import HIDDEN, unescape_surrogates
 
 SAMPLE_SIDE = 512  # pixels on the longer side of the view that sets the contrast

@@ -29,7 +29,7 @@ from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance
 from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
-from tnetcli.readers.handles import fingerprint
+from tnetcli.readers.pyramid import fingerprint
 from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.readers.wrappers import CroppedReader
 from tnetcli.text import escape_surrogates, first_line

@@ -17,7 +17,7 @@ from tnetcli.errors import ImageError, OutputError, UsageError
 from tnetcli.files import is_remote, temporary_folder
 from tnetcli.readers.detect import detect
 from tnetcli.readers.gdal import GDAL_FAILURES, confined, open_checked, open_dataset
-from tnetcli.readers.handles import check_unchanged, file_stamp
+from tnetcli.readers.pyramid import check_unchanged, file_stamp
 from tnetcli.readers.tiff_pages import has_unwritten_blocks
 from tnetcli.readers.watch import watching
 from tnetcli.text import format_bytes, one_line, reason

@@ -2,7 +2,6 @@
 
 import os
 import re
-import stat
 import struct
 import zipfile
 import zlib
@@ -30,7 +29,7 @@ READERS: Registry[Callable[[str, ReadOptions], Reader]] = Registry(
     BUILT_IN,
     extras={
         "openslide": ("slides", "reading slides"),
-        "zarr": ("zarr", "reading OME-Zarr"),
+        "google_crc32c": ("zarr", "reading OME-Zarr"),
         "numcodecs": ("zarr", "reading OME-Zarr"),
     },
 )
@@ -82,11 +81,8 @@ def detect(path: str) -> str:
 def _head(path: str) -> bytes | None:
     """Return the first bytes of a file, None for a folder."""
     try:
-        mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
+        if os.path.isdir(path):
             return None
-        if not stat.S_ISREG(mode):
-            raise ImageError(f"`{path}` is not a regular file", hint="copy it to a file first")
         with open_regular(path) as file:
             head = file.read(SNIFF_BYTES)
     except FileNotFoundError as error:
@@ -103,38 +99,27 @@ def _head(path: str) -> bytes | None:
 
 def _detect_folder(path: str) -> str:
     try:
-        names = os.listdir(path)
-    except PermissionError as error:
-        raise ImageError(f"no permission to list `{path}`", hint="check with `ls -ld`") from error
-    if any(name in names for name in ZARR_FILES):
-        return "ome_zarr"
-    try:
-        if first_dicom(path):
-            if holds_one_slide(path):
-                return "slide"
-            raise ImageError(
-                f"`{path}` is a folder of several images",
-                hint="give the images inside; for a DICOM slide, one of its files",
-            )
+        if not set(ZARR_FILES).isdisjoint(os.listdir(path)):
+            return "ome_zarr"
+        has_dicom = first_dicom(path) is not None
+        if has_dicom and holds_one_slide(path):
+            return "slide"
     except OSError as error:
         raise ImageError(
-            f"no permission to read the files in `{path}`", hint="check with `ls -l`"
+            f"no permission to read the folder `{path}`", hint="check with `ls -l`"
         ) from error
     if (plugin := _accepting_plugin(path, b"")) is not None:
         return plugin
     raise ImageError(
-        f"`{path}` is a folder, not an image",
+        f"`{path}` is a folder{' of several images' if has_dicom else ''}, not an image",
         hint="give the images inside, or a glob such as 'folder/*.tif'",
     )
 
 
 def first_dicom(folder: str) -> str | None:
     """Return the first DICOM file in `folder`, recognised by its content."""
-    for name in sorted(os.listdir(folder)):
-        path = os.path.join(folder, name)
-        if series_of(path) is not None:
-            return path
-    return None
+    paths = (os.path.join(folder, name) for name in sorted(os.listdir(folder)))
+    return next((path for path in paths if series_of(path) is not None), None)
 
 
 def _detect_tiff(path: str) -> str:
@@ -256,17 +241,10 @@ def is_image_folder(path: str) -> bool:
 
 def holds_one_slide(folder: str) -> bool:
     """Return True if the images in a folder are DICOM files, all of the same slide."""
-    slides = set()
     with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(".") or _is_folder(entry):
-                continue
-            series = _series(entry)
-            if series is not None:
-                slides.add(series)
-            elif _is_image_file(entry):
-                return False
-    return len(slides) == 1
+        files = [each for each in entries if not each.name.startswith(".") and not _is_folder(each)]
+    slides = {_series(each) for each in files if _is_image_file(each)}
+    return len(slides) == 1 and None not in slides
 
 
 def images_inside(folder: str, *, recursive: bool) -> Iterator[str]:
@@ -317,7 +295,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 def _is_image_file(entry: "os.DirEntry[str]") -> bool:
     name = entry.name.lower()
-    if name.endswith(SIDECAR_ENDINGS):
+    if name.endswith(SIDECAR_ENDINGS) or name.upper() == DICOM_INDEX:
         return False
     if name.rsplit(".", 1)[-1] in IMAGE_ENDINGS or name.endswith(".zarr.zip"):
         return True
@@ -326,9 +304,8 @@ def _is_image_file(entry: "os.DirEntry[str]") -> bool:
             head = file.read(132)
     except OSError:
         return False
-    if head.startswith((*TIFF_MAGIC, *PILLOW_MAGIC, *JPEG_2000_MAGIC)):
-        return True
-    return head[128:] == b"DICM" and name.upper() != DICOM_INDEX
+    magic = (*TIFF_MAGIC, *PILLOW_MAGIC, *JPEG_2000_MAGIC)
+    return head.startswith(magic) or head[128:] == b"DICM"
 
 
 def open_image(
@@ -352,29 +329,11 @@ def open_image(
             if (reader or detected) == "slide" and os.path.isdir(name):
                 name = first_dicom(name) or name
         assert chosen is not None
-        opened = _with_overviews(chosen(name, options), options)
+        opened = chosen(name, options)
+        if opened.name != "image":  # those are small, and read without GDAL
+            from tnetcli.readers.overviews import with_overviews
+
+            opened = with_overviews(opened, options)
     if options.rescale is None:
         return opened
     return RescaledReader(opened, *options.rescale, dtype or opened.dtype.name)
-
-
-def _with_overviews(opened: Reader, options: ReadOptions) -> Reader:
-    if opened.name == "image":  # small enough, and read without GDAL
-        return opened
-    from tnetcli.readers.overviews import OverviewReader, check_claimed_size, lacks_overviews
-
-    if not lacks_overviews(opened) or is_remote(opened.path):
-        return opened
-    try:
-        check_claimed_size(opened)
-    except ImageError:
-        opened.close()
-        raise
-    if options.overviews == "require":
-        opened.close()
-        raise ImageError(
-            f"`{opened.path}` has no overviews: a coarse view would decode "
-            f"{opened.size.pixels / 1e9:.2f} gigapixels",
-            hint=f"tnet pyramid {opened.path}   (or -O overviews=build)",
-        )
-    return OverviewReader(opened, options)

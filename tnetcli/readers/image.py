@@ -26,8 +26,7 @@ from tnetcli.readers import metadata
 from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, Source
 from tnetcli.readers.codestreams import check_png, decode_jpeg_file
 from tnetcli.readers.detect import PNG_MAGIC
-from tnetcli.readers.handles import BLOCKS, file_stamp
-from tnetcli.readers.pyramid import PARSING_FAILURES, PyramidReader
+from tnetcli.readers.pyramid import BLOCKS, PARSING_FAILURES, PyramidReader, file_stamp
 from tnetcli.text import one_line
 
 # Larger images go to the raster reader. Decoders need up to 13 bytes for each pixel (progressive

@@ -9,9 +9,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import rasterio
@@ -19,25 +18,15 @@ from rasterio.enums import Resampling
 from rasterio.windows import Window as RasterioWindow
 
 from tnetcli.errors import ImageError, OutputError
-from tnetcli.files import is_private, open_regular, temporary_folder
+from tnetcli.files import is_private, is_remote, open_regular, temporary_folder
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.base import (
-    Cost,
-    ImageInfo,
-    Pixels,
-    Reader,
-    ReadOptions,
-)
+from tnetcli.readers.base import Cost, ImageInfo, Pixels, Reader, ReadOptions
 from tnetcli.readers.detect import TIFF_MAGIC
 from tnetcli.readers.gdal import GDAL_FAILURES, confined
-from tnetcli.readers.handles import (
-    ForkSafeLock,
-    check_unchanged,
-    content_stamp,
-    file_stamp,
-)
+from tnetcli.readers.pyramid import check_unchanged, content_stamp, file_stamp
 from tnetcli.readers.raster import RasterReader
 from tnetcli.readers.resample import SCALE_TOLERANCE
+from tnetcli.readers.watch import ForkSafeLock
 from tnetcli.system import available_cores
 from tnetcli.text import one_line, reason
 
@@ -58,28 +47,28 @@ ELSEWHERE = "set TNET_CACHE to a folder that you may write to"
 OVERVIEWS = "overviews"
 
 
-def lacks_overviews(reader: Reader) -> bool:
-    """Return True if the coarsest stored level is too large to be read as a whole."""
-    coarsest = reader.info.levels[-1]
-    return coarsest.size.pixels > MOST_COARSE_PIXELS and reader.name != "image"
-
-
-def check_claimed_size(reader: Reader) -> None:
-    """Raise ImageError if an image without overviews has fewer bytes than its size needs."""
+def with_overviews(reader: Reader, options: ReadOptions) -> Reader:
+    """Return a reader of coarse views for an image that would be decoded as a whole for them."""
     pixels = reader.info.levels[-1].size.pixels
-    if pixels <= MOST_EMPTY_PIXELS:
-        return
-    stored = sum(size for _, _, size, _ in content_stamp((reader.path, *reader.info.files)))
-    if pixels > stored * MOST_PIXELS_PER_BYTE:
+    if pixels <= MOST_COARSE_PIXELS or is_remote(reader.path):
+        return reader
+    if pixels > MOST_EMPTY_PIXELS:
+        stored = sum(size for _, _, size, _ in content_stamp((reader.path, *reader.info.files)))
+        if pixels > stored * MOST_PIXELS_PER_BYTE:
+            reader.close()
+            raise ImageError(
+                f"`{reader.path}` claims {pixels / 1e9:.0f} gigapixels without overviews, "
+                f"in {stored} bytes",
+                hint="the size may be damaged; if it is empty, make overviews with `gdaladdo`",
+            )
+    if options.overviews == "require":
+        reader.close()
         raise ImageError(
-            f"`{reader.path}` claims {pixels / 1e9:.0f} gigapixels without overviews, "
-            f"in {stored} bytes",
-            hint="the size may be damaged; if the image is empty, make overviews with `gdaladdo`",
+            f"`{reader.path}` has no overviews: a coarse view would decode "
+            f"{reader.size.pixels / 1e9:.2f} gigapixels",
+            hint=f"tnet pyramid {reader.path}   (or -O overviews=build)",
         )
-
-
-def _storable(dtype: np.dtype[Any]) -> str:
-    return "float32" if dtype == np.float16 else dtype.name  # GDAL has no half floats
+    return OverviewReader(reader, options)
 
 
 class OverviewReader(Reader):
@@ -90,6 +79,10 @@ class OverviewReader(Reader):
         self._options = options
         self._before = file_stamp(reader.path)
         self._scale = STEP * reader.info.levels[-1].scale_x
+        width, height = reader.size.width / self._scale, reader.size.height / self._scale
+        self._copy_size = Size(math.ceil(width), math.ceil(height))
+        # GDAL has no half floats.
+        self._copy_type = "float32" if reader.dtype == np.float16 else reader.dtype.name
         self._copy: RasterReader | None = None
         self._closed = False
         self._making = ForkSafeLock()
@@ -110,7 +103,12 @@ class OverviewReader(Reader):
             raise ValueError("the image is closed")
         check_unchanged(self.path, self._before)
         pixels = self._small_copy().read(window.scaled(self._scale, self._scale), size)
-        return self._cut(pixels, window, size)
+        # The last pixels of the copy may reach past the image.
+        left = window.left + window.width / size.width * np.arange(size.width)
+        top = window.top + window.height / size.height * np.arange(size.height)
+        inside = np.outer(top < self.size.height, left < self.size.width)
+        values = np.where(inside, pixels.values, 0).astype(self.dtype, copy=False)
+        return Pixels(values, pixels.valid & inside)
 
     def estimate(self, window: Window, size: Size) -> int:
         """Return an upper bound of the pixels that `read` would decode, without reading."""
@@ -136,14 +134,6 @@ class OverviewReader(Reader):
         asked = min(window.width / size.width, window.height / size.height)
         return asked * SCALE_TOLERANCE >= self._scale
 
-    def _cut(self, pixels: Pixels, window: Window, size: Size) -> Pixels:
-        """Clear what lies past the image: the last pixels of the copy may reach there."""
-        left = window.left + window.width / size.width * np.arange(size.width)
-        top = window.top + window.height / size.height * np.arange(size.height)
-        inside = np.outer(top < self.size.height, left < self.size.width)
-        values = np.where(inside, pixels.values, 0).astype(self.dtype, copy=False)
-        return Pixels(values, pixels.valid & inside)
-
     def _place(self) -> Path:
         """Return the path of the copy, which depends on the content and the read options."""
         read_as = (self._options.bands, self._options.nodata, self._options.z, self._options.t)
@@ -154,15 +144,16 @@ class OverviewReader(Reader):
 
     def _small_copy(self) -> RasterReader:
         with self._making:
+            if self._copy is not None:
+                return self._copy
+            prepare_cache_folder()
+            place = self._place()
+            self._copy = self._open_copy(place)
             if self._copy is None:
-                prepare_cache_folder()
-                place = self._place()
+                with suppress(OSError):  # replacing it reports why
+                    place.unlink()
+                self._make(place)
                 self._copy = self._open_copy(place)
-                if self._copy is None:
-                    with suppress(OSError):  # replacing it reports why
-                        place.unlink()
-                    self._make(place)
-                    self._copy = self._open_copy(place)
             if self._copy is None:
                 raise ImageError(f"cannot read the copy of `{self.path}`", hint="empty TNET_CACHE")
             return self._copy
@@ -175,7 +166,7 @@ class OverviewReader(Reader):
             copy = RasterReader(str(place))
         except ImageError:
             return None
-        expected = self._copy_size, len(self.bands), _storable(self.dtype)
+        expected = self._copy_size, len(self.bands), self._copy_type
         if (copy.size, len(copy.bands), copy.dtype.name) == expected:
             return copy
         copy.close()
@@ -201,17 +192,11 @@ class OverviewReader(Reader):
                 hint="free some space, or set TNET_CACHE to another folder",
             ) from error
 
-    @property
-    def _copy_size(self) -> Size:
-        return Size(
-            math.ceil(self.size.width / self._scale), math.ceil(self.size.height / self._scale)
-        )
-
     def _write(self, path: Path) -> None:
         size = self._copy_size
         profile = {
             "driver": "GTiff", "width": size.width, "height": size.height,
-            "count": len(self.bands), "dtype": _storable(self.dtype), "tiled": True,
+            "count": len(self.bands), "dtype": self._copy_type, "tiled": True,
             "blockxsize": TILE, "blockysize": TILE, "compress": "deflate", "zlevel": 1,
             "bigtiff": "if_safer",
             "photometric": "minisblack", "alpha": "no",  # GDAL takes a fourth band for alpha
@@ -266,26 +251,22 @@ def cache_folder() -> Path:
 
 def prepare_cache_folder() -> None:
     """Make the folder of the copies; raise OutputError if other users may write to it."""
-    folder = cache_folder() / OVERVIEWS
-    for each in (folder.parent, folder):
+    for folder in (cache_folder(), cache_folder() / OVERVIEWS):
         try:
-            _make_private(each)
+            for each in (*reversed(folder.parents), folder):
+                if not each.exists():
+                    with suppress(FileExistsError):  # another process made it
+                        each.mkdir(mode=0o700)
+            is_safe = is_private(folder.stat())
         except OSError as error:
             raise OutputError(
-                f"cannot write to the cache `{each}`: {reason(error)}", hint=ELSEWHERE
+                f"cannot write to the cache `{folder}`: {reason(error)}", hint=ELSEWHERE
             ) from error
-
-
-def _make_private(folder: Path) -> None:
-    missing = takewhile(lambda each: not each.exists(), (folder, *folder.parents))
-    for each in reversed(list(missing)):
-        with suppress(FileExistsError):  # another process made it
-            each.mkdir(mode=0o700)
-    if not is_private(folder.stat()):
-        raise OutputError(
-            f"other users may write to the cache `{folder}`",
-            hint="set TNET_CACHE to a folder that only you may write to",
-        )
+        if not is_safe:
+            raise OutputError(
+                f"other users may write to the cache `{folder}`",
+                hint="set TNET_CACHE to a folder that only you may write to",
+            )
 
 
 def is_own_tiff(path: Path) -> bool:

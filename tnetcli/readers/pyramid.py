@@ -1,13 +1,22 @@
-"""LevelReader and PyramidReader: level choice, chunking and retry, shared by all readers."""
+"""What readers share: level choice, open handles, decoded blocks, and checks of the file."""
 
+import hashlib
+import os
+import stat
 import struct
+import threading
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
-import numpy as np
+from numpy.typing import NDArray
 
 from tnetcli.errors import ImageError
+from tnetcli.files import is_remote, open_regular
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import resample
 from tnetcli.readers.base import (
@@ -21,13 +30,26 @@ from tnetcli.readers.base import (
     ReadOptions,
     Source,
 )
-from tnetcli.readers.handles import BLOCKS, ForkSafeLock, Handles, check_unchanged, file_stamp
 from tnetcli.readers.metadata import choose_plane
-from tnetcli.readers.watch import watching
+from tnetcli.readers.watch import ForkSafeLock, watching
 from tnetcli.text import format_bytes, one_line
 
 # Samples decoded at a time: bounds memory to about 100 MB however large the window is.
 CHUNK_SAMPLES = 2**23
+CACHE_BYTES = 2**26
+MOST_IDLE = 64  # open files; some systems allow 256 by default
+# A block is the smallest unit of decoding; larger ones are rejected before they fill the memory.
+MOST_BLOCK_BYTES = 2**28
+# Most libraries use 32-bit sizes, and larger images do not exist.
+LONGEST_SIDE = 2**31 - 1
+MOST_STRETCHED = 8.0  # aspect ratio of an overview relative to the image
+FINGERPRINT_BYTES = 1 << 16  # the header of most formats
+FINGERPRINT_FILES = 4096  # in a folder; zarr chunks are rewritten together with their metadata
+# Raised by Pillow, tifffile and zarr for damaged files (benchmarks/soak.py).
+PARSING_FAILURES = (
+    ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, SyntaxError, TypeError,
+    ValueError, struct.error,
+)  # fmt: skip
 
 
 class LevelReader(Reader, ABC):
@@ -66,39 +88,22 @@ class LevelReader(Reader, ABC):
         """Resample `window` to exactly `size`; see `Reader.read`."""
         self._check_open()
         index = resample.choose_level(self.info.levels, window, size)
-        level = self.info.levels[index]
+        level, bands = self.info.levels[index], len(self.bands)
         placement = resample.place(window, level, size)
-        bands = len(self.bands)
         if placement is None:
-            shape = (size.height, size.width)
-            return Pixels(np.zeros((bands, *shape), self.dtype), np.zeros(shape, np.bool_))
+            return resample.empty(bands, size, self.dtype)
         parts = list(resample.chunks(placement.box, level.block, max(CHUNK_SAMPLES // bands, 1)))
         if len(parts) == 1:
             block = self._take(index, parts[0])
             if placement.is_exact:
                 return resample.copy_exact(placement, block.values, block.valid, own=block.own)
             return resample.area_mean(placement, block.values, block.valid)
-        if placement.is_exact:
-            return self._paste(index, placement, parts)
-        mean = resample.AreaMean(placement, bands, self.dtype)
+        make = resample.Paste if placement.is_exact else resample.AreaMean
+        view = make(placement, bands, self.dtype)
         for part in parts:
             block = self._take(index, part)
-            mean.add(part, block.values, block.valid)
-        return mean.finish()
-
-    def _paste(self, index: int, placement: resample.Placement, parts: Sequence[Box]) -> Pixels:
-        """Copy parts into the view, one level pixel to one output pixel."""
-        out = placement.out_size
-        values = np.zeros((len(self.bands), out.height, out.width), self.dtype)
-        valid = np.zeros((out.height, out.width), np.bool_)
-        for part in parts:
-            block = self._take(index, part)
-            top, left = placement.corner(part)
-            rows, columns = slice(top, top + part.height), slice(left, left + part.width)
-            seen = True if block.valid is None else block.valid
-            values[:, rows, columns] = np.where(seen, block.values.transpose(2, 0, 1), 0)
-            valid[rows, columns] = seen
-        return Pixels(values, valid)
+            view.add(part, block.values, block.valid)
+        return view.finish()
 
     def _take(self, level: int, box: Box) -> Block:
         block = self._obtain(level, box)
@@ -111,25 +116,6 @@ class LevelReader(Reader, ABC):
         level = self.info.levels[resample.choose_level(self.info.levels, window, size)]
         placement = resample.place(window, level, size)
         return 0 if placement is None else resample.touched_pixels(placement.box, level)
-
-
-# A block is the smallest unit of decoding; larger ones are rejected before they fill the memory.
-MOST_BLOCK_BYTES = 2**28
-# Most libraries use 32-bit sizes, and larger images do not exist.
-LONGEST_SIDE = 2**31 - 1
-MOST_STRETCHED = 8.0  # aspect ratio of an overview relative to the image
-# Raised by Pillow, tifffile and zarr for damaged files (benchmarks/soak.py).
-PARSING_FAILURES = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
 
 
 class PyramidReader(LevelReader):
@@ -180,14 +166,10 @@ class PyramidReader(LevelReader):
 
     def _obtain(self, level: int, box: Box) -> Block:
         with watching(self.path):
-            return self._decode(level, box)
-
-    def _decode(self, level: int, box: Box) -> Block:
-        check_unchanged(self.path, self._before)
-        try:
-            return self._decode_once(level, box)
-        except self.failures:
+            check_unchanged(self.path, self._before)
             # Some libraries stay broken after an error: retry once with a new handle.
+            with suppress(*self.failures):
+                return self._decode_once(level, box)
             try:
                 return self._decode_once(level, box)
             except self.failures as error:
@@ -222,3 +204,245 @@ def check_block_size(path: str, block: Size, sample_bytes: int) -> None:
             "once decoded",
             hint="rewrite it in tiles: gdal_translate -of COG IN OUT, or vips tiffsave --tile",
         )
+
+
+class Closeable(Protocol):
+    """An object with `close`."""
+
+    def close(self) -> None: ...  # noqa: D102
+
+
+Handle = TypeVar("Handle", bound=Closeable)
+
+
+class Handles(Generic[Handle]):
+    """Pool of open handles of one image, at most one for each thread that reads at once.
+
+    A process keeps at most `MOST_IDLE` idle handles over all images, so that a batch of many
+    images does not run out of file descriptors.
+    """
+
+    def __init__(self, open_handle: Callable[[], Handle]) -> None:
+        self._open = open_handle
+        self._closed = False
+        self._free: list[Handle] = []
+        self._process = os.getpid()
+
+    @contextmanager
+    def borrow(self) -> Iterator[Handle]:
+        """Yield a handle for this thread; it is closed if the block raises."""
+        self._leave_parent()
+        self.check_open()
+        handle = None
+        with IDLE.lock:
+            if self._free:
+                handle = self._free.pop()
+                del IDLE.owners[id(handle)]
+        if handle is None:
+            handle = self._open()
+        try:
+            yield handle
+        except BaseException:
+            handle.close()
+            raise
+        surplus: Closeable | None = handle
+        with IDLE.lock:
+            if not self._closed:
+                self._free.append(handle)
+                IDLE.owners[id(handle)] = weakref.ref(self)
+                surplus = IDLE.pop_oldest() if len(IDLE.owners) > MOST_IDLE else None
+        if surplus is not None:
+            surplus.close()
+
+    def check_open(self) -> None:
+        """Raise ValueError after close()."""
+        if self._closed:
+            raise ValueError("the image is closed")
+
+    def _leave_parent(self) -> None:
+        if self._process != os.getpid():
+            self._free, self._process = [], os.getpid()
+
+    def close(self) -> None:
+        """Close every handle; those in use are closed when they are returned."""
+        self._leave_parent()
+        with IDLE.lock:
+            self._closed = True
+            free, self._free = self._free, []
+            for handle in free:
+                del IDLE.owners[id(handle)]
+        for handle in free:
+            handle.close()
+
+
+class _Idle:
+    """Idle handles of all images of the process, least recently used first."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the handles of the parent: a forked child shares file positions with them."""
+        self.lock = threading.Lock()
+        self.owners: OrderedDict[int, weakref.ref[Handles[Any]]] = OrderedDict()
+
+    def pop_oldest(self) -> Closeable | None:
+        """Remove the least recently used handle from its owner; None if the owner is gone."""
+        number, reference = self.owners.popitem(last=False)
+        owner = reference()
+        free = [] if owner is None else owner._free
+        place = next((i for i, each in enumerate(free) if id(each) == number), None)
+        return None if place is None else free.pop(place)
+
+
+IDLE = _Idle()
+os.register_at_fork(after_in_child=IDLE.begin)
+
+
+Key: TypeAlias = tuple[Hashable, ...]  # the path of the file first
+
+
+class BlockCache:
+    """Least recently used cache of decoded blocks, shared by all images and threads."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._bytes = 0
+        self._blocks: OrderedDict[Key, NDArray[Any]] = OrderedDict()
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Begin anew: a fork may copy a lock that is held, and blocks that no thread decodes."""
+        self._lock = threading.Lock()
+        self._making: dict[Key, threading.Event] = {}
+
+    def obtain(self, key: Key, make: Callable[[], NDArray[Any]]) -> tuple[NDArray[Any], bool]:
+        """Return the block, and whether `make` was called; concurrent calls wait for the first."""
+        while True:
+            with self._lock:
+                block = self._find(key)
+                if block is not None:
+                    return block, False
+                other = self._making.get(key)
+                if other is None:
+                    made = self._making[key] = threading.Event()
+                    break
+            other.wait()  # the other thread may have failed, or the block be too large to keep
+        try:
+            block = make()
+            self.put(key, block)
+        finally:
+            with self._lock:
+                del self._making[key]
+            made.set()
+        return block, True
+
+    def get(self, key: Key) -> NDArray[Any] | None:
+        """Return the block if it is cached."""
+        with self._lock:
+            return self._find(key)
+
+    def _find(self, key: Key) -> NDArray[Any] | None:
+        block = self._blocks.get(key)
+        if block is not None:
+            self._blocks.move_to_end(key)
+        return block
+
+    def put(self, key: Key, block: NDArray[Any]) -> None:
+        """Cache `block` and evict others; a block larger than the cache is not kept."""
+        if block.nbytes > self._most:
+            return
+        block.flags.writeable = False
+        with self._lock:
+            before = self._blocks.pop(key, None)
+            self._bytes += block.nbytes - (0 if before is None else before.nbytes)
+            self._blocks[key] = block
+            while self._bytes > self._most:
+                self._bytes -= self._blocks.popitem(last=False)[1].nbytes
+
+    def forget(self, *paths: str) -> None:
+        """Drop the blocks of closed files."""
+        with self._lock:
+            for key in [key for key in self._blocks if key[0] in paths]:
+                self._bytes -= self._blocks.pop(key).nbytes
+
+    def clear(self) -> None:
+        """Drop every block."""
+        with self._lock:
+            self._blocks.clear()
+            self._bytes = 0
+
+
+BLOCKS = BlockCache(CACHE_BYTES)
+os.register_at_fork(after_in_child=BLOCKS.unlock)
+
+
+FileStamp = tuple[int, int, int]
+
+
+def file_stamp(path: str) -> FileStamp | None:
+    """Return size, time and inode of a local file; None for anything else.
+
+    A folder is identified by its inode alone: a new file inside is not a change of the image.
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        return 0, 0, status.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def check_unchanged(path: str, before: FileStamp | None) -> None:
+    """Raise ImageError if another file is at `path` than before, so that pixels never mix."""
+    if before is not None and file_stamp(path) != before:
+        state = "changed" if os.path.exists(path) else "was removed"
+        raise ImageError(
+            f"`{path}` {state} while it was open",
+            hint="wait until the file is complete, then run again",
+        )
+
+
+def content_stamp(paths: Sequence[str]) -> tuple[tuple[str, int, int, int], ...]:
+    """Return path, count, total size and newest time of each file or folder of an image."""
+    found = []
+    for path in sorted({os.path.realpath(path) for path in paths}):
+        files = [path]
+        if os.path.isdir(path):
+            files = [os.path.join(at, name) for at, _, names in os.walk(path) for name in names]
+        stats = [os.stat(name) for name in files if os.path.exists(name)]
+        newest = max((status.st_mtime_ns for status in stats), default=0)
+        found.append((path, len(stats), sum(status.st_size for status in stats), newest))
+    return tuple(found)
+
+
+def fingerprint(path: str) -> str:
+    """Return a digest of size, time and first bytes of an image.
+
+    Returns "" for a URL, a pipe, and a path that does not exist.
+    """
+    if is_remote(path):
+        return ""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        if os.path.isdir(path):
+            for name in islice(_files_in(path), FINGERPRINT_FILES):
+                found = os.stat(os.path.join(path, name))
+                text = f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0"
+                digest.update(text.encode(errors="surrogateescape"))
+        else:
+            with open_regular(path) as file:
+                found = os.fstat(file.fileno())
+                digest.update(f"{found.st_size}\0{found.st_mtime_ns}\0".encode())
+                digest.update(file.read(FINGERPRINT_BYTES))
+    except (OSError, ValueError):
+        return ""
+    return digest.hexdigest()
+
+
+def _files_in(folder: str) -> Iterator[str]:
+    for root, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            yield os.path.relpath(os.path.join(root, name), folder)

@@ -26,10 +26,6 @@ class Taps:
     index: NDArray[np.intp]  # (taps, outputs)
     length: NDArray[Any]  # (taps, outputs)
 
-    def part(self, first: int, last: int) -> "Taps":
-        """Return the taps of some of the outputs."""
-        return Taps(self.index[:, first:last], self.length[:, first:last])
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -84,7 +80,7 @@ class Span:
         """Return where level pixel `last` - 1 ends: the last pixel ends with the image."""
         return self.extent if last == self.length else last
 
-    def taps(self, first: int, last: int) -> Taps:
+    def taps(self, first: int, last: int, dtype: type[np.floating[Any]]) -> Taps:
         """Return the taps of the outputs that level pixels `first` to `last` reach."""
         low, high = self.outputs(first, last)
         edges = self.start + self.step * np.arange(low, high + 1)  # (outputs + 1,)
@@ -98,7 +94,7 @@ class Span:
         length = np.minimum(end, stop) - np.maximum(begin, np.minimum(pixel, last))
         length[(length < LEAST_SHARE * min(self.step, 1.0)) | (pixel >= last)] = 0
         index = np.clip(pixel - first, 0, last - first - 1).astype(np.intp)
-        return Taps(index, length)
+        return Taps(index, length.astype(dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +110,6 @@ class Placement:
         """Return the level pixels that are needed."""
         rows, columns = self.rows, self.columns
         return Box(columns.first, rows.first, columns.last - columns.first, rows.last - rows.first)
-
-    def corner(self, box: Box) -> tuple[int, int]:
-        """Return the row and column of an exact view at which `box` begins."""
-        return box.top - round(self.rows.start), box.left - round(self.columns.start)
 
     @property
     def is_exact(self) -> bool:
@@ -158,11 +150,8 @@ def place(window: Window, level: Level, out_size: Size) -> Placement | None:
 def _span(start: float, stop: float, length: int, extent: float, count: int) -> Span | None:
     # Rounding errors at a pixel border must not fetch another row of blocks.
     tolerance = LEAST_SHARE * min((stop - start) / count, 1.0)
-    start, stop, extent = (
-        _snap(start, tolerance),
-        _snap(stop, tolerance),
-        _snap(extent, LEAST_SHARE),
-    )
+    start, stop = _snap(start, tolerance), _snap(stop, tolerance)
+    extent = _snap(extent, LEAST_SHARE)
     if start >= extent or stop <= 0:
         return None
     first = min(max(math.floor(start), 0), length - 1)
@@ -230,8 +219,8 @@ class AreaMean:
     def add(self, box: Box, values: NDArray[Any], valid: NDArray[np.bool_] | None) -> None:
         """Add the decoded `box`; `values` is (height, width, bands)."""
         rows, columns = self._placement.rows, self._placement.columns
-        row_taps = self._narrow(rows.taps(box.top, box.bottom))
-        column_taps = self._narrow(columns.taps(box.left, box.right))
+        row_taps = rows.taps(box.top, box.bottom, self._float)
+        column_taps = columns.taps(box.left, box.right, self._float)
         reached = (
             slice(None),
             slice(*rows.outputs(box.top, box.bottom)),
@@ -257,9 +246,6 @@ class AreaMean:
             mean[:, ~valid] = 0
         round_within(mean, self._dtype)
         return Pixels(mean.astype(self._dtype), valid)
-
-    def _narrow(self, taps: Taps) -> Taps:
-        return Taps(taps.index, taps.length.astype(self._float))
 
 
 def round_within(values: NDArray[Any], dtype: np.dtype[Any]) -> None:
@@ -356,47 +342,56 @@ def _add_sums(total: NDArray[Any], values: NDArray[Any], rows: Taps, columns: Ta
     index = columns.index[:, None, :] * bands + np.arange(bands)[:, None]
     across = Taps(index.reshape(len(index), -1), np.tile(columns.length, bands))
     outputs = rows.index.shape[1]
-    step = min(max(WORKING_SAMPLES // (width * bands), 1), outputs)
+    step = max(WORKING_SAMPLES // (width * bands), 1)
     infinite = values.dtype.kind == "f"
-    down = _TapSums((step, width * bands), 0, values.dtype, total.dtype, infinite)
-    side = _TapSums((step, across.index.shape[1]), 1, total.dtype, total.dtype, infinite)
     for first in range(0, outputs, step):
-        summed = down.sum(flat, rows.part(first, first + step))  # (some rows, width * bands)
-        done = side.sum(summed, across)  # (some rows, bands * columns)
+        some = Taps(rows.index[:, first : first + step], rows.length[:, first : first + step])
+        summed = _tap_sums(flat, some, 0, infinite)  # (some rows, width * bands)
+        done = _tap_sums(summed, across, 1, infinite)  # (some rows, bands * columns)
         total[:, first : first + step] += done.reshape(len(done), bands, -1).transpose(1, 0, 2)
 
 
-class _TapSums:
-    """Weighted sums of rows (axis 0) or columns (axis 1) in preallocated memory."""
+def _tap_sums(values: NDArray[Any], taps: Taps, axis: int, infinite: bool) -> NDArray[Any]:
+    """Return weighted sums of rows (axis 0) or columns (axis 1)."""
+    taken: NDArray[Any] | None = None
+    total: NDArray[Any] | None = None
+    part: NDArray[Any] | None = None
+    for index, length in zip(taps.index, taps.length, strict=True):
+        # Allocating memory for each tap would cost as much as the sum.
+        taken = values.take(index, axis=axis, out=taken, mode="clip")
+        share = length[:, None] if axis == 0 else length
+        if infinite:
+            np.copyto(taken, 0, where=share == 0)  # infinity times zero is NaN
+        if total is None:
+            total = np.multiply(taken, share, dtype=length.dtype)
+        elif (length == 1).all():
+            total += taken  # whole pixels
+        else:
+            part = np.multiply(taken, share, out=part, dtype=length.dtype)
+            total += part
+    assert total is not None
+    return total
 
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        axis: int,
-        source: np.dtype[Any],
-        target: np.dtype[Any],
-        infinite: bool,
-    ) -> None:
-        self._axis, self._infinite = axis, infinite
-        self._taken = np.empty(shape, source)
-        self._total, self._part = np.empty(shape, target), np.empty(shape, target)
 
-    def sum(self, values: NDArray[Any], taps: Taps) -> NDArray[Any]:
-        """Return the sums, which the next call overwrites."""
-        count = taps.index.shape[1] if self._axis == 0 else len(values)
-        taken, total, part = self._taken[:count], self._total[:count], self._part[:count]
-        for number, (index, length) in enumerate(zip(taps.index, taps.length, strict=True)):
-            np.take(values, index, axis=self._axis, out=taken, mode="clip")
-            share = length[:, None] if self._axis == 0 else length
-            if self._infinite:
-                np.copyto(taken, 0, where=share == 0)  # infinity times zero is NaN
-            if number == 0:
-                np.multiply(taken, share, out=total)
-            elif (length == 1).all():
-                total += taken  # whole pixels
-            else:
-                total += np.multiply(taken, share, out=part)
-        return total
+class Paste:
+    """Copies decoded boxes into one view whose output pixels are level pixels."""
+
+    def __init__(self, placement: Placement, bands: int, dtype: np.dtype[Any]) -> None:
+        self._corner = round(placement.rows.start), round(placement.columns.start)
+        self._view = empty(bands, placement.out_size, dtype)
+
+    def add(self, box: Box, values: NDArray[Any], valid: NDArray[np.bool_] | None) -> None:
+        """Copy the decoded `box`; `values` is (height, width, bands)."""
+        top, left = box.top - self._corner[0], box.left - self._corner[1]
+        rows, columns = slice(top, top + box.height), slice(left, left + box.width)
+        inside = values.transpose(2, 0, 1)
+        inside = inside if valid is None else np.where(valid, inside, 0)
+        self._view.values[:, rows, columns] = inside
+        self._view.valid[rows, columns] = True if valid is None else valid
+
+    def finish(self) -> Pixels:
+        """Return the view."""
+        return self._view
 
 
 def copy_exact(
@@ -410,16 +405,17 @@ def copy_exact(
 
     Values that no cache shares (`own`) are not copied if they are the whole view.
     """
-    box, out = placement.box, placement.out_size
-    top, left = placement.corner(box)
-    rows, columns = slice(top, top + box.height), slice(left, left + box.width)
-    inside = values.transpose(2, 0, 1)  # (bands, height, width)
-    mask = np.zeros((out.height, out.width), np.bool_)
-    mask[rows, columns] = True if valid is None else valid
-    whole = (box.height, box.width) == (out.height, out.width)
-    if whole and valid is None:
+    out = placement.out_size
+    if valid is None and values.shape[:2] == (out.height, out.width):
         # A copy in the memory order of the block takes a quarter of the time.
-        return Pixels((values if own else np.array(values, order="C")).transpose(2, 0, 1), mask)
-    pasted = np.zeros((inside.shape[0], out.height, out.width), values.dtype)
-    pasted[:, rows, columns] = inside if valid is None else np.where(valid, inside, 0)
-    return Pixels(pasted, mask)
+        whole = values if own else np.array(values, order="C")
+        return Pixels(whole.transpose(2, 0, 1), np.ones((out.height, out.width), np.bool_))
+    view = Paste(placement, values.shape[2], values.dtype)
+    view.add(placement.box, values, valid)
+    return view.finish()
+
+
+def empty(bands: int, size: Size, dtype: np.dtype[Any]) -> Pixels:
+    """Return a view without a valid pixel."""
+    shape = (size.height, size.width)
+    return Pixels(np.zeros((bands, *shape), dtype), np.zeros(shape, np.bool_))

@@ -21,8 +21,7 @@ from tnetcli.geometry import Size
 from tnetcli.readers import codestreams
 from tnetcli.readers.base import Block, Box, Cost
 from tnetcli.readers.codestreams import Declared, check_jpeg, decode_jpeg, jpeg_frame, stream_start
-from tnetcli.readers.handles import BLOCKS, file_stamp
-from tnetcli.readers.pyramid import MOST_BLOCK_BYTES, check_block_size
+from tnetcli.readers.pyramid import BLOCKS, MOST_BLOCK_BYTES, check_block_size, file_stamp
 from tnetcli.readers.tiff_files import checked_series, open_tiff, truncated
 
 # Decoders that give the same pixels as libtiff (tests/readers/test_two_paths.py), except for the

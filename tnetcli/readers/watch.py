@@ -1,4 +1,4 @@
-"""Fail reads that make no progress."""
+"""Threads that read, and failures of reads that make no progress."""
 
 import os
 import threading
@@ -10,7 +10,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from tnetcli.errors import ImageError
-from tnetcli.readers.handles import ForkSafeLock
 
 READ_TIMEOUT = 300.0  # seconds without progress
 PATIENCE = 3.0  # seconds without progress after a request to stop
@@ -18,21 +17,22 @@ LESS = 0.5  # the same, once another read was stuck
 STEP = 0.1  # seconds between two checks
 
 
-class Reading:
-    """Operations in progress on one path; the start and end of each counts as progress."""
+class ForkSafeLock:
+    """A lock that is free in a forked child, even if another thread of the parent held it."""
 
-    __slots__ = ("last", "path", "under_way")
+    def __init__(self) -> None:
+        self._process, self._lock = os.getpid(), threading.Lock()
 
-    def __init__(self, path: str) -> None:
-        self.path, self.under_way, self.last = path, 0, 0.0
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ForkSafeLock, ()  # a copy starts free
 
-    def is_stuck(self, seconds: float) -> bool:
-        """Return True without progress for `seconds`, or for 3 s after a request to stop."""
-        now, hurried = time.monotonic(), _watch.hurried
-        if hurried is not None:
-            patience = LESS if _watch.stuck_late else PATIENCE
-            return now - max(self.last, hurried) >= min(patience, seconds)
-        return now - self.last >= seconds
+    def __enter__(self) -> None:
+        if self._process != os.getpid():
+            self._process, self._lock = os.getpid(), threading.Lock()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class _Watch:
@@ -45,14 +45,39 @@ class _Watch:
         """Reset; a forked child has none of the threads of its parent."""
         self.lock = threading.Lock()
         self.under_way: dict[str, Reading] = {}
-        self.left_behind = False  # True if a thread may never end
+        self.abandoned = False  # True if a thread may never end
         self.stuck_late = False  # True if a read was stuck after a request to stop
-        self.hurried: float | None = None
+        self.stopping: float | None = None  # time of the request to stop
 
 
 _watch = _Watch()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_watch.begin)
+
+
+class Reading:
+    """Operations in progress on one path; the start and end of each counts as progress."""
+
+    __slots__ = ("last", "path", "under_way")
+
+    def __init__(self, path: str) -> None:
+        self.path, self.under_way, self.last = path, 0, 0.0
+
+    def is_stuck(self, seconds: float) -> bool:
+        """Return True without progress for `seconds`, or for 3 s after a request to stop."""
+        since = self.last
+        if _watch.stopping is not None:
+            since = max(since, _watch.stopping)
+            seconds = min(seconds, LESS if _watch.stuck_late else PATIENCE)
+        return time.monotonic() - since >= seconds
+
+    def abandon(self) -> None:
+        """Stop tracking a read whose threads may never end."""
+        with _watch.lock:
+            if _watch.under_way.get(self.path) is self:
+                del _watch.under_way[self.path]
+            _watch.stuck_late |= _watch.stopping is not None
+        mark_abandoned()
 
 
 class watching:
@@ -82,47 +107,36 @@ class watching:
                 del _watch.under_way[self._path]
 
 
-def give_up(reading: Reading) -> None:
-    """Stop tracking a read whose threads may never end."""
-    with _watch.lock:
-        if _watch.under_way.get(reading.path) is reading:
-            del _watch.under_way[reading.path]
-        _watch.stuck_late |= _watch.hurried is not None
-    leave_behind()
-
-
-def leave_behind() -> None:
+def mark_abandoned() -> None:
     """Record that a thread, or a process that a thread waits for, may never end."""
-    _watch.left_behind = True
+    _watch.abandoned = True
 
 
-def has_left_behind() -> bool:
+def has_abandoned() -> bool:
     """Return True if this process must exit without joining its threads."""
-    return _watch.left_behind
+    return _watch.abandoned
 
 
-def hurry() -> None:
+def request_stop() -> None:
     """Record a request to stop: from now on, a read without progress for 3 s is stuck."""
-    if _watch.hurried is None:
-        _watch.hurried = time.monotonic()
+    if _watch.stopping is None:
+        _watch.stopping = time.monotonic()
 
 
-def is_hurried() -> bool:
-    """Return True after `hurry`."""
-    return _watch.hurried is not None
+def is_stopping() -> bool:
+    """Return True after `request_stop`."""
+    return _watch.stopping is not None
 
 
 def wait_until_stuck(seconds: float) -> None:
     """Block until a read is stuck after a request to stop, and at least `seconds` after it."""
     while True:
         time.sleep(STEP)
-        hurried = _watch.hurried
-        if hurried is None or time.monotonic() - hurried < seconds:
+        if _watch.stopping is None or time.monotonic() - _watch.stopping < seconds:
             continue
         with _watch.lock:
-            if _watch.stuck_late or any(
-                each.is_stuck(READ_TIMEOUT) for each in _watch.under_way.values()
-            ):
+            readings = _watch.under_way.values()
+            if _watch.stuck_late or any(each.is_stuck(READ_TIMEOUT) for each in readings):
                 return
 
 
@@ -177,7 +191,7 @@ class ReadingThreads:
         except BaseException:  # a signal may interrupt the wait
             future.cancel()
             with self._lock:
-                self._leave([future])
+                self._abandon([future])
             raise
 
     def close(self) -> None:
@@ -199,17 +213,14 @@ class ReadingThreads:
             self._threads += 1
 
     def _serve(self) -> None:
-        while True:
+        is_needed = True
+        while is_needed:
             try:
-                task = self._queue.get(timeout=IDLE)
+                is_needed = self._do(*self._queue.get(timeout=IDLE))
             except Empty:
                 with self._lock:
-                    if self._queue.empty():
-                        self._threads -= 1
-                        return
-            else:
-                if not self._do(*task):
-                    return
+                    is_needed = not self._queue.empty()
+                    self._threads -= not is_needed
 
     def _do(self, future: "Future[Any]", path: str, work: Callable[[], Any]) -> bool:
         """Run one task; return False if the thread was replaced meanwhile."""
@@ -251,30 +262,22 @@ class ReadingThreads:
                 for reading in self._readings.values():
                     reading.last = now
                 return
-            stuck = self._leave(
-                [each for each, reading in self._readings.items() if reading.is_stuck(self.seconds)]
-            )
+            readings = self._readings.items()
+            stuck = self._abandon([each for each, it in readings if it.is_stuck(self.seconds)])
+        when = f"for {self.seconds:g} s"
+        hint = "check its file system or server, or wait longer: --read-timeout SECONDS"
+        if is_stopping():
+            when, hint = "after the signal to stop", "run the same command again"
         for future, reading in stuck.items():
-            future.set_exception(_stuck_error(reading.path, self.seconds))
+            problem = f"reading `{reading.path}` made no progress {when}"
+            future.set_exception(ImageError(problem, hint=hint))
 
-    def _leave(self, futures: "list[Future[Any]]") -> "dict[Future[Any], Reading]":
+    def _abandon(self, futures: "list[Future[Any]]") -> "dict[Future[Any], Reading]":
         """Replace the threads of these futures; return their readings."""
         left = {each: self._readings.pop(each) for each in futures if each in self._readings}
         for reading in left.values():
-            give_up(reading)
+            reading.abandon()
         self._threads -= len(left)
         self._unfinished -= len(left)
         self._start_missing()
         return left
-
-
-def _stuck_error(path: str, seconds: float) -> ImageError:
-    if is_hurried():
-        return ImageError(
-            f"reading `{path}` made no progress after the signal to stop",
-            hint="run the same command again",
-        )
-    return ImageError(
-        f"reading `{path}` made no progress for {seconds:g} s",
-        hint="check its file system or server, or wait longer: --read-timeout SECONDS",
-    )

@@ -11,7 +11,7 @@ import numpy as np
 from tnetcli.errors import ManifestError
 from tnetcli.geometry import Georeference, Size, Window
 from tnetcli.readers.base import Box, Cost, ImageInfo, Pixels, Reader
-from tnetcli.readers.resample import LEAST_SHARE
+from tnetcli.readers.resample import LEAST_SHARE, empty
 from tnetcli.text import shorten
 
 CropKind = Literal["none", "box", "context"]  # the part of an image that is read
@@ -34,7 +34,7 @@ class Crop:
 
     def of(self, reader: Reader) -> "CroppedReader":
         """Return that part of an open image; if it has none, close it and raise ManifestError."""
-        pixels = (with_context if self.context else whole_pixels)(self.box, reader.size)
+        pixels = covered_pixels(self.box, reader.size, context=self.context)
         if pixels is None or not self.box.is_inside(reader.size):
             reader.close()
             edges = " ".join(f"{edge:g}" for edge in self.box.box)
@@ -46,37 +46,28 @@ class Crop:
         return CroppedReader(reader, pixels)
 
 
-def whole_pixels(box: Window, size: Size) -> Box | None:
-    """Return the pixels of an image that a box touches; None if there are none."""
-    left, top = max(math.floor(box.left), 0), max(math.floor(box.top), 0)
-    right = min(math.ceil(box.right), size.width)
-    bottom = min(math.ceil(box.bottom), size.height)
-    return Box(left, top, right - left, bottom - top) if left < right and top < bottom else None
+def covered_pixels(box: Window, size: Size, *, context: bool) -> Box | None:
+    """Return the pixels of an image that `box` touches, None if it touches none.
 
-
-def with_context(box: Window, size: Size) -> Box | None:
-    """Return whole pixels around `box`; small boxes get more context.
-
-    Each axis is treated separately and cut at the edges of the image. None for a box outside the
-    image, or of at most 2 pixels a side.
+    With context, they are those around it, more for small boxes; each axis is treated separately
+    and cut at the edges of the image. None then also for a box of at most 2 pixels a side.
     """
-    if min(box.width, box.height) <= LEAST_SIDE:
+    if context and min(box.width, box.height) <= LEAST_SIDE:
         return None
-    columns = _grow(box.left, box.right, size.width)
-    rows = _grow(box.top, box.bottom, size.height)
-    if columns is None or rows is None:
+    columns = _covered(box.left, box.right, size.width, context)
+    rows = _covered(box.top, box.bottom, size.height, context)
+    if not columns or not rows:
         return None
     return Box(columns.start, rows.start, len(columns), len(rows))
 
 
-def _grow(low: float, high: float, length: int) -> range | None:
+def _covered(low: float, high: float, length: int, context: bool) -> range:
     if high <= 0 or low >= length:
-        return None
-    share = (high - low) / length
-    growth = next(growth for least, growth in GROWTH if share >= least)
-    margin = growth * (high - low) / 2
-    first, last = math.floor(low - margin), math.ceil(high + margin)
-    return range(max(first, 0), min(last, length))
+        return range(0)
+    share, margin = (high - low) / length, 0.0
+    if context:
+        margin = next(growth for least, growth in GROWTH if share >= least) * (high - low) / 2
+    return range(max(math.floor(low - margin), 0), min(math.ceil(high + margin), length))
 
 
 class _Wrapper(Reader):
@@ -117,47 +108,36 @@ class CroppedReader(_Wrapper):
 
     def read(self, window: Window, size: Size) -> Pixels:
         """Resample `window` to exactly `size`; see `Reader.read`."""
-        rows, columns = self._reached(window, size)
-        values = np.zeros((len(self.bands), size.height, size.width), self.dtype)
-        valid = np.zeros((size.height, size.width), np.bool_)
-        if not rows or not columns:
-            return Pixels(values, valid)
-        pixels = self._reader.read(*self._asked(window, size, rows, columns))
-        if len(rows) == size.height and len(columns) == size.width:
+        asked = self._asked(window, size)
+        if asked is None:
+            return empty(len(self.bands), size, self.dtype)
+        part, part_size, rows, columns = asked
+        pixels = self._reader.read(part, part_size)
+        if part_size == size:
             return pixels
-        inside = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
-        values[:, *inside], valid[inside] = pixels.values, pixels.valid
-        return Pixels(values, valid)
+        found = empty(len(self.bands), size, self.dtype)
+        found.values[:, rows, columns], found.valid[rows, columns] = pixels.values, pixels.valid
+        return found
 
     def estimate(self, window: Window, size: Size) -> int:
         """Return an upper bound of the pixels that `read` would decode, without reading."""
-        rows, columns = self._reached(window, size)
+        asked = self._asked(window, size)
+        return 0 if asked is None else self._reader.estimate(*asked[:2])
+
+    def _asked(self, window: Window, size: Size) -> tuple[Window, Size, slice, slice] | None:
+        """Return what to read for the rows and columns of a view that the crop reaches."""
+        rows = _reached(window.top, window.height, size.height, self.crop.height)
+        columns = _reached(window.left, window.width, size.width, self.crop.width)
         if not rows or not columns:
-            return 0
-        return self._reader.estimate(*self._asked(window, size, rows, columns))
-
-    def _reached(self, window: Window, size: Size) -> tuple[range, range]:
-        """Return the rows and columns of a view that the crop reaches."""
-        return (
-            _reached(window.top, window.height, size.height, self.crop.height),
-            _reached(window.left, window.width, size.width, self.crop.width),
-        )
-
-    def _asked(
-        self, window: Window, size: Size, rows: range, columns: range
-    ) -> tuple[Window, Size]:
-        """Return the window and size to read for some rows and columns of a view."""
+            return None
         left, width = _part(window.left, window.width, size.width, columns)
         top, height = _part(window.top, window.height, size.height, rows)
-        asked = Window(self.crop.left + left, self.crop.top + top, width, height)
-        return asked, Size(len(columns), len(rows))
-
-
-def _part(start: float, length: float, count: int, part: range) -> tuple[float, float]:
-    if len(part) == count:
-        return start, length
-    step = length / count
-    return start + part.start * step, len(part) * step
+        return (
+            Window(self.crop.left + left, self.crop.top + top, width, height),
+            Size(len(columns), len(rows)),
+            slice(rows.start, rows.stop),
+            slice(columns.start, columns.stop),
+        )
 
 
 def _reached(start: float, length: float, count: int, end: int) -> range:
@@ -169,21 +149,24 @@ def _reached(start: float, length: float, count: int, end: int) -> range:
     return range(max(first, 0), min(last, count))
 
 
+def _part(start: float, length: float, count: int, part: range) -> tuple[float, float]:
+    """Return start and length of some of `count` output pixels."""
+    if len(part) == count:
+        return start, length
+    step = length / count
+    return start + part.start * step, len(part) * step
+
+
 def _cropped(info: ImageInfo, crop: Box) -> ImageInfo:
     size = Size(crop.width, crop.height)
     x, y = info.offset
+    levels = []
+    for level in info.levels:
+        width, height = size.width / level.scale_x, size.height / level.scale_y
+        levels.append(replace(level, full=size, size=Size(math.ceil(width), math.ceil(height))))
     return replace(
         info,
-        levels=tuple(
-            replace(
-                level,
-                full=size,
-                size=Size(
-                    math.ceil(size.width / level.scale_x), math.ceil(size.height / level.scale_y)
-                ),
-            )
-            for level in info.levels
-        ),
+        levels=tuple(levels),
         georeference=_moved(info.georeference, crop),
         offset=(x - crop.left, y - crop.top),  # places overlays on the whole image
         details={**info.details, "crop": [crop.left, crop.top, crop.width, crop.height]},
@@ -216,15 +199,13 @@ class MaskedReader(_Wrapper):
         valid = pixels.valid.copy()  # (height, width)
         across, down = size.width / window.width, size.height / window.height
         for hidden in self._hidden:
-            left, top, right, bottom = hidden.box
-            columns = slice(
-                max(0, math.floor((left - window.left) * across)),
-                max(0, math.ceil((right - window.left) * across)),
+            left, right = (
+                (hidden.left - window.left) * across,
+                (hidden.right - window.left) * across,
             )
-            rows = slice(
-                max(0, math.floor((top - window.top) * down)),
-                max(0, math.ceil((bottom - window.top) * down)),
-            )
+            top, bottom = (hidden.top - window.top) * down, (hidden.bottom - window.top) * down
+            rows = slice(max(0, math.floor(top)), max(0, math.ceil(bottom)))
+            columns = slice(max(0, math.floor(left)), max(0, math.ceil(right)))
             valid[rows, columns] = False
         return Pixels(np.where(valid, pixels.values, 0).astype(pixels.values.dtype), valid)
 
@@ -239,8 +220,6 @@ class RescaledReader(_Wrapper):
     """
 
     def __init__(self, reader: Reader, low: float, high: float, dtype: str) -> None:
-        if not low < high:
-            raise ValueError(f"the range is empty: {low} to {high}")
         super().__init__(reader, replace(reader.info, dtype=np.dtype(dtype)))
         self._range = low, high
 

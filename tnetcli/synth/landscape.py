@@ -13,9 +13,9 @@ from tnetcli.data.config import LandscapeConfig, TilesConfig
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
-from tnetcli.readers.handles import ForkSafeLock
 from tnetcli.readers.pyramid import CHUNK_SAMPLES
 from tnetcli.readers.resample import AreaMean, chunks, place
+from tnetcli.readers.watch import ForkSafeLock
 from tnetcli.synth.scene import PIXEL, Scene
 from tnetcli.synth.tiles import TileSet
 

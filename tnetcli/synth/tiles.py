@@ -23,8 +23,8 @@ from tnetcli.config import SPLIT_NAMES, SPLITS, Split
 from tnetcli.errors import ManifestError
 from tnetcli.files import Archive, open_regular
 from tnetcli.readers.codestreams import decode_jpeg_file
-from tnetcli.readers.handles import content_stamp
 from tnetcli.readers.image import PILLOW_FAILURES, WITH_ALPHA
+from tnetcli.readers.pyramid import content_stamp
 from tnetcli.text import first_line, format_bytes, join_some, shorten
 
 TRAIN_BELOW, VALIDATION_BELOW = 0.7, 0.85  # of the hash of a name

@@ -23,7 +23,7 @@ from tnetcli.errors import OutputError, UsageError
 from tnetcli.files import open_regular, temporary_folder, write_file
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
-from tnetcli.readers.handles import content_stamp
+from tnetcli.readers.pyramid import content_stamp
 from tnetcli.synth.digits import DigitMaker, Digits, check_size, load_glyphs
 from tnetcli.synth.landscape import LandscapeMaker
 from tnetcli.synth.scene import Scene

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Cost, Pixels, Reader
-from tnetcli.readers.handles import BLOCKS
+from tnetcli.readers.pyramid import BLOCKS
 
 OUTSIDE = [Window(-100, 0, 50, 50), Window(0, -80.5, 40, 40), Window(10, 1e7, 300, 300)]
 FULL_BOXES = [(0, 0, 300, 200), (63, 65, 66, 1), (299, 199, 1, 1), (17, 9, 130, 170)]

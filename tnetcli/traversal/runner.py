@@ -16,7 +16,7 @@ from tnetcli.errors import ModelError
 from tnetcli.geometry import Region
 from tnetcli.models.base import Aggregated, EncoderOutput, Model
 from tnetcli.models.devices import Precision, autocast, is_out_of_memory
-from tnetcli.readers.handles import ForkSafeLock
+from tnetcli.readers.watch import ForkSafeLock
 
 MAX_BATCH = 32  # views in one forward pass: about 600 MB of maps in EfficientNet-B0
 log = logging.getLogger(__name__)
