@@ -225,54 +225,39 @@ class _Check:
     """Checks every file that is reached from one image, each once."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._folder = os.path.dirname(os.path.abspath(path))
-        self._done: set[str] = set()
+        self._path, self._done = path, set[str]()
 
     def image(self, path: str, nested: int = 0) -> None:
         """Check the sidecars of an image and, for a VRT, its sources."""
         self._done.add(os.path.abspath(path))
-        overviews = []
-        for name in sidecars_of(path):
-            if name.casefold().endswith(".aux.xml"):
+        sidecars = sidecars_of(path)
+        metadata = [name for name in sidecars if name.casefold().endswith(".aux.xml")]
+        for name in sidecars:
+            if name in metadata:
                 _parse_xml(name, _content(name, files.MOST_XML_BYTES))
-            elif _head(name).startswith(TIFF_MAGIC):
-                overviews.append(name)
-            else:
+            elif driver_of(name) != "GTiff":
                 raise ImageError(
                     f"the sidecar `{name}` is not a TIFF",
                     hint="remove it, or make it again with `gdaladdo`",
                 )
-        for name in overviews:
-            check_directories(name)  # GDAL ignores a damaged mask: its pixels would become valid
-            try:
-                _open_named(name).close()
-            except GDAL_FAILURES as error:
-                raise ImageError(
-                    f"cannot open the sidecar `{name}`: {one_line(error)}",
-                    hint="make or copy it again, or remove it",
-                ) from error
-        if driver_of(path) == "VRT":
+        for name in sidecars:
+            if name not in metadata:
+                check_directories(name)  # of a damaged mask, GDAL takes all pixels for valid
+                _check_names(name)
+        driver = driver_of(path)
+        if driver == "VRT":
             for element, name in _Vrt(path).sources:
                 self._source(name, element, path, nested + 1)
+        elif nested:
+            silent = driver == "GTiff" and not check_directories(path).has_metadata
+            if metadata or not silent:  # opening every source of a mosaic would take a while
+                _check_names(path)
 
     def _source(self, path: str, element: str, vrt: str, nested: int) -> None:
         """Check a file that a VRT names."""
         if os.path.abspath(path) in self._done:
             return
-        problem, driver = None, None
-        if not is_inside(path, self._folder):
-            problem = "outside its folder"
-        else:
-            try:
-                head, driver = _head(path), driver_of(path)
-            except OSError as error:
-                problem = one_line(error) if os.path.lexists(path) else "which does not exist"
-            else:
-                is_image = driver in SOURCES and b"\0" in head[:ZERO_WITHIN]
-                if driver != "VRT" and not is_image:
-                    problem = "which is not an image of a supported format"
-        if problem is not None:
+        if (problem := self._problem(path)) is not None:
             raise ImageError(
                 f"`{vrt}` names in `{element}` the file `{shorten(path)}`, {problem}",
                 hint="put its sources beside it, as GeoTIFF, and make it again with `gdalbuildvrt`",
@@ -284,10 +269,28 @@ class _Check:
             )
         with watching(self._path):  # each source is progress
             self.image(path, nested)
-            if driver == "GTiff":
-                check_directories(path)
-            if driver != "VRT":
-                _open_named(path).close()
+
+    def _problem(self, path: str) -> str | None:
+        if not is_inside(path, os.path.dirname(os.path.abspath(self._path))):
+            return "outside its folder"
+        try:
+            driver = driver_of(path)
+            is_image = driver in SOURCES and b"\0" in _head(path)[:ZERO_WITHIN]
+        except OSError as error:
+            return one_line(error) if os.path.lexists(path) else "which does not exist"
+        known = driver == "VRT" or is_image
+        return None if known else "which is not an image of a supported format"
+
+
+def _check_names(path: str) -> None:
+    """Raise ImageError if a part of an image cannot be opened, or names other files."""
+    try:
+        _open_named(path).close()
+    except GDAL_FAILURES as error:
+        raise ImageError(
+            f"cannot open `{path}`, a part of an image: {one_line(error)}",
+            hint="make or copy it again, or remove it",
+        ) from error
 
 
 def _parse_xml(path: str, content: bytes, handlers: Mapping[str, Any] | None = None) -> None:
@@ -319,12 +322,15 @@ def _refused(path: str, what: str, element: str) -> ImageError:
 
 
 class _Vrt:
-    """A VRT, in which only elements that are known to be harmless are allowed."""
+    """A VRT, in which only elements that are known to be harmless are allowed.
+
+    `sources` are the files that it names, each with the name of its element.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._folder = os.path.dirname(os.path.abspath(path))
-        self.sources: list[tuple[str, str]] = []  # element and path
+        self.sources: list[tuple[str, str]] = []
         self._open: list[str] = []
         self._in_xml = 0  # depth at which metadata in XML begins
         self._name = ""

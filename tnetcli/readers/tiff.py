@@ -337,7 +337,7 @@ class _Parts:
 
     def __init__(self, path: str, uuid: str | None) -> None:
         self._path = path
-        self._own = check_directories(path)
+        self._own: Sequence[int] = check_directories(path).pages
         self._pages: dict[str | None, Sequence[int]] = {uuid: self._own}
         self.directories, self._references = len(self._own), 0
 
@@ -396,7 +396,7 @@ class _Parts:
         if not os.path.exists(companion):
             return None
         try:
-            return check_directories(companion)
+            return check_directories(companion).pages
         except OSError as error:
             raise ImageError(
                 f"cannot open `{name}`, a part of `{self._path}`: {reason(error)}",

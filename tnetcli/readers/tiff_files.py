@@ -69,8 +69,8 @@ class _Tag:
         return TYPE_BYTES.get(self.kind, 0) * self.count
 
 
-class _Directories:
-    """Parses the directories of a TIFF within bounds."""
+class Directories:
+    """The directories of a TIFF, parsed within bounds."""
 
     def __init__(self, path: str, file: BinaryIO) -> None:
         self._path, self._file = path, file
@@ -87,20 +87,19 @@ class _Directories:
         start = 8 if big else 4
         if len(header) < start + self._next_size:
             raise truncated(path, "its header", len(header))
-        self._first = self._number(header[start : start + self._next_size])
         self._seen: set[int] = set()
         self._layouts: set[tuple[object, ...]] = set()
         self._directory_bytes = self._value_bytes = 0
+        self.has_metadata = False  # of GDAL
+        self.pages: list[int] = []  # number of values in each
+        self._check(self._number(header[start : start + self._next_size]))
 
-    def check(self) -> tuple[int, ...]:
-        """Return the number of values in each page; raise ImageError if the file is invalid."""
-        pages: list[int] = []
-        offset = self._first
+    def _check(self, offset: int) -> None:
         while offset and not (self._is_ndpi and offset >= self._size):
-            if len(pages) == MOST_DIRECTORIES:
+            if len(self.pages) == MOST_DIRECTORIES:
                 raise self._refused(f"has more than {MOST_DIRECTORIES:,} directories")
             tags, offset = self._read(offset)
-            pages.append(self._check_page(tags))
+            self.pages.append(self._check_page(tags))
             waiting = self._subdirectories(tags)
             while waiting:
                 if len(self._seen) >= MOST_SUBDIRECTORIES:
@@ -108,11 +107,10 @@ class _Directories:
                 tags, _ = self._read(waiting.pop())
                 self._check_page(tags)
                 waiting += self._subdirectories(tags)
-        if not pages:
+        if not self.pages:
             raise ImageError(
                 f"`{self._path}` contains no image", hint="the file is damaged or unfinished"
             )
-        return tuple(pages)
 
     def _number(self, raw: bytes) -> int:
         return int.from_bytes(raw, "little" if self._is_little else "big")
@@ -171,6 +169,7 @@ class _Directories:
         samples = numbers.get(SAMPLES, 1)
         check_band_count(self._path, samples)
         counts = {tag.code: tag.count for tag in tags}
+        self.has_metadata |= GDAL_METADATA in counts
         if counts.get(UIC1, 0) * max(counts.get(UIC2, 1), 1) > MOST_UIC_READS:
             raise self._refused("has too many MetaMorph properties")
         for tag in tags:
@@ -208,15 +207,15 @@ class _Directories:
         )
 
 
-def check_directories(path: str) -> tuple[int, ...]:
-    """Return the number of values in each page of a TIFF.
+def check_directories(path: str) -> Directories:
+    """Return the directories of a TIFF.
 
-    Raises ImageError if its directories or their values are truncated, form a cycle or are
-    impossible. GDAL and tifffile open a truncated file without its overviews, mask or nodata and
-    without an error, and read overlapping data many times.
+    Raises ImageError if they or their values are truncated, form a cycle or are impossible. GDAL
+    and tifffile open a truncated file without its overviews, mask or nodata and without an error,
+    and read overlapping data many times.
     """
     with open_regular(path) as file:
-        return _Directories(path, file).check()
+        return Directories(path, file)
 
 
 def truncated(path: str, what: str, size: int) -> ImageError:
