@@ -184,7 +184,7 @@ def test_overviews_named_elsewhere_are_refused(folder, value, where):
             '<PAMDataset><Metadata domain="OVERVIEWS">'
             f'<MDI key="OVERVIEW_FILE">{text}</MDI></Metadata></PAMDataset>'
         )
-    refused(folder / "a.tif", "as OVERVIEW_FILE")
+    refused(folder / "a.tif", "item OVERVIEW_FILE")
 
 
 def test_overviews_named_by_a_jpeg_2000_are_refused_also_as_a_source(folder):
@@ -202,7 +202,7 @@ def test_overviews_named_by_a_jpeg_2000_are_refused_also_as_a_source(folder):
     (folder / "evil.jp2").write_bytes(content[:at] + box + content[at:])
     (folder / "evil.vrt").write_text(vrt(relative("evil.jp2")))
     for name in ("evil.jp2", "evil.vrt"):
-        refused(folder / name, "as OVERVIEW_FILE")
+        refused(folder / name, "item OVERVIEW_FILE")
 
 
 def test_overviews_named_by_a_sidecar_or_a_source_are_refused(folder):
@@ -213,7 +213,7 @@ def test_overviews_named_by_a_sidecar_or_a_source_are_refused(folder):
     refused(folder / "a.tif", "item OVERVIEW_FILE")
     (folder / "a.tif.ovr").unlink()
     (folder / "b.tif.aux.xml").write_text(
-        "<PAMDataset><Metadata><domain>OVERVIEWS</domain><MDI><key>OVERVIEW&#95;FILE</key>x</MDI>"
+        '<PAMDataset><Metadata><domain>OVERVIEWS</domain><MDI key="OVERVIEW&#95;FILE">x</MDI>'
         "</Metadata></PAMDataset>"
     )
     (folder / "b.vrt").write_text(vrt(relative("b.tif")))

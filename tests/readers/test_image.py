@@ -10,7 +10,6 @@ from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers import image as image_reader
 from tnetcli.readers import pyramid as blocks
-from tnetcli.readers import raster
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.image import ImageReader
@@ -208,7 +207,7 @@ def test_a_truncated_image_is_an_image_error(tmp_path, ending, share):
 
 def test_what_is_no_image_is_refused_with_a_hint(path):
     path.write_bytes(b"RIFF no picture at all")
-    with pytest.raises(ImageError, match="Pillow cannot open") as caught:
+    with pytest.raises(ImageError, match="cannot parse") as caught:
         ImageReader(str(path))
     assert caught.value.hint
 
@@ -286,7 +285,6 @@ def test_a_large_image_that_is_decoded_as_a_whole_is_refused(tmp_path, monkeypat
     values = np.zeros((64, 64, 3), np.uint8)
     Image.fromarray(values).save(tmp_path / name, **options)
     monkeypatch.setattr(image_reader, "MOST_PIXELS", 64 * 64 - 1)
-    monkeypatch.setattr(raster, "MOST_PIXELS", 64 * 64 - 1)
     if name == "a.jpg":
         with pytest.raises(ImageError, match="progressive JPEG"):
             open_image(tmp_path / name)

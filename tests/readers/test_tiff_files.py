@@ -14,7 +14,7 @@ from tests.images import noise
 from tests.slides import raw_tiff, write_ome_rgb
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers import codestreams
+from tnetcli.readers import tiff_tiles
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.pyramid import BLOCKS
@@ -400,14 +400,14 @@ def test_the_size_of_jpeg_is_that_of_pillow():
         (1, 1, {}), (300, 7, {"progressive": True}), (64, 64, {"comment": b"\xff\xc0" * 30}),
         (17, 90, {"icc_profile": bytes(70_000)}), (33, 20, {"restart_marker_rows": 1}),
     ]:  # fmt: skip
-        assert codestreams.jpeg(jpeg_of(width, height, **options)) == (width, height, 3)
+        assert tiff_tiles.jpeg(jpeg_of(width, height, **options)) == (width, height, 3)
 
 
 CODECS = {
-    "jpeg 2000": (34712, codestreams.jpeg_2000, imagecodecs.jpeg2k_encode, {"codecformat": "J2K"}),
-    "jp2": (34712, codestreams.jpeg_2000, imagecodecs.jpeg2k_encode, {"codecformat": "JP2"}),
-    "webp": (50001, codestreams.webp, imagecodecs.webp_encode, {"lossless": True}),
-    "lossy webp": (50001, codestreams.webp, imagecodecs.webp_encode, {"level": 80}),
+    "jpeg 2000": (34712, tiff_tiles.jpeg_2000, imagecodecs.jpeg2k_encode, {"codecformat": "J2K"}),
+    "jp2": (34712, tiff_tiles.jpeg_2000, imagecodecs.jpeg2k_encode, {"codecformat": "JP2"}),
+    "webp": (50001, tiff_tiles.webp, imagecodecs.webp_encode, {"lossless": True}),
+    "lossy webp": (50001, tiff_tiles.webp, imagecodecs.webp_encode, {"level": 80}),
 }  # fmt: skip
 
 

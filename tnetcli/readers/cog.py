@@ -18,7 +18,7 @@ from tnetcli.files import is_remote, temporary_folder
 from tnetcli.readers.detect import detect
 from tnetcli.readers.gdal import GDAL_FAILURES, confined, open_checked, open_dataset
 from tnetcli.readers.pyramid import check_unchanged, file_stamp
-from tnetcli.readers.tiff_pages import has_unwritten_blocks
+from tnetcli.readers.tiff_files import open_tiff
 from tnetcli.readers.watch import watching
 from tnetcli.text import format_bytes, one_line, reason
 
@@ -112,7 +112,7 @@ def _check(image: str, target: str, kind: Kind, overwrite: bool) -> None:
             f"GDAL cannot read `{image}` (reader: {reader}): {one_line(error)}",
             hint="slides and OME files have their own overviews; see `tnet info`",
         ) from error
-    if driver == "GTiff" and has_unwritten_blocks(image):
+    if driver == "GTiff" and _has_unwritten_blocks(image):
         raise ImageError(
             f"`{image}` has blocks that were never written; overviews would show them as zeros",
             hint="declare them with `gdal_edit.py -a_nodata 0 IMAGE`, then try again",
@@ -128,6 +128,14 @@ def _check(image: str, target: str, kind: Kind, overwrite: bool) -> None:
         raise UsageError(f"{driver} files cannot hold overviews", hint="use -o OUT.tif")
     if side <= SMALLEST_OVERVIEW:
         raise UsageError(f"`{image}` is too small to need overviews", hint="use it as it is")
+
+
+def _has_unwritten_blocks(path: str) -> bool:
+    """Return True if a TIFF has missing blocks, but neither nodata nor a mask."""
+    with open_tiff(path) as file:
+        page = file.pages.first
+        known = 42113 in page.tags or any(int(p.aspage().subfiletype) & 4 for p in file.pages)
+        return not known and not all(page.databytecounts)
 
 
 def _prepare(image: str, made: Path, kind: Kind) -> None:

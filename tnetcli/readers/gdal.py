@@ -10,8 +10,8 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from functools import lru_cache
 from time import time
 from typing import Any
@@ -25,7 +25,7 @@ from tnetcli import files
 from tnetcli.errors import ImageError
 from tnetcli.files import is_inside, is_remote, open_regular
 from tnetcli.readers.detect import JPEG_2000_MAGIC, PNG_MAGIC, TIFF_MAGIC
-from tnetcli.readers.tiff_files import gdal_metadata
+from tnetcli.readers.tiff_files import check_directories
 from tnetcli.readers.watch import watching
 from tnetcli.text import one_line, shorten
 
@@ -129,35 +129,29 @@ def open_checked(path: str) -> Any:
     Raises ImageError if one of them is not allowed. Further handles need only `open_dataset`.
     """
     if not is_remote(path):
-        check = _Check(path)
-        check.image(path)
-        for source in check.unread:
-            with confined(source), open_dataset(source) as dataset:
-                _check_references(source, dataset)
-    dataset = open_dataset(path)
-    try:
-        with confined(path):
-            _check_references(path, dataset)
-    except BaseException:
-        dataset.close()
-        raise
-    return dataset
+        _Check(path).image(path)
+    return _open_named(path)
 
 
-def _check_references(path: str, dataset: Any) -> None:
-    """Raise ImageError if an open dataset names files that GDAL must not open."""
-    for key, value in dataset.tags(ns="OVERVIEWS").items():
-        if key.casefold() == OVERVIEW_FILE:
-            _check_overview_file(path, value)
-    if is_remote(path):
-        return
-    folder = os.path.dirname(os.path.abspath(path))
-    for name in dataset.files:
-        if not is_inside(name, folder) or not os.path.exists(name):
+def _open_named(path: str) -> Any:
+    """Open a dataset; raise ImageError if it names files that GDAL must not open."""
+    with ExitStack() as stack, confined(path):
+        dataset = stack.enter_context(closing(open_dataset(path)))
+        # Only overviews in the obsolete format of ERDAS are named.
+        if "OVERVIEW_FILE" in {key.upper() for key in dataset.tags(ns="OVERVIEWS")}:
             raise ImageError(
-                f"`{path}` has a part outside its folder: `{shorten(name)}`",
-                hint="copy all its files into one folder",
+                f"the metadata of `{path}` name other files in an item OVERVIEW_FILE",
+                hint="remove the item, or make overviews of a local copy with `gdaladdo`",
             )
+        folder = os.path.dirname(os.path.abspath(path))
+        for name in () if is_remote(path) else dataset.files:
+            if not is_inside(name, folder) or not os.path.exists(name):
+                raise ImageError(
+                    f"`{path}` has a part outside its folder: `{shorten(name)}`",
+                    hint="copy all its files into one folder",
+                )
+        stack.pop_all()
+        return dataset
 
 
 # The drivers in use, by the first bytes of a file. VRT and ENVI are recognised otherwise.
@@ -181,10 +175,8 @@ METADATA_ENDINGS = (".xml", ".txt", ".imd", ".rpb", ".pvl", ".rpc", ".pass", ".d
 VRT_BYTES = 2**26  # a mosaic of ten thousand scenes has 15 MB
 MOST_NESTED_VRTS, MOST_SOURCES, DEEPEST_XML = 8, 2**16, 32
 RECENT = 2.0  # seconds; time stamps of folders may be as coarse
-OVERVIEW_FILE = "overview_file"
 # `NITF_IM:0:x.ntf` names a part of a file and `<MRF_META>` is one: GDAL chooses the driver.
 SUBDATASET = re.compile(r"[A-Za-z]\w+:|<")
-PLAIN_NAME = re.compile(r"\w[\w .-]*")
 
 # Everything that `gdalbuildvrt`, `gdal_translate` and `gdalwarp` write, in lower case: GDAL ignores
 # case. Any other element could name a file or run code.
@@ -229,65 +221,43 @@ def driver_of(path: str) -> str | None:
     return None
 
 
-def _check_overview_file(path: str, name: str) -> None:
-    plain = name.removeprefix(":::BASE:::")
-    if is_remote(path) or not PLAIN_NAME.fullmatch(plain):
-        raise ImageError(
-            f"the metadata of `{path}` name `{shorten(name)}` as OVERVIEW_FILE",
-            hint="remove the item, or make overviews of a local copy with `gdaladdo`",
-        )
-    _Check(path).source(os.path.join(os.path.dirname(path), plain), "OVERVIEW_FILE", path)
-
-
 class _Check:
     """Checks every file that is reached from one image, each once."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._folder = os.path.dirname(os.path.abspath(path))
-        self._done: set[str] = set()
-        self.unread: list[str] = []  # sources with metadata in a format of their own
+        self._path, self._done = path, set[str]()
 
     def image(self, path: str, nested: int = 0) -> None:
         """Check the sidecars of an image and, for a VRT, its sources."""
         self._done.add(os.path.abspath(path))
-        for name in sidecars_of(path):
-            if name.casefold().endswith(".aux.xml"):
-                # The sidecar of the image itself is checked in the open dataset.
-                is_own = os.path.abspath(name) == os.path.abspath(f"{self._path}.aux.xml")
-                _Metadata(name, refuse=not is_own).parse(_content(name, files.MOST_XML_BYTES))
-            elif _head(name).startswith(TIFF_MAGIC):
-                _check_tiff_metadata(name)
-            else:
+        sidecars = sidecars_of(path)
+        metadata = [name for name in sidecars if name.casefold().endswith(".aux.xml")]
+        for name in sidecars:
+            if name in metadata:
+                _parse_xml(name, _content(name, files.MOST_XML_BYTES))
+            elif driver_of(name) != "GTiff":
                 raise ImageError(
                     f"the sidecar `{name}` is not a TIFF",
                     hint="remove it, or make it again with `gdaladdo`",
                 )
-        if driver_of(path) == "VRT":
-            vrt = _Vrt(path)
-            vrt.parse(_content(path, VRT_BYTES))
-            folder = os.path.dirname(os.path.abspath(path))
-            for element, name, is_relative in vrt.files:
-                source = os.path.join(folder, name) if is_relative else name
-                self.source(source, element, path, nested + 1)
+        for name in sidecars:
+            if name not in metadata:
+                check_directories(name)  # of a damaged mask, GDAL takes all pixels for valid
+                _check_names(name)
+        driver = driver_of(path)
+        if driver == "VRT":
+            for element, name in _Vrt(path).sources:
+                self._source(name, element, path, nested + 1)
+        elif nested:
+            silent = driver == "GTiff" and not check_directories(path).has_metadata
+            if metadata or not silent:  # opening every source of a mosaic would take a while
+                _check_names(path)
 
-    def source(self, path: str, element: str, vrt: str, nested: int = 0) -> None:
-        """Check a file that a VRT or an item of metadata names."""
+    def _source(self, path: str, element: str, vrt: str, nested: int) -> None:
+        """Check a file that a VRT names."""
         if os.path.abspath(path) in self._done:
             return
-        problem, driver = None, None
-        if not is_inside(path, self._folder):
-            problem = "outside its folder"
-        else:
-            try:
-                head, driver = _head(path), driver_of(path)
-            except OSError as error:
-                problem = one_line(error) if os.path.lexists(path) else "which does not exist"
-            else:
-                is_image = driver in SOURCES and b"\0" in head[:ZERO_WITHIN]
-                if driver != "VRT" and not is_image:
-                    problem = "which is not an image of a supported format"
-        if problem is not None:
+        if (problem := self._problem(path)) is not None:
             raise ImageError(
                 f"`{vrt}` names in `{element}` the file `{shorten(path)}`, {problem}",
                 hint="put its sources beside it, as GeoTIFF, and make it again with `gdalbuildvrt`",
@@ -298,147 +268,142 @@ class _Check:
                 hint="make one VRT of the images themselves",
             )
         with watching(self._path):  # each source is progress
-            if driver == "GTiff":
-                _check_tiff_metadata(path)
-            elif driver != "VRT":
-                self.unread.append(path)
             self.image(path, nested)
 
+    def _problem(self, path: str) -> str | None:
+        if not is_inside(path, os.path.dirname(os.path.abspath(self._path))):
+            return "outside its folder"
+        try:
+            driver = driver_of(path)
+            is_image = driver in SOURCES and b"\0" in _head(path)[:ZERO_WITHIN]
+        except OSError as error:
+            return one_line(error) if os.path.lexists(path) else "which does not exist"
+        known = driver == "VRT" or is_image
+        return None if known else "which is not an image of a supported format"
 
-class _Xml:
-    """Parse XML strictly: no DOCTYPE, no custom entities, bounded depth."""
+
+def _check_names(path: str) -> None:
+    """Raise ImageError if a part of an image cannot be opened, or names other files."""
+    try:
+        _open_named(path).close()
+    except GDAL_FAILURES as error:
+        raise ImageError(
+            f"cannot open `{path}`, a part of an image: {one_line(error)}",
+            hint="make or copy it again, or remove it",
+        ) from error
+
+
+def _parse_xml(path: str, content: bytes, handlers: Mapping[str, Any] | None = None) -> None:
+    """Parse XML with handlers of expat; raise ImageError if it is malformed or has a DOCTYPE."""
+    # GDAL assumes UTF-8 whatever the declaration says.
+    parser = expat.ParserCreate("utf-8")
+    parser.buffer_text, parser.buffer_size = True, 2**20
+
+    def refuse(name: str, *_: object) -> None:
+        raise _refused(path, "a DOCTYPE", f"!DOCTYPE {name}")
+
+    parser.StartDoctypeDeclHandler = refuse
+    for name, handler in (handlers or {}).items():
+        setattr(parser, name, handler)
+    try:
+        parser.Parse(content, True)
+    except expat.ExpatError as error:
+        raise ImageError(
+            f"`{path}` is malformed XML: {one_line(error)}",
+            hint="make or copy it again, or remove it",
+        ) from error
+
+
+def _refused(path: str, what: str, element: str) -> ImageError:
+    return ImageError(
+        f"`{path}` has {what}, which is not allowed: `<{shorten(element)}>`",
+        hint="if you trust it, convert it to a GeoTIFF: gdal_translate -of COG IN OUT",
+    )
+
+
+class _Vrt:
+    """A VRT, in which only elements that are known to be harmless are allowed.
+
+    `sources` are the files that it names, each with the name of its element.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._folder = os.path.dirname(os.path.abspath(path))
+        self.sources: list[tuple[str, str]] = []
         self._open: list[str] = []
-
-    def parse(self, content: bytes) -> None:
-        """Raise ImageError if the XML is malformed or not allowed."""
-        # GDAL assumes UTF-8 whatever the declaration says.
-        parser = expat.ParserCreate("utf-8")
-        parser.buffer_text, parser.buffer_size = True, 2**20
-        parser.StartElementHandler = self._start
-        parser.EndElementHandler = self._end
-        parser.CharacterDataHandler = self._text
-        parser.StartDoctypeDeclHandler = self._doctype
-        parser.CommentHandler = lambda text: self._break()
-        parser.ProcessingInstructionHandler = self._instruction
-        parser.StartCdataSectionHandler = self._break
-        try:
-            parser.Parse(content, True)
-        except expat.ExpatError as error:
-            raise ImageError(
-                f"`{self._path}` is malformed XML: {one_line(error)}",
-                hint="make or copy it again, or remove it",
-            ) from error
-
-    def element(self, name: str, attributes: dict[str, str]) -> None:
-        """Check an element, with the names of its attributes in lower case."""
+        self._in_xml = 0  # depth at which metadata in XML begins
+        self._name = ""
+        self._file: tuple[str, bool] | None = None  # open element, and whether relative to the VRT
+        handlers = {
+            "StartElementHandler": self._start,
+            "EndElementHandler": self._end,
+            "CharacterDataHandler": self._text,
+            "CommentHandler": self._break,
+            "StartCdataSectionHandler": self._break,
+            "ProcessingInstructionHandler": self._instruction,
+        }
+        _parse_xml(path, _content(path, VRT_BYTES), handlers)
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._break()
         if len(self._open) >= DEEPEST_XML:
-            raise self.refused("elements nested too deeply", name)
+            raise _refused(self._path, "elements nested too deeply", name)
         lowered = {key.casefold(): value for key, value in attributes.items()}
         if len(lowered) < len(attributes):
-            raise self.refused("a duplicate attribute", name)
+            raise _refused(self._path, "a duplicate attribute", name)
         self._open.append(name)
-        self.element(name, lowered)
+        if not self._in_xml:
+            self._check(name, lowered)
 
-    def _end(self, name: str) -> None:
-        self._open.pop()
-
-    def _text(self, text: str) -> None: ...
-
-    def _break(self) -> None:
-        """Handle what splits a text in two: an element, a comment, a CDATA section."""
-
-    def _instruction(self, target: str, text: str) -> None:
-        # GDAL parses `<?x />` as an element that ends there, and the rest as its content.
-        raise self.refused("a processing instruction", f"?{target}")
-
-    def _doctype(self, *_: object) -> None:
-        raise self.refused("a DOCTYPE", "!DOCTYPE")
-
-    def refused(self, what: str, element: str) -> ImageError:
-        return ImageError(
-            f"`{self._path}` has {what}, which is not allowed: `<{shorten(element)}>`",
-            hint="if you trust it, convert it to a GeoTIFF: gdal_translate -of COG IN OUT",
-        )
-
-
-class _Metadata(_Xml):
-    """Metadata in GDAL's XML: a sidecar, or a tag of a TIFF."""
-
-    def __init__(self, path: str, *, refuse: bool) -> None:
-        super().__init__(path)
-        self._refuse = refuse
-
-    def element(self, name: str, attributes: dict[str, str]) -> None:
-        values = {value.strip().casefold() for value in attributes.values()}
-        if self._refuse and (OVERVIEW_FILE in values or OVERVIEW_FILE in attributes):
-            raise self.refused("an item OVERVIEW_FILE", name)
-
-    def _text(self, text: str) -> None:
-        # GDAL accepts `<key>` inside an item in place of the attribute.
-        if self._refuse and text.strip().casefold() == OVERVIEW_FILE:
-            raise self.refused("an item OVERVIEW_FILE", self._open[-1])
-
-
-class _Vrt(_Xml):
-    """A VRT, in which only elements that are known to be harmless are allowed."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.files: list[tuple[str, str, bool]] = []  # element, name, whether relative to the VRT
-        self._in_xml = 0  # depth at which metadata in XML begins
-        self._name = ""
-        self._file: tuple[str, bool] | None = None
-
-    def element(self, name: str, attributes: dict[str, str]) -> None:
-        if self._in_xml:
-            return
+    def _check(self, name: str, attributes: dict[str, str]) -> None:
         kind = name.casefold()
-        if self._file is not None or kind not in VRT_ELEMENTS:
-            raise self.refused("an element that could name files or run code", name)
+        if kind not in VRT_ELEMENTS:
+            raise _refused(self._path, "an element that could name files or run code", name)
         if unknown := attributes.keys() - VRT_ATTRIBUTES:
-            raise self.refused(f"an attribute `{shorten(min(unknown))}`", name)
+            raise _refused(self._path, f"an attribute `{shorten(min(unknown))}`", name)
         subclass = attributes.get("subclass", "")
         if subclass and subclass.casefold() not in VRT_CLASSES:
-            raise self.refused(f"a subClass `{shorten(subclass)}`", name)
+            raise _refused(self._path, f"a subClass `{shorten(subclass)}`", name)
         if kind == "metadata":
             if attributes.get("domain", "").strip().casefold() == "overviews":
-                raise self.refused("metadata that name overviews", name)
+                raise _refused(self._path, "metadata that name overviews", name)
             if attributes.get("format", "").casefold() == "xml":
                 self._in_xml = len(self._open)
         if kind in FILE_ELEMENTS:
             relative = attributes.get("relativetovrt", "0")
             if relative not in ("0", "1"):
-                raise self.refused(f"relativeToVRT=`{shorten(relative)}`", name)
+                raise _refused(self._path, f"relativeToVRT=`{shorten(relative)}`", name)
             self._file, self._name = (name, relative == "1"), ""
 
     def _text(self, text: str) -> None:
         if files.GRIDS.search(text):
-            raise self.refused("the name of a grid, which PROJ would open", self._open[-1])
-        self._name += text if self._file is not None else ""
-
-    def _break(self) -> None:
-        # GDAL would take the part before it for the name.
+            raise _refused(self._path, "the name of a grid, which PROJ would open", self._open[-1])
         if self._file is not None:
-            raise self.refused("a file name that is not plain text", self._file[0])
+            self._name += text
+
+    def _break(self, *_: object) -> None:
+        """Refuse what splits a file name in two: GDAL would take the part before it."""
+        if self._file is not None:
+            raise _refused(self._path, "a file name that is not plain text", self._file[0])
+
+    def _instruction(self, target: str, _: str) -> None:
+        # GDAL parses `<?x />` as an element that ends there, and the rest as its content.
+        raise _refused(self._path, "a processing instruction", f"?{target}")
 
     def _end(self, name: str) -> None:
         if self._file is not None:
-            if self._name != self._name.strip():
-                raise self.refused("a file name with spaces around it", name)
-            if SUBDATASET.match(self._name):
-                raise self.refused("the name of a subdataset", name)
             element, is_relative = self._file
-            self.files.append((element, self._name, is_relative))
+            if self._name != self._name.strip():
+                raise _refused(self._path, "a file name with spaces around it", name)
+            if SUBDATASET.match(self._name):
+                raise _refused(self._path, "the name of a subdataset", name)
+            place = os.path.join(self._folder, self._name) if is_relative else self._name
+            self.sources.append((element, place))
             self._file = None
         if self._in_xml == len(self._open):
             self._in_xml = 0
-        super()._end(name)
+        self._open.pop()
 
 
 def _head(path: str) -> bytes:
@@ -490,9 +455,3 @@ def _listed(folder: str, changed: int, moment: float) -> tuple[tuple[str, ...], 
             except OSError:
                 irregular.append(entry.name)
     return tuple(sorted(sidecars)), tuple(irregular)
-
-
-def _check_tiff_metadata(path: str) -> None:
-    """Raise ImageError for a TIFF whose metadata name another file as overviews."""
-    for text in gdal_metadata(path):
-        _Metadata(path, refuse=True).parse(text.rstrip(b"\0"))

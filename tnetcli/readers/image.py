@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
+import simplejpeg
 from numpy.typing import NDArray
 from PIL import (
     BmpImagePlugin,
@@ -24,10 +25,8 @@ from tnetcli.files import open_regular
 from tnetcli.geometry import Size
 from tnetcli.readers import metadata
 from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, Source
-from tnetcli.readers.codestreams import check_png, decode_jpeg_file
 from tnetcli.readers.detect import PNG_MAGIC
 from tnetcli.readers.pyramid import BLOCKS, PARSING_FAILURES, PyramidReader, file_stamp
-from tnetcli.text import one_line
 
 # Larger images go to the raster reader. Decoders need up to 13 bytes for each pixel (progressive
 # JPEG in four bands), that of WebP up to 20.
@@ -44,6 +43,9 @@ PLUGINS: dict[bytes, type[ImageFile.ImageFile]] = {
 }
 EXIF_ORIENTATION = 274
 ROWS = 256
+PIECE = 2**20  # bytes read at a time
+# Encoders write about ten; every scan costs as much time as the whole image.
+MOST_SCANS = 100
 # Pillow raises many kinds of errors for damaged headers.
 PILLOW_FAILURES = (*PARSING_FAILURES, EOFError, zlib.error, Image.DecompressionBombError)
 # Pillow's mode -> the decoded mode, its bands, and whether the last one is alpha.
@@ -92,14 +94,8 @@ class ImageReader(PyramidReader):
     failures: ClassVar[tuple[type[Exception], ...]] = PILLOW_FAILURES
 
     def _inspect(self) -> ImageInfo:
-        try:
-            with open_pillow(self.path) as image:
-                return self._describe(image)
-        except PILLOW_FAILURES as error:
-            raise ImageError(
-                f"Pillow cannot open `{self.path}`: {one_line(error)}",
-                hint="try --reader raster",
-            ) from error
+        with open_pillow(self.path) as image:
+            return self._describe(image)
 
     def _describe(self, image: Image.Image) -> ImageInfo:
         size = Size(*image.size)
@@ -192,14 +188,43 @@ class _ImageSource:
 def _decode(path: str, mode: str) -> NDArray[Any]:
     """Decode the whole image; raise an error where Pillow alone would invent pixels."""
     with open_pillow(path) as image:
-        kind, stored, size = image.format, image.mode, image.size
-    if kind == "PNG":
-        check_png(path)  # Pillow ignores the checksums of pixels
-    if kind == "JPEG" and stored == mode and mode in ("L", "RGB"):
-        with open_regular(path) as file:
-            return decode_jpeg_file(file.read(), "GRAY" if mode == "L" else "RGB", size)
-    with open_pillow(path) as image:
+        if image.format == "PNG":
+            check_png(path)  # Pillow ignores the checksums of pixels
+        elif image.format == "JPEG" and image.mode == mode and mode in ("L", "RGB"):
+            with open_regular(path) as file:
+                return decode_jpeg(file.read(), image)
         return _gather(image, mode)
+
+
+def decode_jpeg(data: bytes, image: Image.Image) -> NDArray[Any]:
+    """Decode a grey or RGB JPEG that Pillow opened; raise ValueError where libjpeg had to guess."""
+    height, width, *_ = simplejpeg.decode_jpeg_header(data)
+    if (width, height) != image.size:
+        raise ValueError("its JPEG stream has another size than its header")
+    if "progressive" in image.info and data.count(b"\xff\xda") > MOST_SCANS:
+        raise ValueError("a JPEG stream of too many scans")
+    colours = "GRAY" if image.mode == "L" else "RGB"
+    pixels: NDArray[Any] = simplejpeg.decode_jpeg(data, colours, strict=True)
+    return pixels
+
+
+def check_png(path: str) -> None:
+    """Raise ValueError if a PNG is truncated or a checksum does not match."""
+    with open_regular(path) as file:
+        file.seek(len(PNG_MAGIC))
+        kind = b""
+        while kind != b"IEND":
+            place = file.tell()
+            head = file.read(8)
+            left, kind = int.from_bytes(head[:4], "big"), head[4:]
+            found = zlib.crc32(kind)
+            while left and (piece := file.read(min(left, PIECE))):
+                found, left = zlib.crc32(piece, found), left - len(piece)
+            stored = file.read(4)
+            if len(stored) < 4:
+                raise ValueError(f"truncated in the chunk at byte {place}")
+            if int.from_bytes(stored, "big") != found:
+                raise ValueError(f"the checksum of the chunk at byte {place} does not match")
 
 
 def _gather(image: Image.Image, mode: str) -> NDArray[Any]:

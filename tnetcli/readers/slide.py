@@ -4,6 +4,7 @@ import math
 import os
 import re
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from tnetcli.readers.metadata import TIFF_TAGS, choose_bands, resolve
 from tnetcli.readers.pyramid import PyramidReader, check_block_size
 from tnetcli.readers.resample import touched_pixels, whole_scale
 from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES, open_tiff
-from tnetcli.readers.tiff_pages import SAME_PIXELS, PageTiles, TiffPages
+from tnetcli.readers.tiff_tiles import DirectPage, TileFiles, direct_page
 from tnetcli.text import one_line, reason
 
 MOST_INDEX_BYTES = 2**24
@@ -35,7 +36,6 @@ MOST_HAMAMATSU_BYTES = 2**17  # OpenSlide reads at most half of this from a Hama
 # One cache for all slides: with a cache per handle, memory grows with every slide of a batch.
 TILE_CACHE = openslide.OpenSlideCache(2**26)
 DIRECT_VENDORS = ("aperio", "generic-tiff")
-DIRECT_COMPRESSIONS = {*SAME_PIXELS, tifffile.COMPRESSION.APERIO_JP2000_RGB}
 COLOURS = ("red", "green", "blue")
 BOUNDS = tuple(f"openslide.bounds-{name}" for name in ("x", "y", "width", "height"))
 
@@ -52,28 +52,24 @@ def check_slide_files(path: str) -> None:
         raise ImageError(f"cannot read `{path}`: {reason(error)}", hint="check the path") from error
     folder = os.path.dirname(os.path.abspath(path))
     if HAMAMATSU in head:
-        _check_names(path, folder, head)
+        _check_regular(path, folder, _listed(path, head))
     stem, ending = os.path.splitext(path)
     if ending.lower() == MIRAX and os.path.isdir(stem):
-        _check_mirax(path, stem)
+        _check_regular(path, stem, [SLIDEDAT])
+        index = os.path.join(stem, SLIDEDAT)
+        if os.path.exists(index):
+            with open_regular(index) as file:
+                names = _listed(path, file.read(MOST_INDEX_BYTES + 1))
+            _check_regular(path, stem, names)
+            for name in (SLIDEDAT, *names):
+                if not is_inside(os.path.join(stem, name), stem, follow_links=True):
+                    raise _part_refused(path, f"has a link `{name}` to a file outside its folder")
     if head[128:132] == b"DICM":
         _check_regular(path, folder, os.listdir(folder))
     _check_regular(path, "", [stem + TRESTLE_COMPANION])
 
 
-def _check_mirax(path: str, folder: str) -> None:
-    _check_regular(path, folder, [SLIDEDAT])
-    index = os.path.join(folder, SLIDEDAT)
-    if not os.path.exists(index):
-        return
-    _check_inside(path, folder, SLIDEDAT)
-    with open_regular(index) as file:
-        text = file.read(MOST_INDEX_BYTES + 1)
-    for name in _check_names(path, folder, text):
-        _check_inside(path, folder, name)
-
-
-def _check_names(path: str, folder: str, text: bytes) -> list[str]:
+def _listed(path: str, text: bytes) -> list[str]:
     """Return the names of files in an index of keys and values; raise ImageError for a path."""
     if len(text) > MOST_INDEX_BYTES:
         raise _part_refused(path, f"has an index of more than {MOST_INDEX_BYTES:,} bytes")
@@ -89,7 +85,6 @@ def _check_names(path: str, folder: str, text: bytes) -> list[str]:
         count = math.prod(int(each[:18]) if each.isdigit() else 0 for each in digits)
         if count > max(len(names), 1):
             raise _part_refused(path, f"declares {count:,} files, but names {len(names):,}")
-    _check_regular(path, folder, names)
     return names
 
 
@@ -101,14 +96,8 @@ def _check_regular(path: str, folder: str, names: Iterable[str]) -> None:
         try:
             check_regular(os.stat(companion), companion)
         except OSError as error:
-            raise _part_refused(
-                path, f"has a part `{os.path.basename(name)}`, which {reason(error)}"
-            ) from error
-
-
-def _check_inside(path: str, folder: str, name: str) -> None:
-    if not is_inside(os.path.join(folder, name), folder, follow_links=True):
-        raise _part_refused(path, f"has a link `{name}` to a file outside its folder")
+            problem = f"has a part `{os.path.basename(name)}`, which {reason(error)}"
+            raise _part_refused(path, problem) from error
 
 
 def _part_refused(path: str, problem: str) -> ImageError:
@@ -128,16 +117,18 @@ class SlideReader(PyramidReader):
 
     def _inspect(self) -> ImageInfo:
         check_slide_files(self.path)
-        _check_tile_size(self.path)
-        slide = _open_slide(self.path)
-        try:
-            return self._describe(slide)
-        except openslide.OpenSlideError as error:
-            raise _refused(self.path, error) from error
-        finally:
-            slide.close()
+        with open_regular(self.path) as file:
+            is_tiff = file.read(4).startswith(TIFF_MAGIC)
+        with open_tiff(self.path) if is_tiff else nullcontext() as tiff:
+            pages = [] if tiff is None else [each.aspage() for each in tiff.pages]
+            for page in pages:
+                if page.is_tiled:
+                    # OpenSlide aborts the process if it cannot allocate a tile.
+                    check_block_size(self.path, Size(page.tilewidth, page.tilelength), 4)
+            with _open_slide(self.path) as slide:
+                return self._describe(slide, pages)
 
-    def _describe(self, slide: openslide.OpenSlide) -> ImageInfo:
+    def _describe(self, slide: openslide.OpenSlide, pages: list[tifffile.TiffPage]) -> ImageInfo:
         properties = dict(slide.properties)
         vendor = properties.get("openslide.vendor", "")
         if any(min(size) < 1 for size in slide.level_dimensions):
@@ -149,9 +140,9 @@ class SlideReader(PyramidReader):
         self._background = np.frombuffer(bytes.fromhex(background), np.uint8)
         self._downsamples = slide.level_downsamples
         direct = vendor in DIRECT_VENDORS and self._allow_direct
-        self._pages = _direct_pages(self.path, sizes) if direct else {}
+        self._pages = _direct_pages(self.path, sizes, pages) if direct else {}
         if vendor == "generic-tiff":
-            _check_rgb(self.path)
+            _check_rgb(self.path, pages[0])
         microns, warnings = resolve(self.options, [_resolution(properties, vendor)])
         details: dict[str, Any] = {"vendor": vendor or "unknown"}
         if power := properties.get("openslide.objective-power"):
@@ -185,7 +176,11 @@ class SlideReader(PyramidReader):
             microns_per_pixel=microns,
             offset=bounds[:2] if bounds is not None else (0, 0),
             mask="transparent",
-            compression=_compression(self.path, self._pages),
+            compression=(
+                tifffile.COMPRESSION(self._pages[0].tiles.compression).name.lower()
+                if 0 in self._pages
+                else "unknown"
+            ),
             file_bytes=file_bytes,
             files=companions,
             details=details,
@@ -200,76 +195,43 @@ def _open_slide(path: str) -> openslide.OpenSlide:
     try:
         slide = openslide.OpenSlide(path)
     except (openslide.OpenSlideError, OSError) as error:
-        raise _refused(path, error) from error
+        raise ImageError(
+            f"OpenSlide cannot open `{path}`: {one_line(error)}",
+            hint="check that its companion files are present, or try another --reader",
+        ) from error
     slide.set_cache(TILE_CACHE)
     return slide
 
 
-def _refused(path: str, error: Exception) -> ImageError:
-    return ImageError(
-        f"OpenSlide cannot open `{path}`: {one_line(error)}",
-        hint="check that its companion files are present, or try another --reader",
-    )
-
-
-def _check_tile_size(path: str) -> None:
-    # OpenSlide aborts the process if it cannot allocate a tile.
-    with open_regular(path) as file:
-        if not file.read(4).startswith(TIFF_MAGIC):
-            return
-    with open_tiff(path) as tiff:
-        for page in (each.aspage() for each in tiff.pages):
-            if page.is_tiled:
-                check_block_size(path, Size(page.tilewidth, page.tilelength), 4)
-
-
-def _check_rgb(path: str) -> None:
+def _check_rgb(path: str, page: tifffile.TiffPage) -> None:
     # OpenSlide opens 16-bit and multi-band TIFFs and returns wrong pixels.
-    with open_tiff(path) as file:
-        page = file.pages.first
-        colours = page.samplesperpixel - len(page.extrasamples)
-        alpha = tuple(page.extrasamples) in ((), (1,), (2,))
-        known = colours == 1 or (colours == 3 and page.photometric in COLOURED)
-        if page.bitspersample != 8 or not known or not alpha:
-            raise ImageError(
-                f"`{path}` has {page.samplesperpixel} bands of {page.bitspersample} bits, "
-                "which OpenSlide reads wrongly",
-                hint="use --reader tiff or --reader raster",
-            )
+    colours = page.samplesperpixel - len(page.extrasamples)
+    alpha = tuple(page.extrasamples) in ((), (1,), (2,))
+    known = colours == 1 or (colours == 3 and page.photometric in COLOURED)
+    if page.bitspersample != 8 or not known or not alpha:
+        raise ImageError(
+            f"`{path}` has {page.samplesperpixel} bands of {page.bitspersample} bits, "
+            "which OpenSlide reads wrongly",
+            hint="use --reader tiff or --reader raster",
+        )
 
 
-def _direct_pages(path: str, sizes: list[Size]) -> dict[int, int]:
+def _direct_pages(
+    path: str, sizes: list[Size], pages: list[tifffile.TiffPage]
+) -> dict[int, DirectPage]:
     """Return the page of each level that can be decoded without OpenSlide."""
-    try:
-        opened = TiffPages(path)
-    except TIFF_FAILURES:
-        return {}
-    try:
-        # The first page of a size is the level.
-        first: dict[Size, tuple[int, Any]] = {}
-        for number, page in opened.pages():
-            if page.is_tiled:
-                first.setdefault(Size(page.imagewidth, page.imagelength), (number, page))
-        found = {level: first[size] for level, size in enumerate(sizes) if size in first}
-        return {
-            level: number for level, (number, page) in found.items() if _is_direct(opened, page)
-        }
-    finally:
-        opened.close()
-
-
-def _is_direct(opened: TiffPages, page: Any) -> bool:
-    colour = page.photometric == tifffile.PHOTOMETRIC.RGB or (
-        page.photometric == tifffile.PHOTOMETRIC.YCBCR
-        and page.compression == tifffile.COMPRESSION.JPEG
-    )
-    if not (colour and page.compression in DIRECT_COMPRESSIONS):
-        return False
-    try:
-        tiles = opened.tiles(page)
-    except ValueError:
-        return False
-    return tiles.samples == 3 and tiles.dtype == np.uint8
+    first: dict[Size, tifffile.TiffPage] = {}  # the first page of a size is the level
+    for page in pages:
+        if page.is_tiled:
+            first.setdefault(Size(page.imagewidth, page.imagelength), page)
+    rgb, aperio = tifffile.PHOTOMETRIC.RGB, tifffile.COMPRESSION.APERIO_JP2000_RGB
+    found = {}
+    for level, size in enumerate(sizes):
+        if size in first:
+            direct = direct_page(path, first[size], 3, ("uint8",), (rgb,), (aperio,))
+            if direct is not None:
+                found[level] = direct
+    return found
 
 
 def _resolution(properties: dict[str, str], vendor: str) -> Resolution | None:
@@ -299,41 +261,26 @@ def _block(properties: dict[str, str], level: int, size: Size) -> Size:
     return Size(*sides)
 
 
-def _compression(path: str, pages: dict[int, int]) -> str:
-    if 0 not in pages:
-        return "unknown"
-    with open_tiff(path) as file:
-        return tifffile.COMPRESSION(file.pages[pages[0]].aspage().compression).name.lower()
-
-
 class _SlideSource:
     """Handles of one thread: the slide, and the TIFF file for direct reading."""
 
     def __init__(self, reader: SlideReader) -> None:
         self._reader = reader
         self._slide: openslide.OpenSlide | None = None
-        self._file: TiffPages | None = None
-        self._tiles: dict[int, PageTiles] = {}
+        self._files = TileFiles()
         total = sum(level.size.pixels for level in reader.info.levels)
         self._bytes_per_pixel = reader.info.file_bytes / total
 
     def close(self) -> None:
-        for handle in (self._slide, self._file):
-            if handle is not None:
-                handle.close()
+        self._files.close()
+        if self._slide is not None:
+            self._slide.close()
 
     def read(self, level: int, box: Box) -> Block:
-        if level in self._reader._pages:
-            return self._page(level).read(box, self._reader._colours)
+        page = self._reader._pages.get(level)
+        if page is not None:
+            return self._files.read(page.tiles, box, self._reader._colours)
         return self._read_openslide(level, box)
-
-    def _page(self, level: int) -> PageTiles:
-        if level not in self._tiles:
-            if self._file is None:
-                self._file = TiffPages(self._reader.path)
-            page = self._file.file.pages[self._reader._pages[level]]
-            self._tiles[level] = self._file.tiles(page)
-        return self._tiles[level]
 
     def _read_openslide(self, level: int, box: Box) -> Block:
         reader = self._reader

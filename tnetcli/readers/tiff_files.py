@@ -1,175 +1,17 @@
-"""Check TIFF directories and OME-XML before a library parses them."""
+"""Check the directories of a TIFF before a library parses them, and choose its reader."""
 
-import math
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 from typing import Any, BinaryIO
-from xml.etree import ElementTree
-from xml.etree.ElementTree import Element
 
 import tifffile
 
 from tnetcli.errors import ImageError
-from tnetcli.files import MOST_XML_BYTES, is_plain_name, open_regular
+from tnetcli.files import MOST_XML_BYTES, open_regular
 from tnetcli.readers.metadata import MOST_BANDS, check_band_count
 from tnetcli.readers.pyramid import PARSING_FAILURES
-from tnetcli.text import one_line, reason
-
-MOST_XML_TAGS = 2**19
-# Planes that may be declared without a directory: acquisitions stop early, and files of a set may
-# be missing.
-MOST_PLANES = 2**16
-# Labels of a modulo axis.
-MOST_LABELS = 2**16
-# References of planes per directory, and some more for small files.
-MOST_REFERENCES, SPARE_REFERENCES = 2, 256
-MOST_FILES, MOST_DIRECTORIES_OF_SET = 10_000, 100_000
-
-Check = Callable[[str], Sequence[int]]
-
-
-def parse_xml(path: str, text: str) -> Element:
-    """Parse XML of bounded size without a DOCTYPE, which could define entities."""
-    if len(text) > MOST_XML_BYTES or text.count("<") > MOST_XML_TAGS:
-        raise _refused(path, f"has XML metadata of {len(text):,} characters")
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise _refused(path, "has XML metadata with a DOCTYPE")
-    try:
-        return ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise ImageError(
-            f"the XML metadata of `{path}` is damaged: {error}",
-            hint="make or copy it again, or try --reader raster",
-        ) from error
-
-
-def check_ome(path: str, text: str, check_directories: Check) -> None:
-    """Compare the sizes in OME-XML with the directories of the file and of its companions.
-
-    `check_directories` returns the number of values in each page of a file. Raises ImageError if
-    tifffile would allocate more planes than that, or open anything but a TIFF in the same folder.
-    """
-    root = parse_xml(path, text)
-    for element in root.iter():
-        if element.tag[:-1].endswith("Along") and "Start" in element.attrib:
-            _check_labels(path, element)
-    files = _Files(path, root.get("UUID"), check_directories)
-    planes = sum(
-        _planes(files, pixels)
-        for image in root
-        if image.tag.endswith("Image")
-        for pixels in image
-        if pixels.tag.endswith("Pixels")
-    )
-    if planes > max(MOST_PLANES, files.directories):
-        raise _refused(path, f"declares {planes:,} planes, but has {files.directories:,}")
-
-
-class _Files:
-    """Files of a multi-file OME-TIFF by UUID, with the number of values in each page."""
-
-    def __init__(self, path: str, uuid: str | None, check_directories: Check) -> None:
-        self._path, self._check = path, check_directories
-        self._own = check_directories(path)
-        self._pages: dict[str | None, Sequence[int]] = {uuid: self._own}
-        self.directories, self._references = len(self._own), 0
-
-    def refer_to(self, count: int) -> None:
-        """Count references to pages; raise ImageError if there are too many."""
-        self._references += count
-        if self._references > MOST_REFERENCES * self.directories + SPARE_REFERENCES:
-            raise _refused(self._path, f"refers too often to its {self.directories:,} planes")
-
-    def of(self, data: Element) -> Sequence[int] | None:
-        """Return the pages of the file of a `TiffData`; None if it is missing."""
-        uuid = next((child for child in data if child.tag.endswith("UUID")), None)
-        if uuid is None:
-            return self._own
-        name = uuid.get("FileName", "")
-        own = os.path.basename(self._path).lower()
-        if None in self._pages and uuid.text is not None and name.lower() == own:
-            self._pages[uuid.text] = self._pages.pop(None)
-        if uuid.text not in self._pages:
-            pages = self._companion(name)
-            if pages is None:
-                return None
-            self._pages[uuid.text] = pages
-            self.directories += len(pages)
-            if len(self._pages) > MOST_FILES or self.directories > MOST_DIRECTORIES_OF_SET:
-                raise _refused(self._path, f"names more than {len(self._pages):,} files")
-        return self._pages[uuid.text]
-
-    def _companion(self, name: str) -> Sequence[int] | None:
-        if not is_plain_name(name):
-            raise _refused(self._path, f"names `{name}` as a part of it, outside its folder")
-        companion = os.path.join(os.path.dirname(os.path.abspath(self._path)), name)
-        if not os.path.exists(companion):
-            return None
-        try:
-            return self._check(companion)
-        except OSError as error:
-            raise ImageError(
-                f"cannot open `{name}`, a part of `{self._path}`: {reason(error)}",
-                hint="copy all files of the set into one folder",
-            ) from error
-
-
-def _planes(files: _Files, pixels: Element) -> int:
-    """Return how many planes tifffile would allocate for one image."""
-    axes = pixels.attrib["DimensionOrder"][::-1]
-    shape = [int(pixels.attrib[f"Size{axis}"]) for axis in axes]
-    samples, listed, smallest = 0, 0, 0
-    for child in pixels:
-        if child.tag.endswith("Channel") and not samples:
-            samples = max(int(child.get("SamplesPerPixel", 1)), 1)
-            shape = [
-                size // samples if axis == "C" else size
-                for axis, size in zip(axes, shape, strict=True)
-            ]
-        start = _first_plane(child, axes[:-2], shape) if child.tag.endswith("TiffData") else None
-        if start is None:
-            continue
-        pages = files.of(child)
-        count = int(child.get("PlaneCount", child.get("NumPlanes", int("IFD" in child.attrib))))
-        count = count or len(pages or ())
-        listed = max(listed, start + count)
-        place = int(child.get("IFD", 0))
-        named = (pages or ())[place : place + max(count, 0)] if place >= 0 else pages or ()
-        files.refer_to(len(named))
-        smallest = min([*named, *([smallest] if smallest else [])], default=0)
-    declared = math.prod(shape) * max(samples, 1) // smallest if smallest else 0
-    return max(listed, declared)
-
-
-def _first_plane(data: Element, axes: str, shape: Sequence[int]) -> int | None:
-    """Return the first plane of a `TiffData`; None outside the image."""
-    index = 0
-    for axis, size in zip(axes, shape, strict=False):
-        position = int(data.get(f"First{axis}", 0))
-        if not 0 <= position < size:
-            return None
-        index = index * size + position
-    return index
-
-
-def _check_labels(path: str, along: Element) -> None:
-    start, end = float(along.attrib["Start"]), float(along.attrib["End"])
-    step = float(along.get("Step", 1))
-    count = (end - start) / step if step else math.inf
-    if not abs(count) <= MOST_LABELS:
-        raise _refused(path, f"has an axis from {start:g} to {end:g} in steps of {step:g}")
-
-
-def _refused(path: str, problem: str) -> ImageError:
-    return ImageError(
-        f"`{path}` {problem}",
-        hint="its OME metadata are damaged or malicious; try --reader raster",
-    )
-
+from tnetcli.text import one_line
 
 # tifffile raises many kinds of errors for damaged tags and XML.
 TIFF_FAILURES = (*PARSING_FAILURES, tifffile.TiffFileError)
@@ -214,99 +56,88 @@ UNREAD_STACKS = {
 
 @dataclass(frozen=True, slots=True)
 class _Tag:
-    """An entry of a directory; `value` is the offset of its value, None if inline."""
+    """An entry of a directory; `place` is the offset of its value, None if inline."""
 
     code: int
     kind: int
     count: int
     raw: bytes
-    value: int | None
+    place: int | None
 
     @property
     def length(self) -> int:
         return TYPE_BYTES.get(self.kind, 0) * self.count
 
 
-class _Directories:
-    """Parses the directories of a TIFF within bounds."""
+class Directories:
+    """The directories of a TIFF, parsed within bounds."""
 
     def __init__(self, path: str, file: BinaryIO) -> None:
-        self.path, self.file = path, file
-        self.size = os.fstat(file.fileno()).st_size
+        self._path, self._file = path, file
+        self._size = os.fstat(file.fileno()).st_size
         header = file.read(16)
-        self._order = "<" if header[:2] == b"II" else ">"
-        self._number = partial(
-            int.from_bytes, byteorder="little" if self._order == "<" else "big", signed=False
-        )
+        self._is_little = header[:2] == b"II"
         big = header[2:4] in (b"+\0", b"\0+")
         # Hamamatsu has 64-bit offsets in a 32-bit file; tifffile expects them by this ending.
-        ndpi = header.startswith(b"II*\0") and path.lower().endswith(".ndpi")
-        self._count_size = 8 if big else 2
-        self._next_size = 8 if big or ndpi else 4
-        self._inline = 8 if big else 4
-        self._entry = struct.Struct(self._order + ("HHQ8s" if big else "HHI4s"))
-        self._is_ndpi = ndpi
+        self._is_ndpi = header.startswith(b"II*\0") and path.lower().endswith(".ndpi")
+        self._count_size, self._inline = (8, 8) if big else (2, 4)
+        self._next_size = 8 if big or self._is_ndpi else 4
+        order = "<" if self._is_little else ">"
+        self._entry = struct.Struct(order + ("HHQ8s" if big else "HHI4s"))
         start = 8 if big else 4
         if len(header) < start + self._next_size:
             raise truncated(path, "its header", len(header))
-        self.first = self._number(header[start : start + self._next_size])
         self._seen: set[int] = set()
         self._layouts: set[tuple[object, ...]] = set()
         self._directory_bytes = self._value_bytes = 0
-        self.metadata: list[_Tag] = []  # XML of GDAL
+        self.has_metadata = False  # of GDAL
+        self.pages: list[int] = []  # number of values in each
+        self._check(self._number(header[start : start + self._next_size]))
 
-    def check(self) -> tuple[int, ...]:
-        """Return the number of values in each page; raise ImageError if the file is invalid."""
-        pages: list[int] = []
-        offset = self.first
-        while offset and not (self._is_ndpi and offset >= self.size):
-            if len(pages) == MOST_DIRECTORIES:
+    def _check(self, offset: int) -> None:
+        while offset and not (self._is_ndpi and offset >= self._size):
+            if len(self.pages) == MOST_DIRECTORIES:
                 raise self._refused(f"has more than {MOST_DIRECTORIES:,} directories")
-            tags, following = self._read(offset)
-            pages.append(self._check_page(tags))
-            self._check_subdirectories(self._subdirectories(tags))
-            offset = following
-        if not pages:
+            tags, offset = self._read(offset)
+            self.pages.append(self._check_page(tags))
+            waiting = self._subdirectories(tags)
+            while waiting:
+                if len(self._seen) >= MOST_SUBDIRECTORIES:
+                    raise self._refused(f"has more than {MOST_SUBDIRECTORIES:,} directories")
+                tags, _ = self._read(waiting.pop())
+                self._check_page(tags)
+                waiting += self._subdirectories(tags)
+        if not self.pages:
             raise ImageError(
-                f"`{self.path}` contains no image", hint="the file is damaged or unfinished"
+                f"`{self._path}` contains no image", hint="the file is damaged or unfinished"
             )
-        return tuple(pages)
 
-    def _check_subdirectories(self, waiting: list[int]) -> None:
-        while waiting:
-            if len(self._seen) >= MOST_SUBDIRECTORIES:
-                raise self._refused(f"has more than {MOST_SUBDIRECTORIES:,} directories")
-            tags, _ = self._read(waiting.pop())
-            self._check_page(tags)
-            waiting += self._subdirectories(tags)
+    def _number(self, raw: bytes) -> int:
+        return int.from_bytes(raw, "little" if self._is_little else "big")
 
     def _read(self, offset: int) -> tuple[list[_Tag], int]:
         """Return the entries of the directory at `offset`, and the offset of the next."""
         if offset in self._seen:
             raise ImageError(
-                f"the directories of `{self.path}` form a cycle",
+                f"the directories of `{self._path}` form a cycle",
                 hint="the file is damaged: make or copy it again",
             )
         self._seen.add(offset)
-        lost = truncated(self.path, f"a directory at byte {offset}", self.size)
-        if offset >= self.size:
+        lost = truncated(self._path, f"a directory at byte {offset}", self._size)
+        if offset + self._count_size > self._size:
             raise lost
-        self.file.seek(offset)
-        raw = self.file.read(self._count_size)
-        if len(raw) < self._count_size:
-            raise lost
-        length = self._number(raw) * self._entry.size + self._next_size
-        if offset + length > self.size:
+        self._file.seek(offset)
+        count = self._number(self._file.read(self._count_size))
+        length = count * self._entry.size + self._next_size
+        if offset + length > self._size:
             raise lost
         self._directory_bytes += length
-        if self._directory_bytes > self.size:
+        if self._directory_bytes > self._size:
             raise self._refused("has overlapping directories")
-        raw = self.file.read(length)
-        if len(raw) < length:
-            raise lost
+        raw = self._file.read(length)
         tags = [self._tag(*fields) for fields in self._entry.iter_unpack(raw[: -self._next_size])]
-        if not self._is_ndpi and len(self._seen) == 1 and self._order == "<":
-            self._is_ndpi = {tag.code for tag in tags} >= NDPI_TAGS
+        if len(self._seen) == 1 and self._is_little:
+            self._is_ndpi |= {tag.code for tag in tags} >= NDPI_TAGS
         for tag in tags:
             self._check_value(tag)
         return tags, self._number(raw[-self._next_size :])
@@ -316,35 +147,34 @@ class _Directories:
         return _Tag(code, kind, count, raw, self._number(raw) if stored else None)
 
     def _check_value(self, tag: _Tag) -> None:
-        if tag.value is None:
+        if tag.place is None:
             return
-        if tag.value + tag.length > self.size:
+        if tag.place + tag.length > self._size:
             if self._is_ndpi:
                 return  # the upper half of the offset is stored elsewhere; tifffile checks it
-            what = f"the value of tag {tag.code}, at byte {tag.value},"
-            raise truncated(self.path, what, self.size)
+            what = f"the value of tag {tag.code}, at byte {tag.place},"
+            raise truncated(self._path, what, self._size)
         self._value_bytes += tag.length
-        if self._value_bytes > MOST_VALUE_SHARING * self.size:
+        if self._value_bytes > MOST_VALUE_SHARING * self._size:
             raise self._refused("has tags with overlapping values")
         if tag.code in (DESCRIPTION, GDAL_METADATA) and tag.length > MOST_XML_BYTES:
             raise self._refused(f"has a description or metadata of {tag.length:,} bytes")
-        if tag.code == GDAL_METADATA:
-            self.metadata.append(tag)
 
     def _check_page(self, tags: list[_Tag]) -> int:
         numbers = {
             tag.code: self._number(tag.raw[: TYPE_BYTES.get(tag.kind, 0)])
             for tag in tags
-            if tag.value is None
+            if tag.place is None
         }
         samples = numbers.get(SAMPLES, 1)
-        check_band_count(self.path, samples)
+        check_band_count(self._path, samples)
         counts = {tag.code: tag.count for tag in tags}
+        self.has_metadata |= GDAL_METADATA in counts
         if counts.get(UIC1, 0) * max(counts.get(UIC2, 1), 1) > MOST_UIC_READS:
             raise self._refused("has too many MetaMorph properties")
         for tag in tags:
-            if tag.code == DESCRIPTION and tag.value is not None:
-                text = self.stored(tag)
+            if tag.code == DESCRIPTION and tag.place is not None:
+                text = self._content(tag)
                 is_shape = text.startswith((b'{"shape":', b"shape="))
                 if is_shape and text.count(b",") > MOST_SHAPE_ITEMS:
                     raise self._refused("has a shape of too many axes in its description")
@@ -355,12 +185,10 @@ class _Directories:
         return numbers.get(WIDTH, 0) * numbers.get(HEIGHT, 0) * samples
 
     def _content(self, tag: _Tag) -> bytes:
-        return tag.raw if tag.value is None else self.stored(tag)
-
-    def stored(self, tag: _Tag) -> bytes:
-        """Return the value of a tag that is not inline."""
-        self.file.seek(tag.value or 0)
-        return self.file.read(tag.length)
+        if tag.place is None:
+            return tag.raw[: tag.length]
+        self._file.seek(tag.place)
+        return self._file.read(tag.length)
 
     def _subdirectories(self, tags: list[_Tag]) -> list[int]:
         found: list[int] = []
@@ -369,35 +197,25 @@ class _Directories:
                 continue
             if tag.count > MOST_SUBDIRECTORIES_OF_ONE:
                 raise self._refused(f"has a page with {tag.count:,} subdirectories")
-            each = TYPE_BYTES.get(tag.kind, 1)
-            raw = self._content(tag)[: tag.length]
-            places = range(0, len(raw) + 1, each)
-            found += [self._number(raw[start:end]) for start, end in pairwise(places)]
+            raw, each = self._content(tag), TYPE_BYTES.get(tag.kind, 1)
+            found += [self._number(raw[at : at + each]) for at in range(0, len(raw), each)]
         return [offset for offset in found if offset >= 8]  # tifffile ignores others, too
 
     def _refused(self, problem: str) -> ImageError:
         return ImageError(
-            f"`{self.path}` {problem}", hint="no camera or scanner writes this; do not open it"
+            f"`{self._path}` {problem}", hint="no camera or scanner writes this; do not open it"
         )
 
 
-def check_directories(path: str) -> tuple[int, ...]:
-    """Return the number of values in each page of a TIFF.
+def check_directories(path: str) -> Directories:
+    """Return the directories of a TIFF.
 
-    Raises ImageError if its directories or their values are truncated, form a cycle or are
-    impossible. GDAL and tifffile open a truncated file without its overviews, mask or nodata and
-    without an error, and read overlapping data many times.
+    Raises ImageError if they or their values are truncated, form a cycle or are impossible. GDAL
+    and tifffile open a truncated file without its overviews, mask or nodata and without an error,
+    and read overlapping data many times.
     """
     with open_regular(path) as file:
-        return _Directories(path, file).check()
-
-
-def gdal_metadata(path: str) -> Iterator[bytes]:
-    """Yield the GDAL metadata of each directory of a TIFF; raise ImageError if truncated."""
-    with open_regular(path) as file:
-        directories = _Directories(path, file)
-        directories.check()
-        yield from map(directories.stored, directories.metadata)
+        return Directories(path, file)
 
 
 def truncated(path: str, what: str, size: int) -> ImageError:
@@ -418,10 +236,6 @@ def open_tiff(path: str) -> tifffile.TiffFile:
 def checked_series(path: str, file: tifffile.TiffFile) -> list[tifffile.TiffPageSeries]:
     """Return the series of `file`; raise ImageError if its metadata claim more than it has."""
     first = file.pages.first
-    if file.is_ome:
-        check_ome(path, first.description, check_directories)
-    elif file.is_philips:
-        parse_xml(path, first.description)
     if not any(getattr(file, f"is_{kind}") for kind in STACKS) and len(file.pages) > MOST_BANDS:
         raise ImageError(
             f"`{path}` has {len(file.pages):,} pages without metadata about axes",

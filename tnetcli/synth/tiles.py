@@ -22,8 +22,7 @@ from PIL import Image, UnidentifiedImageError
 from tnetcli.config import SPLIT_NAMES, SPLITS, Split
 from tnetcli.errors import ManifestError
 from tnetcli.files import Archive, open_regular
-from tnetcli.readers.codestreams import decode_jpeg_file
-from tnetcli.readers.image import PILLOW_FAILURES, WITH_ALPHA
+from tnetcli.readers.image import PILLOW_FAILURES, WITH_ALPHA, decode_jpeg
 from tnetcli.readers.pyramid import content_stamp
 from tnetcli.text import first_line, format_bytes, join_some, shorten
 
@@ -343,7 +342,7 @@ def _decode(data: bytes) -> NDArray[np.uint8]:
             raise _UnfitError(f"{width} x {height} pixels")
         if image.format == "JPEG" and image.mode in ("L", "RGB"):
             # Twice as fast as Pillow, and damage is an error instead of grey pixels.
-            pixels = decode_jpeg_file(data, "GRAY" if image.mode == "L" else "RGB", (width, height))
+            pixels = decode_jpeg(data, image)
         else:
             pixels = np.asarray(_in_8_bits(image))
     return pixels.reshape(height, width, -1)
