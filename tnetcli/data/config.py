@@ -11,30 +11,34 @@ from tnetcli.readers.wrappers import CropKind
 class LandscapeConfig(Strict):
     """Scenes composed of labelled tiles: fields of background classes, with or without a site."""
 
-    size: int = Field(2048, ge=64, le=131_072, description="side of a scene in pixels")
+    size: int = Field(default=2048, ge=64, le=131_072, description="side of a scene in pixels")
     sites: tuple[str, ...] = Field(min_length=1, description="tile classes that form a site")
     background: tuple[str, ...] = Field(min_length=1, description="tile classes of the fields")
     empty: str | None = Field(
-        "none", description="label of scenes without a site; null for no such scenes"
+        default="none", description="label of scenes without a site; null for no such scenes"
     )
     site_tiles: tuple[int, int] = Field(
-        (3, 6), description="minimum and maximum side of a site in tiles"
+        default=(3, 6), description="minimum and maximum side of a site in tiles"
     )
     neighbours: int = Field(
-        24, ge=1, description="number of similar tiles that a class is drawn from within one scene"
+        default=24,
+        ge=1,
+        description="number of similar tiles that a class is drawn from within one scene",
     )
     gain: Share = Field(
-        0.12, description="maximum relative change of a scene's brightness in training"
+        default=0.12, description="maximum relative change of a scene's brightness in training"
     )
     channel_gain: Share = Field(
-        0.04, description="maximum relative change of each band in training"
+        default=0.04, description="maximum relative change of each band in training"
     )
     offset: Share = Field(
-        0.03, description="maximum offset in training, as a fraction of the value range"
+        default=0.03, description="maximum offset in training, as a fraction of the value range"
     )
-    training: int = Field(4000, ge=1, description="scenes per epoch; every epoch composes new ones")
-    validation: int = Field(400, ge=1, description="number of validation scenes")
-    test: int = Field(500, ge=1, description="number of test scenes")
+    training: int = Field(
+        default=4000, ge=1, description="scenes per epoch; every epoch composes new ones"
+    )
+    validation: int = Field(default=400, ge=1, description="number of validation scenes")
+    test: int = Field(default=500, ge=1, description="number of test scenes")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -56,29 +60,33 @@ class TilesConfig(Strict):
     """Tile pre-training: classify the tiles under the feature map, and whole views."""
 
     views: tuple[int, ...] = Field(
-        (24, 10, 6), min_length=1, description="views per step, one number per level"
+        default=(24, 10, 6), min_length=1, description="views per step, one number per level"
     )
-    crowded: float = Field(0.7, ge=0, le=1, description="fraction of scenes with several sites")
+    crowded: float = Field(
+        default=0.7, ge=0, le=1, description="fraction of scenes with several sites"
+    )
     sites: tuple[int, int] = Field(
-        (2, 5), description="minimum and maximum number of sites in a crowded scene"
+        default=(2, 5), description="minimum and maximum number of sites in a crowded scene"
     )
     weights: dict[str, Weight] = Field(
-        {}, description="relative frequency of each label; 1 for labels not listed"
+        default={}, description="relative frequency of each label; 1 for labels not listed"
     )
-    near: float = Field(0.7, ge=0, le=1, description="fraction of the finer views that show a site")
+    near: float = Field(
+        default=0.7, ge=0, le=1, description="fraction of the finer views that show a site"
+    )
     doubt: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         le=1,
         description="fraction of the finer views drawn where the coarser view predicts a site",
     )
     site_weights: tuple[Weight, ...] = Field(
-        (6.0, 2.0),
+        default=(6.0, 2.0),
         min_length=1,
         description="additional loss weight of site pixels per level; the last one repeats",
     )
-    dense: Weight = Field(1.0, description="weight of the loss over the feature map")
-    window: Weight = Field(0.5, description="weight of the loss of the view's label")
+    dense: Weight = Field(default=1.0, description="weight of the loss over the feature map")
+    window: Weight = Field(default=0.5, description="weight of the loss of the view's label")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -92,45 +100,50 @@ class DataConfig(Strict):
     """Images and their labels."""
 
     kind: Literal["manifest", "folder", "mosaic"] = Field(
-        "manifest",
+        default="manifest",
         description="a CSV of images, one folder per class, or scenes composed of labelled tiles",
     )
     path: File = Field(description="the CSV, the folder, or the folder or zip of tiles")
     validation: Share = Field(
-        0.2, description="fraction of the groups without a split that becomes the validation split"
+        default=0.2,
+        description="fraction of the groups without a split that becomes the validation split",
     )
     test: Share = Field(
-        0.0, description="fraction of the groups without a split that becomes the test"
+        default=0.0, description="fraction of the groups without a split that becomes the test"
     )
     class_weights: Literal["none", "balanced"] | dict[str, Weight] = Field(
-        "none", description="loss weight of an image by its class"
+        default="none", description="loss weight of an image by its class"
     )
     crop: CropKind = Field(
-        "none", description="crop images to their box, or to the box with context around it"
+        default="none", description="crop images to their box, or to the box with context around it"
     )
     regions: File | None = Field(
-        None,
+        default=None,
         description="regions of level 2 in place of chosen cells: predictions of another model, or "
         "a CSV with path, left, top, right, bottom",
     )
     bands: tuple[str, ...] | None = Field(
-        None, description="bands by number or name, in the model's order"
+        default=None, description="bands by number or name, in the model's order"
     )
-    nodata: float | None = Field(None, description="value of pixels without data")
-    mpp: float | None = Field(None, gt=0, description="microns per pixel; overrides the file")
+    nodata: float | None = Field(default=None, description="value of pixels without data")
+    mpp: float | None = Field(
+        default=None, gt=0, description="microns per pixel; overrides the file"
+    )
     statistics: Literal["estimate", "unit"] = Field(
-        "estimate",
+        default="estimate",
         description="normalise by the mean and deviation of the images, or map integers to [-1, 1]",
     )
-    statistics_images: int = Field(64, ge=1, description="number of images used for the estimate")
-    licence: str = Field("", description="licence of the images; stored in the checkpoint")
+    statistics_images: int = Field(
+        default=64, ge=1, description="number of images used for the estimate"
+    )
+    licence: str = Field(default="", description="licence of the images; stored in the checkpoint")
     pixel_size: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="metres per pixel of the images; prediction warns about other resolutions",
     )
     landscape: LandscapeConfig | None = Field(
-        None, description="how tiles are composed into scenes (`kind: mosaic`)"
+        default=None, description="how tiles are composed into scenes (`kind: mosaic`)"
     )
 
     @model_validator(mode="after")
@@ -151,17 +164,23 @@ class DataConfig(Strict):
 class AugmentConfig(Strict):
     """Random changes of a training image; all its views share them."""
 
-    flip: Literal["none", "horizontal", "both"] = Field("none", description="random flips")
-    turns: bool = Field(False, description="random quarter turns")
+    flip: Literal["none", "horizontal", "both"] = Field(default="none", description="random flips")
+    turns: bool = Field(default=False, description="random quarter turns")
     crop: Range | None = Field(
-        None, description="minimum and maximum fraction of the area that a crop keeps"
+        default=None, description="minimum and maximum fraction of the area that a crop keeps"
     )
-    aspect: Range = Field((0.5, 2.0), description="minimum and maximum width / height of a crop")
+    aspect: Range = Field(
+        default=(0.5, 2.0), description="minimum and maximum width / height of a crop"
+    )
     shift: Share = Field(
-        0.0, description="maximum shift along each axis, as a fraction of the side"
+        default=0.0, description="maximum shift along each axis, as a fraction of the side"
     )
-    rotate: float = Field(0.0, ge=0, le=180, description="maximum rotation in degrees, either way")
-    colour: bool = Field(False, description="colour jitter in one of four random orders, or none")
+    rotate: float = Field(
+        default=0.0, ge=0, le=180, description="maximum rotation in degrees, either way"
+    )
+    colour: bool = Field(
+        default=False, description="colour jitter in one of four random orders, or none"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
