@@ -155,9 +155,7 @@ class ModelContract:
         where = -out.cell_logits[..., 0].log_softmax(dim=1)[:, 0].sum()
         return functional.cross_entropy(logits, torch.tensor([1])), where
 
-    def test_outputs_have_the_documented_shapes_and_are_finite(
-        self, model: Model, batch: Batch
-    ) -> None:
+    def test_outputs_have_the_documented_shapes(self, model: Model, batch: Batch) -> None:
         classes, size = self.case.classes, model.feature_size
         assert batch.out.features.shape == (3, size)
         assert batch.out.cell_logits.shape == (3, model.grid.rows * model.grid.columns, 1)
@@ -199,9 +197,7 @@ class ModelContract:
         assert (probabilities > 0).all()
         assert probabilities.sum(dim=1).tolist() == pytest.approx([1] * 3)
 
-    def test_encoding_is_repeatable_changes_nothing_and_needs_no_cells(
-        self, model: Model, batch: Batch
-    ) -> None:
+    def test_encoding_is_repeatable(self, model: Model, batch: Batch) -> None:
         before = {key: value.clone() for key, value in model.state_dict().items()}
         assert_same(encode(model, batch.views, batch.regions), batch.out)
         assert all(torch.equal(before[key], each) for key, each in model.state_dict().items())
@@ -210,9 +206,7 @@ class ModelContract:
         assert torch.equal(bare.features, scored.features)
         assert bare.cell_logits.shape == scored.cell_logits.shape
 
-    def test_the_seed_decides_the_weights_and_they_survive_saving(
-        self, model: Model, batch: Batch
-    ) -> None:
+    def test_weights_follow_the_seed_and_are_saved(self, model: Model, batch: Batch) -> None:
         mine, same, other = model.state_dict(), self.build(0).state_dict(), self.build(1)
         assert all(torch.equal(mine[key], same[key]) for key in mine)
         assert not all(torch.equal(mine[key], each) for key, each in other.state_dict().items())
@@ -222,9 +216,7 @@ class ModelContract:
         text = model.config.model_dump_json()
         assert read_model_config(self.case.family, json.loads(text)) == model.config
 
-    def test_a_view_does_not_depend_on_its_batch_or_memory_layout(
-        self, model: Model, batch: Batch
-    ) -> None:
+    def test_a_view_does_not_depend_on_its_batch(self, model: Model, batch: Batch) -> None:
         for index, (view, region) in enumerate(zip(batch.views, batch.regions, strict=True)):
             others = [torch.full_like(view, 3.0), noise(*view.shape, seed=9)]
             last = view[None].to(memory_format=torch.channels_last)[0]
@@ -253,9 +245,7 @@ class ModelContract:
         assert torch.equal(found.weights, torch.ones(1, 1))
 
     @pytest.mark.parametrize("garbage", GARBAGE)
-    def test_masked_features_change_neither_output_nor_gradient(
-        self, learner: Model, garbage: float
-    ) -> None:
+    def test_masked_features_change_nothing(self, learner: Model, garbage: float) -> None:
         learner.eval()
         plain = learner.aggregate(noise(1, 2, learner.feature_size), *unmasked(2))
         padded = torch.full((1, 5, learner.feature_size), garbage)
@@ -274,9 +264,7 @@ class ModelContract:
         gradients = [each.grad for each in learner.parameters() if each.grad is not None]
         assert all(each.isfinite().all() for each in gradients)
 
-    def test_labels_train_all_parts_but_the_location_module_and_attention_only_that(
-        self, learner: Model, batch: Batch
-    ) -> None:
+    def test_losses_train_the_parts_they_should(self, learner: Model, batch: Batch) -> None:
         labels, where = self.losses(learner, batch)
         parts = {name.split(".")[0] for name, _ in learner.named_parameters()}
         torch.autograd.backward(labels, retain_graph=True)
