@@ -49,10 +49,6 @@ def test_help_of_commands_imports_no_torch():
     assert not {"torch", "timm"} & found
 
 
-def test_importing_the_package_imports_no_heavy_library():
-    assert HEAVY & modules_after("import tnetcli") == set()
-
-
 def test_a_prediction_imports_at_most_60_of_our_modules(tmp_path):
     Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
     found = modules_after(PREDICT.format(str(tmp_path / "a.png")))

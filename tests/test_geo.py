@@ -49,7 +49,7 @@ def on_map(x):
 
 
 @pytest.mark.parametrize("middle", [180.0, -180.0, 0.0, 540.0])
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data(), backwards=st.booleans())
 def test_the_pieces_of_a_ring_are_the_ring(middle, data, backwards):
     star = data.draw(stars(middle))
@@ -120,11 +120,7 @@ def test_there_is_no_minus_zero():
 
 
 PIXEL = 0.01
-
-
 METRES_A_DEGREE = 111_320.0
-
-
 # Where the middle of an image is in each CRS: left, bottom, right, top.
 PLACES = {
     "EPSG:4326": (-175.0, -80.0, 175.0, 80.0),
@@ -134,8 +130,6 @@ PLACES = {
     "EPSG:3413": (-3e6, -3e6, 3e6, 3e6),
     "EPSG:3031": (-3e6, -3e6, 3e6, 3e6),
 }
-
-
 SIDE = 2000  # of the images, pixels
 
 
@@ -232,11 +226,7 @@ def test_corners_beside_the_antimeridian_lie_where_the_pixels_are(crs, middle, d
 ACROSS = Scene(
     "EPSG:32660", (10.0, 0.0, 700_000.0, 0.0, -10.0, 5_000_040.0), (0.0, 0.0, 10_980.0, 10_980.0)
 )
-
-
 AROUND = (1000.0, 0.0, -1e6, 0.0, -1000.0, 1e6)  # 2000 km around a pole
-
-
 COVERED = {
     "a tile": Scene(UTM["crs"], UTM["transform"], (0.0, 0.0, 10_980.0, 10_980.0)),
     "across the antimeridian": ACROSS,
@@ -383,7 +373,7 @@ def test_a_box_partly_off_the_earth_has_no_outline():
     assert feature["properties"]["path"] == "root"
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     crs=st.sampled_from(["EPSG:3031", "EPSG:3413"]),
     pixel=st.floats(0.5, 100),

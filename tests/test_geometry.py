@@ -32,10 +32,6 @@ def test_a_size_is_whole_pixels_and_at_least_one(sides):
         Size(*sides)
 
 
-def test_a_size_has_an_area_and_a_text():
-    assert (Size(3, 4).pixels, str(Size(3, 4))) == (12, "3 x 4")
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -51,20 +47,12 @@ def test_an_impossible_grid_raises(arguments, problem):
         Grid(*arguments)
 
 
-def test_cells_come_in_reading_order():
-    assert list(Grid(2, 3, 0.5).cells()) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-
-
 @pytest.mark.parametrize(
     "edges", [(0, 0, 0, 1), (0, 0, 1, -1), (math.nan, 0, 1, 1), (0, math.inf, 1, 1)]
 )
 def test_an_impossible_window_raises(edges):
     with pytest.raises(ValueError, match="not a rectangle"):
         Window(*edges)
-
-
-def test_the_whole_window_covers_the_image():
-    assert Window.whole(Size(30, 20)).box == (0, 0, 30, 20)
 
 
 @pytest.mark.parametrize(
@@ -175,10 +163,6 @@ def test_a_region_has_the_nested_cell_its_path_level_and_position(data, window, 
 def test_to_pixel_inverts_to_map(georeference, column, row):
     back = georeference.to_pixel(*georeference.to_map(column, row))
     assert np.allclose(back, (column, row), rtol=0, atol=1e-5)
-
-
-def test_the_outer_corner_of_the_image_is_the_origin_of_the_transform():
-    assert UTM.to_map(0, 0) == (399_960.0, 5_000_040.0)
 
 
 def test_the_transform_may_rotate():
@@ -307,10 +291,6 @@ def test_the_nearest_cell_has_the_nearest_centre(grid, window, other):
         across, down = away(window.cell(grid, *cell))
         assert chosen[0] <= across + 1e-9
         assert chosen[1] <= down + 1e-9
-
-
-def test_a_grid_has_a_short_description():
-    assert Grid(3, 5, 0.34375).describe() == "3 x 5 cells of 0.34375"
 
 
 def test_a_point_too_far_away_is_nan():

@@ -6,8 +6,6 @@ from tnetcli.text import (
     HIDDEN,
     MOST_DEPTH,
     aligned,
-    counted,
-    did_you_mean,
     first_line,
     format_bytes,
     join_some,
@@ -40,12 +38,6 @@ def test_a_number_too_long_to_write_is_shown_by_its_length():
     assert shorten(2**20_000) == "a number of 20001 bits"
 
 
-def test_a_count_has_a_singular_and_a_plural():
-    assert counted(1, "image") == "1 image"
-    assert counted(0, "image") == "0 images"
-    assert counted(2000, "class", "classes") == "2,000 classes"
-
-
 def test_the_first_parts_are_joined_and_the_rest_counted():
     assert join_some(["a", "b"], 2) == "a, b"
     assert join_some(["a", "b", "c"], 1, "; ") == "a; and 2 more"
@@ -58,11 +50,6 @@ def test_the_first_parts_are_joined_and_the_rest_counted():
 )
 def test_bytes_are_shown_in_megabytes_or_gigabytes(count, shown):
     assert format_bytes(count) == shown
-
-
-def test_the_nearest_name_is_suggested():
-    assert did_you_mean("tnte", ["tnet", "dram"], "one of: tnet, dram") == "did you mean `tnet`?"
-    assert did_you_mean("xyz", ["tnet", "dram"], "one of: tnet, dram") == "one of: tnet, dram"
 
 
 def test_an_error_of_a_library_becomes_one_line():

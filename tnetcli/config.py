@@ -259,9 +259,9 @@ def _put(table: Any, keys: list[str], value: Any) -> None:
         table = table[name]
 
 
-Share = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]
 Range = tuple[float, float]
 File = Annotated[Path, PlainSerializer(str)]
 Split = Literal["train", "validation", "test"]

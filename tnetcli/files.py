@@ -14,7 +14,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -57,8 +57,7 @@ def open_descriptor(path: AnyPath, *, follow_links: bool = True) -> int:
     Raises OSError for a pipe, device, socket or folder, and with `errno.ELOOP` for a link that is
     not followed.
     """
-    status = os.stat(path, follow_symlinks=follow_links)
-    check_regular(status, path)  # before opening, which alone can act on a device
+    check_regular(os.stat(path, follow_symlinks=follow_links), path)  # opening can act on a device
     descriptor = os.open(path, FLAGS if follow_links else FLAGS | getattr(os, "O_NOFOLLOW", 0))
     try:
         check_regular(os.fstat(descriptor), path)  # it may have been replaced in between
@@ -155,21 +154,21 @@ def open_input(path: Path) -> BinaryIO:
 @contextmanager
 def spooled(path: AnyPath) -> Iterator[Path]:
     """Yield a path that can be read twice: a temporary copy of a pipe or of standard input."""
-    is_standard = str(path) == STANDARD
-    if not is_standard and not is_pipe(path):
+    if str(path) == STANDARD:
+        opened: AbstractContextManager[BinaryIO] = nullcontext(standard_input())
+    elif is_pipe(path):
+        opened = open_input(Path(path))
+    else:
         yield Path(path)
         return
-    with NamedTemporaryFile(prefix="tnet-", suffix=".jsonl") as copy:
+    with opened as source, NamedTemporaryFile(prefix="tnet-", suffix=".jsonl") as copy:
         try:
-            opened = nullcontext(standard_input()) if is_standard else open_input(Path(path))
-            with opened as source:
-                copy.file.writelines(read_chunks(source))
+            copy.file.writelines(read_chunks(source))
             copy.file.flush()
         except OSError as error:
-            raise OutputError(
-                f"cannot store the input `{path}`: {error.strerror}",
-                hint="check the free space of the temporary folder; TMPDIR names another one",
-            ) from error
+            problem = f"cannot store the input `{path}`: {error.strerror}"
+            hint = "check the free space of the temporary folder; TMPDIR names another one"
+            raise OutputError(problem, hint=hint) from error
         yield Path(copy.name)
 
 
@@ -321,18 +320,12 @@ def _is_stale(entry: "os.DirEntry[str]") -> bool:
     if status.st_uid != os.geteuid() or not is_kind(status.st_mode):
         return False
     if machine == _machine():
-        return not _is_alive(int(process))
-    return time.time() - status.st_mtime > STALE_SECONDS
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        try:
+            os.kill(int(process), 0)
+        except OSError as error:  # EPERM: it belongs to another user
+            return error.errno == errno.ESRCH
         return False
-    except OSError:  # it belongs to another user
-        pass
-    return True
+    return time.time() - status.st_mtime > STALE_SECONDS
 
 
 def _temporary_name() -> str:
@@ -342,12 +335,11 @@ def _temporary_name() -> str:
 @lru_cache(maxsize=1)
 def _machine() -> str:
     """Return a digest of the host or container, within which process numbers are unique."""
-    try:
-        space = os.readlink("/proc/self/ns/pid")
+    space = ""
+    with suppress(OSError):
         # Machines may share a disk and a host name.
-        space += Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    except OSError:
-        space = ""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        space = os.readlink("/proc/self/ns/pid") + boot
     return hashlib.sha256(f"{socket.gethostname()} {space}".encode()).hexdigest()[:8]
 
 

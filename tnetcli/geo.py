@@ -18,7 +18,7 @@ MAX_ROUNDING = 0.008  # pixels of the image; seven decimals suffice from 1 m per
 MAX_BEND = 0.25  # pixels of the image between an edge and its straight line on the map
 STEP = 1e-5  # degrees of the differences that measure pixels per degree
 QUARTERS = np.arange(17) / 4  # knots of a ring: the integer part is the edge, the rest the position
-CORNERS = np.arange(5)
+CORNERS = np.arange(5.0)
 MAX_ROUNDS = 12  # of halving; segments are then thousandths of an edge
 MAX_KNOTS = 2000
 AT_POLE = 90 - 1e-9  # a tenth of a millimetre from the pole, where longitudes are arbitrary
@@ -176,7 +176,7 @@ def pixel_metres(
     with suppress(ValueError):  # an unknown CRS
         if place is not None and place.crs is not None:
             # The centre, and four points near the corners.
-            at = [(0.5, 0.5), *itertools.product((0.05, 0.95), repeat=2)]
+            at = [(0.5, 0.5), (0.05, 0.05), (0.95, 0.05), (0.05, 0.95), (0.95, 0.95)]
             sizes = [place.ground_size(size, each) for each in at]
     centre = sizes[0]
     if centre is None or not all(1e-12 < each < 1e8 for each in centre):

@@ -351,8 +351,8 @@ def _transformer(source: str, target: str) -> "Transformer | None":
     # PROJ fetches no grids. (pyproj re-exports the function implicitly.)
     pyproj.network.set_network_enabled(False)  # type: ignore[attr-defined]
     try:
-        systems = [pyproj.CRS.from_user_input(each) for each in (source, target)]
-        return pyproj.Transformer.from_crs(*systems, always_xy=True)
+        here, there = (pyproj.CRS.from_user_input(each) for each in (source, target))
+        return pyproj.Transformer.from_crs(here, there, always_xy=True)
     except CRSError as error:
         raise UnknownCRSError(str(error)) from error
     except ProjError:  # not on the Earth: an engineering CRS, Mars

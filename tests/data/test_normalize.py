@@ -23,12 +23,6 @@ def test_bytes_map_onto_minus_one_to_one():
     assert found.dtype == np.float32
 
 
-def test_signed_numbers_map_onto_minus_one_to_one():
-    normalisation = Normalisation.to_unit_range("int16", 1)
-    found, _ = normalisation.apply(pixels(np.array([[[-32768, 32767]]], np.int16)))
-    assert found.tolist() == [[[-1.0, 1.0]]]
-
-
 def test_every_band_has_its_own_mean_and_deviation():
     normalisation = Normalisation(dtype="uint16", mean=(100, 2000), std=(10, 500))
     found, _ = normalisation.apply(pixels(np.array([[[120]], [[1000]]], np.uint16)))

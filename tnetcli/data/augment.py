@@ -3,6 +3,7 @@
 All windows of an image share one pose (crop, flips, turns, shift, rotation) and one colour change.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -137,17 +138,14 @@ class Pose:
 
     def boxes(self, boxes: Sequence[Window]) -> tuple[Window, ...]:
         """Map boxes of the image to bounding boxes in the result; drop those that are outside."""
-        frame = Window.whole(self.size)
         found = []
         for box in boxes:
-            if (kept := overlap(box, as_window(self.crop))) is None:
-                continue
-            x, y = self.from_image(*_corners(kept))
-            left, top = float(x.min()), float(y.min())
-            around = Window(left, top, float(x.max()) - left, float(y.max()) - top)
-            if (inside := overlap(around, frame)) is not None:
-                found.append(inside)
-        return tuple(found)
+            if (kept := overlap(box, as_window(self.crop))) is not None:
+                x, y = self.from_image(*_corners(kept))
+                left, top = float(x.min()), float(y.min())
+                around = Window(left, top, float(x.max()) - left, float(y.max()) - top)
+                found.append(overlap(around, Window.whole(self.size)))
+        return tuple(box for box in found if box is not None)
 
     def layout(self, layout: ImageInfo) -> ImageInfo:
         """Return the layout of the result, which has no georeference."""
@@ -178,10 +176,8 @@ def _rotate(x: Coordinates, y: Coordinates, angle: float) -> tuple[Coordinates, 
 
 
 def _corners(window: Window) -> tuple[Coordinates, Coordinates]:
-    return (
-        np.array([window.left, window.right, window.left, window.right]),
-        np.array([window.top, window.top, window.bottom, window.bottom]),
-    )
+    left, top, right, bottom = window.box
+    return np.array([left, right, left, right]), np.array([top, top, bottom, bottom])
 
 
 def as_window(box: Box) -> Window:
@@ -356,14 +352,10 @@ class Augmented(Reader):
         flat, seen = values.reshape(len(values), -1), weight.ravel()
         total = np.zeros((len(values), first.size), self._float)
         share = np.zeros(first.size, self._float)
-        for offset, part in (
-            (0, (1 - beside) * (1 - below)),
-            (1, beside * (1 - below)),
-            (stride, (1 - beside) * below),
-            (stride + 1, beside * below),
-        ):
-            total += part * np.take(flat, first + offset, axis=1)
-            share += part * np.take(seen, first + offset)
+        for down, right in itertools.product((0, 1), (0, 1)):
+            part = np.abs(1 - right - beside) * np.abs(1 - down - below)
+            total += part * np.take(flat, first + stride * down + right, axis=1)
+            share += part * np.take(seen, first + stride * down + right)
         valid = share >= MIN_WEIGHT
         mean = np.divide(total, share, out=np.zeros_like(total), where=valid)
         shape = (out_size.height, out_size.width)

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tnetcli.config import File, Range, Share, Strict, Weight, check_range
+from tnetcli.config import File, Fraction, Range, Strict, Weight, check_range
 from tnetcli.readers.wrappers import CropKind
 
 
@@ -25,15 +25,14 @@ class LandscapeConfig(Strict):
         ge=1,
         description="number of similar tiles that a class is drawn from within one scene",
     )
-    gain: Share = Field(
+    gain: Fraction = Field(
         default=0.12, description="maximum relative change of a scene's brightness in training"
     )
-    channel_gain: Share = Field(
+    channel_gain: Fraction = Field(
         default=0.04, description="maximum relative change of each band in training"
     )
-    offset: Share = Field(
-        default=0.03,
-        description="maximum offset in training, as a fraction of the value range",
+    offset: Fraction = Field(
+        default=0.03, description="maximum offset in training, as a fraction of the value range"
     )
     training: int = Field(
         default=4000, ge=1, description="scenes per epoch; every epoch composes new ones"
@@ -105,19 +104,18 @@ class DataConfig(Strict):
         description="a CSV of images, one folder per class, or scenes composed of labelled tiles",
     )
     path: File = Field(description="the CSV, the folder, or the folder or zip of tiles")
-    validation: Share = Field(
+    validation: Fraction = Field(
         default=0.2,
         description="fraction of the groups without a split that becomes the validation split",
     )
-    test: Share = Field(
+    test: Fraction = Field(
         default=0.0, description="fraction of the groups without a split that becomes the test"
     )
     class_weights: Literal["none", "balanced"] | dict[str, Weight] = Field(
         default="none", description="loss weight of an image by its class"
     )
     crop: CropKind = Field(
-        default="none",
-        description="crop images to their box, or to the box with context around it",
+        default="none", description="crop images to their box, or to the box with context around it"
     )
     regions: File | None = Field(
         default=None,
@@ -174,7 +172,7 @@ class AugmentConfig(Strict):
     aspect: Range = Field(
         default=(0.5, 2.0), description="minimum and maximum width / height of a crop"
     )
-    shift: Share = Field(
+    shift: Fraction = Field(
         default=0.0, description="maximum shift along each axis, as a fraction of the side"
     )
     rotate: float = Field(

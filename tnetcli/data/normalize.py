@@ -1,9 +1,9 @@
 """Normalise pixels for the model, by statistics estimated from the training images."""
 
 import logging
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,13 +31,10 @@ class Normalisation(Strict):
     @field_validator("dtype")
     @classmethod
     def _check_dtype(cls, value: str) -> str:
-        try:
-            dtype = np.dtype(value)
-        except TypeError as error:
-            raise ValueError("not a pixel type") from error
-        if dtype.kind not in "uif":
-            raise ValueError("not a pixel type")
-        return dtype.name
+        with suppress(TypeError):
+            if np.dtype(value).kind in "uif":
+                return np.dtype(value).name
+        raise ValueError("not a pixel type")
 
     @model_validator(mode="after")
     def _check(self) -> "Normalisation":
@@ -50,10 +47,8 @@ class Normalisation(Strict):
     @classmethod
     def to_unit_range(cls, dtype: str, bands: int) -> "Normalisation":
         """Map the range of an integer type to [-1, 1]."""
-        limits = np.iinfo(dtype)
-        middle = (float(limits.max) + float(limits.min)) / 2
-        reach = (float(limits.max) - float(limits.min)) / 2
-        return cls(dtype=dtype, mean=(middle,) * bands, std=(reach,) * bands)
+        low, high = _limits(np.dtype(dtype))
+        return cls(dtype=dtype, mean=((high + low) / 2,) * bands, std=((high - low) / 2,) * bands)
 
     def check(self, reader: Reader, names: tuple[str, ...] = ()) -> None:
         """Raise ImageError if the bands or the type differ from those of the training images."""
@@ -97,12 +92,13 @@ class Normalisation(Strict):
         """Return the usual range: that of 8-bit types, else three deviations around the mean."""
         dtype = np.dtype(self.dtype)
         if dtype.itemsize == 1:
-            return float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
+            return _limits(dtype)
         mean, reach = np.array(self.mean), 3 * np.array(self.std)
         low, high = float((mean - reach).min()), float((mean + reach).max())
-        if dtype.kind != "f":
-            low, high = max(low, float(np.iinfo(dtype).min)), min(high, float(np.iinfo(dtype).max))
-        return low, high
+        if dtype.kind == "f":
+            return low, high
+        least, most = _limits(dtype)
+        return max(low, least), min(high, most)
 
     def as_text(self, bands: Sequence[str]) -> str:
         """Return one line per band."""
@@ -111,6 +107,10 @@ class Normalisation(Strict):
             f"{name:<{width}}  mean {mean:>10.5g}  std {std:>10.5g}"
             for name, mean, std in zip(bands, self.mean, self.std, strict=True)
         )
+
+
+def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
+    return float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
 
 
 class PixelKind(NamedTuple):
@@ -150,11 +150,11 @@ def estimate(readers: Sequence[Reader], *, threads: int = 4) -> Normalisation:
     if not readers:
         raise ValueError("no image to estimate from")
     first = readers[0]
+    kind = PixelKind.of(first)
     for reader in readers:
-        if not PixelKind.of(reader).is_like(PixelKind.of(first)):
+        if not PixelKind.of(reader).is_like(kind):
             raise ManifestError(
-                f"`{reader.path}` has {PixelKind.of(reader)}, `{first.path}` has "
-                f"{PixelKind.of(first)}",
+                f"`{reader.path}` has {PixelKind.of(reader)}, `{first.path}` has {kind}",
                 hint="choose the same bands of all images in one order with `data.bands`",
             )
     with ThreadPoolExecutor(threads, thread_name_prefix="statistics") as pool:
@@ -168,14 +168,12 @@ def estimate(readers: Sequence[Reader], *, threads: int = 4) -> Normalisation:
     mean = (share * means).sum(axis=0) / share.sum()
     # Variance within images plus variance between them.
     variance = (share * (variances + (means - mean) ** 2)).sum(axis=0) / share.sum()
-    deviations = []
-    for name, middle, square in zip(first.bands, mean.tolist(), variance.tolist(), strict=True):
-        deviation = math.sqrt(square)
-        if deviation <= MIN_DEVIATION * abs(middle):
-            log.warning("band %s is constant (%g) and carries no information", name, middle)
-            deviation = 1.0
-        deviations.append(deviation)
-    return Normalisation(dtype=first.dtype.name, mean=tuple(mean.tolist()), std=tuple(deviations))
+    deviations = np.sqrt(variance)
+    constant = deviations <= MIN_DEVIATION * np.abs(mean)
+    for name, middle in zip(np.array(first.bands)[constant], mean[constant], strict=True):
+        log.warning("band %s is constant (%g) and carries no information", name, middle)
+    std = tuple(np.where(constant, 1.0, deviations).tolist())
+    return Normalisation(dtype=first.dtype.name, mean=tuple(mean.tolist()), std=std)
 
 
 def _measure(reader: Reader) -> tuple[NDArray[np.float64], ...] | None:
@@ -199,5 +197,4 @@ def finite(pixels: Pixels) -> NDArray[np.bool_]:
         return pixels.valid
     with np.errstate(over="ignore"):
         numbers = np.isfinite(pixels.values.astype(np.float32))  # (bands, height, width)
-    known: NDArray[np.bool_] = np.logical_and.reduce(numbers, axis=0)
-    return known & pixels.valid
+    return np.logical_and(numbers.all(axis=0), pixels.valid)

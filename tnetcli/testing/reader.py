@@ -12,6 +12,7 @@ class TestMyReader(ReaderContract):
         return path
 """
 
+import math
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -125,12 +126,10 @@ class ReaderContract:
         with self.open(image) as opened:
             yield opened
 
-    def test_size_bands_and_dtype_are_those_of_the_file(self, reader: Reader, truth: Any) -> None:
-        assert (reader.size.height, reader.size.width) == truth.shape[1:]
-        assert len(reader.bands) == len(truth)
+    def test_opening_decodes_nothing(self, reader: Reader, truth: Any) -> None:
+        shape = (len(reader.bands), reader.size.height, reader.size.width)
+        assert shape == truth.shape
         assert reader.dtype == truth.dtype
-
-    def test_opening_decodes_nothing(self, reader: Reader) -> None:
         assert reader.cost == Cost(0, 0)
 
     def test_a_view_has_the_requested_shape_and_is_zero_where_invalid(self, reader: Reader) -> None:
@@ -150,29 +149,22 @@ class ReaderContract:
         first.values[:] = 0
         assert np.array_equal(reader.read(window, size).values, kept)
 
-    def test_a_full_resolution_window_is_the_stored_pixels(
-        self, reader: Reader, truth: Any
-    ) -> None:
+    def test_full_resolution_is_the_stored_pixels(self, reader: Reader, truth: Any) -> None:
         for left, top, width, height in FULL_BOXES:
             pixels = reader.read(Window(left, top, width, height), Size(width, height))
             assert pixels.valid.all()
             self.assert_close(pixels.values, truth[:, top : top + height, left : left + width])
 
-    def test_outside_the_image_is_zero_invalid_and_free(self, reader: Reader) -> None:
-        for window in OUTSIDE:
-            pixels = reader.read(window, Size(9, 9))
-            assert not pixels.valid.any()
-            assert not pixels.values.any()
+    def test_outside_the_image_nothing_is_decoded(self, reader: Reader) -> None:
+        assert not any(reader.read(window, Size(9, 9)).valid.any() for window in OUTSIDE)
         assert reader.cost.pixels_decoded == 0
 
     def test_a_window_across_the_edge_is_partly_valid(self, reader: Reader, truth: Any) -> None:
         pixels = reader.read(Window(-32, 0, 64, 64), Size(8, 8))
         assert np.array_equal(pixels.valid, [[False] * 4 + [True] * 4] * 8)
-        size = reader.size
+        size, inside = reader.size, [True] * 4 + [False] * 4
         pixels = reader.read(Window(size.width - 32, size.height - 32, 64, 64), Size(8, 8))
-        expected = np.zeros((8, 8), bool)
-        expected[:4, :4] = True
-        assert np.array_equal(pixels.valid, expected)
+        assert np.array_equal(pixels.valid, np.outer(inside, inside))
         pixels = reader.read(Window(-10, -20, 40, 40), Size(40, 40))
         self.assert_close(pixels.values[:, 20:, 10:], truth[:, :20, :30])
 
@@ -194,7 +186,7 @@ class ReaderContract:
             self.assert_close(enlarged.values, constants[0])
 
     def test_any_view_is_the_area_mean_of_full_resolution(self, reader: Reader, truth: Any) -> None:
-        for window, size in random_windows(40, reader.size, seed=3):
+        for window, size in random_windows(25, reader.size, seed=3):
             pixels = reader.read(window, size)
             error = np.abs(pixels.values.astype(np.float64) - area_mean(truth, window, size))
             assert error[:, pixels.valid].mean() <= self.area_tolerance
@@ -222,10 +214,10 @@ class ReaderContract:
         path, aside = copy_of(image, tmp_path), tmp_path / "aside"
         with self.open(path) as reader:
             state = pickle.dumps(reader)
-            path.rename(aside)
-            with pickle.loads(state) as other:
-                aside.rename(path)
-                assert other.read(Window(5, 5, 50, 50), Size(20, 20)).valid.all()
+        path.rename(aside)
+        with pickle.loads(state) as other:
+            aside.rename(path)
+            assert other.read(Window(5, 5, 50, 50), Size(20, 20)).valid.all()
 
     def test_reading_after_close_raises_value_error(self, image: Path) -> None:
         reader = self.open(image)
@@ -240,10 +232,11 @@ class ReaderContract:
         self, reader: Reader, box: Any
     ) -> None:
         window, size = Window(*box), Size(box[2], box[3])
-        assert reader.estimate(window, size) == self.count_blocks(reader.size, box)
+        expected = self.count_blocks(reader.size, box)
+        assert reader.estimate(window, size) == expected
         assert reader.cost.pixels_decoded == 0
         reader.read(window, size)
-        assert reader.cost.pixels_decoded == self.count_blocks(reader.size, box)
+        assert reader.cost.pixels_decoded == expected
         assert reader.cost.bytes_read > 0
 
     def test_a_small_view_of_the_whole_costs_the_coarsest_overview(self, reader: Reader) -> None:
@@ -282,10 +275,12 @@ class ReaderContract:
 
     def count_blocks(self, size: Size, box: tuple[int, int, int, int]) -> int:
         """Return the pixels of the blocks under a box."""
-        left, top, width, height = box
-        across = _covered(left, left + width, self.block.width, size.width)
-        return across * _covered(top, top + height, self.block.height, size.height)
+        sides = zip(box[:2], box[2:], _sides(self.block), _sides(size), strict=True)
+        return math.prod(
+            min(-(-min(start + length, end) // block) * block, end) - start // block * block
+            for start, length, block, end in sides
+        )
 
 
-def _covered(start: int, stop: int, block: int, end: int) -> int:
-    return min(-(-min(stop, end) // block) * block, end) - start // block * block
+def _sides(size: Size) -> tuple[int, int]:
+    return size.width, size.height

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from tnetcli.config import Rate, Share, Strict, Weight
+from tnetcli.config import Fraction, Positive, Strict, Weight
 from tnetcli.data.config import AugmentConfig, TilesConfig
 from tnetcli.models.configs import Objective
 from tnetcli.traversal.config import Count, as_counts
@@ -39,14 +39,16 @@ class LossConfig(Strict):
     selection: Literal["top_k", "sample"] = Field(
         default="sample", description="choice of cells: the best ones, or a random draw"
     )
-    temperature: Rate = Field(default=1.0, description="temperature of the draw")
-    uniform: Share = Field(default=0.1, description="fraction of the draw that ignores attention")
+    temperature: Positive = Field(default=1.0, description="temperature of the draw")
+    uniform: Fraction = Field(
+        default=0.1, description="fraction of the draw that ignores attention"
+    )
     baseline: Literal["ema", "per_level", "per_class", "leave_one_out"] = Field(
         default="per_level",
         description="what a reward is compared with: one running mean, one per level, one per "
         "level and class, or the other samples of the image",
     )
-    decay: Share = Field(default=0.9, description="decay of the running baselines")
+    decay: Fraction = Field(default=0.9, description="decay of the running baselines")
     reward: Literal["correct", "probability"] = Field(
         default="probability", description="1 if correct, or the probability of the true class"
     )
@@ -75,14 +77,14 @@ class LossConfig(Strict):
         default=0.0, description="weight of the penalty on entropy below half of the maximum"
     )
     contrastive: Weight = Field(default=0.0, description="weight of the contrastive loss")
-    margin: Share = Field(
+    margin: Fraction = Field(
         default=0.4, description="contrastive loss: similarity allowed between classes"
     )
     l2: Weight = Field(default=0.0, description="weight of the sum of squared weights")
     l2_of: Literal["all", "new"] = Field(
         default="all", description="weights in `l2`: all, or all but the backbone"
     )
-    label_smoothing: Share = Field(default=0.0, description="label smoothing")
+    label_smoothing: Fraction = Field(default=0.0, description="label smoothing")
 
     @model_validator(mode="before")
     @classmethod
@@ -106,20 +108,20 @@ class OptimizerConfig(Strict):
     """Optimiser and learning rates."""
 
     kind: Literal["adamw", "adam", "sgd"] = Field(default="adamw", description="optimiser")
-    lr: Rate = Field(default=1e-3, description="learning rate")
+    lr: Positive = Field(default=1e-3, description="learning rate")
     backbone_lr: Weight | None = Field(
         default=None, description="learning rate of the backbone; 0 freezes it; default `lr`"
     )
-    lrs: dict[str, Rate] = Field(
+    lrs: dict[str, Positive] = Field(
         default={}, description="learning rates of other parts by name, such as global_stream"
     )
     weight_decay: Weight = Field(
         default=0.01, description="weight decay; biases and norms have none"
     )
-    betas: tuple[Share, Share] = Field(default=(0.9, 0.999), description="betas of Adam")
-    epsilon: Rate = Field(default=1e-8, description="epsilon of Adam")
-    momentum: Share = Field(default=0.9, description="momentum of SGD")
-    clip: Rate | None = Field(default=None, description="maximum norm of the gradient")
+    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), description="betas of Adam")
+    epsilon: Positive = Field(default=1e-8, description="epsilon of Adam")
+    momentum: Fraction = Field(default=0.9, description="momentum of SGD")
+    clip: Positive | None = Field(default=None, description="maximum norm of the gradient")
     accumulate: Count = Field(default=1, description="batches per step")
 
 
@@ -129,11 +131,11 @@ class ScheduleConfig(Strict):
     kind: Literal["cosine", "step", "constant"] = Field(
         default="cosine", description="cosine decay to zero, drops, or constant"
     )
-    warmup: Share = Field(default=0.05, description="fraction of the steps with linear warm-up")
-    drops: tuple[Share, ...] = Field(
+    warmup: Fraction = Field(default=0.05, description="fraction of the steps with linear warm-up")
+    drops: tuple[Fraction, ...] = Field(
         default=(0.8,), description="`step`: fractions of the steps after which the rate drops"
     )
-    factor: Share = Field(default=0.1, description="`step`: factor of each drop")
+    factor: Fraction = Field(default=0.1, description="`step`: factor of each drop")
 
 
 class StageConfig(Strict):
@@ -159,10 +161,10 @@ class StageConfig(Strict):
         description="updates from the replay buffer per step; needs a frozen backbone",
     )
     replay_size: Count = Field(default=2048, description="images in the replay buffer")
-    dropout: Share | None = Field(
+    dropout: Fraction | None = Field(
         default=None, description="dropout before the head; default `model.dropout`"
     )
-    drop_path: Share | None = Field(
+    drop_path: Fraction | None = Field(
         default=None, description="stochastic depth; default `model.drop_path`"
     )
     tiles: TilesConfig = Field(default=TilesConfig(), description="tile pre-training")
@@ -199,7 +201,7 @@ class TrainingConfig(Strict):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="precision of the computation"
     )
-    average: Share | None = Field(
+    average: Fraction | None = Field(
         default=None, description="decay of the running average of the weights; default no average"
     )
     validate_every: Count | None = Field(
