@@ -236,17 +236,17 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
 """
 
 
-@pytest.mark.parametrize("name", ["cog.tif", "jpeg aperio.svs", "pyramid.tif", "stack.ome.tif"])
-def test_spoilt_metadata_are_an_image_error_or_harmless(tmp_path, name):
-    path = WRITERS[name](tmp_path / name)
-    places, data = metadata_bytes(path), path.read_bytes()
+def test_spoilt_metadata_are_an_image_error_or_harmless(tmp_path):
     folder = tmp_path / "spoilt"
     folder.mkdir()
-    for seed in range(60):
-        chance, spoilt = random.Random(f"{name} {seed}"), bytearray(data)
-        for _ in range(chance.choice([1, 1, 2])):
-            spoilt[chance.choice(places)] = chance.choice([0, 1, 255, chance.randrange(256)])
-        (folder / f"{seed:02} {name}").write_bytes(spoilt)
+    for name in ("cog.tif", "jpeg aperio.svs", "pyramid.tif", "stack.ome.tif"):
+        path = WRITERS[name](tmp_path / name)
+        places, data = metadata_bytes(path), path.read_bytes()
+        for seed in range(40):
+            chance, spoilt = random.Random(f"{name} {seed}"), bytearray(data)
+            for _ in range(chance.choice([1, 1, 2])):
+                spoilt[chance.choice(places)] = chance.choice([0, 1, 255, chance.randrange(256)])
+            (folder / f"{seed:02} {name}").write_bytes(spoilt)
     # In a process of its own: a library may end the process instead of raising.
     done = subprocess.run(
         [sys.executable, "-c", SPOILING, str(folder)], capture_output=True, text=True, timeout=60

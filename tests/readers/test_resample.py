@@ -154,14 +154,12 @@ def whole_sums(image, out_size):
     height, width, _ = image.shape
 
     def units(length, count):
-        ends = [
-            [min((o + 1) * length, (p + 1) * count) for p in range(length)] for o in range(count)
-        ]
-        starts = [[max(o * length, p * count) for p in range(length)] for o in range(count)]
-        return np.maximum(np.array(ends) - np.array(starts), 0)
+        outputs, pixels = np.arange(count) * length, np.arange(length) * count
+        ends = np.minimum.outer(outputs + length, pixels + count)
+        return np.maximum(ends - np.maximum.outer(outputs, pixels), 0)
 
     rows, columns = units(height, out_size.height), units(width, out_size.width)
-    return np.einsum("ip,pqb,jq->bij", rows, image.astype(np.int64), columns), height * width
+    return rows @ image.astype(np.int64).transpose(2, 0, 1) @ columns.T, height * width
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -123,12 +123,12 @@ def test_a_thread_that_comes_back_changes_nothing(threads, blocked):
 
 def test_progress_keeps_a_long_read_alive():
     def work():
-        for _ in range(30):
+        for _ in range(15):
             with watching("a.tif"):
                 threading.Event().wait(0.1)
         return "done"
 
-    assert ReadingThreads(1, 2).run("a.tif", work) == "done"
+    assert ReadingThreads(1, 1).run("a.tif", work) == "done"
 
 
 def test_a_process_that_was_suspended_gives_a_read_its_time_again(threads, blocked):

@@ -25,8 +25,8 @@ from tnetcli.geometry import Size, Window
 from tnetcli.readers.zarr import OmeZarrReader
 
 SIDE = 2048
-BOMB = 2**28  # bytes that a hostile chunk decodes to, in place of SIDE * SIDE
-LITTLE = 2**26  # bytes that an error may cost
+BOMB = 2**26  # bytes that a hostile chunk decodes to, in place of SIDE * SIDE
+LITTLE = 2**25  # bytes that an error may cost
 linux = pytest.mark.skipif(sys.platform != "linux", reason="measures memory in /proc")
 pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")
 
@@ -174,7 +174,7 @@ def test_a_deflated_chunk_in_a_zip_is_not_inflated_beyond_its_size(tmp_path):
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("0/0.0.0", bytes(BOMB))
     with little_memory():
-        refused(path, "has 268,435,456 bytes")
+        refused(path, f"has {BOMB:,} bytes")
 
 
 @linux
@@ -220,7 +220,7 @@ def test_a_zip_with_a_huge_directory_is_refused(tmp_path):
 
 @linux
 def test_large_chunks_are_decoded_one_after_another(tmp_path):
-    side = 8192
+    side = 4096
     path = write(tmp_path / "a.zarr", random_levels((16, 16), bands=2), chunks={"c": 1})
     edit(Path(path, "0", ".zarray"), shape=[2, 2 * side, 2 * side], chunks=[1, side, side])
     for number in range(8):
@@ -259,28 +259,13 @@ def test_a_shard_of_a_million_chunks_is_refused(tmp_path):
 # Codecs
 
 
-@pytest.mark.parametrize(
-    "codec",
-    [
-        "pickle",
-        "json2",
-        "msgpack2",
-        "vlen-utf8",
-        "vlen-array",
-        "categorize",
-        "zfpy",
-        "x y",
-        5,
-        None,
-    ],
-)
 @pytest.mark.parametrize("place", ["compressor", "filters"])
-def test_other_codecs_of_format_2_are_refused_before_they_are_made(tmp_path, codec, place):
+def test_other_codecs_of_format_2_are_refused_before_they_are_made(tmp_path, place):
     path = write(tmp_path / "a.zarr", random_levels((20, 20)))
-    record = {"id": codec, "protocol": 5}
-    edit(Path(path, "0", ".zarray"), **{place: [record] if place == "filters" else record})
-    error = refused(path, "codec", read=False)
-    assert f"`{codec}`" in str(error) or not isinstance(codec, str)
+    for codec in ("pickle", "json2", "msgpack2", "vlen-utf8", "vlen-array", "categorize", "lz4", 5):
+        record = {"id": codec, "protocol": 5}
+        edit(Path(path, "0", ".zarray"), **{place: [record] if place == "filters" else record})
+        assert f"codec `{codec}` is not supported" in str(refused(path, "codec", read=False))
 
 
 @pytest.mark.parametrize(
@@ -322,18 +307,18 @@ def test_a_compressed_index_of_a_shard_is_refused(tmp_path):
     refused(path, "`gzip` is not supported", read=False)
 
 
-@pytest.mark.parametrize("dtype", ["|O", "|S9", "<U9", "<M8[ns]", "|V9", [["a", "|u1"]], None, 5])
-def test_values_of_format_2_that_are_no_numbers_are_refused(tmp_path, dtype):
+def test_values_of_format_2_that_are_no_numbers_are_refused(tmp_path):
     path = write(tmp_path / "a.zarr", random_levels((20, 20)))
-    edit(Path(path, "0", ".zarray"), dtype=dtype)
-    refused(path, "has `.*` values", read=False)
+    for dtype in ("|O", "|S9", "<U9", "<M8[ns]", "|V9", [["a", "|u1"]], None, 5):
+        edit(Path(path, "0", ".zarray"), dtype=dtype)
+        refused(path, "has `.*` values", read=False)
 
 
-@pytest.mark.parametrize("dtype", ["string", "bytes", {"name": "numpy.datetime64"}, "r64"])
-def test_values_of_format_3_that_are_no_numbers_are_refused(tmp_path, dtype):
+def test_values_of_format_3_that_are_no_numbers_are_refused(tmp_path):
     path = write(tmp_path / "a.zarr", random_levels((20, 20)), (3, None))
-    edit(Path(path, "0", "zarr.json"), data_type=dtype)
-    refused(path, "has `.*` values", read=False)
+    for dtype in ("string", "bytes", {"name": "numpy.datetime64"}, "r64"):
+        edit(Path(path, "0", "zarr.json"), data_type=dtype)
+        refused(path, "has `.*` values", read=False)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +365,7 @@ def test_huge_metadata_is_not_read(tmp_path, name):
     Path(path, name).touch()
     os.truncate(Path(path, name), BOMB)
     with little_memory():
-        refused(path, "268,435,456 bytes", read=False)
+        refused(path, f"{BOMB:,} bytes", read=False)
 
 
 @linux
@@ -394,7 +379,7 @@ def test_huge_metadata_in_a_zip_is_not_inflated(tmp_path, stored):
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(name, content + b" " * BOMB)
     with little_memory():
-        refused(path, "has 268,", read=False)
+        refused(path, f"has {BOMB // 10**6},", read=False)
 
 
 def test_metadata_is_bounded_over_all_documents(tmp_path):
@@ -405,12 +390,12 @@ def test_metadata_is_bounded_over_all_documents(tmp_path):
     refused(path, "has more than 16,777,216 bytes", read=False)
 
 
-@pytest.mark.parametrize("depth", [70, 900, 10**6])
 @pytest.mark.parametrize("name", [".zattrs", ".zgroup", "0/.zarray"])
-def test_deeply_nested_metadata_is_refused(tmp_path, depth, name):
+def test_deeply_nested_metadata_is_refused(tmp_path, name):
     path = write(tmp_path / "a.zarr", random_levels((20, 20)))
-    Path(path, name).write_text('{"multiscales": ' + "[" * depth + "]" * depth + "}")
-    refused(path, "nested more than 64 levels", read=False)
+    for depth in (70, 900, 10**6):
+        Path(path, name).write_text('{"multiscales": ' + "[" * depth + "]" * depth + "}")
+        refused(path, "nested more than 64 levels", read=False)
 
 
 def test_too_many_levels_are_refused(tmp_path):
@@ -430,14 +415,12 @@ def test_long_names_are_cut(tmp_path):
     assert len(str(refused(path, "cannot open level", read=False))) < 1000
 
 
-@pytest.mark.parametrize(
-    "shape", [[1] * 10**5, [2**63] * 17, [3, 20, 10**30], "x", None, [3, 2.5, 1]]
-)
-def test_shapes_of_no_image_are_refused(tmp_path, shape):
-    path = write(tmp_path / "a.zarr", random_levels((20, 20)))
+def test_shapes_of_no_image_are_refused(tmp_path):
     for key in ("shape", "chunks"):
-        edit(Path(path, "0", ".zarray"), **{key: shape})
-        refused(path, "its shape or its chunks", read=False)
+        path = write(tmp_path / f"{key}.zarr", random_levels((20, 20)))
+        for shape in ([1] * 10**5, [2**63] * 17, [3, 20, 10**30], "x", None, [3, 2.5, 1]):
+            edit(Path(path, "0", ".zarray"), **{key: shape})
+            refused(path, "its shape or its chunks", read=False)
 
 
 # Files

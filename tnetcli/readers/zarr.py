@@ -46,7 +46,7 @@ class OmeZarrReader(PyramidReader):
 
     def _inspect(self) -> ImageInfo:
         # Emptied by the thread that logs the first missing chunk.
-        self._unlogged = [self.path]
+        self.unlogged = [self.path]
         with closing(open_store(self.path)) as store:
             image = _find_image(store)
             stored, warnings = _open_levels(store, image)
@@ -68,7 +68,8 @@ class OmeZarrReader(PyramidReader):
         dtype = np.dtype(np.uint8) if dtype.kind == "b" else dtype
         nodata, missed = metadata.user_nodata(options.nodata, len(channels), dtype)
         plain = "nan" if dtype.kind == "f" else "none"
-        self._plan = _Plan(stored, chosen, channels, nodata, unchosen)
+        self.stored, self.chosen, self.channels = stored, chosen, channels
+        self.nodata, self._unchosen = nodata, unchosen
         codecs = [name for name, _ in unit.decoders if name != "crc32c"]
         return ImageInfo(
             levels=_levels(self.path, stored),
@@ -91,9 +92,9 @@ class OmeZarrReader(PyramidReader):
         )
 
     def _open(self) -> Source:
-        if self._plan.unchosen:
-            raise ImageError(f"`{self.path}` is a stack", hint="; ".join(self._plan.unchosen))
-        return _ZarrSource(open_store(self.path), self.info, self._plan, self._unlogged)
+        if self._unchosen:
+            raise ImageError(f"`{self.path}` is a stack", hint="; ".join(self._unchosen))
+        return _ZarrSource(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,34 +117,24 @@ class _StoredLevel:
         return dict(zip(self.axes, self.array.unit.shape, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Which part of which arrays is the image; shared by all handles."""
-
-    levels: Sequence[_StoredLevel]
-    chosen: dict[str, int]  # index along z and t
-    channels: Sequence[int]
-    nodata: metadata.Nodata | None
-    unchosen: tuple[str, ...]  # hints for axes on which a plane must be chosen
-
-
 class _ZarrSource:
     """Reads boxes of the arrays in one thread."""
 
-    def __init__(self, store: Store, info: ImageInfo, plan: _Plan, unlogged: list[str]) -> None:
-        self._store, self._info, self._plan, self._unlogged = store, info, plan, unlogged
+    def __init__(self, image: OmeZarrReader) -> None:
+        self._image, self._store = image, open_store(image.path)
 
     def close(self) -> None:
         self._store.close()
 
     def read(self, level: int, box: Box) -> Block:
-        stored, before = self._plan.levels[level], self._store.bytes_read
+        image, before = self._image, self._store.bytes_read
+        stored = image.stored[level]
         places = {"y": range(box.top, box.bottom), "x": range(box.left, box.right), "-": range(1)}
-        for axis, plane in self._plan.chosen.items():
+        for axis, plane in image.chosen.items():
             # An overview may have fewer planes.
-            here = int((plane + 0.5) * stored.length(axis) / self._plan.levels[0].length(axis))
+            here = int((plane + 0.5) * stored.length(axis) / image.stored[0].length(axis))
             places[axis] = range(here, here + 1)
-        runs = _runs(self._plan.channels, stored.chunk.get("c", 1))
+        runs = _runs(image.channels, stored.chunk.get("c", 1))
         channels = [channel for run in runs for channel in run]
         kept = [stored.axes.index(axis) for axis in "yxc" if axis in stored.axes]
         order = kept + [axis for axis in range(len(stored.axes)) if axis not in kept]
@@ -154,13 +145,13 @@ class _ZarrSource:
             parts.append(values.transpose(order).reshape(box.height, box.width, -1))
             holes += [dict(zip(stored.axes, target, strict=True)) for target in missing]
         values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
-        if channels != list(self._plan.channels):
-            values = values[..., [channels.index(channel) for channel in self._plan.channels]]
-        values = values.astype(self._info.dtype, copy=False)
+        if channels != list(image.channels):
+            values = values[..., [channels.index(channel) for channel in image.channels]]
+        values = values.astype(image.dtype, copy=False)
         valid = metadata.are_numbers(values)
-        if self._plan.nodata is not None:
-            valid = metadata.both_valid(valid, metadata.holds_data(values, self._plan.nodata))
-        pixels = touched_pixels(box, self._info.levels[level])
+        if image.nodata is not None:
+            valid = metadata.both_valid(valid, metadata.holds_data(values, image.nodata))
+        pixels = touched_pixels(box, image.info.levels[level])
         if holes:
             is_stored, unread = self._map_holes(level, box, holes, len(channels))
             valid = metadata.both_valid(valid, is_stored)
@@ -173,7 +164,7 @@ class _ZarrSource:
     ) -> tuple[NDArray[np.bool_], int]:
         """Return the mask of stored pixels of a box, and how many pixels were not decoded."""
         with suppress(IndexError):  # logged once for all threads
-            path = self._unlogged.pop()
+            path = self._image.unlogged.pop()
             log.warning(
                 "at least %d chunks of `%s` are missing; their pixels are invalid", len(holes), path
             )
@@ -184,7 +175,7 @@ class _ZarrSource:
             width, height = columns.stop - columns.start, rows.stop - rows.start
             part = Box(box.left + columns.start, box.top + rows.start, width, height)
             share = (bands.stop - bands.start) / channels
-            unread += touched_pixels(part, self._info.levels[level]) * share
+            unread += touched_pixels(part, self._image.info.levels[level]) * share
         return is_stored, round(unread)
 
 

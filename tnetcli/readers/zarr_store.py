@@ -338,10 +338,9 @@ def _old_array(path: str, record: Mapping[str, Any]) -> ZarrArray:
     """Return an array from the metadata of zarr v2."""
     shape, chunk = _lengths(record.get("shape")), _lengths(record.get("chunks"))
     filters, compressor = record.get("filters"), record.get("compressor")
-    codecs = [*(filters or ()), *([] if compressor is None else [compressor])]
-    order = range(len(chunk)) if record.get("order", "C") == "C" else range(len(chunk))[::-1]
-    names = [str(_options(each).get("id", each)) for each in codecs]
-    stored = _chunk(chunk, _dtype(record.get("dtype")), tuple(order), names)
+    written = [*(filters or ()), *([] if compressor is None else [compressor])]
+    codecs = [{"name": str(_options(each).get("id", each))} for each in written]
+    stored = _encoded(codecs, chunk, _dtype(record.get("dtype")), record.get("order") == "F")
     return ZarrArray(path, shape, stored, (), record.get("dimension_separator", "."))
 
 
@@ -399,33 +398,26 @@ def _shard(
     return Shard(shape, counts, inner, is_first, "crc32c" in index, fill)
 
 
-def _encoded(codecs: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Chunk:
-    """Return how chunks are stored that the codecs of zarr v3 have written."""
-    order, names = tuple(range(len(shape))), []
+def _encoded(
+    codecs: Any, shape: tuple[int, ...], dtype: np.dtype[Any], turned: bool = False
+) -> Chunk:
+    """Return how chunks are stored that codecs have written, with the axes reversed if `turned`."""
+    order = tuple(range(len(shape)))[:: -1 if turned else 1]
+    size = math.prod(shape) * dtype.itemsize
+    decoders: list[tuple[str, int]] = []
     for name, options in map(_named, codecs):
         if name == "transpose":
-            turned = options.get("order")
-            if not isinstance(turned, list) or sorted(turned) != list(range(len(shape))):
-                raise ValueError(f"codec `transpose` has the order `{shorten(turned)}`")
-            order = tuple(order[axis] for axis in turned)
+            axes = options.get("order")
+            if not isinstance(axes, list) or sorted(axes) != list(range(len(shape))):
+                raise ValueError(f"codec `transpose` has the order `{shorten(axes)}`")
+            order = tuple(order[axis] for axis in axes)
         elif name == "bytes":
             dtype = dtype.newbyteorder(">" if options.get("endian") == "big" else "<")
+        elif name in DECODERS and len(decoders) < MOST_CODECS:
+            decoders.append((name, size))
+            size += size // 4 + 1024  # incompressible data grows by less
         else:
-            names.append(name)
-    return _chunk(shape, dtype, order, names)
-
-
-def _chunk(
-    shape: tuple[int, ...], dtype: np.dtype[Any], order: tuple[int, ...], names: Sequence[str]
-) -> Chunk:
-    if len(names) > MOST_CODECS:
-        raise ValueError(f"its codecs are `{shorten(list(names))}`")
-    size, decoders = math.prod(shape) * dtype.itemsize, []
-    for name in names:
-        if name not in DECODERS:
             raise ValueError(f"codec `{shorten(name)}` is not supported")
-        decoders.append((name, size))
-        size += size // 4 + 1024  # incompressible data grows by less
     return Chunk(shape, dtype, order, tuple(decoders), size)
 
 
