@@ -20,7 +20,7 @@ from tnetcli.readers.gdal import GDAL_FAILURES, confined, open_checked, open_dat
 from tnetcli.readers.pyramid import check_unchanged, file_stamp
 from tnetcli.readers.tiff_files import open_tiff
 from tnetcli.readers.watch import watching
-from tnetcli.text import format_bytes, one_line, reason
+from tnetcli.text import one_line, reason
 
 Kind = Literal["ovr", "internal", "cog"]
 SMALLEST_OVERVIEW = 256  # pixels along the longer side, about
@@ -142,13 +142,6 @@ def _prepare(image: str, made: Path, kind: Kind) -> None:
     """Give GDAL a copy or a link to work on, so that the image is never half written."""
     source = os.path.abspath(image)
     if kind == "internal":
-        needed, free = os.path.getsize(source), shutil.disk_usage(made.parent).free
-        if needed > free:
-            raise OutputError(
-                f"--in-place needs {format_bytes(needed)} of disk space for a copy, "
-                f"{format_bytes(free)} are free",
-                hint="free some space, or leave out --in-place",
-            )
         shutil.copy2(source, made)
     elif kind == "ovr":
         os.symlink(source, made)  # GDAL writes the .ovr beside the path that it opened

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import lru_cache
 from time import time
@@ -82,8 +82,11 @@ def confined(path: str) -> Iterator[None]:
     """
     if is_remote(path):
         options = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"}
-        if (name := _vsi_name(path)) is not None:
-            options[ALLOWED] = name
+        scheme, _, rest = path.partition("://")
+        if scheme.lower() in ("http", "https", "ftp"):
+            options[ALLOWED] = f"/vsicurl/{path}"
+        elif scheme in CLOUDS:
+            options[ALLOWED] = f"/vsi{scheme}/{rest}"
     else:
         # Masks and overviews beside the image count, whatever the environment says.
         options = {ALLOWED: "none", "GDAL_DISABLE_READDIR_ON_OPEN": "FALSE"}
@@ -97,14 +100,6 @@ def confined(path: str) -> Iterator[None]:
         if type(error).__module__.startswith("rasterio."):
             raise RasterioIOError(str(error)) from error
         raise
-
-
-def _vsi_name(url: str) -> str | None:
-    """Return GDAL's name of a URL; None for archives and names that begin with `/vsi`."""
-    scheme, _, rest = url.partition("://")
-    if scheme.lower() in ("http", "https", "ftp"):
-        return f"/vsicurl/{url}"
-    return f"/vsi{scheme}/{rest}" if scheme in CLOUDS else None
 
 
 def open_dataset(path: str, **options: Any) -> Any:
@@ -129,7 +124,7 @@ def open_checked(path: str) -> Any:
     Raises ImageError if one of them is not allowed. Further handles need only `open_dataset`.
     """
     if not is_remote(path):
-        _Check(path).image(path)
+        _check_image(path, path, set())
     return _open_named(path)
 
 
@@ -221,65 +216,61 @@ def driver_of(path: str) -> str | None:
     return None
 
 
-class _Check:
-    """Checks every file that is reached from one image, each once."""
-
-    def __init__(self, path: str) -> None:
-        self._path, self._done = path, set[str]()
-
-    def image(self, path: str, nested: int = 0) -> None:
-        """Check the sidecars of an image and, for a VRT, its sources."""
-        self._done.add(os.path.abspath(path))
-        sidecars = sidecars_of(path)
-        metadata = [name for name in sidecars if name.casefold().endswith(".aux.xml")]
-        for name in sidecars:
-            if name in metadata:
-                _parse_xml(name, _content(name, files.MOST_XML_BYTES))
-            elif driver_of(name) != "GTiff":
-                raise ImageError(
-                    f"the sidecar `{name}` is not a TIFF",
-                    hint="remove it, or make it again with `gdaladdo`",
-                )
-        for name in sidecars:
-            if name not in metadata:
-                check_directories(name)  # of a damaged mask, GDAL takes all pixels for valid
-                _check_names(name)
-        driver = driver_of(path)
-        if driver == "VRT":
-            for element, name in _Vrt(path).sources:
-                self._source(name, element, path, nested + 1)
-        elif nested:
-            silent = driver == "GTiff" and not check_directories(path).has_metadata
-            if metadata or not silent:  # opening every source of a mosaic would take a while
-                _check_names(path)
-
-    def _source(self, path: str, element: str, vrt: str, nested: int) -> None:
-        """Check a file that a VRT names."""
-        if os.path.abspath(path) in self._done:
-            return
-        if (problem := self._problem(path)) is not None:
+def _check_image(path: str, root: str, done: set[str], nested: int = 0) -> None:
+    """Check the sidecars of an image and, for a VRT, its sources; `root` is the image to open."""
+    done.add(os.path.abspath(path))
+    sidecars = sidecars_of(path)
+    metadata = [name for name in sidecars if name.casefold().endswith(".aux.xml")]
+    for name in sidecars:
+        if name in metadata:
+            _parse_xml(name, files.MOST_XML_BYTES)
+        elif driver_of(name) != "GTiff":
             raise ImageError(
-                f"`{vrt}` names in `{element}` the file `{shorten(path)}`, {problem}",
-                hint="put its sources beside it, as GeoTIFF, and make it again with `gdalbuildvrt`",
+                f"the sidecar `{name}` is not a TIFF",
+                hint="remove it, or make it again with `gdaladdo`",
             )
-        if len(self._done) > MOST_SOURCES or nested > MOST_NESTED_VRTS:
-            raise ImageError(
-                f"`{self._path}` has too many sources, or VRTs nested too deeply",
-                hint="make one VRT of the images themselves",
-            )
-        with watching(self._path):  # each source is progress
-            self.image(path, nested)
+    for name in sidecars:
+        if name not in metadata:
+            check_directories(name)  # of a damaged mask, GDAL takes all pixels for valid
+            _check_names(name)
+    driver = driver_of(path)
+    if driver == "VRT":
+        for element, name in _Vrt(path).sources:
+            if os.path.abspath(name) not in done:
+                _check_source(name, element, path, root, done, nested + 1)
+    elif nested:
+        silent = driver == "GTiff" and not check_directories(path).has_metadata
+        if metadata or not silent:  # opening every source of a mosaic would take a while
+            _check_names(path)
 
-    def _problem(self, path: str) -> str | None:
-        if not is_inside(path, os.path.dirname(os.path.abspath(self._path))):
-            return "outside its folder"
+
+def _check_source(
+    path: str, element: str, vrt: str, root: str, done: set[str], nested: int
+) -> None:
+    """Check a file that an element of a VRT names."""
+    problem = None
+    if not is_inside(path, os.path.dirname(os.path.abspath(root))):
+        problem = "outside its folder"
+    else:
         try:
             driver = driver_of(path)
             is_image = driver in SOURCES and b"\0" in _head(path)[:ZERO_WITHIN]
+            if driver != "VRT" and not is_image:
+                problem = "which is not an image of a supported format"
         except OSError as error:
-            return one_line(error) if os.path.lexists(path) else "which does not exist"
-        known = driver == "VRT" or is_image
-        return None if known else "which is not an image of a supported format"
+            problem = one_line(error) if os.path.lexists(path) else "which does not exist"
+    if problem is not None:
+        raise ImageError(
+            f"`{vrt}` names in `{element}` the file `{shorten(path)}`, {problem}",
+            hint="put its sources beside it, as GeoTIFF, and make it again with `gdalbuildvrt`",
+        )
+    if len(done) > MOST_SOURCES or nested > MOST_NESTED_VRTS:
+        raise ImageError(
+            f"`{root}` has too many sources, or VRTs nested too deeply",
+            hint="make one VRT of the images themselves",
+        )
+    with watching(root):  # each source is progress
+        _check_image(path, root, done, nested)
 
 
 def _check_names(path: str) -> None:
@@ -293,8 +284,12 @@ def _check_names(path: str) -> None:
         ) from error
 
 
-def _parse_xml(path: str, content: bytes, handlers: Mapping[str, Any] | None = None) -> None:
-    """Parse XML with handlers of expat; raise ImageError if it is malformed or has a DOCTYPE."""
+def _parse_xml(path: str, most: int, **handlers: Any) -> None:
+    """Parse XML with handlers of expat; raise ImageError if it is too long or malformed."""
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ImageError(f"`{path}` is longer than {most // 2**20} MiB", hint="is it a VRT?")
     # GDAL assumes UTF-8 whatever the declaration says.
     parser = expat.ParserCreate("utf-8")
     parser.buffer_text, parser.buffer_size = True, 2**20
@@ -302,9 +297,8 @@ def _parse_xml(path: str, content: bytes, handlers: Mapping[str, Any] | None = N
     def refuse(name: str, *_: object) -> None:
         raise _refused(path, "a DOCTYPE", f"!DOCTYPE {name}")
 
-    parser.StartDoctypeDeclHandler = refuse
-    for name, handler in (handlers or {}).items():
-        setattr(parser, name, handler)
+    for name, handler in {"StartDoctypeDecl": refuse, **handlers}.items():
+        setattr(parser, f"{name}Handler", handler)
     try:
         parser.Parse(content, True)
     except expat.ExpatError as error:
@@ -335,15 +329,11 @@ class _Vrt:
         self._in_xml = 0  # depth at which metadata in XML begins
         self._name = ""
         self._file: tuple[str, bool] | None = None  # open element, and whether relative to the VRT
-        handlers = {
-            "StartElementHandler": self._start,
-            "EndElementHandler": self._end,
-            "CharacterDataHandler": self._text,
-            "CommentHandler": self._break,
-            "StartCdataSectionHandler": self._break,
-            "ProcessingInstructionHandler": self._instruction,
-        }
-        _parse_xml(path, _content(path, VRT_BYTES), handlers)
+        _parse_xml(
+            path, VRT_BYTES, StartElement=self._start, EndElement=self._end,
+            CharacterData=self._text, Comment=self._break, StartCdataSection=self._break,
+            ProcessingInstruction=self._instruction,
+        )  # fmt: skip
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._break()
@@ -409,14 +399,6 @@ class _Vrt:
 def _head(path: str) -> bytes:
     with open_regular(path) as file:
         return file.read(HEAD_BYTES)
-
-
-def _content(path: str, most: int) -> bytes:
-    with open_regular(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ImageError(f"`{path}` is longer than {most // 2**20} MiB", hint="is it a VRT?")
-    return content
 
 
 def sidecars_of(path: str) -> list[str]:

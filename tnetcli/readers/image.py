@@ -9,16 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import (
-    BmpImagePlugin,
-    GifImagePlugin,
-    Image,
-    ImageFile,
-    JpegImagePlugin,
-    PngImagePlugin,
-    UnidentifiedImageError,
-    WebPImagePlugin,
-)
+from PIL import BmpImagePlugin as Bmp
+from PIL import GifImagePlugin as Gif
+from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import JpegImagePlugin as Jpeg
+from PIL import PngImagePlugin as Png
+from PIL import WebPImagePlugin as WebP
 
 from tnetcli.errors import ImageError
 from tnetcli.files import open_regular
@@ -35,11 +31,11 @@ WEBP_SHARE = 2
 # By magic number. Other formats of Pillow fetch, run programs (EPS) or are read better elsewhere.
 # `Image.open` is not used: its own limit of pixels can only be raised for the whole process.
 PLUGINS: dict[bytes, type[ImageFile.ImageFile]] = {
-    PNG_MAGIC: PngImagePlugin.PngImageFile,
-    b"\xff\xd8\xff": JpegImagePlugin.JpegImageFile,
-    b"RIFF": WebPImagePlugin.WebPImageFile,
-    b"BM": BmpImagePlugin.BmpImageFile,
-    b"GIF8": GifImagePlugin.GifImageFile,
+    PNG_MAGIC: Png.PngImageFile,
+    b"\xff\xd8\xff": Jpeg.JpegImageFile,
+    b"RIFF": WebP.WebPImageFile,
+    b"BM": Bmp.BmpImageFile,
+    b"GIF8": Gif.GifImageFile,
 }
 EXIF_ORIENTATION = 274
 ROWS = 256
@@ -48,21 +44,11 @@ PIECE = 2**20  # bytes read at a time
 MOST_SCANS = 100
 # Pillow raises many kinds of errors for damaged headers.
 PILLOW_FAILURES = (*PARSING_FAILURES, EOFError, zlib.error, Image.DecompressionBombError)
-# Pillow's mode -> the decoded mode, its bands, and whether the last one is alpha.
-MODES: dict[str, tuple[str, tuple[str, ...], bool]] = {
-    "1": ("L", ("1",), False),
-    "L": ("L", ("1",), False),
-    "LA": ("LA", ("1", "alpha"), True),
-    "I;16": ("I;16", ("1",), False),
-    "I;16B": ("I;16", ("1",), False),
-    "I": ("I", ("1",), False),
-    "F": ("F", ("1",), False),
-    "RGB": ("RGB", ("red", "green", "blue"), False),
-    "RGBA": ("RGBA", ("red", "green", "blue", "alpha"), True),
-    "P": ("RGB", ("red", "green", "blue"), False),
-    "CMYK": ("RGB", ("red", "green", "blue"), False),
-    "YCbCr": ("RGB", ("red", "green", "blue"), False),
-}
+# The mode to which each mode of Pillow is decoded.
+DECODED = {mode: mode for mode in ("L", "LA", "I;16", "I", "F", "RGB", "RGBA")} | {
+    "1": "L", "I;16B": "I;16", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB",
+}  # fmt: skip
+DTYPES = {"I;16": np.uint16, "I": np.int32, "F": np.float32}
 # Modes of files in which one colour is transparent.
 WITH_ALPHA = {"1": "LA", "L": "LA", "P": "RGBA", "RGB": "RGBA"}
 
@@ -107,30 +93,27 @@ class ImageReader(PyramidReader):
             )
         transparency = image.info.get("transparency")
         mode = image.mode if transparency is None else WITH_ALPHA.get(image.mode, image.mode)
-        if mode not in MODES:
+        if mode not in DECODED:
             raise ImageError(
                 f"`{self.path}` has an unsupported pixel mode: `{mode}`", hint="convert it to RGB"
             )
-        self._mode, names, transparent = MODES[mode]
-        bands = metadata.choose_bands(
-            self.path, self.options.bands, names, range(len(names) - int(transparent))
-        )
-        self._bands, self._transparent = bands, transparent
-        dtype = np.dtype(
-            {"I;16": np.uint16, "I": np.int32, "F": np.float32}.get(self._mode, np.uint8)
-        )
+        self._mode = DECODED[mode]
+        self._transparent = self._mode.endswith("A")
+        colours = ("red", "green", "blue") if self._mode.startswith("RGB") else ("1",)
+        names = (*colours, "alpha") if self._transparent else colours
+        bands = metadata.choose_bands(self.path, self.options.bands, names, range(len(colours)))
+        self._bands, dtype = bands, np.dtype(DTYPES.get(self._mode, np.uint8))
         given = self.options.nodata
         if given is None and mode.startswith("I") and isinstance(transparency, int):
             given = transparency  # the one transparent value
         self._nodata, complaints = metadata.user_nodata(given, len(bands), dtype)
-        mask = "alpha" if transparent else "nan" if dtype.kind == "f" else "none"
+        mask = "alpha" if self._transparent else "nan" if dtype.kind == "f" else "none"
         microns, warnings = metadata.resolve(self.options, [])
-        warnings += complaints
         # Pillow finds the EXIF of a PNG only by decoding all of it.
         if image.format != "PNG" and image.getexif().get(EXIF_ORIENTATION, 1) != 1:
             warnings.append("EXIF orientation is not applied: pixels are read as stored")
-        if getattr(image, "n_frames", 1) > 1:
-            warnings.append(f"{getattr(image, 'n_frames', 1)} frames; the first is read")
+        if (frames := getattr(image, "n_frames", 1)) > 1:
+            warnings.append(f"{frames} frames; the first is read")
         return ImageInfo(
             levels=(Level(size, 1.0, 1.0, size),),
             bands=tuple(names[i] for i in bands),
@@ -142,7 +125,7 @@ class ImageReader(PyramidReader):
             tiled=False,
             file_bytes=os.path.getsize(self.path),
             details={"format": image.format, "mode": image.mode},
-            warnings=tuple(warnings),
+            warnings=(*warnings, *complaints),
         )
 
     def _open(self) -> Source:

@@ -23,16 +23,7 @@ from tnetcli.errors import ImageError
 from tnetcli.files import is_plain_crs, is_remote
 from tnetcli.geometry import Georeference, Size
 from tnetcli.readers import metadata
-from tnetcli.readers.base import (
-    Block,
-    Box,
-    Cost,
-    ImageInfo,
-    Level,
-    ReadOptions,
-    Resolution,
-    Source,
-)
+from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, ReadOptions, Resolution, Source
 from tnetcli.readers.gdal import (
     GDAL_FAILURES,
     confined,
@@ -99,12 +90,8 @@ class RasterReader(PyramidReader):
             [text or (None if c in NO_NAME else str(c.name)) for text, c in texts]
         )
         alphas = [i for i, each in enumerate(colours) if each == ColorInterp.alpha]
-        chosen = metadata.choose_bands(
-            self.path,
-            self.options.bands,
-            names,
-            [i for i in range(dataset.count) if i not in alphas],
-        )
+        default = [i for i in range(dataset.count) if i not in alphas]
+        chosen = metadata.choose_bands(self.path, self.options.bands, names, default)
         if len({dataset.dtypes[i] for i in chosen}) > 1:
             types = ", ".join(sorted(set(dataset.dtypes)))
             raise ImageError(
@@ -112,24 +99,25 @@ class RasterReader(PyramidReader):
                 hint="choose bands of one type with --bands",
             )
         dtype = np.dtype(dataset.dtypes[chosen[0]])
-        bands, warnings = tuple(names[i] for i in chosen), _warnings(self.path)
+        bands, warnings = tuple(names[i] for i in chosen), []
+        times = [os.path.getmtime(f) for f in (self.path, f"{self.path}.ovr") if os.path.isfile(f)]
+        if len(times) == 2 and times[0] > times[1]:
+            warnings.append(".ovr is older than the image: rebuild it if the pixels changed")
         self._palette = None
         if len(chosen) == 1 and colours[chosen[0]] == ColorInterp.palette:
             self._palette = _palette(dataset, chosen[0])
             bands = ("red", "green", "blue")
-        self._nodata, complaints = metadata.user_nodata(self.options.nodata, len(chosen), dtype)
-        mask = "nodata"
-        if self._nodata is None:
-            mask, self._nodata = _mask_kind(dataset, chosen, dtype, alphas)
-        self._alpha, self._mask = mask == "alpha", mask == "mask"
-        self._samples = (*chosen, alphas[0]) if self._alpha else chosen
+        wanted, complaints = metadata.user_nodata(self.options.nodata, len(chosen), dtype)
+        found = _mask_kind(dataset, chosen, dtype, alphas)
+        self._kind, nodata = found if wanted is None else ("nodata", wanted)
+        self._nodata = nodata
+        self._samples = (*chosen, alphas[0]) if self._kind == "alpha" else chosen
         # Blocks may be missing.
         self._sparse = dataset.driver == "GTiff" and not is_remote(self.path)
         levels = self._plan(dataset)
-        claims = [] if dataset.crs else [_tag_resolution(dataset.tags())]
-        microns, unusual = metadata.resolve(self.options, claims)
+        microns, unusual = metadata.resolve(self.options, [_tag_resolution(dataset)])
         georeference, problems = _georeference(dataset)
-        structure = dataset.tags(ns="IMAGE_STRUCTURE")
+        compression = dataset.tags(ns="IMAGE_STRUCTURE").get("COMPRESSION", "none")
         block_rows, block_columns = dataset.block_shapes[0]
         return ImageInfo(
             levels=levels,
@@ -137,11 +125,11 @@ class RasterReader(PyramidReader):
             dtype=dtype if self._palette is None else np.dtype(np.uint8),
             georeference=georeference,
             microns_per_pixel=microns,
-            mask=mask,
+            mask=self._kind,
             nodata=(
                 None if self._nodata is None else float(self._nodata.values[self._nodata.known][0])
             ),
-            compression=structure.get("COMPRESSION", "none").lower(),
+            compression=compression.lower(),
             tiled=block_columns < dataset.width or dataset.height <= block_rows,
             file_bytes=_file_bytes(self.path, dataset),
             files=tuple(dataset.files),
@@ -155,11 +143,8 @@ class RasterReader(PyramidReader):
         pages, masks = self._pages(dataset) if self._sparse else ({}, None)
         factors = dataset.overviews(1)
         # Opening each overview would take longer than reading from it.
-        stored = [
-            (size, (page.tiles.block.height, page.tiles.block.width))
-            for size, page in pages.items()
-            if size != full
-        ]
+        blocks = {size: page.tiles.block for size, page in pages.items() if size != full}
+        stored = [(size, (block.height, block.width)) for size, block in blocks.items()]
         if [round(full.width / size.width) for size, _ in stored] != factors:
             stored = [self._overview(dataset, number) for number in range(len(factors))]
         found: list[tuple[Level, int | None]]
@@ -199,12 +184,8 @@ class RasterReader(PyramidReader):
         with closing(open_dataset(self.path, overview_level=number)) as overview:
             # Overviews of a bilevel image may be grey; fewer bits than the image are damage.
             if overview.dtypes != dataset.dtypes or _bits(overview) < _bits(dataset):
-                kinds = [
-                    f"{each.count} bands of {each.dtypes[0]}, {_bits(each)} bits"
-                    for each in (overview, dataset)
-                ]
                 raise ImageError(
-                    f"overview {number + 1} of `{self.path}` has {kinds[0]}, the image {kinds[1]}",
+                    f"overview {number + 1} of `{self.path}` has other values than the image",
                     hint="the file is damaged: make or copy it again",
                 )
             return Size(overview.width, overview.height), overview.block_shapes[0]
@@ -269,18 +250,9 @@ def _check(path: str, dataset: Any) -> None:
             )
 
 
-def _warnings(path: str) -> list[str]:
-    overviews = f"{path}.ovr"
-    both = os.path.isfile(path) and os.path.isfile(overviews)
-    if both and os.path.getmtime(path) > os.path.getmtime(overviews):
-        name = os.path.basename(overviews)
-        return [f"{name} is older than the image: rebuild it if the pixels changed"]
-    return []
-
-
 def _file_bytes(path: str, dataset: Any) -> int:
-    """Return the size of the file; of a URL only if costs cannot be computed otherwise."""
-    if os.path.isfile(path):
+    """Return the size of the file; 0 for a TIFF at a URL, whose costs are exact without it."""
+    if not is_remote(path):
         return os.path.getsize(path)
     if dataset.driver == "GTiff" or not path.lower().startswith(("http://", "https://")):
         return 0
@@ -335,7 +307,8 @@ def _level(full: Size, size: Size, block: tuple[int, int]) -> Level:
     )
 
 
-def _tag_resolution(tags: dict[str, str]) -> Resolution | None:
+def _tag_resolution(dataset: Any) -> Resolution | None:
+    tags = {} if dataset.crs else dataset.tags()
     try:
         x, y = float(tags["TIFFTAG_XRESOLUTION"]), float(tags["TIFFTAG_YRESOLUTION"])
     except (KeyError, ValueError):
@@ -350,9 +323,7 @@ def _georeference(dataset: Any) -> tuple[Georeference | None, list[str]]:
     if transform.is_identity and len(points) >= 3:
         transform, crs, source = from_gcps(points), _crs_name(points_crs), "gcps"
     if transform.is_identity and not crs:
-        return None, (
-            ["georeferenced by RPCs only: regions have no map coordinates"] if dataset.rpcs else []
-        )
+        return None, []
     numbers = tuple(transform)[:6]
     if not all(map(math.isfinite, (*numbers, transform.determinant))) or transform.is_degenerate:
         return None, ["the transform is not invertible and is ignored"]
@@ -393,9 +364,9 @@ class _RasterSource:
         else:
             block = self._read_gdal(level, box)
         values, seen = block.values, None  # (height, width, samples)
-        if reader._alpha:
+        if reader._kind == "alpha":
             values, seen = values[..., :-1], values[..., -1] > 0
-        elif reader._mask:
+        elif reader._kind == "mask":
             seen = self._read_mask(level, box)
         elif reader._nodata is not None:
             seen = metadata.holds_data(values, reader._nodata)
@@ -460,8 +431,7 @@ class _RasterSource:
 
     def _read_mask(self, level: int, box: Box) -> NDArray[np.bool_]:
         this, dataset = self._levels[level], self._dataset(level)
-        window = RasterioWindow(box.left, box.top, box.width, box.height)
-        how = Resampling.nearest
+        window, how = RasterioWindow(box.left, box.top, box.width, box.height), Resampling.nearest
         if not self._reader._stored[level].has_mask:
             # Use the mask of the full image. Its mean is above zero where any pixel is valid.
             dataset, how = self._dataset(0), Resampling.average

@@ -14,13 +14,13 @@ import tifffile
 from tnetcli.errors import ImageError
 from tnetcli.files import check_regular, is_inside, is_plain_name, open_regular
 from tnetcli.geometry import Size
-from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, Resolution, Source
+from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Resolution, Source
 from tnetcli.readers.detect import TIFF_MAGIC
 from tnetcli.readers.metadata import TIFF_TAGS, choose_bands, resolve
 from tnetcli.readers.pyramid import PyramidReader, check_block_size
-from tnetcli.readers.resample import touched_pixels, whole_scale
+from tnetcli.readers.resample import touched_pixels
 from tnetcli.readers.tiff_files import COLOURED, TIFF_FAILURES, open_tiff
-from tnetcli.readers.tiff_tiles import DirectPage, TileFiles, direct_page
+from tnetcli.readers.tiff_tiles import DirectPage, TileFiles, direct_page, level_of
 from tnetcli.text import one_line, reason
 
 MOST_INDEX_BYTES = 2**24
@@ -151,9 +151,7 @@ class SlideReader(PyramidReader):
         if bounds is not None:
             details["bounds"] = list(bounds)
         elif any(name in properties for name in BOUNDS):
-            warnings.append(
-                "the bounds of the scanned area are ignored: they are outside the slide"
-            )
+            warnings.append("the bounds of the scanned area are outside the slide and ignored")
         details["fast_levels"] = len(self._pages)
         stem, folder = os.path.splitext(self.path)[0], os.path.dirname(os.path.abspath(self.path))
         companions = {"mirax": (stem,), "dicom": (folder,)}.get(vendor, ())
@@ -162,13 +160,7 @@ class SlideReader(PyramidReader):
             file_bytes += sum(each.stat().st_size for each in os.scandir(stem) if each.is_file())
         return ImageInfo(
             levels=tuple(
-                Level(
-                    size,
-                    whole_scale(full.width, size.width),
-                    whole_scale(full.height, size.height),
-                    _block(properties, number, size),
-                    full,
-                )
+                level_of(full, size, _block(properties, number))
                 for number, size in enumerate(sizes)
             ),
             bands=tuple(COLOURS[i] for i in self._colours),
@@ -176,11 +168,7 @@ class SlideReader(PyramidReader):
             microns_per_pixel=microns,
             offset=bounds[:2] if bounds is not None else (0, 0),
             mask="transparent",
-            compression=(
-                tifffile.COMPRESSION(self._pages[0].tiles.compression).name.lower()
-                if 0 in self._pages
-                else "unknown"
-            ),
+            compression=self._pages[0].tiles.compression if 0 in self._pages else "unknown",
             file_bytes=file_bytes,
             files=companions,
             details=details,
@@ -252,13 +240,10 @@ def _bounds(properties: dict[str, str], full: Size) -> tuple[int, int, int, int]
     return (left, top, width, height) if inside else None
 
 
-def _block(properties: dict[str, str], level: int, size: Size) -> Size:
-    sides = []
-    for name, most in (("width", size.width), ("height", size.height)):
-        text = properties.get(f"openslide.level[{level}].tile-{name}", "")
-        side = int(text) if text.isdecimal() and len(text) < 10 else 0
-        sides.append(min(side or 256, most))
-    return Size(*sides)
+def _block(properties: dict[str, str], level: int) -> Size:
+    texts = (properties.get(f"openslide.level[{level}].tile-{n}", "") for n in ("width", "height"))
+    sides = [int(text) if text.isdecimal() and len(text) < 10 else 0 for text in texts]
+    return Size(*(side or 256 for side in sides))
 
 
 class _SlideSource:

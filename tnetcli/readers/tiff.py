@@ -1,6 +1,5 @@
 """Read OME-TIFF with SubIFDs, QPTIFF, ImageJ stacks and multi-page pyramids with tifffile."""
 
-import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -13,11 +12,9 @@ import tifffile
 
 from tnetcli.errors import ImageError
 from tnetcli.files import MOST_XML_BYTES, is_plain_name
-from tnetcli.geometry import Size
 from tnetcli.readers import metadata
-from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level, Resolution, Source
+from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Resolution, Source
 from tnetcli.readers.pyramid import PyramidReader
-from tnetcli.readers.resample import whole_scale
 from tnetcli.readers.tiff_files import (
     COLOURED,
     TIFF_FAILURES,
@@ -25,18 +22,18 @@ from tnetcli.readers.tiff_files import (
     checked_series,
     open_tiff,
 )
-from tnetcli.readers.tiff_tiles import PageTiles, TileFiles
+from tnetcli.readers.tiff_tiles import PageTiles, TileFiles, level_of
 from tnetcli.text import reason
 
 MOST_XML_TAGS = 2**19
 # Planes that may be declared without a directory: acquisitions stop early, and files of a set may
 # be missing.
 MOST_PLANES = 2**16
-# Labels of a modulo axis.
-MOST_LABELS = 2**16
+MOST_LABELS = 2**16  # of a modulo axis
 # References of planes per directory, and some more for small files.
 MOST_REFERENCES, SPARE_REFERENCES = 2, 256
 MOST_FILES, MOST_DIRECTORIES_OF_SET = 10_000, 100_000
+ALPHA = (tifffile.EXTRASAMPLE.ASSOCALPHA, tifffile.EXTRASAMPLE.UNASSALPHA)
 
 
 class _Channel(NamedTuple):
@@ -67,7 +64,7 @@ class TiffReader(PyramidReader):
         series = all_series[0]
         levels = _levels(all_series, file.is_ome)
         lengths = _leading(series)
-        planes = {axis.lower(): lengths.get(axis, 1) for axis in "ZT"}
+        planes = {axis: lengths.get(axis.upper(), 1) for axis in "zt"}
         wanted = {"z": self.options.z, "t": self.options.t}
         chosen = {
             axis: metadata.choose_plane(self.path, axis, length, wanted[axis])
@@ -104,13 +101,13 @@ class TiffReader(PyramidReader):
             warnings.append(f"{len(all_series)} images in this file; the first is read")
         files = {page.parent.filehandle.path for page in series.pages if page is not None}
         return ImageInfo(
-            levels=tuple(_level(full, tiles) for tiles in tables),
+            levels=tuple(level_of(full, tiles.size, tiles.block) for tiles in tables),
             bands=tuple(names[i] for i in bands),
             dtype=dtype,
             microns_per_pixel=microns,
             mask=mask,
             nodata=self.options.nodata if self._nodata is not None else None,
-            compression=tifffile.COMPRESSION(tables[0].compression).name.lower(),
+            compression=tables[0].compression,
             tiled=tables[0].is_tiled,
             file_bytes=os.path.getsize(self.path),
             files=tuple(sorted(files - {os.path.abspath(self.path)})),
@@ -184,69 +181,47 @@ def _leading(series: Any) -> dict[str, int]:
 
 def _channels(series: Any, lengths: dict[str, int], chosen: dict[str, int]) -> list[_Channel]:
     """Return every band of the chosen plane in the order of the file."""
-    axes = list(lengths)
-    choices = [
-        [chosen[axis.lower()]] if axis in "ZT" else range(length)
-        for axis, length in lengths.items()
-    ]
-    found = []
-    for place in itertools.product(*choices):
-        index = 0
-        for axis, position in zip(axes, place, strict=True):
-            index = index * lengths[axis] + position
-        found += [_Channel(index, s) for s in range(series.keyframe.samplesperpixel)]
-    return found
-
-
-def _level(full: Size, tiles: PageTiles) -> Level:
-    return Level(
-        tiles.size,
-        whole_scale(full.width, tiles.size.width),
-        whole_scale(full.height, tiles.size.height),
-        Size(min(tiles.block.width, tiles.size.width), min(tiles.block.height, tiles.size.height)),
-        full,
-    )
+    numbers = np.arange(len(series.pages)).reshape(tuple(lengths.values()))
+    plane = tuple(chosen[axis.lower()] if axis in "ZT" else slice(None) for axis in lengths)
+    samples = range(series.keyframe.samplesperpixel)
+    return [_Channel(int(page), each) for page in np.ravel(numbers[plane]) for each in samples]
 
 
 def _alpha(series: Any, count: int) -> int | None:
     """Return the alpha sample of a page."""
-    key = series.keyframe
-    if count != key.samplesperpixel:
-        return None
-    base = int(key.samplesperpixel) - len(key.extrasamples)
-    for place, kind in enumerate(key.extrasamples):
-        if kind in (tifffile.EXTRASAMPLE.ASSOCALPHA, tifffile.EXTRASAMPLE.UNASSALPHA):
-            return base + place
-    return None
+    key, kinds = series.keyframe, list(series.keyframe.extrasamples)
+    alphas = [i for i, kind in enumerate(kinds) if kind in ALPHA]
+    is_one_page = count == key.samplesperpixel
+    return int(count) - len(kinds) + alphas[0] if alphas and is_one_page else None
 
 
 def _names(
     path: str, file: tifffile.TiffFile, series: Any, pixels: Element | None, count: int
 ) -> list[str | None]:
-    names: list[str | None]
-    samples, photometric = series.keyframe.samplesperpixel, series.keyframe.photometric
-    if count == samples >= 3 and photometric in COLOURED:
-        names = ["red", "green", "blue", *[None] * (count - 3)]
-        alpha = _alpha(series, count)
-        return [*names[:alpha], "alpha", *names[alpha + 1 :]] if alpha is not None else names
-    names = []
+    names: list[str | None] = [None] * count
+    if count == series.keyframe.samplesperpixel >= 3 and series.keyframe.photometric in COLOURED:
+        names[:3] = ["red", "green", "blue"]
+        if (alpha := _alpha(series, count)) is not None:
+            names[alpha] = "alpha"
+        return names
+    found: list[str | None] = []
     if pixels is not None:
-        names = [channel.get("Name") for channel in pixels.iterfind("{*}Channel")]
+        found = [channel.get("Name") for channel in pixels.iterfind("{*}Channel")]
     elif file.is_qpi:
-        names = [_parse_xml(path, page.description).findtext("Name") for page in series.pages]
-    return names if len(names) == count else [None] * count
+        found = [_parse_xml(path, page.description).findtext("Name") for page in series.pages]
+    return found if len(found) == count else names
 
 
 def _ome_resolution(pixels: Element | None) -> Resolution | None:
     if pixels is None or not {"PhysicalSizeX", "PhysicalSizeY"} <= set(pixels.attrib):
         return None
-    found = []
-    for axis in "XY":
-        length = float(pixels.attrib[f"PhysicalSize{axis}"])
-        unit = pixels.get(f"PhysicalSize{axis}Unit", "µm")
-        found.append(metadata.from_length(length, length, unit, "OME metadata"))
-    x, y = found
-    return Resolution(x.x, y.y, x.source) if x is not None and y is not None else None
+    lengths = (float(pixels.attrib[f"PhysicalSize{axis}"]) for axis in "XY")
+    units = (pixels.get(f"PhysicalSize{axis}Unit", "µm") for axis in "XY")
+    x, y = (
+        metadata.from_length(length, length, unit, "OME metadata")
+        for length, unit in zip(lengths, units, strict=True)
+    )
+    return None if x is None or y is None else Resolution(x.x, y.y, x.source)
 
 
 def _tag_resolution(file: tifffile.TiffFile) -> Resolution | None:

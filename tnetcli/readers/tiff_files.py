@@ -3,7 +3,7 @@
 import os
 import struct
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import tifffile
 
@@ -54,19 +54,15 @@ UNREAD_STACKS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Tag:
+class _Tag(NamedTuple):
     """An entry of a directory; `place` is the offset of its value, None if inline."""
 
     code: int
     kind: int
     count: int
     raw: bytes
+    length: int  # bytes
     place: int | None
-
-    @property
-    def length(self) -> int:
-        return TYPE_BYTES.get(self.kind, 0) * self.count
 
 
 class Directories:
@@ -143,8 +139,9 @@ class Directories:
         return tags, self._number(raw[-self._next_size :])
 
     def _tag(self, code: int, kind: int, count: int, raw: bytes) -> _Tag:
-        stored = TYPE_BYTES.get(kind, 0) * count > self._inline
-        return _Tag(code, kind, count, raw, self._number(raw) if stored else None)
+        length = TYPE_BYTES.get(kind, 0) * count
+        place = self._number(raw) if length > self._inline else None
+        return _Tag(code, kind, count, raw, length, place)
 
     def _check_value(self, tag: _Tag) -> None:
         if tag.place is None:

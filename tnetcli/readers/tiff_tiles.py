@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from tnetcli.errors import ImageError
 from tnetcli.files import open_descriptor
 from tnetcli.geometry import Size
-from tnetcli.readers.base import Block, Box, Cost
+from tnetcli.readers.base import Block, Box, Cost, Level
 from tnetcli.readers.pyramid import BLOCKS, MOST_BLOCK_BYTES, check_block_size, file_stamp
+from tnetcli.readers.resample import whole_scale
 from tnetcli.readers.tiff_files import open_tiff, truncated
 
 # Within a scan, FF is followed by 00 or a restart marker; anything else ends it.
@@ -104,28 +105,18 @@ COMPRESSION, PHOTOMETRIC = tifffile.COMPRESSION, tifffile.PHOTOMETRIC
 PLANARCONFIG = tifffile.PLANARCONFIG
 # Decoders that stop at the size of the block.
 BOUNDED = {
-    COMPRESSION.NONE,
-    COMPRESSION.LZW,
-    COMPRESSION.DEFLATE,
-    COMPRESSION.ADOBE_DEFLATE,
-    COMPRESSION.PACKBITS,
-    COMPRESSION.LZMA,
-    COMPRESSION.ZSTD,
+    COMPRESSION[name]
+    for name in ("NONE", "LZW", "DEFLATE", "ADOBE_DEFLATE", "PACKBITS", "LZMA", "ZSTD")
 }
 # Decoders that give the same pixels as libtiff (tests/readers/test_two_paths.py), except for the
 # upsampling of chroma in JPEG, in which versions of libjpeg differ.
 SAME_PIXELS = {*BOUNDED, COMPRESSION.JPEG}
 # Reads the size of a block from its header before it is decoded.
-DECLARED: dict[int, Callable[[bytes], Declared | None]] = {
-    COMPRESSION.OJPEG: jpeg,
-    COMPRESSION.JPEG: jpeg,
-    COMPRESSION.ALT_JPEG: jpeg,
-    COMPRESSION.JPEG_LOSSY: jpeg,
-    COMPRESSION.APERIO_JP2000_YCBC: jpeg_2000,
-    COMPRESSION.JPEG_2000_LOSSY: jpeg_2000,
-    COMPRESSION.APERIO_JP2000_RGB: jpeg_2000,
-    COMPRESSION.JPEG2000: jpeg_2000,
-    COMPRESSION.WEBP: webp,
+DECLARED: dict[str, Callable[[bytes], Declared | None]] = {
+    **dict.fromkeys(("OJPEG", "JPEG", "ALT_JPEG", "JPEG_LOSSY"), jpeg),
+    **dict.fromkeys(("APERIO_JP2000_YCBC", "APERIO_JP2000_RGB"), jpeg_2000),
+    **dict.fromkeys(("JPEG_2000_LOSSY", "JPEG2000"), jpeg_2000),
+    "WEBP": webp,
 }
 # Blank tiles may share bytes; a hundredfold is a decompression bomb.
 MOST_SHARING = 100
@@ -136,10 +127,7 @@ Page = tifffile.TiffPage | tifffile.TiffFrame
 
 
 class DirectPage:
-    """A page of the main chain that is read without another library.
-
-    Pickled as the path and the number of the page; its tables are read again on demand.
-    """
+    """A page that is read without another library; pickled without its tables."""
 
     def __init__(self, path: str, number: int, tiles: "PageTiles | None" = None) -> None:
         self._path, self._number, self._tiles = path, number, tiles
@@ -185,6 +173,13 @@ def direct_page(
     return DirectPage(path, page.index, tiles)
 
 
+def level_of(full: Size, size: Size, block: Size) -> Level:
+    """Return a level whose last pixels cover what remains of the image."""
+    scales = whole_scale(full.width, size.width), whole_scale(full.height, size.height)
+    block = Size(min(block.width, size.width), min(block.height, size.height))
+    return Level(size, *scales, block, full)
+
+
 class TileFiles:
     """The TIFF files that one thread has open."""
 
@@ -217,11 +212,13 @@ class PageTiles:
             raise ValueError("a page with depth")
         if key.dtype is None or key.dtype.kind not in "iuf" or key.bitspersample % 8:
             raise ValueError(f"values of {key.bitspersample} bits")
-        if key.compression not in BOUNDED and key.compression not in DECLARED:
+        name = COMPRESSION(key.compression).name
+        self._declared = DECLARED.get(name)
+        if key.compression not in BOUNDED and self._declared is None:
             raise ValueError(f"blocks of compression {int(key.compression)}")
         self.path, self.stamp = path, file_stamp(path)
         self._token = (path, self.stamp, page.offset)
-        self.compression = key.compression
+        self.compression = name.lower()
         self.is_tiled = key.is_tiled
         self.samples = key.samplesperpixel
         self.size = Size(key.imagewidth, key.imagelength)
@@ -231,7 +228,6 @@ class PageTiles:
         in_block = 1 if self._separate else self.samples
         self._decode_any = key.decode
         self._tables = page.jpegtables
-        self._declared = DECLARED.get(key.compression)
         if self._tables and jpeg(self._tables):
             raise ValueError("an image within its JPEG tables")
         # simplejpeg's colours, where it decodes the blocks strictly
@@ -243,11 +239,8 @@ class PageTiles:
             # An Adobe marker states whether the samples are YCbCr, which the stream may not.
             is_ycbcr = key.photometric == PHOTOMETRIC.YCBCR
             self._jpeg_start += b"\xff\xee\x00\x0eAdobe\x00\x64\0\0\0\0" + bytes([is_ycbcr])
-        self.block = (
-            Size(key.tilewidth, key.tilelength)
-            if key.is_tiled
-            else Size(key.imagewidth, min(key.rowsperstrip, key.imagelength))
-        )
+        strip = key.imagewidth, min(key.rowsperstrip, key.imagelength)
+        self.block = Size(*((key.tilewidth, key.tilelength) if key.is_tiled else strip))
         self._across = math.ceil(self.size.width / self.block.width)
         self._down = math.ceil(self.size.height / self.block.height)
         self._offsets = np.array(page.dataoffsets, np.int64)
@@ -304,6 +297,7 @@ class PageTiles:
         planes = samples if self._separate else (0,)
         all_samples = self._separate or list(samples) == list(range(self.samples))
         alone = len(down) * len(across) * len(planes) == 1
+        shape = box.height, box.width, len(samples)
         values: NDArray[Any] | None = None
         valid: NDArray[np.bool_] | None = None
         pixels = bytes_read = 0
@@ -313,25 +307,22 @@ class PageTiles:
                     tile, cost = self._tile(descriptor, plane, row, column)
                     pixels += cost.pixels_decoded
                     bytes_read += cost.bytes_read
-                    if tile is not None:
-                        tile = tile[from_rows, from_columns]
-                        if not all_samples:
-                            tile = tile[..., list(samples)]
-                        if alone:
-                            return Block(tile, None, Cost(pixels, bytes_read))
-                    if values is None:
-                        values = np.empty((box.height, box.width, len(samples)), self.dtype)
-                    into = values[to_rows, to_columns]
-                    if self._separate:
-                        into = into[..., slot : slot + 1]
                     if tile is None:
                         if valid is None:
                             valid = np.ones((box.height, box.width), np.bool_)
                         valid[to_rows, to_columns] = False
-                        into[...] = 0
-                    else:
-                        into[...] = tile
-        assert values is not None  # a box has pixels
+                        continue
+                    tile = tile[from_rows, from_columns]
+                    if not all_samples:
+                        tile = tile[..., list(samples)]
+                    if alone:
+                        return Block(tile, None, Cost(pixels, bytes_read))
+                    if values is None:
+                        values = np.zeros(shape, self.dtype)
+                    into = values[to_rows, to_columns]
+                    into[..., slot : slot + 1 if self._separate else None] = tile
+        if values is None:
+            values = np.zeros(shape, self.dtype)
         # A block of one plane counts as a share of its pixels.
         return Block(values, valid, Cost(pixels // self._planes, bytes_read), own=True)
 
@@ -395,7 +386,7 @@ class PageTiles:
             # Other bindings return grey or shifted pixels for a damaged stream without an error.
             pixels: NDArray[Any] = simplejpeg.decode_jpeg(data, self._jpeg, strict=True)
             return pixels
-        if self.compression == COMPRESSION.JPEG:  # no strict decoder takes its samples
+        if self.compression == "jpeg":  # no strict decoder takes its samples
             scan = data.find(b"\xff\xda")
             marker = MARKER.search(data, scan + 2)
             if scan < 0 or marker is None or marker.group() != b"\xff\xd9":
