@@ -1,6 +1,5 @@
 """Scenes composed of labelled tiles."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,16 +11,16 @@ from tnetcli.config import SPLITS
 from tnetcli.data.config import LandscapeConfig, TilesConfig
 from tnetcli.errors import ManifestError, RecipeError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.base import Box
-from tnetcli.readers.handles import ForkSafeLock
-from tnetcli.readers.pyramid import CHUNK_SAMPLES
-from tnetcli.readers.resample import AreaMean, chunks, place
-from tnetcli.synth.scene import PIXEL, Scene
+from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level
+from tnetcli.readers.pyramid import LevelReader
 from tnetcli.synth.tiles import TileSet
 
 # A window shows a site if it holds this fraction of it, or is filled to this fraction by it.
 LEAST_OF_SITE, LEAST_OF_WINDOW = 1 / 2, 1 / 4
 AMBIGUOUS = -1
+COARSEST = 64  # pixels along a side of the coarsest level, about
+PIXEL = Size(1, 1)  # the block size: only the requested pixels are drawn
+BAND_NAMES = {1: ("1",), 3: ("red", "green", "blue")}
 FIELDS = (2, 4)  # least and most background classes in a scene
 FIELD_POINTS = (3, 8)  # random points per side that a field is interpolated from
 EDGE_NOISE = 0.15  # roughens the edges of fields
@@ -181,47 +180,61 @@ class LandscapeMaker:
         return self._similar[kind, anchor]
 
 
-class LandscapeScene(Scene):
-    """A scene of tiles, with the true classes under any window."""
+class LandscapeScene(LevelReader):
+    """A scene that is drawn where it is read, with the true classes under any window.
+
+    Every pixel is valid. `boxes` are the sites.
+    """
+
+    name = "scene"
 
     def __init__(
         self, maker: LandscapeMaker, seed: int, training: bool, crowd: TilesConfig | None = None
     ) -> None:
         self._made = (maker, seed, training, crowd)
-        self._tiles = maker.tiles
+        self._tiles = tiles = maker.tiles
         self._rules = maker.landscape
         self._kinds = len(maker.tile_classes)
         self.composition = composition = maker.compose(seed, training=training, crowd=crowd)
-        side, (x, y) = maker.tiles.side, composition.shift
-        boxes = []
-        for _, site in composition.sites:
-            width = float(site.width * side)
-            left, top = float(site.left * side - x), float(site.top * side - y)
-            boxes.append(Window(left, top, width, width))
-        super().__init__(
-            f"{maker.tiles.path}#{maker.split}-{seed}",
-            Size(self._rules.size, self._rules.size),
-            label=composition.label,
-            boxes=boxes,
-            bands=maker.tiles.bands,
+        self.path = f"{tiles.path}#{maker.split}-{seed}"
+        self.label = composition.label
+        side, (x, y) = tiles.side, composition.shift
+        self.boxes = tuple(
+            Window(float(at.left * side - x), float(at.top * side - y), width, width)
+            for at, width in ((at, float(at.width * side)) for _, at in composition.sites)
         )
-        # Scenes start at half tiles, so tiles need two pixels a side; coarser levels are averaged.
-        self._last_gathered = min(len(maker.tiles.levels) - 2, len(self.info.levels) - 1)
-        self._coarse: list[NDArray[np.uint8]] | None = None
-        self._making = ForkSafeLock()
+        size = Size(self._rules.size, self._rules.size)
+        levels = [Level(size, 1.0, 1.0, PIXEL)]
+        # Scenes start at half tiles, so that tiles need two pixels a side.
+        for scale in (2**each for each in range(1, len(tiles.levels) - 1)):
+            if size.width >= scale * COARSEST:
+                smaller = Size(-(-size.width // scale), -(-size.height // scale))
+                levels.append(Level(smaller, float(scale), float(scale), PIXEL, full=size))
+        names = BAND_NAMES.get(tiles.bands, tuple(str(band + 1) for band in range(tiles.bands)))
+        self.info = ImageInfo(tuple(levels), names, np.dtype("uint8"))
+        self._start()
+        self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LandscapeScene, self._made
 
-    def draw(self, level: int, box: Box) -> NDArray[Any]:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the image is closed")
+
+    def close(self) -> None:
+        """End reading; reading afterwards is an error."""
+        self._closed = True
+
+    def _obtain(self, level: int, box: Box) -> Block:
+        return Block(self.draw(box, level), None, Cost(box.width * box.height))
+
+    def draw(self, box: Box, level: int = 0) -> NDArray[np.uint8]:
         """Return (height, width, bands) of the pixels of `level` in `box`.
 
         A pixel that reaches past the edge of the scene is the mean over its whole tile area.
         """
-        if level <= self._last_gathered:
-            return self._shade(self._gather(level, box))
-        stored = self._averaged()[level - self._last_gathered - 1]
-        return self._shade(stored[box.top : box.bottom, box.left : box.right])
+        return self._shade(self._gather(level, box))
 
     def _gather(self, level: int, box: Box) -> NDArray[np.uint8]:
         """Take each pixel from its turned tile."""
@@ -263,28 +276,6 @@ class LandscapeScene(Scene):
         np.rint(lines, out=lines)
         np.clip(lines, 0, WHITE, out=lines)
         return lines.astype(np.uint8).reshape(values.shape)
-
-    def _averaged(self) -> Sequence[NDArray[np.uint8]]:
-        """Return the levels that are too coarse to be gathered; averaged once and kept."""
-        with self._making:
-            if self._coarse is None:
-                self._coarse = self._average()
-            return self._coarse
-
-    def _average(self) -> list[NDArray[np.uint8]]:
-        source, *coarser = self.info.levels[self._last_gathered :]
-        means = []
-        for level in coarser:
-            size, scale = level.size, level.scale_x
-            all_of_it = place(Window(0, 0, size.width * scale, size.height * scale), source, size)
-            assert all_of_it is not None
-            means.append(AreaMean(all_of_it, len(self.bands), self.dtype))
-        whole = Box(0, 0, source.size.width, source.size.height)
-        for part in chunks(whole, PIXEL, CHUNK_SAMPLES // len(self.bands)):
-            values = self._gather(self._last_gathered, part)
-            for mean in means:
-                mean.add(part, values, None)
-        return [mean.finish().values.transpose(1, 2, 0).copy() for mean in means]
 
     def fractions(self, window: Window, cells: int) -> NDArray[np.float32]:
         """Return the fraction of each tile class in cells x cells parts of a window.

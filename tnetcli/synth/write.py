@@ -15,23 +15,23 @@ from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
-from pydantic import ValidationError
 
-from tnetcli.config import SPLITS, Split
+from tnetcli.config import SPLITS, Split, validate
 from tnetcli.data.config import LandscapeConfig
-from tnetcli.errors import OutputError, UsageError
+from tnetcli.errors import OutputError, RecipeError, UsageError
 from tnetcli.files import open_regular, temporary_folder, write_file
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
 from tnetcli.readers.handles import content_stamp
-from tnetcli.synth.digits import DigitMaker, Digits, check_size, load_glyphs
-from tnetcli.synth.landscape import LandscapeMaker
-from tnetcli.synth.scene import Scene
+from tnetcli.synth.digits import DigitMaker, Digits, DigitScene, check_size
+from tnetcli.synth.glyphs import load_glyphs
+from tnetcli.synth.landscape import LandscapeMaker, LandscapeScene
 from tnetcli.synth.tiles import TileSet, read_tiles
 from tnetcli.text import counted, one_line, parse_json, reason, shorten
 
 Advance = Callable[[float], None]
-SCHEMA = "tnet.synth/1"
+Maker = DigitMaker | LandscapeMaker
+Scene = DigitScene | LandscapeScene
 SUFFIXES = {"cog": ".tif", "png": ".png"}
 SETTINGS, MANIFEST, IMAGES = "synth.json", "manifest.csv", "images"
 COLUMNS = ("path", "label", "split", "id", "group", "box")
@@ -46,7 +46,6 @@ MANY_PIXELS = 2**26
 DRAWING = 0.5  # fraction of the work on a COG before it is copied
 READING = 0.05  # fraction of the work before the first image
 SEEDS_APART = 1000  # seeds tried for one image until its scene has the wanted label
-DISK_HINT = "check the free disk space"
 # An arbitrary place in Slovenia, on the grid of a Sentinel-2 scene.
 CRS, PIXEL_METRES, WEST, NORTH = "EPSG:32633", 10.0, 399_960.0, 5_000_040.0
 # Defaults for EuroSAT.
@@ -109,7 +108,7 @@ class SynthConfig:
         is_tiles = isinstance(self.scenes, TileScenes)
         source = self.scenes.path if isinstance(self.scenes, TileScenes) else self.glyphs
         kind = "tiles" if is_tiles else "digits"
-        record = {"schema": SCHEMA, "kind": kind, **dataclasses.asdict(self)}
+        record = {"schema": "tnet.synth/1", "kind": kind, **dataclasses.asdict(self)}
         record["scenes"].pop("path", None)
         del record["glyphs"]
         if source is not None:
@@ -163,13 +162,12 @@ def synthesise(
             path = out / IMAGES / f"{name}{SUFFIXES[config.format]}"
             boxes = ";".join(map(_format_box, scene.boxes))
             rows.append((f"{IMAGES}/{path.name}", label, split, name, name, boxes))
-            start = READING + (1 - READING) * (number - 1) / config.images
 
-            def report(fraction: float, start: float = start) -> None:
-                advance(start + (1 - READING) * fraction / config.images)
+            def report(fraction: float, before: int = number - 1) -> None:
+                advance(READING + (1 - READING) * (before + fraction) / config.images)
 
             if not path.exists():
-                write_image(scene, path, report, placed=isinstance(config.scenes, TileScenes))
+                write_image(scene, path, report)
                 made += 1
             report(1.0)
         text = io.StringIO(newline="")
@@ -182,10 +180,7 @@ def synthesise(
     return Summary(out / MANIFEST, made, config.images - made, labels, splits)
 
 
-Maker = DigitMaker | LandscapeMaker
-
-
-def _makers(config: SynthConfig, advance: Advance) -> tuple[Sequence[str], dict[Split, Maker]]:
+def _makers(config: SynthConfig, advance: Advance) -> tuple[Sequence[str], Mapping[Split, Maker]]:
     """Return the classes, and a maker of scenes for each split; splits share no pictures."""
     scenes = config.scenes
     used = [split for split, count in zip(SPLITS, config.counts, strict=True) if count]
@@ -193,8 +188,28 @@ def _makers(config: SynthConfig, advance: Advance) -> tuple[Sequence[str], dict[
         glyphs = {split: load_glyphs(config.glyphs, split) for split in used}
         return scenes.labels, {split: DigitMaker(scenes, glyphs[split]) for split in used}
     tiles = read_tiles(Path(scenes.path), advance)
-    landscape = _landscape(scenes, tiles)
-    return landscape.classes, {split: LandscapeMaker(tiles, split, landscape) for split in used}
+    rules = _landscape(scenes, tiles)
+    try:
+        return rules.classes, {split: LandscapeMaker(tiles, split, rules) for split in used}
+    except RecipeError as error:
+        raise UsageError(str(error), hint=error.hint) from error
+
+
+def _landscape(scenes: TileScenes, tiles: TileSet) -> LandscapeConfig:
+    sites, background, known = scenes.sites, scenes.background, tiles.classes
+    if sites is None and background is None:
+        if not {*SITES, *BACKGROUND} <= set(known):
+            raise UsageError(
+                f"--sites is not given, and the classes of `{tiles.path}` are not EuroSAT's",
+                hint=f"give --sites A,B of: {', '.join(known)}",
+            )
+        sites, background = SITES, BACKGROUND
+    if sites is None:
+        sites = tuple(each for each in known if each not in (background or ()))
+    if background is None:
+        background = tuple(each for each in known if each not in sites)
+    rules = {"size": scenes.size, "sites": sites, "background": background}
+    return validate(LandscapeConfig, rules, "cannot compose these tiles", UsageError)
 
 
 def _plan(config: SynthConfig, classes: Sequence[str]) -> Iterator[tuple[Split, str]]:
@@ -208,51 +223,10 @@ def _plan(config: SynthConfig, classes: Sequence[str]) -> Iterator[tuple[Split, 
 
 def _scene(maker: Maker, first_seed: int, label: str) -> Scene:
     if isinstance(maker, DigitMaker):
-        return maker.scene(first_seed, label=label)
-    for seed in range(first_seed, first_seed + SEEDS_APART):
-        scene = maker.scene(seed, training=False)
-        if scene.label == label:
-            return scene
-    raise AssertionError(f"no scene of `{label}`")  # pragma: no cover
-
-
-def _landscape(scenes: TileScenes, tiles: TileSet) -> LandscapeConfig:
-    sites, background = scenes.sites, scenes.background
-    known = ", ".join(tiles.classes)
-    if sites is None and background is None:
-        if not {*SITES, *BACKGROUND} <= set(tiles.classes):
-            raise UsageError(
-                f"--sites is not given, and the classes of `{tiles.path}` are not EuroSAT's",
-                hint=f"give --sites A,B of: {known}",
-            )
-        sites, background = SITES, BACKGROUND
-    if sites is None:
-        sites = tuple(each for each in tiles.classes if each not in (background or ()))
-    if background is None:
-        background = tuple(each for each in tiles.classes if each not in sites)
-    if not sites or not background:
-        raise UsageError(
-            f"no class is left for --{'background' if sites else 'sites'}",
-            hint=f"the classes are: {known}",
-        )
-    missing = [each for each in (*sites, *background) if each not in tiles.classes]
-    if missing:
-        raise UsageError(
-            f"`{tiles.path}` has no tiles of `{shorten(', '.join(missing))}`",
-            hint=f"the classes are: {known}",
-        )
-    if scenes.size < tiles.side:
-        raise UsageError(
-            f"--size is smaller than a tile: `{scenes.size}`",
-            hint=f"tiles have {tiles.side} pixels a side",
-        )
-    try:
-        return LandscapeConfig(size=scenes.size, sites=sites, background=background)
-    except ValidationError as error:
-        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UsageError(
-            f"cannot compose these tiles: {problem}", hint="check --sites and --background"
-        ) from error
+        return maker.scene(first_seed, label)
+    seeds = range(first_seed, first_seed + SEEDS_APART)
+    scenes = (maker.scene(seed, training=False) for seed in seeds)
+    return next(scene for scene in scenes if scene.label == label)
 
 
 def _format_box(window: Window) -> str:
@@ -313,27 +287,19 @@ def _clear(out: Path) -> None:
 # --- images -----------------------------------------------------------------------------------
 
 
-def write_image(scene: Scene, path: Path, advance: Advance, *, placed: bool = False) -> None:
-    """Write one image, complete or not at all; `placed` gives a COG a georeference."""
-    from rasterio.errors import RasterioError
-
-    try:
-        with temporary_folder(path, "the image") as folder:
-            made = folder / path.name
-            if path.suffix == SUFFIXES["png"]:
-                write_png(scene, made, advance)
-            else:
-                write_cog(scene, made, advance, placed=placed)
-            with made.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(made, path)
-    except RasterioError as error:
-        problem = f"cannot write `{path.name}`: {one_line(error)}"
-        raise OutputError(problem, hint=DISK_HINT) from error
+def write_image(scene: Scene, path: Path, advance: Advance) -> None:
+    """Write one image, complete or not at all; the suffix of `path` selects the format."""
+    write = write_png if path.suffix == SUFFIXES["png"] else write_cog
+    with temporary_folder(path, "the image") as folder:
+        made = folder / path.name
+        write(scene, made, advance)
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(made, path)
 
 
-def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> None:
-    """Write a cloud-optimised GeoTIFF, georeferenced if `placed`."""
+def write_cog(scene: Scene, path: Path, advance: Advance) -> None:
+    """Write a cloud-optimised GeoTIFF; scenes of tiles are georeferenced."""
     import rasterio
     from affine import Affine
     from rasterio.windows import Window as RasterioWindow
@@ -341,29 +307,29 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
     from tnetcli.readers.cog import build_overviews, copy_as_cog
     from tnetcli.readers.gdal import raise_on_damage
 
-    flat = path.with_name(f"flat-{path.name}")
+    flat, size = path.with_name(f"flat-{path.name}"), scene.size
     profile: dict[str, Any] = {
-        "driver": "GTiff", "width": scene.size.width, "height": scene.size.height,
-        "count": len(scene.bands), "dtype": scene.dtype, "interleave": "pixel",
+        "driver": "GTiff", "width": size.width, "height": size.height,
+        "count": len(scene.bands), "dtype": "uint8", "interleave": "pixel",
         "tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK,
         "compress": "deflate", "zlevel": 1, "bigtiff": "if_safer",
     }  # fmt: skip
-    if placed:
+    if isinstance(scene, LandscapeScene):
         transform = Affine(PIXEL_METRES, 0, WEST, 0, -PIXEL_METRES, NORTH)
         profile |= {"crs": CRS, "transform": transform}
-    with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES), raise_on_damage():
-        with rasterio.open(flat, "w", **profile) as dataset:
-            for part in _parts(scene.size):
-                window = RasterioWindow(part.left, part.top, part.width, part.height)
-                dataset.write(scene.draw(0, part).transpose(2, 0, 1), window=window)
-                advance(DRAWING * (part.top + part.height) / scene.size.height)
-        if scene.size.pixels <= MANY_PIXELS:
-            try:
+    try:
+        with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES), raise_on_damage():
+            with rasterio.open(flat, "w", **profile) as dataset:
+                for part in _parts(size):
+                    window = RasterioWindow(part.left, part.top, part.width, part.height)
+                    dataset.write(scene.draw(part).transpose(2, 0, 1), window=window)
+                    advance(DRAWING * part.bottom / size.height)
+            if size.pixels <= MANY_PIXELS:
                 copy_as_cog(str(flat), str(path))
-            except Exception as error:  # GDAL's own errors, which rasterio does not export
-                problem = f"cannot write `{path.name}`: {one_line(error)}"
-                raise OutputError(problem, hint=DISK_HINT) from error
-    if scene.size.pixels > MANY_PIXELS:
+    except Exception as error:  # GDAL's own errors, which rasterio does not export
+        problem = f"cannot write `{path.name}`: {one_line(error)}"
+        raise OutputError(problem, hint="check the free disk space") from error
+    if size.pixels > MANY_PIXELS:
         reached = DRAWING
 
         def follow(fraction: float) -> None:
@@ -377,10 +343,10 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
 
 def write_png(scene: Scene, path: Path, advance: Advance) -> None:
     """Write a PNG, drawn in memory."""
-    pixels = np.empty((scene.size.height, scene.size.width, len(scene.bands)), scene.dtype)
+    pixels = np.empty((scene.size.height, scene.size.width, len(scene.bands)), np.uint8)
     for part in _parts(scene.size):
-        pixels[part.top : part.bottom, part.left : part.right] = scene.draw(0, part)
-        advance(0.9 * (part.top + part.height) / scene.size.height)
+        pixels[part.top : part.bottom, part.left : part.right] = scene.draw(part)
+        advance(0.9 * part.bottom / scene.size.height)
     Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[..., 0]).save(path)
 
 
