@@ -15,7 +15,7 @@ from tests.exporters.records import UTM, failed, read, record, replace, window, 
 from tests.exporters.test_html import Read
 from tnetcli.errors import ImageError, OutputError, UsageError
 from tnetcli.exporters.base import EXPORTERS
-from tnetcli.exporters.export import ExportJob, Selection, export, image_file
+from tnetcli.exporters.base import ExportJob, Selection, export, image_file
 from tnetcli.exporters.table import TableOptions, csv_text
 from tnetcli.prediction.record import LevelRecord, Prediction, PredictionCost
 

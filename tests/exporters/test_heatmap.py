@@ -436,7 +436,7 @@ from pathlib import Path
 from tests.exporters.records import UTM, record
 from tests.exporters.test_heatmap import many
 from tnetcli.errors import OutputError
-from tnetcli.exporters.export import export
+from tnetcli.exporters.base import export
 
 folder = Path(sys.argv[1])
 windows = many(200, 2000, 2000) if sys.argv[2] == "painted" else []

@@ -14,7 +14,7 @@ from tnetcli.text import counted
 
 if TYPE_CHECKING:
     from tnetcli.exporters.base import Exporter
-    from tnetcli.exporters.export import ExportJob
+    from tnetcli.exporters.base import ExportJob
 
 INPUT, OUTPUT = "Input", "Output"
 
@@ -99,7 +99,7 @@ def export(
     """
     from tnetcli.cli.progress import progress_bar
     from tnetcli.exporters.base import find_exporter, is_folder
-    from tnetcli.exporters.export import ExportJob, Selection
+    from tnetcli.exporters.base import ExportJob, Selection
 
     exporter = find_exporter(None if output == STANDARD else output, format)
     if "help" in (options or ()):

@@ -1,26 +1,43 @@
-"""The exporter protocol and registry, the regions of a prediction, and the colours of classes."""
+"""Export predictions: the registry of exporters, what they share, and the files they write."""
 
 import colorsys
+import fnmatch
 import gzip
+import hashlib
 import json
+import logging
 import math
 import os
 import re
+import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, Protocol, Self, TypeAlias
 
 from pydantic import BaseModel, Field
 
-from tnetcli.config import Strict
-from tnetcli.errors import OutputError, UsageError
-from tnetcli.files import is_remote
+from tnetcli.config import Strict, validate
+from tnetcli.errors import ImageError, OutputError, TnetError, UsageError
+from tnetcli.files import (
+    UNWRITABLE,
+    atomic_file,
+    check_not_input,
+    check_output,
+    is_remote,
+    temporary_folder,
+)
 from tnetcli.geo import Globe
 from tnetcli.geometry import Size, UnknownCRSError
+from tnetcli.prediction.jsonl import read_predictions
 from tnetcli.prediction.record import BoxEdges, Prediction, RegionRecord
 from tnetcli.registry import Registry
+from tnetcli.text import first_line, reason, shorten
 
+Advance: TypeAlias = Callable[[float], None]
 Colour: TypeAlias = tuple[int, int, int]
 RegionWithJoint: TypeAlias = tuple[RegionRecord, float | None]  # as `regions_of` yields them
 
@@ -46,7 +63,11 @@ ATTENTION_COLOURS: tuple[Colour, ...] = (
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2  # of a turn: consecutive hues stay far apart
 DIGITS = 9  # significant digits of a 32-bit float
 SURROGATES = re.compile("[\ud800-\udfff]")
+MAX_NAME = 200  # bytes; file systems take 255
+MAX_FOLDERS = 1500  # bytes of all folders of an id together; systems take 4096
+ABSOLUTE = "_"  # folder of images with absolute paths
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+log = logging.getLogger(__name__)
 
 
 class Exporter(Protocol):
@@ -88,22 +109,22 @@ def find_exporter(output: str | None, name: str | None = None) -> Exporter:
     GeoJSON is the default. Raise UsageError if the name and the suffix contradict each other, or
     if no exporter has the suffix.
     """
-    every = [EXPORTERS.load(each) for each in EXPORTERS] if output and not is_folder(output) else []
-    by_suffix = next((each for each in every if str(output).lower().endswith(each.suffixes)), None)
-    if name is not None:
-        exporter = EXPORTERS.load(name)
-        if by_suffix is not None and by_suffix.name != name:
-            raise UsageError(
-                f"`{output}` has the suffix of the format {by_suffix.name}, not of {name}",
-                hint=f"use the suffix {' or '.join(exporter.suffixes)}",
-            )
-        return exporter
-    if every and by_suffix is None:
+    named = None if name is None else EXPORTERS.load(name)
+    if output is None or is_folder(output):
+        return named or EXPORTERS.load("geojson")
+    every = (EXPORTERS.load(each) for each in EXPORTERS)
+    by_suffix = next((each for each in every if output.lower().endswith(each.suffixes)), None)
+    if named is None and by_suffix is None:
         raise UsageError(
             f"no format has the suffix of `{output}`",
             hint="use .geojson, .tif, .png, .html, .csv or .parquet, or choose a format with -f",
         )
-    return by_suffix or EXPORTERS.load("geojson")
+    if named is not None and by_suffix is not None and by_suffix.name != name:
+        raise UsageError(
+            f"`{output}` has the suffix of the format {by_suffix.name}, not of {name}",
+            hint=f"use the suffix {' or '.join(named.suffixes)}",
+        )
+    return named or by_suffix or EXPORTERS.load("geojson")
 
 
 def is_folder(output: str) -> bool:
@@ -155,9 +176,9 @@ def measurements(
 ) -> dict[str, float | None]:
     """Return the numbers of a region that all formats export; None where one is unknown."""
     view_size = prediction.provenance.config.get("view_size")
-    width = region.box[2] - region.box[0]
     # A glimpse is a part of a view, and the record has no size of that part.
     known = isinstance(view_size, int | float) and not region.is_glimpse
+    width = region.box[2] - region.box[0]
     return {
         "level": region.level,
         "rank": region.rank,
@@ -194,6 +215,27 @@ def unknown_crs(prediction: Prediction) -> OutputError:
         f"cannot georeference `{prediction.image}`: unknown CRS `{crs[:60]}`",
         hint="the prediction may have been made with a newer version of PROJ",
     )
+
+
+def facts_of(prediction: Prediction, frame: str, *, in_pixels: bool) -> dict[str, Any]:
+    """Return where the coordinates of a file begin, and which model and image they are of."""
+    provenance, place = prediction.provenance, prediction.georeference
+    facts = {
+        "version": provenance.version,
+        "model": provenance.model,
+        "model_sha256": provenance.sha256,
+        "frame": frame,
+        "offset": list(prediction.offset),
+        "width": prediction.width,
+        "height": prediction.height,
+        "image": prediction.image,
+    }
+    # Ground control points locate an image less well than a transform does.
+    if not in_pixels and place is not None and place.source != "transform":
+        facts["georeference"] = place.source
+    if in_pixels and prediction.mpp is not None:
+        facts["mpp"] = list(prediction.mpp)
+    return facts
 
 
 def image_path(image: str, root: Path | None) -> str:
@@ -246,15 +288,279 @@ def as_json(value: Any) -> str:
 
 def write_pieces(path: Path, pieces: Iterable[str]) -> None:
     """Write pieces of text as UTF-8, compressed if the name ends in `.gz`."""
-    with open(path, "wb") as raw:
-        if path.suffix.lower() != ".gz":
-            _write_encoded(raw, pieces)
-            return
+    is_packed = path.suffix.lower() == ".gz"
+    with (
+        open(path, "wb") as raw,
         # Neither name nor time inside: the same pieces give the same bytes.
-        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as packed:
-            _write_encoded(packed, pieces)
+        gzip.GzipFile("", "wb", 6, raw, mtime=0) if is_packed else nullcontext(raw) as file,
+    ):
+        for piece in pieces:
+            file.write(piece.encode())
 
 
-def _write_encoded(file: IO[bytes] | gzip.GzipFile, pieces: Iterable[str]) -> None:
-    for piece in pieces:
-        file.write(piece.encode())
+# --- files ------------------------------------------------------------------------------------
+
+
+def export(
+    predictions: str | os.PathLike[str] | Prediction | Iterable[Prediction],
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> Path:
+    """Export predictions, and return the path that was written.
+
+    Parameters
+    ----------
+    predictions
+        A file of `tnet predict -o`, or one or more predictions.
+    path
+        A file, or a folder to write a file for each image.
+    format
+        `geojson`, `heatmap`, `figure`, `html`, `csv`, `parquet` or the name of a plug-in; by
+        default the suffix of `path` decides, and a folder is filled with GeoJSON.
+    overwrite
+        Replace existing files.
+    **options
+        Options of the format, as `tnet export -O` takes them.
+
+    Raises
+    ------
+    UsageError
+        An option is unknown or not valid, or the images cannot share a file.
+    OutputError
+        The output exists or cannot be written.
+
+    Examples
+    --------
+    >>> tnetcli.export("predictions.jsonl", "regions.geojson", levels=[2, 3])
+
+    """
+    name = os.fspath(path)
+    exporter = find_exporter(name, format)
+    source: Iterable[Path | Prediction]
+    if isinstance(predictions, str | os.PathLike):
+        source = [Path(predictions)]
+    else:
+        source = [predictions] if isinstance(predictions, Prediction) else predictions
+    job = ExportJob.check(list(source), exporter, options)
+    write = job.write_folder if is_folder(name) else job.write_file
+    write(Path(path), overwrite=overwrite)
+    return Path(path)
+
+
+@dataclass(slots=True)
+class ExportJob:
+    """Predictions of files or of a list, found exportable, and the counts of their images.
+
+    They are read once for the check and again to be written, so that memory stays bounded. `ids`
+    are names or glob patterns of images; none selects all.
+    """
+
+    source: Sequence[Path | Prediction]
+    ids: tuple[str, ...]
+    exporter: Exporter
+    options: Any
+    images: int = 0
+    failed: int = 0  # failed predictions, which have nothing to show
+    written: int = 0
+    incomplete: int = 0  # images that could not be exported, or only without their pixels
+
+    @classmethod
+    def check(
+        cls,
+        source: Sequence[Path | Prediction],
+        exporter: Exporter,
+        options: dict[str, Any],
+        ids: Sequence[str] = (),
+    ) -> Self:
+        """Read all predictions once, to raise errors before anything is written."""
+        checked = validate(exporter.options, options, f"the format {exporter.name}", UsageError)
+        job = cls(source, tuple(ids), exporter, checked)
+        matched: set[str] = set()
+        levels: set[int] = set()
+        digests: set[bytes] = set()  # a set of ids would fill the memory
+        for prediction in job.predictions():
+            job.images += 1
+            job.failed += not prediction.is_done
+            levels |= {each.level for each in prediction.levels}
+            levels |= {each.level + 1 for each in prediction.windows if each.glimpses}
+            matched.update(job._matching(prediction.id))
+            digest = hashlib.blake2b(prediction.id.encode(), digest_size=8).digest()
+            if digest in digests:
+                raise OutputError(
+                    f"two predictions have the id `{prediction.id}`",
+                    hint="combine files with `tnet merge`, which keeps one record per image",
+                )
+            digests.add(digest)
+        if missing := [each for each in job.ids if each not in matched]:
+            raise UsageError(
+                f"no prediction has the id `{missing[0]}`",
+                hint="use an id of the predictions, or a pattern such as 'a/*.tif'",
+            )
+        if not job.images:
+            raise OutputError("no predictions to export", hint="run `tnet predict` first")
+        wanted = getattr(checked, "levels", None)
+        if wanted and levels and not wanted & levels:
+            # Not an error: a batch may have stopped early because it was confident.
+            log.warning(
+                "no prediction has a region of level %s: the deepest level is %d",
+                ", ".join(map(str, sorted(wanted))),
+                max(levels),
+            )
+        return job
+
+    def predictions(self) -> Iterator[Prediction]:
+        """Yield the selected predictions in order, failed ones included."""
+        for each in self.source:
+            for prediction in [each] if isinstance(each, Prediction) else read_predictions(each):
+                if not self.ids or self._matching(prediction.id):
+                    yield prediction
+
+    def _matching(self, id: str) -> list[str]:
+        return [each for each in self.ids if id == each or fnmatch.fnmatchcase(id, each)]
+
+    @property
+    def _files(self) -> list[Path]:
+        return [each for each in self.source if isinstance(each, Path)]
+
+    @property
+    def done(self) -> int:
+        """Return the number of predictions that did not fail."""
+        return self.images - self.failed
+
+    def default_path(self, file: Path) -> Path:
+        """Return a path beside the predictions: a folder if each image has a file of its own."""
+        stem = file.name.removesuffix(".gz").removesuffix(".jsonl") or self.exporter.name
+        # Images in pixels cannot share a GeoJSON file.
+        if self.done > 1 and (not self.exporter.many or self.exporter.name == "geojson"):
+            return file.with_name(f"{stem}-{self.exporter.name}")
+        return file.with_name(f"{stem}{self.exporter.suffixes[0]}")
+
+    def write_file(
+        self, path: Path, *, overwrite: bool = False, advance: Advance = lambda fraction: None
+    ) -> None:
+        """Write all predictions to one file, which appears complete or not at all."""
+        check_output(path, overwrite=overwrite)
+        self._check_shared(path.name)
+        check_not_input(path, self._files)
+        if path.exists():
+            check_not_input(path, map(self._image_path, self.predictions()))
+        self.incomplete += self._write(self._shown(advance), path, overwrite)
+        self.written = self.done
+
+    def write_stream(self, stream: BinaryIO) -> None:
+        """Write all predictions to standard output."""
+        self._check_shared("standard output")
+        with TemporaryDirectory(prefix="tnet-") as folder:
+            made = Path(folder, "output")
+            self.incomplete += self._make(self._shown(), made, "standard output")
+            with made.open("rb") as content:
+                shutil.copyfileobj(content, stream)
+        self.written = self.done
+
+    def write_folder(
+        self, folder: Path, *, overwrite: bool = False, advance: Advance = lambda fraction: None
+    ) -> None:
+        """Write a file for each image, named by its id.
+
+        An image that cannot be exported is logged and counted; the others continue.
+        """
+        suffix = self.exporter.suffixes[0]
+        for each in () if overwrite else self.predictions():
+            if image_file(folder, each.id, suffix).exists():
+                raise OutputError(
+                    f"`{image_file(folder, each.id, suffix)}` exists",
+                    hint="replace existing files with --overwrite",
+                )
+        for prediction in self._shown(advance, done_only=True):
+            path = image_file(folder, prediction.id, suffix)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise OutputError(
+                    f"cannot make the folder `{path.parent}`: {reason(error)}",
+                    hint="choose another folder",
+                ) from error
+            check_not_input(path, [*self._files, self._image_path(prediction)])
+            try:
+                incomplete = self._write([prediction], path, overwrite)
+            except TnetError as error:
+                is_disk = isinstance(error, OutputError) and isinstance(error.__cause__, OSError)
+                if is_disk or isinstance(error, UsageError):
+                    raise  # every other image would fail for the same reason
+                log.warning("%s: %s", prediction.id, error)
+                incomplete = 1
+            else:
+                self.written += 1
+            self.incomplete += incomplete
+        if not self.written and self.incomplete:
+            raise ImageError("no image could be exported", hint="see the warnings above")
+
+    def _shown(
+        self, advance: Advance = lambda fraction: None, *, done_only: bool = False
+    ) -> Iterator[Prediction]:
+        for number, each in enumerate(self.predictions(), start=1):
+            if each.is_done or (self.exporter.many and not done_only):
+                yield each
+            advance(number / self.images)
+
+    def _check_shared(self, name: str) -> None:
+        if not self.exporter.many and self.done != 1:
+            raise UsageError(
+                f"{self.done} images cannot share a {self.exporter.name}: `{name}`",
+                hint="give a folder with -o, for example -o out/, or select one image with --id",
+            )
+
+    def _write(self, predictions: Iterable[Prediction], path: Path, overwrite: bool) -> int:
+        """Write a file that appears complete or not at all; return the incomplete images."""
+        with temporary_folder(os.path.realpath(path)) as folder:
+            made = folder / path.name
+            incomplete = self._make(predictions, made, path)
+            with atomic_file(path) as file, made.open("rb") as content:
+                shutil.copyfileobj(content, file)
+                check_output(path, overwrite=overwrite)  # another process may have written it
+        return incomplete
+
+    def _make(self, predictions: Iterable[Prediction], made: Path, path: Path | str) -> int:
+        try:
+            return self.exporter.write(predictions, made, self.options) or 0
+        except ValueError as error:
+            raise OutputError(
+                f"a prediction cannot be exported: {first_line(error)}",
+                hint="the file may have been edited: predict the image again",
+            ) from error
+        except OSError as error:
+            raise OutputError(
+                f"cannot write `{path}`: {shorten(reason(error))}", hint=UNWRITABLE
+            ) from error
+
+    def _image_path(self, prediction: Prediction) -> str:
+        return image_path(prediction.image, getattr(self.options, "root", None))
+
+
+def image_file(folder: Path, id: str, suffix: str) -> Path:
+    """Return the file of an image below a folder: its id with a suffix.
+
+    Characters that file systems do not take are replaced; a digest then keeps ids apart.
+    """
+    *folders, name = id.split("/")
+    if len(id.encode(errors="surrogatepass")) > MAX_FOLDERS:
+        folders = [ABSOLUTE]
+    safe = [_safe(each) for each in folders]
+    # A folder must not have the name of another image's file.
+    safe = [f"{each}_" if each.endswith(suffix) else each for each in safe]
+    # Absolute paths are below `_`; no other image is there without a digest.
+    plain = f"{ABSOLUTE}{id}" if id.startswith("/") else id
+    if "/".join([*safe, _safe(name)]) != plain or folders[:1] == [ABSOLUTE]:
+        digest = hashlib.blake2b(id.encode(errors="surrogatepass"), digest_size=4)
+        name = f"{_safe(name)}-{digest.hexdigest()}"
+    return folder.joinpath(*safe, f"{name}{suffix}")
+
+
+def _safe(part: str) -> str:
+    """Return a part of a path that file systems take and that leads to no other folder."""
+    plain = re.sub(r'[\x00-\x1f<>:"|?*\\\ud800-\udfff]', "_", part)
+    plain = plain.encode()[-MAX_NAME:].decode(errors="ignore")
+    return "_" if plain in ("", ".", "..") else plain
