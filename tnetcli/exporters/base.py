@@ -1,16 +1,13 @@
 """Export predictions: the registry of exporters, what they share, and the files they write."""
 
-import colorsys
 import fnmatch
 import gzip
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -38,29 +35,8 @@ from tnetcli.registry import Registry
 from tnetcli.text import first_line, reason, shorten
 
 Advance: TypeAlias = Callable[[float], None]
-Colour: TypeAlias = tuple[int, int, int]
 RegionWithJoint: TypeAlias = tuple[RegionRecord, float | None]  # as `regions_of` yields them
 
-# The colour-blind safe palette of Okabe and Ito, without black and pale yellow.
-CLASS_COLOURS: tuple[Colour, ...] = (
-    (0, 114, 178),
-    (230, 159, 0),
-    (0, 158, 115),
-    (204, 121, 167),
-    (86, 180, 233),
-    (213, 94, 0),
-)
-# From dark to bright, so that it also reads in grey: violet, red, orange, pale yellow.
-ATTENTION_COLOURS: tuple[Colour, ...] = (
-    (40, 11, 84),
-    (101, 21, 110),
-    (159, 42, 99),
-    (212, 72, 66),
-    (245, 125, 21),
-    (250, 193, 39),
-    (252, 255, 164),
-)
-GOLDEN_RATIO = (math.sqrt(5) - 1) / 2  # of a turn: consecutive hues stay far apart
 DIGITS = 9  # significant digits of a 32-bit float
 SURROGATES = re.compile("[\ud800-\udfff]")
 MAX_NAME = 200  # bytes; file systems take 255
@@ -198,19 +174,18 @@ def rounded(value: float | None) -> float | None:
 
 def globe_of(prediction: Prediction) -> Globe | None:
     """Return the place of an image on the Earth; None for slides, photos and local systems."""
-    georeference = prediction.georeference
-    if georeference is None or georeference.crs is None:
+    place = prediction.georeference
+    if place is None or place.crs is None:
         return None
     try:
-        globe = Globe(georeference, Size(prediction.width, prediction.height))
+        globe = Globe(place, Size(prediction.width, prediction.height))
     except UnknownCRSError as error:
-        raise unknown_crs(prediction) from error
+        raise unknown_crs(prediction, place.crs) from error
     return globe if globe.is_known else None
 
 
-def unknown_crs(prediction: Prediction) -> OutputError:
+def unknown_crs(prediction: Prediction, crs: str) -> OutputError:
     """Return the error of an image whose CRS cannot be interpreted."""
-    crs = (prediction.georeference and prediction.georeference.crs) or ""
     return OutputError(
         f"cannot georeference `{prediction.image}`: unknown CRS `{crs[:60]}`",
         hint="the prediction may have been made with a newer version of PROJ",
@@ -246,34 +221,6 @@ def image_path(image: str, root: Path | None) -> str:
 def whole_box(prediction: Prediction) -> BoxEdges:
     """Return the box of the whole image."""
     return 0.0, 0.0, float(prediction.width), float(prediction.height)
-
-
-def class_colour(label: str, classes: Sequence[str]) -> Colour:
-    """Return the colour of a class, which depends on its place among the classes of the model."""
-    try:
-        number = classes.index(label)
-    except ValueError:
-        number = len(CLASS_COLOURS) + zlib.crc32(label.encode("utf-8", "surrogatepass")) % 1000
-    if number < len(CLASS_COLOURS):
-        return CLASS_COLOURS[number]
-    red, green, blue = colorsys.hsv_to_rgb(number * GOLDEN_RATIO % 1.0, 0.65, 0.85)
-    return round(255 * red), round(255 * green), round(255 * blue)
-
-
-def attention_colour(attention: float) -> Colour:
-    """Return the colour of an attention from 0 to 1, brighter for more."""
-    position = min(max(attention, 0.0), 1.0) * (len(ATTENTION_COLOURS) - 1)
-    below = min(int(position), len(ATTENTION_COLOURS) - 2)
-    low, high = ATTENTION_COLOURS[below : below + 2]
-    red, green, blue = (
-        round(a + (position - below) * (b - a)) for a, b in zip(low, high, strict=True)
-    )
-    return red, green, blue
-
-
-def as_hex(colour: Colour) -> str:
-    """Return `#rrggbb`."""
-    return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
 def clean_text(text: str) -> str:
@@ -318,8 +265,8 @@ def export(
     path
         A file, or a folder to write a file for each image.
     format
-        `geojson`, `heatmap`, `figure`, `html`, `csv`, `parquet` or the name of a plug-in; by
-        default the suffix of `path` decides, and a folder is filled with GeoJSON.
+        Name of a built-in format or plug-in; by default the suffix of `path` decides, and a
+        folder is filled with GeoJSON.
     overwrite
         Replace existing files.
     **options
@@ -476,25 +423,17 @@ class ExportJob:
                 )
         for prediction in self._shown(advance, done_only=True):
             path = image_file(folder, prediction.id, suffix)
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise OutputError(
-                    f"cannot make the folder `{path.parent}`: {reason(error)}",
-                    hint="choose another folder",
-                ) from error
             check_not_input(path, [*self._files, self._image_path(prediction)])
             try:
-                incomplete = self._write([prediction], path, overwrite)
+                _make_folder(path.parent)
+                self.incomplete += self._write([prediction], path, overwrite)
+                self.written += 1
             except TnetError as error:
                 is_disk = isinstance(error, OutputError) and isinstance(error.__cause__, OSError)
                 if is_disk or isinstance(error, UsageError):
                     raise  # every other image would fail for the same reason
                 log.warning("%s: %s", prediction.id, error)
-                incomplete = 1
-            else:
-                self.written += 1
-            self.incomplete += incomplete
+                self.incomplete += 1
         if not self.written and self.incomplete:
             raise ImageError("no image could be exported", hint="see the warnings above")
 
@@ -507,6 +446,7 @@ class ExportJob:
             advance(number / self.images)
 
     def _check_shared(self, name: str) -> None:
+        """Raise UsageError if the images need a file each."""
         if not self.exporter.many and self.done != 1:
             raise UsageError(
                 f"{self.done} images cannot share a {self.exporter.name}: `{name}`",
@@ -538,6 +478,14 @@ class ExportJob:
 
     def _image_path(self, prediction: Prediction) -> str:
         return image_path(prediction.image, getattr(self.options, "root", None))
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot make the folder `{folder}`: {reason(error)}"
+        raise OutputError(problem, hint="choose another folder") from error
 
 
 def image_file(folder: Path, id: str, suffix: str) -> Path:

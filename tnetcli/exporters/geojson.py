@@ -1,8 +1,11 @@
 """Write regions as GeoJSON: RFC 7946 for georeferenced images, QuPath's dialect for others."""
 
+import colorsys
 import json
+import math
 import uuid
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -12,10 +15,7 @@ from tnetcli.errors import OutputError, UsageError
 from tnetcli.exporters.base import (
     RegionOptions,
     RegionWithJoint,
-    as_hex,
     as_json,
-    attention_colour,
-    class_colour,
     facts_of,
     globe_of,
     measurements,
@@ -29,6 +29,27 @@ RECORD_SEPARATOR = "\x1e"
 SEQUENCES = (".geojsons", ".geojsonl", ".geojsons.gz", ".geojsonl.gz")
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "tnet.prediction/1")
 MAX_OPACITY = 0.6  # the image below stays visible
+Colour: TypeAlias = tuple[int, int, int]
+# The colour-blind safe palette of Okabe and Ito, without black and pale yellow.
+CLASS_COLOURS: tuple[Colour, ...] = (
+    (0, 114, 178),
+    (230, 159, 0),
+    (0, 158, 115),
+    (204, 121, 167),
+    (86, 180, 233),
+    (213, 94, 0),
+)
+# From dark to bright, so that it also reads in grey: violet, red, orange, pale yellow.
+ATTENTION_COLOURS: tuple[Colour, ...] = (
+    (40, 11, 84),
+    (101, 21, 110),
+    (159, 42, 99),
+    (212, 72, 66),
+    (245, 125, 21),
+    (250, 193, 39),
+    (252, 255, 164),
+)
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2  # of a turn: consecutive hues stay far apart
 Feature: TypeAlias = dict[str, Any]
 Longitudes: TypeAlias = tuple[float, float]  # west and east; west > east across 180 degrees
 
@@ -244,3 +265,32 @@ def _pixel_features(
 def _pixel(value: float) -> float:
     rounded = round(value, 2)
     return int(rounded) if rounded == int(rounded) else rounded
+
+
+# --- colours ----------------------------------------------------------------------------------
+
+
+def class_colour(label: str, classes: Sequence[str]) -> Colour:
+    """Return the colour of a class, which depends on its place among the classes of the model."""
+    number = len(CLASS_COLOURS) + zlib.crc32(label.encode("utf-8", "surrogatepass")) % 1000
+    if label in classes:
+        number = classes.index(label)
+    if number < len(CLASS_COLOURS):
+        return CLASS_COLOURS[number]
+    red, green, blue = colorsys.hsv_to_rgb(number * GOLDEN_RATIO % 1.0, 0.65, 0.85)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def attention_colour(attention: float) -> Colour:
+    """Return the colour of an attention from 0 to 1, brighter for more."""
+    position = min(max(attention, 0.0), 1.0) * (len(ATTENTION_COLOURS) - 1)
+    below = min(int(position), len(ATTENTION_COLOURS) - 2)
+    low, high = ATTENTION_COLOURS[below : below + 2]
+    part = position - below
+    red, green, blue = (round(a + part * (b - a)) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
+def as_hex(colour: Colour) -> str:
+    """Return `#rrggbb`."""
+    return "#{:02x}{:02x}{:02x}".format(*colour)

@@ -128,11 +128,11 @@ def _profile(prediction: Prediction, downsample: int) -> dict[str, Any]:
     profile: dict[str, Any] = {"transform": Affine(a * n, b * n, c, d * n, e * n, f)}
     if place.crs is not None:
         if not is_plain_crs(place.crs):
-            raise unknown_crs(prediction)
+            raise unknown_crs(prediction, place.crs)
         try:
             profile["crs"] = CRS.from_string(place.crs)
         except CRSError as error:
-            raise unknown_crs(prediction) from error
+            raise unknown_crs(prediction, place.crs) from error
     return profile
 
 
