@@ -81,7 +81,7 @@ def regions(figure):
     return [each for each in figure.axes[0].patches if each.get_gid() == "region"]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10)
 @given(
     shape=st.tuples(st.integers(300, 90_000), st.integers(300, 90_000)),
     corner=st.tuples(st.floats(0.02, 0.6), st.floats(0.02, 0.6)),
@@ -401,20 +401,19 @@ def test_no_label_breaks_out_of_its_place(label):
         warnings=(label,),
         **UTM,
     )
-    for size in (600, 1600):
-        assert size * 0.7 < len(pixels(draw(hostile, Meadow(), size=size))) < size * 2
+    assert 420 < len(pixels(draw(hostile, Meadow(), size=600))) < 1200
 
 
 def test_of_many_regions_the_strongest_are_drawn_and_the_first_listed():
     random = np.random.default_rng(0)
     many = [
         window(f"root/{n}-0", (x, y, x + 300, y + 200), float(a), rank=n + 1)
-        for n, (x, y, a) in enumerate(random.random((1000, 3)) * [3700, 2800, 0.5])
+        for n, (x, y, a) in enumerate(random.random((200, 3)) * [3700, 2800, 0.5])
     ]
     figure = draw(record(*many), Meadow())
     found = " ".join(texts(figure))
-    assert "level 2: 1,000 regions, the 100 with the highest attention are drawn" in found
-    assert "and 952 more" in found
+    assert "level 2: 200 regions, the 100 with the highest attention are drawn" in found
+    assert "and 152 more" in found
     assert len(regions(figure)) == 100
     assert len(pixels(figure)) < 4000
 
