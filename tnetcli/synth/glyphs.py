@@ -4,7 +4,6 @@ import gzip
 import itertools
 import math
 import os
-import struct
 import zlib
 from dataclasses import dataclass
 from functools import cache
@@ -77,12 +76,11 @@ def _read_idx(folder: str, stem: str, magic: int, most: int) -> NDArray[np.uint8
             data = (gzip.GzipFile(fileobj=file) if packed else file).read(head + most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ImageError(f"cannot read `{path}`: {first_line(error)}", hint=MNIST_HINT) from error
-    if len(data) < head or struct.unpack(">I", data[:4])[0] != magic:
-        raise ImageError(f"`{path}` is not an idx file of MNIST", hint=MNIST_HINT)
-    shape = struct.unpack(f">{dimensions}I", data[4:head])
-    if len(data) - head != math.prod(shape):
-        raise ImageError(f"`{path}` is truncated or too long", hint=MNIST_HINT)
-    return np.frombuffer(data, np.uint8, offset=head).reshape(shape)
+    numbers = np.frombuffer(data[: min(head, len(data) // 4 * 4)], ">u4").tolist()
+    if numbers[:1] != [magic] or len(data) - head != math.prod(numbers[1:]):
+        problem = f"`{path}` is not an idx file of MNIST, or it is truncated"
+        raise ImageError(problem, hint=MNIST_HINT)
+    return np.frombuffer(data, np.uint8, offset=head).reshape(numbers[1:])
 
 
 Point = tuple[float, float]

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ Scene = DigitScene | LandscapeScene
 SUFFIXES = {"cog": ".tif", "png": ".png"}
 SETTINGS, MANIFEST, IMAGES = "synth.json", "manifest.csv", "images"
 COLUMNS = ("path", "label", "split", "id", "group", "box")
-MADE_BY_US = re.compile(r"\d{5,}\.(tif|png)|\.tnet-\w+")
+MADE_BY_US = re.compile(r"synth\.json|manifest\.csv|images/\d{5,}\.(tif|png)")
 MOST_SETTINGS_BYTES = 2**20
 BLOCK = 512
 AT_ONCE = 8  # blocks drawn at a time
@@ -105,9 +104,9 @@ class SynthConfig:
 
     def record(self) -> dict[str, Any]:
         """Return everything that decides the pixels, as JSON values without local paths."""
-        is_tiles = isinstance(self.scenes, TileScenes)
-        source = self.scenes.path if isinstance(self.scenes, TileScenes) else self.glyphs
-        kind = "tiles" if is_tiles else "digits"
+        kind, source = "digits", self.glyphs
+        if isinstance(self.scenes, TileScenes):
+            kind, source = "tiles", self.scenes.path
         record = {"schema": "tnet.synth/1", "kind": kind, **dataclasses.asdict(self)}
         record["scenes"].pop("path", None)
         del record["glyphs"]
@@ -119,34 +118,14 @@ class SynthConfig:
         return plain
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Counts of the images in the folder."""
-
-    manifest: Path
-    made: int
-    kept: int
-    labels: Mapping[str, int]
-    splits: Mapping[str, int]
-
-    def __str__(self) -> str:
-        kept = f", {self.kept} of them kept" if self.kept else ""
-        labels = ", ".join(f"{label} ({count})" for label, count in sorted(self.labels.items()))
-        splits = ", ".join(f"{count} {split}" for split, count in self.splits.items())
-        return (
-            f"{counted(self.made + self.kept, 'image')}{kept}; {splits}; "
-            f"{counted(len(self.labels), 'class', 'classes')}: {labels}; {self.manifest}"
-        )
-
-
 def synthesise(
     out: Path,
     config: SynthConfig,
     *,
     overwrite: bool = False,
     advance: Advance = lambda fraction: None,
-) -> Summary:
-    """Write the images that are missing in `out`, and the manifest of all.
+) -> str:
+    """Write the images that are missing in `out` and the manifest of all, and describe them.
 
     Each image appears complete or not at all. Raise OutputError if the folder was made with
     other settings.
@@ -176,8 +155,13 @@ def synthesise(
     except OSError as error:
         problem = f"cannot write to `{out}`: {reason(error)}"
         raise OutputError(problem, hint="check the permissions and the disk space") from error
-    labels, splits = Counter(row[1] for row in rows), Counter(row[2] for row in rows)
-    return Summary(out / MANIFEST, made, config.images - made, labels, splits)
+    labels, splits = (Counter(row[place] for row in rows) for place in (1, 2))
+    kept = f", {len(rows) - made} of them kept" if made < len(rows) else ""
+    by_split = ", ".join(f"{count} {split}" for split, count in splits.items())
+    by_label = ", ".join(f"{label} ({count})" for label, count in sorted(labels.items()))
+    classes_found = counted(len(labels), "class", "classes")
+    images = f"{counted(len(rows), 'image')}{kept}"
+    return f"{images}; {by_split}; {classes_found}: {by_label}; {out / MANIFEST}"
 
 
 def _makers(config: SynthConfig, advance: Advance) -> tuple[Sequence[str], Mapping[Split, Maker]]:
@@ -244,7 +228,9 @@ def prepare_folder(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> 
     before = _read_settings(out / SETTINGS)
     problem = ""
     if overwrite:
-        _clear(out)
+        for each in (*out.glob("*"), *out.glob(f"{IMAGES}/*")):
+            if MADE_BY_US.fullmatch(each.relative_to(out).as_posix()):
+                each.unlink()
     elif before is None and out.exists() and any(out.iterdir()):
         problem = "is not empty, and not made by tnet synth"
     elif before is not None and before != record:
@@ -269,19 +255,6 @@ def _read_settings(path: Path) -> dict[str, Any] | None:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _clear(out: Path) -> None:
-    """Remove the files of an earlier run, and no others."""
-    for name in (SETTINGS, MANIFEST):
-        (out / name).unlink(missing_ok=True)
-    images = out / IMAGES
-    for each in images.iterdir() if images.is_dir() else ():
-        if MADE_BY_US.fullmatch(each.name):
-            if each.is_dir() and not each.is_symlink():
-                shutil.rmtree(each)
-            else:
-                each.unlink()
 
 
 # --- images -----------------------------------------------------------------------------------
