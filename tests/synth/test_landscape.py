@@ -13,7 +13,7 @@ from tests.images import area_average
 from tests.synth.test_tiles import encode, write_zip
 from tnetcli.config import SPLITS
 from tnetcli.data.config import LandscapeConfig, TilesConfig
-from tnetcli.errors import ManifestError, RecipeError
+from tnetcli.errors import RecipeError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box, Cost
 from tnetcli.synth import landscape
@@ -554,7 +554,7 @@ def test_classes_that_tiles_lack_are_all_named(tiles):
 def test_a_split_without_a_class_is_an_error(tmp_path):
     few = read_tiles(write_zip(tmp_path / "few.zip", tile_files(1)))
     missing = next(s for s in SPLITS for n in BACKGROUND if not len(few.chosen(s, n)))
-    with pytest.raises(ManifestError, match=f"for {missing}"):
+    with pytest.raises(RecipeError, match=f"for {missing}"):
         maker_of(few, missing)
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tnetcli.config import SPLITS
 from tnetcli.data.config import LandscapeConfig, TilesConfig
-from tnetcli.errors import ManifestError, RecipeError
+from tnetcli.errors import RecipeError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level
 from tnetcli.readers.pyramid import LevelReader
@@ -50,29 +50,22 @@ class LandscapeMaker:
         self.split = split
         self.landscape = landscape
         self.tile_classes = (*landscape.background, *landscape.sites)
-        self._check()
-        self._members = [tiles.chosen(split, name) for name in self.tile_classes]
-        for name, members in zip(self.tile_classes, self._members, strict=True):
-            if not len(members):
-                raise ManifestError(
-                    f"`{tiles.path}` has no tile of `{name}` for {split}",
-                    hint="add tiles, or assign splits in index.csv",
-                )
-        self._appearances: dict[int, NDArray[np.float32]] = {}
-        self._similar: dict[tuple[int, int], NDArray[np.intp]] = {}
-
-    def _check(self) -> None:
-        missing = [name for name in self.tile_classes if name not in self.tiles.classes]
+        known = [name for name in self.tile_classes if name in tiles.classes]
+        self._members = [tiles.chosen(split, name) for name in known]
+        missing = set(self.tile_classes) - set(known)
+        missing |= {name for name, some in zip(known, self._members, strict=True) if not len(some)}
         if missing:
             raise RecipeError(
-                f"`{self.tiles.path}` has no tiles of `{', '.join(missing)}`",
-                hint=f"there are: {', '.join(self.tiles.classes)}",
+                f"`{tiles.path}` has no tiles of `{', '.join(sorted(missing))}` for {split}",
+                hint=f"there are tiles of {', '.join(tiles.classes)}; index.csv assigns splits",
             )
-        if self.landscape.size < self.tiles.side:
+        if landscape.size < tiles.side:
             raise RecipeError(
-                f"a scene of `{self.landscape.size}` pixels a side is smaller than a tile",
-                hint=f"tiles have {self.tiles.side}: raise data.landscape.size",
+                f"a scene of `{landscape.size}` pixels a side is smaller than a tile",
+                hint=f"tiles have {tiles.side} pixels a side: raise the size",
             )
+        self._appearances: dict[int, NDArray[np.float32]] = {}
+        self._similar: dict[tuple[int, int], NDArray[np.intp]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.tiles, self.split, self.landscape)
@@ -105,14 +98,14 @@ class LandscapeMaker:
         label = labels[0] if len(labels) == 1 else ""
         tiles = self._choose_tiles(random, kinds)
         turns = random.integers(8, size=kinds.shape, dtype=np.uint8)
-        if not training:
-            return Composition(label, kinds, tiles, turns, shift, tuple(sites), None)
-        gain = 1 + rules.gain * random.uniform(-1, 1)
-        gains = gain * (1 + rules.channel_gain * random.uniform(-1, 1, self.tiles.bands))
-        offset = WHITE * rules.offset * random.uniform(-1, 1)
-        return Composition(
-            label, kinds, tiles, turns, shift, tuple(sites), gains.astype(np.float32), offset
-        )
+        gains: NDArray[np.float32] | None = None
+        offset = 0.0
+        if training:
+            gain = 1 + rules.gain * random.uniform(-1, 1)
+            varied = gain * (1 + rules.channel_gain * random.uniform(-1, 1, self.tiles.bands))
+            gains = varied.astype(np.float32)
+            offset = WHITE * rules.offset * random.uniform(-1, 1)
+        return Composition(label, kinds, tiles, turns, shift, tuple(sites), gains, offset)
 
     def _labels(self, random: np.random.Generator, crowd: TilesConfig | None) -> list[str]:
         """Return one label, or the classes of several sites."""
@@ -167,12 +160,12 @@ class LandscapeMaker:
 
     def _like(self, kind: int, anchor: int) -> NDArray[np.intp]:
         """Return the tiles of a class most similar to one of it, by mean colour and contrast."""
+        if kind not in self._appearances:
+            level = next(each for each in self.tiles.levels if each.shape[1] <= CONTRAST_SIDE)
+            small = level[self._members[kind]].astype(np.float32)  # (members, side, side, bands)
+            both = np.concatenate([small.mean((1, 2)), small.std((1, 2))], 1)
+            self._appearances[kind] = both  # (members, 2 * bands)
         if (kind, anchor) not in self._similar:
-            if kind not in self._appearances:
-                level = next(each for each in self.tiles.levels if each.shape[1] <= CONTRAST_SIDE)
-                small = level[self._members[kind]].astype(np.float32)  # (n, side, side, bands)
-                both = np.concatenate([small.mean((1, 2)), small.std((1, 2))], 1)
-                self._appearances[kind] = both  # (members, 2 * bands)
             appearances = self._appearances[kind]
             distance = np.square(appearances - appearances[anchor]).sum(1)
             nearest = np.argsort(distance, kind="stable")[: self.landscape.neighbours]
