@@ -18,7 +18,6 @@ from tests.exporters.records import UTM, failed, record, replace, to_lonlat, win
 from tnetcli.errors import ImageError
 from tnetcli.exporters.geojson import as_hex, attention_colour
 from tnetcli.exporters.html import (
-    MAX_LEVELS,
     MAX_REGIONS,
     Detail,
     HTMLOptions,
@@ -362,14 +361,6 @@ def test_the_number_of_drawn_regions_is_limited():
         {"level": 3, "drawn": 100, "all": 100},
     ]
     assert image["notes"][1].startswith(f"{MAX_REGIONS + 101} of 3,101 regions are drawn")
-
-
-def test_regions_that_are_too_deep_are_counted():
-    scene = record(window("root/0-0/0-0"), window("root" + "/1-1" * MAX_LEVELS))
-    image = read(scene, imagery=places).blocks["image-1"]
-    assert [each["joint"] for each in image["windows"]] == [None]
-    (deeper,) = image["notes"]
-    assert deeper.startswith("1 regions deeper")
 
 
 def test_only_selected_levels_are_drawn():

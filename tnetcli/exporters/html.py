@@ -47,7 +47,6 @@ TITLE = "tnet predictions"
 CONTROLS = re.compile("[\x00-\x1f\x7f]+")
 PREVIEW = 96  # pixels, twice as many as the list shows, for fine screens
 QUALITY = 85
-MAX_LEVELS = 16
 MAX_REGIONS = 250  # of a level: more cannot be distinguished on a screen
 MAX_CLASSES = 20  # bars of the image
 MAX_REGION_CLASSES = 5  # bars of a region
@@ -137,14 +136,10 @@ def page_text(
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The regions to draw, by level and falling attention.
-
-    `counts` are all regions of each level, `deeper` those below `MAX_LEVELS`.
-    """
+    """The regions to draw, by level and falling attention; `counts` are all of each level."""
 
     regions: tuple[RegionWithJoint, ...] = ()
     counts: dict[int, int] = field(default_factory=dict)
-    deeper: int = 0
 
     def spread(self, most: int) -> list[int]:
         """Return the places of at most so many regions, in turn from every level."""
@@ -155,32 +150,22 @@ class Drawn:
             turns[region.level] += 1
         return sorted(place for _, place in sorted(order)[:most])
 
-    def notes(self) -> Iterator[str]:
-        """Yield what is not drawn."""
+    def note(self) -> list[str]:
+        """Return a note if regions are not drawn."""
         shown, total = len(self.regions), sum(self.counts.values())
-        if shown < total:
-            yield (
-                f"{shown:,} of {total:,} regions are drawn: those of every level with the highest "
-                "attention."
-            )
-        if self.deeper:
-            yield f"{self.deeper:,} regions deeper than level {MAX_LEVELS} are not drawn."
+        which = "those of every level with the highest attention"
+        return [f"{shown:,} of {total:,} regions are drawn: {which}."] if shown < total else []
 
 
 def strongest(prediction: Prediction, levels: frozenset[int] | None = None) -> Drawn:
     """Return the regions of the highest attention of each level."""
     found: dict[int, list[RegionWithJoint]] = {}
-    deeper = 0
     for each in regions_of(prediction, levels):
-        if each[0].level <= MAX_LEVELS:
-            found.setdefault(each[0].level, []).append(each)
-        else:
-            deeper += 1
-    counts = {level: len(found[level]) for level in sorted(found)}
+        found.setdefault(each[0].level, []).append(each)
     chosen: list[RegionWithJoint] = []
-    for level in counts:
+    for level in sorted(found):
         chosen += sorted(found[level], key=lambda each: -each[0].attention)[:MAX_REGIONS]
-    return Drawn(tuple(chosen), counts, deeper)
+    return Drawn(tuple(chosen), {level: len(found[level]) for level in sorted(found)})
 
 
 @dataclass(slots=True)
@@ -305,15 +290,13 @@ def _facts(prediction: Prediction, drawn: Drawn, pictures: Pictures) -> Facts:
         "probability": prediction.probability,
         "classes": numbered(prediction.probabilities, MAX_CLASSES),
         "more": max(len(classes) - MAX_CLASSES, 0),
-        "levels": [
-            {**asdict(each), "label": number(each.label)} for each in prediction.levels[:MAX_LEVELS]
-        ],
+        "levels": [asdict(each) | {"label": number(each.label)} for each in prediction.levels],
         "drawn": [
             {"level": level, "drawn": levels[level], "all": count}
             for level, count in drawn.counts.items()
         ],
         "windows": windows,
-        "notes": [*pictures.notes, *drawn.notes()],
+        "notes": pictures.notes + drawn.note(),
         "warnings": list(prediction.warnings[:MAX_WARNINGS]),
         "stopped": prediction.stopped_in_words(),
         "cost": None if prediction.cost is None else asdict(prediction.cost),
