@@ -203,7 +203,7 @@ def test_no_two_images_share_a_file_and_none_leaves_the_folder(tmp_path):
 def test_a_file_in_place_of_the_folder_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     job = ExportJob.check([SCENE], EXPORTERS.load("csv"), {})
-    with pytest.raises(OutputError, match="cannot make the folder"):
+    with pytest.raises(OutputError, match="cannot write"):
         job.write_folder(tmp_path / "file")
 
 

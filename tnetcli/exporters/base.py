@@ -9,8 +9,9 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, Protocol, Self, TypeAlias
@@ -37,12 +38,10 @@ from tnetcli.text import first_line, reason, shorten
 Advance: TypeAlias = Callable[[float], None]
 RegionWithJoint: TypeAlias = tuple[RegionRecord, float | None]  # as `regions_of` yields them
 
-DIGITS = 9  # significant digits of a 32-bit float
 SURROGATES = re.compile("[\ud800-\udfff]")
 MAX_NAME = 200  # bytes; file systems take 255
 MAX_FOLDERS = 1500  # bytes of all folders of an id together; systems take 4096
 ABSOLUTE = "_"  # folder of images with absolute paths
-ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 log = logging.getLogger(__name__)
 
 
@@ -117,17 +116,6 @@ class RegionOptions(Strict):
     )
 
 
-class ImageOptions(RegionOptions):
-    """Options of exporters that show the pixels of images."""
-
-    pixels: bool = Field(default=True, description="Read the images and show their pixels")
-    root: Path | None = Field(
-        default=None,
-        description="Folder of images with relative paths; the current folder by default",
-    )
-    allow_remote: bool = Field(default=False, description="Fetch images whose path is a URL")
-
-
 def regions_of(
     prediction: Prediction, levels: frozenset[int] | None = None
 ) -> Iterator[RegionWithJoint]:
@@ -168,8 +156,8 @@ def measurements(
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a number with nine significant digits."""
-    return None if value is None else float(f"{value:.{DIGITS}g}")
+    """Return a number with nine significant digits, which 32-bit floats have."""
+    return None if value is None else float(f"{value:.9g}")
 
 
 def globe_of(prediction: Prediction) -> Globe | None:
@@ -230,7 +218,8 @@ def clean_text(text: str) -> str:
 
 def as_json(value: Any) -> str:
     """Return compact JSON on one line that can be encoded as UTF-8."""
-    return clean_text(ENCODER.encode(value))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return clean_text(text)
 
 
 def write_pieces(path: Path, pieces: Iterable[str]) -> None:
@@ -369,10 +358,6 @@ class ExportJob:
         return [each for each in self.ids if id == each or fnmatch.fnmatchcase(id, each)]
 
     @property
-    def _files(self) -> list[Path]:
-        return [each for each in self.source if isinstance(each, Path)]
-
-    @property
     def done(self) -> int:
         """Return the number of predictions that did not fail."""
         return self.images - self.failed
@@ -391,9 +376,8 @@ class ExportJob:
         """Write all predictions to one file, which appears complete or not at all."""
         check_output(path, overwrite=overwrite)
         self._check_shared(path.name)
-        check_not_input(path, self._files)
         if path.exists():
-            check_not_input(path, map(self._image_path, self.predictions()))
+            self._check_not_input(path, self.predictions())
         self.incomplete += self._write(self._shown(advance), path, overwrite)
         self.written = self.done
 
@@ -402,7 +386,8 @@ class ExportJob:
         self._check_shared("standard output")
         with TemporaryDirectory(prefix="tnet-") as folder:
             made = Path(folder, "output")
-            self.incomplete += self._make(self._shown(), made, "standard output")
+            with _reporting("standard output"):
+                self.incomplete += self.exporter.write(self._shown(), made, self.options) or 0
             with made.open("rb") as content:
                 shutil.copyfileobj(content, stream)
         self.written = self.done
@@ -416,16 +401,15 @@ class ExportJob:
         """
         suffix = self.exporter.suffixes[0]
         for each in () if overwrite else self.predictions():
-            if image_file(folder, each.id, suffix).exists():
-                raise OutputError(
-                    f"`{image_file(folder, each.id, suffix)}` exists",
-                    hint="replace existing files with --overwrite",
-                )
+            path = image_file(folder, each.id, suffix)
+            if path.exists():
+                raise OutputError(f"`{path}` exists", hint="replace files with --overwrite")
         for prediction in self._shown(advance, done_only=True):
             path = image_file(folder, prediction.id, suffix)
-            check_not_input(path, [*self._files, self._image_path(prediction)])
+            self._check_not_input(path, [prediction])
             try:
-                _make_folder(path.parent)
+                with _reporting(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
                 self.incomplete += self._write([prediction], path, overwrite)
                 self.written += 1
             except TnetError as error:
@@ -457,35 +441,33 @@ class ExportJob:
         """Write a file that appears complete or not at all; return the incomplete images."""
         with temporary_folder(os.path.realpath(path)) as folder:
             made = folder / path.name
-            incomplete = self._make(predictions, made, path)
+            with _reporting(path):
+                incomplete = self.exporter.write(predictions, made, self.options) or 0
             with atomic_file(path) as file, made.open("rb") as content:
                 shutil.copyfileobj(content, file)
                 check_output(path, overwrite=overwrite)  # another process may have written it
         return incomplete
 
-    def _make(self, predictions: Iterable[Prediction], made: Path, path: Path | str) -> int:
-        try:
-            return self.exporter.write(predictions, made, self.options) or 0
-        except ValueError as error:
-            raise OutputError(
-                f"a prediction cannot be exported: {first_line(error)}",
-                hint="the file may have been edited: predict the image again",
-            ) from error
-        except OSError as error:
-            raise OutputError(
-                f"cannot write `{path}`: {shorten(reason(error))}", hint=UNWRITABLE
-            ) from error
-
-    def _image_path(self, prediction: Prediction) -> str:
-        return image_path(prediction.image, getattr(self.options, "root", None))
+    def _check_not_input(self, path: Path, predictions: Iterable[Prediction]) -> None:
+        files = (each for each in self.source if isinstance(each, Path))
+        root = getattr(self.options, "root", None)
+        images = (image_path(each.image, root) for each in predictions)
+        check_not_input(path, chain(files, images))
 
 
-def _make_folder(folder: Path) -> None:
+@contextmanager
+def _reporting(path: Path | str) -> Iterator[None]:
+    """Raise OutputError for what a record or the disk may cause."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except ValueError as error:
+        raise OutputError(
+            f"a prediction cannot be exported: {first_line(error)}",
+            hint="the file may have been edited: predict the image again",
+        ) from error
     except OSError as error:
-        problem = f"cannot make the folder `{folder}`: {reason(error)}"
-        raise OutputError(problem, hint="choose another folder") from error
+        problem = f"cannot write `{path}`: {shorten(reason(error))}"
+        raise OutputError(problem, hint=UNWRITABLE) from error
 
 
 def image_file(folder: Path, id: str, suffix: str) -> Path:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from tnetcli.errors import ImageError
-from tnetcli.exporters.base import ImageOptions, clean_text, regions_of, whole_box
-from tnetcli.exporters.imagery import Imagery, open_imagery
+from tnetcli.exporters.base import clean_text, regions_of, whole_box
+from tnetcli.exporters.imagery import ImageOptions, Imagery, open_imagery
 from tnetcli.geo import pixel_metres
 from tnetcli.geometry import Size
 from tnetcli.prediction.record import BoxEdges, Prediction, RegionRecord

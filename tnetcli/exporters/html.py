@@ -23,7 +23,6 @@ from pydantic import Field
 
 from tnetcli.errors import ImageError, OutputError
 from tnetcli.exporters.base import (
-    ImageOptions,
     RegionWithJoint,
     as_json,
     clean_text,
@@ -34,7 +33,7 @@ from tnetcli.exporters.base import (
     write_pieces,
 )
 from tnetcli.exporters.geojson import ATTENTION_COLOURS, as_hex, attention_colour, class_colour
-from tnetcli.exporters.imagery import Imagery, open_imagery
+from tnetcli.exporters.imagery import ImageOptions, Imagery, open_imagery
 from tnetcli.prediction.record import BoxEdges, Prediction
 from tnetcli.text import counted
 
