@@ -279,11 +279,10 @@ def test_the_scale_bar_is_as_long_as_it_says(facts, metres, word):
 
 
 @pytest.mark.parametrize("shape", [(4000, 3000), (300, 100_000), (100_000, 300)])
-@pytest.mark.parametrize("size", [600, 1600])
-def test_the_text_of_the_bar_stays_below_the_image(shape, size):
+def test_the_text_of_the_bar_stays_below_the_image(shape):
     world = (360 / shape[0], 0.0, -180.0, 0.0, -170 / shape[1], 85.0)
     where = {"crs": "EPSG:4326", "transform": world, "width": shape[0], "height": shape[1]}
-    figure = draw(record(**where), Meadow(), size=size)
+    figure = draw(record(**where), Meadow(), size=600)
     found = texts(figure)
     first = next(number for number, text in enumerate(found) if " km" in text)
     said = found[first : found.index("Regions")]
@@ -376,12 +375,8 @@ def test_a_width_out_of_range_is_an_error(size):
 
 HOSTILE = [
     "",
-    " ",
-    "a\nb\tc\0d",
-    "$\\frac{a}{b}$ and $x_",
-    "</script>\u202eevil\u200d",
-    "שלום мир Ω 日本語 \U0001f480",
-    "\ud83d \udcff",
+    "a\nb\tc\0d$\\frac{a}{b}$ and $x_",
+    "</script>\u202eevil\u200d שלום мир Ω 日本語 \U0001f480 \ud83d \udcff",
     "W" * 1000,
     "long words " * 200,
     "e" + "\u0301" * 500,
@@ -436,9 +431,8 @@ def test_a_probability_that_was_rounded_above_one_is_drawn():
 
 
 @pytest.mark.parametrize("shape", [(100_000, 300), (300, 100_000), (1, 1), (1, 10**9)])
-@pytest.mark.parametrize("size", [600, 1600])
-def test_strips_give_figures_of_sane_shapes(shape, size):
-    width, height = shape
+def test_strips_give_figures_of_sane_shapes(shape):
+    size, (width, height) = 600, shape
     strip = record(
         window(box=(0, 0, width, height)),
         window("root/0-0", (0, 0, width / 2, height / 2)),

@@ -123,7 +123,6 @@ RING = (*FIRST, "geometry", "coordinates", 0)
         (SCENE, remove(*FIRST, "properties", "path")),
         (SCENE, remove("tnet")),
         (SCENE, remove("bbox")),
-        (SCENE, remove(*FIRST, "bbox")),
         (SCENE, change("crs", to={})),
         (SCENE, change(*FIRST, "properties", "attention", to=1.7)),
         (SCENE, change(*FIRST, "properties", "level", to=3)),
