@@ -20,7 +20,7 @@ from contextlib import suppress
 LOADED = (
     *("torch", "torch._dynamo", "rasterio", "tifffile", "imagecodecs", "simplejpeg", "openslide"),
     *("PIL.Image", "matplotlib.pyplot", "tnetcli.cli.app", "tnetcli.prediction.batch"),
-    *("tnetcli.evaluation.evaluate", "tnetcli.exporters.export", "tnetcli.training.run"),
+    *("tnetcli.evaluation.evaluate", "tnetcli.exporters.base", "tnetcli.training.run"),
 )
 MAX_BYTES = 2**20  # of a request
 

@@ -25,7 +25,7 @@ from tnetcli.errors import (
 
 if TYPE_CHECKING:
     from tnetcli.evaluation.evaluate import evaluate
-    from tnetcli.exporters.export import export
+    from tnetcli.exporters.base import export
     from tnetcli.geometry import Region, Size, Window
     from tnetcli.models.base import Model
     from tnetcli.prediction.batch import predict, predict_many
@@ -50,7 +50,7 @@ __all__ = [
 ]  # fmt: skip
 _MODULES = {
     "tnetcli.evaluation.evaluate": ["evaluate"],
-    "tnetcli.exporters.export": ["export"],
+    "tnetcli.exporters.base": ["export"],
     "tnetcli.geometry": ["Region", "Size", "Window"],
     "tnetcli.models.base": ["Model"],
     "tnetcli.prediction.batch": ["predict", "predict_many"],

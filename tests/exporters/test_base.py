@@ -6,14 +6,12 @@ from tests.exporters.records import record, window
 from tnetcli.errors import UsageError
 from tnetcli.exporters.base import (
     EXPORTERS,
-    as_hex,
-    attention_colour,
-    class_colour,
     find_exporter,
     measurements,
     regions_of,
     write_pieces,
 )
+from tnetcli.exporters.geojson import as_hex, attention_colour, class_colour
 from tnetcli.prediction.record import GlimpseRecord
 
 FIRST = GlimpseRecord((10.0, 10.0, 40.0, 40.0), "forest", 0.4)

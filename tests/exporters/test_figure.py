@@ -81,7 +81,7 @@ def regions(figure):
     return [each for each in figure.axes[0].patches if each.get_gid() == "region"]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10)
 @given(
     shape=st.tuples(st.integers(300, 90_000), st.integers(300, 90_000)),
     corner=st.tuples(st.floats(0.02, 0.6), st.floats(0.02, 0.6)),
@@ -279,11 +279,10 @@ def test_the_scale_bar_is_as_long_as_it_says(facts, metres, word):
 
 
 @pytest.mark.parametrize("shape", [(4000, 3000), (300, 100_000), (100_000, 300)])
-@pytest.mark.parametrize("size", [600, 1600])
-def test_the_text_of_the_bar_stays_below_the_image(shape, size):
+def test_the_text_of_the_bar_stays_below_the_image(shape):
     world = (360 / shape[0], 0.0, -180.0, 0.0, -170 / shape[1], 85.0)
     where = {"crs": "EPSG:4326", "transform": world, "width": shape[0], "height": shape[1]}
-    figure = draw(record(**where), Meadow(), size=size)
+    figure = draw(record(**where), Meadow(), size=600)
     found = texts(figure)
     first = next(number for number, text in enumerate(found) if " km" in text)
     said = found[first : found.index("Regions")]
@@ -376,12 +375,8 @@ def test_a_width_out_of_range_is_an_error(size):
 
 HOSTILE = [
     "",
-    " ",
-    "a\nb\tc\0d",
-    "$\\frac{a}{b}$ and $x_",
-    "</script>\u202eevil\u200d",
-    "שלום мир Ω 日本語 \U0001f480",
-    "\ud83d \udcff",
+    "a\nb\tc\0d$\\frac{a}{b}$ and $x_",
+    "</script>\u202eevil\u200d שלום мир Ω 日本語 \U0001f480 \ud83d \udcff",
     "W" * 1000,
     "long words " * 200,
     "e" + "\u0301" * 500,
@@ -401,20 +396,19 @@ def test_no_label_breaks_out_of_its_place(label):
         warnings=(label,),
         **UTM,
     )
-    for size in (600, 1600):
-        assert size * 0.7 < len(pixels(draw(hostile, Meadow(), size=size))) < size * 2
+    assert 420 < len(pixels(draw(hostile, Meadow(), size=600))) < 1200
 
 
 def test_of_many_regions_the_strongest_are_drawn_and_the_first_listed():
     random = np.random.default_rng(0)
     many = [
         window(f"root/{n}-0", (x, y, x + 300, y + 200), float(a), rank=n + 1)
-        for n, (x, y, a) in enumerate(random.random((1000, 3)) * [3700, 2800, 0.5])
+        for n, (x, y, a) in enumerate(random.random((200, 3)) * [3700, 2800, 0.5])
     ]
     figure = draw(record(*many), Meadow())
     found = " ".join(texts(figure))
-    assert "level 2: 1,000 regions, the 100 with the highest attention are drawn" in found
-    assert "and 952 more" in found
+    assert "level 2: 200 regions, the 100 with the highest attention are drawn" in found
+    assert "and 152 more" in found
     assert len(regions(figure)) == 100
     assert len(pixels(figure)) < 4000
 
@@ -437,9 +431,8 @@ def test_a_probability_that_was_rounded_above_one_is_drawn():
 
 
 @pytest.mark.parametrize("shape", [(100_000, 300), (300, 100_000), (1, 1), (1, 10**9)])
-@pytest.mark.parametrize("size", [600, 1600])
-def test_strips_give_figures_of_sane_shapes(shape, size):
-    width, height = shape
+def test_strips_give_figures_of_sane_shapes(shape):
+    size, (width, height) = 600, shape
     strip = record(
         window(box=(0, 0, width, height)),
         window("root/0-0", (0, 0, width / 2, height / 2)),

@@ -7,7 +7,7 @@ import numpy as np
 import openslide
 import pytest
 import shapely
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import ValidationError
 
@@ -86,7 +86,6 @@ def test_sequences_conform(name, record_separator, tmp_path):
         assert check_geojson(path) == expected
 
 
-@settings(max_examples=60)
 @given(prediction=records, frame=st.sampled_from(["qupath", "level0"]))
 def test_geojson_of_any_record_conforms(prediction, frame, tmp_path_factory):
     folder = tmp_path_factory.mktemp("any")
@@ -124,7 +123,6 @@ RING = (*FIRST, "geometry", "coordinates", 0)
         (SCENE, remove(*FIRST, "properties", "path")),
         (SCENE, remove("tnet")),
         (SCENE, remove("bbox")),
-        (SCENE, remove(*FIRST, "bbox")),
         (SCENE, change("crs", to={})),
         (SCENE, change(*FIRST, "properties", "attention", to=1.7)),
         (SCENE, change(*FIRST, "properties", "level", to=3)),
@@ -361,7 +359,6 @@ RULES = {
 }
 
 
-@settings(max_examples=30)
 @given(records, st.sampled_from(["qupath", "level0"]))
 def test_qupath_can_read_every_feature_in_pixels(prediction, frame):
     collection = strictly(text(prediction.replace(georeference=None), frame=frame))
@@ -488,12 +485,22 @@ def test_qupath_shows_the_pixels_of_a_region_on_a_slide_with_bounds(tmp_path):
         assert np.array_equal(ring + np.array(offset), in_level0)
 
 
-def test_a_real_slide_is_predicted_exported_and_read_again(tmp_path):
+def test_regions_of_a_real_slide_are_where_they_were_read(tmp_path):
     path = real("wsi/CMU-1-Small-Region.svs")
     with openslide.OpenSlide(path) as slide:
         width, height = slide.dimensions
         microns = float(slide.properties["openslide.mpp-x"])
-    prediction = tnetcli.predict(path, levels=2, keep=[2])
+    with tnetcli.open(path) as reader:
+        size, mpp, offset = reader.size, reader.microns_per_pixel, reader.info.offset
+    boxes = ((0, 0, width, height), (100, 200, 800.25, 900.5), (300, 250, 450, 400))
+    prediction = record(
+        *(window(path, box) for path, box in zip(PATHS, boxes, strict=True)),
+        image=str(path),
+        width=size.width,
+        height=size.height,
+        offset=offset,
+        mpp=(mpp.x, mpp.y),
+    )
     overlay = exported(tmp_path, prediction)
     rings = check_rules(overlay, prediction)
     facts = json.loads(overlay.read_text(encoding="utf-8"))["tnet"]
@@ -501,9 +508,6 @@ def test_a_real_slide_is_predicted_exported_and_read_again(tmp_path):
     assert facts["mpp"][0] == pytest.approx(microns)
     assert (facts["frame"], facts["offset"]) == ("qupath", [0, 0])
     frame = geopandas.read_file(overlay)
-    assert frame.geometry.is_valid.all()
-    for ring, shape, seen in zip(rings, frame.geometry, prediction.windows, strict=True):
-        assert np.abs(np.array(shape.bounds) - seen.box).max() < PIXEL
+    for ring, shape, box in zip(rings, frame.geometry, boxes, strict=True):
+        assert np.abs(np.array(shape.bounds) - box).max() < PIXEL
         assert np.array_equal(shapely.get_coordinates(shape), ring)
-    inside = shapely.box(0, 0, width, height)
-    assert all(shape.intersects(inside) for shape in frame.geometry)

@@ -16,7 +16,7 @@ from rio_cogeo import cog_validate
 from tests.exporters.records import UTM, record, window, write
 from tnetcli.errors import OutputError
 from tnetcli.exporters import heatmap
-from tnetcli.exporters.heatmap import MAX_CELLS, MIN_ACROSS, TILE, HeatGrid
+from tnetcli.exporters.heatmap import MAX_CELLS, MIN_ACROSS, TILE, downsample_for
 from tnetcli.geometry import Size
 
 GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)
@@ -123,9 +123,7 @@ def scenes(draw):
 
 
 @given(scenes())
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_cell_shows_the_deepest_region_over_its_centre(tmp_path, prediction):
     found = heat(tmp_path / "a.tif", prediction)
     windows = [w for w in triples(prediction.windows) if abs(w[1]) <= 1]
@@ -175,8 +173,7 @@ def test_the_order_of_regions_does_not_matter(tmp_path):
 
 @given(st.integers(1, 10**7), st.integers(1, 10**7), st.floats(0.001, 10**8, allow_subnormal=False))
 def test_a_grid_is_as_coarse_as_its_regions_allow_and_never_large(width, height, smallest):
-    grid = HeatGrid.for_regions(Size(width, height), smallest)
-    f = grid.downsample
+    f = downsample_for(Size(width, height), smallest)
     least = min(width, height, smallest)
 
     def cells(factor):
@@ -193,14 +190,14 @@ def test_a_grid_is_as_coarse_as_its_regions_allow_and_never_large(width, height,
     ("width", "height", "box"),
     [
         (1, 1, (0, 0, 1, 1)),
-        (100_000, 3, (40_000, 1, 50_000, 2)),
-        (3, 100_000, (0, 99_999, 1, 100_020)),
+        (2_000, 3, (400, 1, 500, 2)),
+        (3, 2_000, (0, 1_999, 1, 2_020)),
         (513, 511, (500, 500, 513, 511)),
-        (40_000_000, 1, (39_999_999, 0, 40_000_000, 1)),
-        (9_000, 9_000, (4_000, 4_000, 4_010, 4_010)),
+        (4_000_000, 1, (3_999_999, 0, 4_000_000, 1)),  # more cells than are stored
     ],
 )
-def test_images_of_any_shape_make_valid_cogs(tmp_path, width, height, box):
+def test_images_of_any_shape_make_valid_cogs(tmp_path, monkeypatch, width, height, box):
+    monkeypatch.setattr(heatmap, "MAX_CELLS", 2**20)
     prediction = record(window("root/0-0", box, 0.25), width=width, height=height, **UTM)
     found = heat(tmp_path / "a.tif", prediction)
     assert cog_validate(tmp_path / "a.tif") == (True, [], [])
@@ -436,40 +433,38 @@ from pathlib import Path
 from tests.exporters.records import UTM, record
 from tests.exporters.test_heatmap import many
 from tnetcli.errors import OutputError
-from tnetcli.exporters.export import export
+from tnetcli.exporters.base import export
 
 folder = Path(sys.argv[1])
-windows = many(200, 2000, 2000) if sys.argv[2] == "painted" else []
-prediction = record(*windows, width=2000, height=2000, **UTM)
-if not windows:  # the finished file is larger than the sparse one
-    prediction = record(width=40_000, height=4_000, **UTM)
-export([prediction], folder / "a.tif")
-complete = (folder / "a.tif").read_bytes()
-(folder / "a.tif").unlink()
+painted = record(*many(50, 1100, 1100), width=1100, height=1100, **UTM)
+empty = record(width=20_000, height=2_000, **UTM)  # the finished file is the larger one
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-failures = 0
-for limit in [0, 100, 500, 1000, 2000, 3000, len(complete) - 1] + [2**n for n in range(12, 26)]:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        export([prediction], folder / "a.tif")
-    except OutputError:
-        failures += 1
-        assert os.listdir(folder) == [], (limit, os.listdir(folder))
-    else:
-        assert (folder / "a.tif").read_bytes() == complete, limit
-        (folder / "a.tif").unlink()
-print(failures)
+for prediction in (painted, empty):
+    export([prediction], folder / "a.tif")
+    complete = (folder / "a.tif").read_bytes()
+    (folder / "a.tif").unlink()
+    failures = 0
+    for limit in [0, 500, 2000, 4096, 2**14, 2**16, len(complete) - 1, len(complete), 2**24]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            export([prediction], folder / "a.tif")
+        except OutputError:
+            failures += 1
+            assert os.listdir(folder) == [], (limit, os.listdir(folder))
+        else:
+            assert (folder / "a.tif").read_bytes() == complete, limit
+            (folder / "a.tif").unlink()
+    assert failures >= 4, failures
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file size limits are set differently")
-@pytest.mark.parametrize("kind", ["painted", "empty"])
-def test_a_full_disk_is_an_error_at_whatever_byte_it_is_full(tmp_path, kind):
+def test_a_full_disk_is_an_error_at_whatever_byte_it_is_full(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path), kind], capture_output=True, text=True
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 6
 
 
 def grid_of_regions(count):

@@ -11,8 +11,7 @@ from tests.images import noise, write_geotiff
 from tests.slides import real
 from tnetcli.errors import ImageError
 from tnetcli.exporters import imagery
-from tnetcli.exporters.base import ImageOptions
-from tnetcli.exporters.imagery import open_imagery
+from tnetcli.exporters.imagery import ImageOptions, open_imagery
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.base import ReadOptions
 from tnetcli.readers.detect import open_image

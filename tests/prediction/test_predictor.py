@@ -9,7 +9,7 @@ from rasterio.transform import Affine
 from tests.commands import tnet
 from tests.images import noise, write_geotiff
 from tests.predicting import predict, records, write_model
-from tnetcli.exporters.export import export
+from tnetcli.exporters.base import export
 
 BOXES = {"a": (40, 30, 200, 190), "b": (0, 0, 150, 170), "c": (100, 110, 260, 280)}
 UTM = Affine(10.0, 0.0, 399960.0, 0.0, -10.0, 5000040.0)

@@ -13,8 +13,7 @@ from tnetcli.files import STANDARD, spooled
 from tnetcli.text import counted
 
 if TYPE_CHECKING:
-    from tnetcli.exporters.base import Exporter
-    from tnetcli.exporters.export import ExportJob
+    from tnetcli.exporters.base import Exporter, ExportJob
 
 INPUT, OUTPUT = "Input", "Output"
 
@@ -98,8 +97,7 @@ def export(
     Exit code 8: some images could not be exported, or only without their pixels.
     """
     from tnetcli.cli.progress import progress_bar
-    from tnetcli.exporters.base import find_exporter, is_folder
-    from tnetcli.exporters.export import ExportJob, Selection
+    from tnetcli.exporters.base import ExportJob, find_exporter, is_folder
 
     exporter = find_exporter(None if output == STANDARD else output, format)
     if "help" in (options or ()):
@@ -110,7 +108,7 @@ def export(
     given = _options(exporter, options or [], levels, root, allow_remote)
     with ExitStack() as kept:
         files = [kept.enter_context(spooled(name)) for name in predictions]
-        job = ExportJob.check(Selection(files, tuple(ids or ())), exporter, given)
+        job = ExportJob.check(files, exporter, given, ids or ())
         if not job.done and exporter.name not in ("html", "csv", "parquet"):
             raise ImageError(
                 f"{counted(job.images, 'prediction')}, all failed: nothing to export",

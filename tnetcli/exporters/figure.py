@@ -3,10 +3,11 @@
 import logging
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from unicodedata import combining, normalize
 
 import numpy as np
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from tnetcli.errors import ImageError
-from tnetcli.exporters.base import ImageOptions, clean_text, regions_of, whole_box
-from tnetcli.exporters.imagery import Imagery, open_imagery
+from tnetcli.exporters.base import clean_text, regions_of, whole_box
+from tnetcli.exporters.imagery import ImageOptions, Imagery, open_imagery
 from tnetcli.geo import pixel_metres
 from tnetcli.geometry import Size
 from tnetcli.prediction.record import BoxEdges, Prediction, RegionRecord
@@ -59,32 +60,35 @@ class FigureExporter:
 
     def write(self, predictions: Iterable[Prediction], path: Path, options: FigureOptions) -> int:
         """Write the figure of one prediction; return 1 if the image cannot be read."""
+        from PIL import Image
+
         (prediction,) = predictions
-        figure = None
-        try:
-            if options.pixels:
-                with open_imagery(prediction, options) as imagery:
-                    figure = draw_figure(prediction, imagery, options)
-        except ImageError as error:
-            log.warning("%s: %s", prediction.id, error)
-        _save(figure or draw_figure(prediction, None, options), path)
-        return int(options.pixels and figure is None)
+        imagery = None
+        with ExitStack() as opened:
+            try:
+                if options.pixels:
+                    imagery = opened.enter_context(open_imagery(prediction, options))
+            except ImageError as error:
+                log.warning("%s: %s", prediction.id, error)
+            image = Image.fromarray(pixels_of(draw_figure(prediction, imagery, options)))
+        if path.suffix.lower() in (".jpg", ".jpeg"):
+            image.save(path, "JPEG", quality=90, subsampling=0)  # sharp colours of thin lines
+        else:
+            image.save(path, "PNG", compress_level=6)
+        return int(options.pixels and imagery is None)
 
 
 EXPORTER = FigureExporter()
 
 
-def _save(figure: "Figure", path: Path) -> None:
+def pixels_of(figure: "Figure") -> NDArray[np.uint8]:
+    """Return the pixels (rows, columns, 3) of a figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from PIL import Image
 
     canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
-    image = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
-    if path.suffix.lower() in (".jpg", ".jpeg"):
-        image.save(path, "JPEG", quality=90, subsampling=0)  # sharp colours of thin lines
-    else:
-        image.save(path, "PNG", compress_level=6)
+    pixels: NDArray[np.uint8] = np.asarray(canvas.buffer_rgba())[..., :3]
+    return pixels
 
 
 def draw_figure(
@@ -116,7 +120,9 @@ def _draw_header(page: "Page", prediction: Prediction) -> int:
     if prediction.label is not None and prediction.probability is not None:
         answer, sure = prediction.label, f" {_percent(prediction.probability)}"
     y = page.line(x, x, plain(answer, 100) or "no answer", width, TITLE, end=sure)
-    y = page.line(x, y, plain(prediction.image[-200:]), width, TEXT, keep_end=True)
+    fit = page.fit(width, TEXT)  # the end of a path is its name
+    path = plain(prediction.image[-200:])
+    y = page.line(x, y, path if len(path) <= fit else f"…{path[1 - fit :]}", width, TEXT)
     return page.line(x, y, " · ".join(facts), width, TEXT, QUIET)
 
 
@@ -133,9 +139,15 @@ def _draw_body(
     most = page.inner - page.px(COLUMN) - page.margin - 2 * ledge
     across, down = _fitted(prediction.width, prediction.height, most)
     left, y = page.margin + ledge + (most - across) // 2, top + ledge
-    place = _Place(left, y, across / prediction.width, down / prediction.height)
+    scales = across / prediction.width, down / prediction.height  # figure per image pixel
     pixels, problem = _show(imagery, whole_box(prediction), across, down)
-    notes = list(_notes(options, place))
+    notes = []
+    if options.levels is not None:
+        notes.append(f"only levels {', '.join(map(str, sorted(options.levels)[:8]))}")
+    if (ratio := max(scales) / min(scales)) > 1.05:
+        notes.append(
+            f"drawn {ratio:.3g} times as {'wide' if scales[0] > scales[1] else 'high'} as it is"
+        )
     if imagery is None:
         notes.append("drawn without the pixels of the image")
     elif problem:
@@ -144,38 +156,30 @@ def _draw_body(
     page.image(pixels, left, y)
     page.outline(left, y, across, down, INK, 1, halo=0)
     area = left - ledge, y - ledge, left + across + ledge, y + down + ledge
-    _draw_regions(page, regions, place, area)
-    bottom = _draw_scale_bar(page, prediction, place, y + down + ledge, (most + across) // 2)
+    _draw_regions(page, regions, (left, y), scales, area)
+    place = left, y + down + ledge, (most + across) // 2
+    bottom = _draw_scale_bar(page, prediction, scales, *place)
     return max(bottom, _draw_column(page, prediction, regions, notes, top))
 
 
-class _Place(NamedTuple):
-    """The corner of the image in the figure, and pixels of the figure per pixel of the image."""
-
-    left: int
-    top: int
-    across: float
-    down: float
-
-    def edges(self, box: BoxEdges) -> list[float]:
-        """Return the edges of a box in the figure, within the limits of Agg."""
-        starts, scales = (self.left, self.top) * 2, (self.across, self.down) * 2
-        return [
-            start + min(max(scale * edge, -MAX_WIDTH), 2.0 * MAX_WIDTH)
-            for start, scale, edge in zip(starts, scales, box, strict=True)
-        ]
-
-
 def _draw_regions(
-    page: "Page", regions: Sequence[RegionRecord], place: _Place, area: tuple[float, ...]
+    page: "Page",
+    regions: Sequence[RegionRecord],
+    corner: tuple[int, int],
+    scales: tuple[float, float],
+    area: tuple[int, ...],
 ) -> None:
+    """Draw the outlines of regions, and a number in a corner of each."""
     most = max(map(_attention, _below(regions)), default=0.0)
     listed, taken = {each.path for each in regions[:MAX_LISTED]}, list[tuple[float, ...]]()
     tags = []
     for level in sorted({each.level for each in regions}):
         peers = sorted(_below(regions, level), key=_attention)
         for region in peers[-MAX_DRAWN:]:
-            x0, y0, x1, y1 = place.edges(region.box)
+            x0, y0, x1, y1 = (  # within the limits of Agg
+                start + min(max(scale * edge, -MAX_WIDTH), 2.0 * MAX_WIDTH)
+                for start, scale, edge in zip(corner * 2, scales * 2, region.box, strict=True)
+            )
             fraction = _attention(region) / most if most else 0.0
             thick = (THINNEST + fraction * (THICKEST - THINNEST)) * page.stroke
             page.outline(x0, y0, x1 - x0, y1 - y0, _colour(level), thick, area=area)
@@ -200,18 +204,20 @@ def _draw_regions(
                 break
 
 
-def _draw_scale_bar(page: "Page", prediction: Prediction, place: _Place, y: int, width: int) -> int:
+def _draw_scale_bar(
+    page: "Page", prediction: Prediction, scales: tuple[float, float], x: int, y: int, width: int
+) -> int:
     """Draw the scale bar, if the size of a pixel is known."""
     size = Size(prediction.width, prediction.height)
     known = pixel_metres(prediction.georeference, prediction.mpp, size)
     if known is None:
         return y
-    across, down = known[0] / place.across, known[1] / place.down  # metres per pixel of the figure
-    metres = round_length(across * max(0.3 * place.across * prediction.width, page.px(60)))
+    across, down = known[0] / scales[0], known[1] / scales[1]  # metres per pixel of the figure
+    metres = round_length(across * max(0.3 * scales[0] * prediction.width, page.px(60)))
     text = length_text(metres)
     text += "" if math.isclose(across, down, rel_tol=0.02) else " from left to right"
     text += "" if known[2] else " at the centre"
-    x, long, tick = place.left, metres / across, page.px(12)
+    long, tick = metres / across, page.px(12)
     page.fill(x, y + tick - page.px(5), long, page.px(5), INK)
     for end in (x, x + long - 2):
         page.fill(end, y, 2, tick, INK)
@@ -348,15 +354,6 @@ def _count(regions: Sequence[RegionRecord]) -> str:
     return ", ".join(counted(number, what) for number, what in parts if number)
 
 
-def _notes(options: FigureOptions, place: _Place) -> Iterator[str]:
-    if options.levels is not None:
-        yield f"only levels {', '.join(map(str, sorted(options.levels)[:8]))}"
-    across, down = place.across, place.down
-    if max(across, down) > 1.05 * min(across, down):
-        ratio, side = (across / down, "wide") if across > down else (down / across, "high")
-        yield f"drawn {ratio:.3g} times as {side} as it is"
-
-
 def _fitted(width: float, height: float, most: int) -> tuple[int, int]:
     """Return the largest size of this shape; long strips are drawn wider than they are."""
     shape = min(max(width / height, 1 / MAX_STRETCH), MAX_STRETCH)
@@ -426,6 +423,10 @@ class Page:
         """Return a length, given for 1600 pixels of width, in pixels of this figure."""
         return max(round(self.scale * length), 1)
 
+    def fit(self, width: int, letters: int) -> int:
+        """Return about how many characters fit into a line."""
+        return max(int(width / (0.54 * self.px(letters))), 4)
+
     def measure(self, text: str, letters: int, *, bold: bool = False) -> int:
         """Return the width of a text in pixels."""
         from matplotlib.textpath import text_to_path
@@ -435,14 +436,13 @@ class Page:
 
     def line(
         self, x: float, y: float, text: str, width: int, letters: int, colour: str = INK, *,
-        end: str = "", bold: bool = False, keep_end: bool = False, ha: Any = "left",
+        end: str = "", bold: bool = False, ha: Any = "left",
     ) -> int:  # fmt: skip
         """Write one line below `y`, cut to `width`, and return where the next begins."""
         bold, kept = bold or letters == TITLE, text
         while kept and self.measure(kept + end, letters, bold=bold) > width:
-            fewer = min(len(kept.strip("…")) - 1, int(len(kept) * 0.95))
-            kept = f"…{text[-fewer:]}" if keep_end else f"{text[:fewer].rstrip()}…"
-            kept = kept if fewer > 0 else ""
+            text = text[: min(len(text) - 1, int(len(text) * 0.95))]
+            kept = f"{text.rstrip()}…" if text else ""
         # Text of a record is no formula: matplotlib would typeset text between dollar signs.
         self.axes.text(
             x, y + 1.05 * self.px(letters), kept + end, color=colour, ha=ha, va="baseline",
@@ -454,8 +454,8 @@ class Page:
         self, x: int, y: int, text: str, width: int, letters: int, colour: str = QUIET
     ) -> int:
         """Write a text of at most five lines."""
-        fit = int(width / (0.54 * self.px(letters)))  # characters, of about their mean width
-        for line in textwrap.wrap(text, max(fit, 4), max_lines=5, placeholder=" …"):
+        fit = self.fit(width, letters)
+        for line in textwrap.wrap(text, fit, max_lines=5, placeholder=" …"):
             y = self.line(x, y, line, width, letters, colour)
         return y
 

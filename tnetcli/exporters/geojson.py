@@ -1,8 +1,11 @@
 """Write regions as GeoJSON: RFC 7946 for georeferenced images, QuPath's dialect for others."""
 
+import colorsys
 import json
+import math
 import uuid
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -12,22 +15,41 @@ from tnetcli.errors import OutputError, UsageError
 from tnetcli.exporters.base import (
     RegionOptions,
     RegionWithJoint,
-    as_hex,
     as_json,
-    attention_colour,
-    class_colour,
+    facts_of,
     globe_of,
     measurements,
     regions_of,
     write_pieces,
 )
 from tnetcli.geo import Globe
-from tnetcli.prediction.record import Prediction, RegionRecord
+from tnetcli.prediction.record import Prediction
 
 RECORD_SEPARATOR = "\x1e"
 SEQUENCES = (".geojsons", ".geojsonl", ".geojsons.gz", ".geojsonl.gz")
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "tnet.prediction/1")
 MAX_OPACITY = 0.6  # the image below stays visible
+Colour: TypeAlias = tuple[int, int, int]
+# The colour-blind safe palette of Okabe and Ito, without black and pale yellow.
+CLASS_COLOURS: tuple[Colour, ...] = (
+    (0, 114, 178),
+    (230, 159, 0),
+    (0, 158, 115),
+    (204, 121, 167),
+    (86, 180, 233),
+    (213, 94, 0),
+)
+# From dark to bright, so that it also reads in grey: violet, red, orange, pale yellow.
+ATTENTION_COLOURS: tuple[Colour, ...] = (
+    (40, 11, 84),
+    (101, 21, 110),
+    (159, 42, 99),
+    (212, 72, 66),
+    (245, 125, 21),
+    (250, 193, 39),
+    (252, 255, 164),
+)
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2  # of a turn: consecutive hues stay far apart
 Feature: TypeAlias = dict[str, Any]
 Longitudes: TypeAlias = tuple[float, float]  # west and east; west > east across 180 degrees
 
@@ -80,68 +102,52 @@ def sequence_text(predictions: Iterable[Prediction], options: GeoJSONOptions) ->
     separator = RECORD_SEPARATOR if options.record_separator else ""
     for prediction in predictions:
         if prediction.is_done:
-            dialect = _dialect(prediction, options)
-            for feature in dialect.features(regions_of(prediction, options.levels)):
-                yield f"{separator}{as_json(feature | {'tnet': dialect.facts})}\n"
+            facts, features = _export(prediction, options)
+            for feature in features:
+                yield f"{separator}{as_json(feature | {'tnet': facts})}\n"
 
 
 def collection_text(predictions: Iterable[Prediction], options: GeoJSONOptions) -> Iterator[str]:
     """Yield one collection, a feature per line; `bbox` and `tnet` are its last members.
 
-    Georeferenced images can share a collection. Raise OutputError for a second image beside one
-    in pixels.
+    `tnet` has the facts that all images share. Georeferenced images can share a collection; raise
+    OutputError for a second image beside one in pixels.
     """
-    summary = _Summary()
+    first: Prediction | None = None
+    shared: dict[str, Any] = {}
+    bbox: list[float] = []
+    images = failed = 0
     separator = "\n"
     yield '{"type":"FeatureCollection","features":['
     for prediction in predictions:
         if not prediction.is_done:
-            summary.failed += 1
+            failed += 1
             continue
-        dialect = _dialect(prediction, options)
-        summary.add(prediction, dialect)
-        for feature in dialect.features(regions_of(prediction, options.levels)):
-            if "bbox" in feature:
-                summary.widen(feature["bbox"])
-            yield separator + as_json(feature)
-            separator = ",\n"
-    yield f"\n],{as_json(summary.members())[1:]}\n"
-
-
-class _Summary:
-    """The last members of a collection: the bounds of all features, and facts they share."""
-
-    def __init__(self) -> None:
-        self.images = self.failed = 0
-        self._facts: dict[str, Any] = {}
-        self._bbox: list[float] | None = None
-        self._first: tuple[str, bool] | None = None
-
-    def add(self, prediction: Prediction, dialect: "_MapDialect | _PixelDialect") -> None:
-        in_pixels = isinstance(dialect, _PixelDialect)
-        if self._first is None:
-            self._first, self._facts = (prediction.image, in_pixels), dialect.facts
-        elif in_pixels or self._first[1]:
+        facts, features = _export(prediction, options)
+        if first is None:
+            first, shared = prediction, facts
+        elif not facts["frame"] == shared["frame"] == "wgs84":
             raise OutputError(
-                f"`{prediction.image}` and `{self._first[0]}` cannot share a file: only "
+                f"`{prediction.image}` and `{first.image}` cannot share a file: only "
                 "georeferenced images can",
                 hint="give a folder with -o, or use the suffix .geojsonl",
             )
-        self.images += 1
-        facts = dialect.facts
-        self._facts = {key: each for key, each in self._facts.items() if facts.get(key) == each}
+        images += 1
+        shared = {key: each for key, each in shared.items() if facts.get(key) == each}
+        for feature in features:
+            if box := feature.get("bbox"):
+                bbox = _joined(bbox, box) if bbox else box
+            yield separator + as_json(feature)
+            separator = ",\n"
+    last = ({"bbox": bbox} if bbox else {}) | {
+        "tnet": shared | {"images": images, "failed": failed}
+    }
+    yield f"\n],{as_json(last)[1:]}\n"
 
-    def widen(self, bbox: list[float]) -> None:
-        if self._bbox is None:
-            self._bbox = bbox
-            return
-        (west, south, east, north), box = self._bbox, bbox
-        west, east = _union((west, east), (box[0], box[2]))
-        self._bbox = [west, min(south, box[1]), east, max(north, box[3])]
 
-    def members(self) -> dict[str, Any]:
-        facts = self._facts | {"images": self.images, "failed": self.failed}
-        return ({"bbox": self._bbox} if self._bbox else {}) | {"tnet": facts}
+def _joined(a: list[float], b: list[float]) -> list[float]:
+    west, east = _union((a[0], a[2]), (b[0], b[2]))
+    return [west, min(a[1], b[1]), east, max(a[3], b[3])]
 
 
 def _union(a: Longitudes, b: Longitudes) -> Longitudes:
@@ -163,137 +169,128 @@ def contains(outer: Longitudes, inner: Longitudes) -> bool:
     return start + _length(inner) <= _length(outer) + 1e-9  # differences are not exact
 
 
-def _dialect(prediction: Prediction, options: GeoJSONOptions) -> "_MapDialect | _PixelDialect":
-    globe = globe_of(prediction)
-    if globe is None:
-        return _PixelDialect(prediction, options.frame)
-    return _MapDialect(prediction, globe)
+def _export(
+    prediction: Prediction, options: GeoJSONOptions
+) -> tuple[dict[str, Any], Iterator[Feature]]:
+    """Return the `tnet` member of an image, and its features."""
+    globe, regions = globe_of(prediction), regions_of(prediction, options.levels)
+    if globe is not None:
+        facts = facts_of(prediction, "wgs84", in_pixels=False)
+        return facts, _map_features(prediction, globe, list(regions), facts)
+    facts = facts_of(prediction, options.frame, in_pixels=True)
+    offset = prediction.offset if options.frame == "qupath" else (0, 0)
+    return facts, _pixel_features(prediction, offset, regions)
 
 
-def _facts(prediction: Prediction, frame: str) -> dict[str, Any]:
-    """Return the members of `tnet` that both dialects have."""
-    provenance = prediction.provenance
-    return {
-        "version": provenance.version,
-        "model": provenance.model,
-        "model_sha256": provenance.sha256,
-        "frame": frame,
-        "offset": list(prediction.offset),
-        "width": prediction.width,
-        "height": prediction.height,
-        "image": prediction.image,
-    }
-
-
-class _MapDialect:
-    """RFC 7946: regions in longitude and latitude, within 0.01 pixels of the image.
+def _map_features(
+    prediction: Prediction, globe: Globe, regions: list[RegionWithJoint], facts: dict[str, Any]
+) -> Iterator[Feature]:
+    """Yield RFC 7946: regions in longitude and latitude, within 0.01 pixels of the image.
 
     The geometry is null for a region that is partly off the Earth.
     """
-
-    def __init__(self, prediction: Prediction, globe: Globe) -> None:
-        self._prediction = prediction
-        self._globe = globe
-        self._classes = list(prediction.probabilities)
-        # Ground control points locate an image less well than a transform does.
-        place = prediction.georeference
-        source = (
-            {} if place is None or place.source == "transform" else {"georeference": place.source}
-        )
-        self._source: dict[str, str] = source
-        self.facts = _facts(prediction, "wgs84") | source
-
-    def features(self, regions: Iterable[RegionWithJoint]) -> Iterator[Feature]:
-        every = list(regions)
-        outlines = self._globe.outlines([region.box for region, _ in every])
-        for (region, joint), outline in zip(every, outlines, strict=True):
-            feature: Feature = {"type": "Feature", "id": f"{self._prediction.id}#{region.path}"}
-            if outline is None:
-                feature["geometry"] = None
-            else:
-                feature["bbox"] = list(outline.bbox)
-                feature["geometry"] = {"type": "Polygon", "coordinates": outline.rings}
-                if len(outline.rings) > 1:
-                    polygons = [[ring] for ring in outline.rings]
-                    feature["geometry"] = {"type": "MultiPolygon", "coordinates": polygons}
-            feature["properties"] = self._properties(region, joint)
-            yield feature
-
-    def _properties(self, region: RegionRecord, joint: float | None) -> dict[str, Any]:
+    classes = list(prediction.probabilities)
+    source = {key: facts[key] for key in facts.keys() & {"georeference"}}
+    outlines = globe.outlines([region.box for region, _ in regions])
+    for (region, joint), outline in zip(regions, outlines, strict=True):
+        feature: Feature = {"type": "Feature", "id": f"{prediction.id}#{region.path}"}
+        if outline is None:
+            feature["geometry"] = None
+        else:
+            feature["bbox"] = list(outline.bbox)
+            feature["geometry"] = {"type": "Polygon", "coordinates": outline.rings}
+            if len(outline.rings) > 1:
+                polygons = [[ring] for ring in outline.rings]
+                feature["geometry"] = {"type": "MultiPolygon", "coordinates": polygons}
         x0, y0, x1, y1 = region.box
-        colour = as_hex(class_colour(region.label, self._classes))
+        colour = as_hex(class_colour(region.label, classes))
         # Filled, the whole image would hide all other regions.
         opacity = MAX_OPACITY * min(region.attention, 1.0) if "/" in region.path else 0.0
-        return {
+        feature["properties"] = {
             "path": region.path,
-            **measurements(region, joint, self._prediction),
+            **measurements(region, joint, prediction),
             "label": region.label,
             "col_off": round(x0, 6),
             "row_off": round(y0, 6),
             "width": round(x1 - x0, 6),
             "height": round(y1 - y0, 6),
-            "image": self._prediction.image,
-            "model": self._prediction.provenance.model,
-            **self._source,
+            "image": prediction.image,
+            "model": prediction.provenance.model,
+            **source,
             "title": f"{region.label} {region.probability:.2f} ({region.path})",
             "stroke": colour,
             "fill": colour,
             "fill-opacity": round(opacity, 4),
         }
+        yield feature
 
 
-class _PixelDialect:
-    """QuPath's GeoJSON: regions in pixels, x to the right and y down.
+def _pixel_features(
+    prediction: Prediction, offset: tuple[int, int], regions: Iterable[RegionWithJoint]
+) -> Iterator[Feature]:
+    """Yield QuPath's GeoJSON: regions in pixels, x to the right and y down.
 
     QuPath crops a slide to its bounds, so the frame `qupath` subtracts the offset of the bounds.
     """
-
-    def __init__(self, prediction: Prediction, frame: Literal["qupath", "level0"]) -> None:
-        self._prediction = prediction
-        self._shift = prediction.offset if frame == "qupath" else (0, 0)
-        self._classes = list(prediction.probabilities)
-        mpp = {} if prediction.mpp is None else {"mpp": list(prediction.mpp)}
-        self.facts = _facts(prediction, frame) | mpp
-
-    def features(self, regions: Iterable[RegionWithJoint]) -> Iterator[Feature]:
-        x, y = self._shift
-        for region, joint in regions:
-            left, top, right, bottom = region.box
-            x0, x1 = _pixel(left - x), _pixel(right - x)
-            y0, y1 = _pixel(top - y), _pixel(bottom - y)
-            ring = [[x0, y0], [x1, y0], [x1, y1], [x0, y1], [x0, y0]]
-            yield {
-                "type": "Feature",
-                "id": self._id(region),
-                "geometry": {"type": "Polygon", "coordinates": [ring]},
-                "properties": self._properties(region, joint),
-            }
-
-    def _properties(self, region: RegionRecord, joint: float | None) -> dict[str, Any]:
-        numbers = measurements(region, joint, self._prediction)
+    classes, provenance = list(prediction.probabilities), prediction.provenance
+    for region, joint in regions:
+        # Of image, model and region, so that QuPath recognises a region that it has imported.
+        name = [prediction.id, provenance.sha256, region.path, *map(float, region.box)]
+        x0, y0, x1, y1 = (_pixel(e - o) for e, o in zip(region.box, offset * 2, strict=True))
+        ring = [[x0, y0], [x1, y0], [x1, y1], [x0, y1], [x0, y0]]
         properties: dict[str, Any] = {"objectType": "tile", "name": region.path}
         if label := " ".join(region.label.split()):  # QuPath takes class names of one line only
-            colour = class_colour(region.label, self._classes)
+            colour = class_colour(region.label, classes)
             properties["classification"] = {"name": label, "color": list(colour)}
-        return properties | {
-            "color": list(attention_colour(region.attention)),
-            "isLocked": True,
-            "measurements": {name: each for name, each in numbers.items() if each is not None},
-            "metadata": {
-                "path": region.path,
-                "label": region.label,
-                "image": self._prediction.image,
-                "model": self._prediction.provenance.model,
+        numbers = measurements(region, joint, prediction)
+        yield {
+            "type": "Feature",
+            "id": str(uuid.uuid5(NAMESPACE, json.dumps(name))),
+            "geometry": {"type": "Polygon", "coordinates": [ring]},
+            "properties": properties
+            | {
+                "color": list(attention_colour(region.attention)),
+                "isLocked": True,
+                "measurements": {key: each for key, each in numbers.items() if each is not None},
+                "metadata": {
+                    "path": region.path,
+                    "label": region.label,
+                    "image": prediction.image,
+                    "model": provenance.model,
+                },
             },
         }
-
-    def _id(self, region: RegionRecord) -> str:
-        # Of image, model and region, so that QuPath recognises a region that it has imported.
-        prediction = self._prediction
-        name = [prediction.id, prediction.provenance.sha256, region.path, *map(float, region.box)]
-        return str(uuid.uuid5(NAMESPACE, json.dumps(name)))
 
 
 def _pixel(value: float) -> float:
     rounded = round(value, 2)
     return int(rounded) if rounded == int(rounded) else rounded
+
+
+# --- colours ----------------------------------------------------------------------------------
+
+
+def class_colour(label: str, classes: Sequence[str]) -> Colour:
+    """Return the colour of a class, which depends on its place among the classes of the model."""
+    number = len(CLASS_COLOURS) + zlib.crc32(label.encode("utf-8", "surrogatepass")) % 1000
+    if label in classes:
+        number = classes.index(label)
+    if number < len(CLASS_COLOURS):
+        return CLASS_COLOURS[number]
+    red, green, blue = colorsys.hsv_to_rgb(number * GOLDEN_RATIO % 1.0, 0.65, 0.85)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def attention_colour(attention: float) -> Colour:
+    """Return the colour of an attention from 0 to 1, brighter for more."""
+    position = min(max(attention, 0.0), 1.0) * (len(ATTENTION_COLOURS) - 1)
+    below = min(int(position), len(ATTENTION_COLOURS) - 2)
+    low, high = ATTENTION_COLOURS[below : below + 2]
+    part = position - below
+    red, green, blue = (round(a + part * (b - a)) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
+def as_hex(colour: Colour) -> str:
+    """Return `#rrggbb`."""
+    return "#{:02x}{:02x}{:02x}".format(*colour)

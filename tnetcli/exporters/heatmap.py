@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from tnetcli.errors import OutputError, TnetError
-from tnetcli.exporters.base import RegionOptions, clean_text, regions_of, unknown_crs
+from tnetcli.exporters.base import (
+    RegionOptions,
+    clean_text,
+    facts_of,
+    regions_of,
+    rounded,
+    unknown_crs,
+)
 from tnetcli.files import is_plain_crs
 from tnetcli.geometry import ROOT, Size
 from tnetcli.prediction.record import Prediction
@@ -31,7 +38,11 @@ MAX_CELLS = 2**26
 MIN_ACROSS = 8  # cells over the smallest region, unless MAX_CELLS forbids
 PATCH = 1024  # cells a side that are painted at once; halved copies need no neighbours
 MAX_LEVEL = 2**31 - 1
-CACHE_BYTES = 2**26
+SETTINGS = {
+    "GDAL_CACHEMAX": 2**26,
+    "GDAL_DISABLE_READDIR_ON_OPEN": "FALSE",  # overviews are found in the folder
+    "GDAL_PAM_ENABLED": "NO",  # metadata outside of the file would be lost
+}
 COG = {
     "driver": "COG",
     "BLOCKSIZE": TILE,
@@ -75,21 +86,16 @@ class HeatmapExporter:
 
     def write(self, predictions: Iterable[Prediction], path: Path, options: HeatmapOptions) -> None:
         """Write the heat map of one prediction."""
-        (prediction,) = predictions
-        painting = _Painting.of(prediction, options)
-        profile = _profile(prediction, painting.grid.downsample)
-        tags = _tags(prediction, options, painting, profile)
         import rasterio.shutil
         from rasterio.errors import NotGeoreferencedWarning
 
-        settings = {
-            "GDAL_CACHEMAX": CACHE_BYTES,
-            "GDAL_DISABLE_READDIR_ON_OPEN": "FALSE",  # overviews are found in the folder
-            "GDAL_PAM_ENABLED": "NO",  # metadata outside of the file would be lost
-        }
+        (prediction,) = predictions
+        painting = Painting.of(prediction, options)
+        profile = _profile(prediction, painting.downsample)
+        tags = _tags(prediction, options, painting, in_pixels=not profile)
         try:
             with (
-                rasterio.Env(**settings),
+                rasterio.Env(**SETTINGS),
                 warnings.catch_warnings(),
                 TemporaryDirectory(dir=path.parent) as folder,
             ):
@@ -110,115 +116,84 @@ EXPORTER = HeatmapExporter()
 
 def _profile(prediction: Prediction, downsample: int) -> dict[str, Any]:
     """Return `transform` and `crs` for rasterio; nothing for an image in pixels."""
-    place = prediction.georeference
-    if place is None or (place.crs is None and place.transform == IDENTITY):
-        return {}
     from affine import Affine
     from rasterio.crs import CRS
     from rasterio.errors import CRSError
 
+    place = prediction.georeference
+    if place is None or (place.crs is None and place.transform == IDENTITY):
+        return {}
     a, b, c, d, e, f = place.transform
-    scaled = (a * downsample, b * downsample, c, d * downsample, e * downsample, f)
-    profile: dict[str, Any] = {"transform": Affine(*scaled)}
+    n = downsample
+    profile: dict[str, Any] = {"transform": Affine(a * n, b * n, c, d * n, e * n, f)}
     if place.crs is not None:
+        if not is_plain_crs(place.crs):
+            raise unknown_crs(prediction, place.crs)
         try:
-            if not is_plain_crs(place.crs):
-                raise CRSError("neither a code nor WKT without grids")  # noqa: TRY301
             profile["crs"] = CRS.from_string(place.crs)
         except CRSError as error:
-            raise unknown_crs(prediction) from error
+            raise unknown_crs(prediction, place.crs) from error
     return profile
 
 
 def _tags(
-    prediction: Prediction, options: HeatmapOptions, painting: "_Painting", profile: dict[str, Any]
+    prediction: Prediction, options: HeatmapOptions, painting: "Painting", *, in_pixels: bool
 ) -> dict[str, str]:
-    """Return the metadata of the file; all values are text."""
-    provenance, place = prediction.provenance, prediction.georeference
-    downsample, probability = painting.grid.downsample, prediction.probability
-    tags = {
-        "TNET_IMAGE": prediction.image,
-        "TNET_ID": prediction.id,
-        "TNET_MODEL": provenance.model,
-        "TNET_MODEL_SHA256": provenance.sha256,
-        "TNET_VERSION": provenance.version,
-        "TNET_STATUS": prediction.status,
-        "TNET_LABEL": prediction.label or "",
-        "TNET_PROBABILITY": "" if probability is None else f"{probability:.9g}",
-        "TNET_VALUE": options.value,
-        "TNET_WINDOWS": str(len(painting.keys)),
-        "TNET_DOWNSAMPLE": str(downsample),
-        "TNET_WIDTH": str(prediction.width),
-        "TNET_HEIGHT": str(prediction.height),
-        "TNET_OFFSET": "{},{}".format(*prediction.offset),
-        "TNET_FRAME": "map" if profile else "pixels",
+    """Return the metadata of the file."""
+    facts = facts_of(prediction, "pixels" if in_pixels else "map", in_pixels=in_pixels) | {
+        "id": prediction.id,
+        "status": prediction.status,
+        "label": prediction.label,
+        "probability": rounded(prediction.probability),
+        "value": options.value,
+        "levels": sorted(options.levels or ()),
+        "windows": len(painting.keys),
+        "downsample": painting.downsample,
     }
-    if options.levels is not None:
-        tags["TNET_LEVELS"] = ",".join(map(str, sorted(options.levels)))
-    # Ground control points locate an image less well than a transform does.
-    if place is not None and place.source != "transform":
-        tags["TNET_GEOREFERENCE"] = place.source
-    if not profile and prediction.mpp is not None:
-        across, down = prediction.mpp
-        x, y = (1e4 / (microns * downsample) for microns in (across, down))
-        tags["TNET_MPP"] = f"{across:.9g},{down:.9g}"
+    tags = {}
+    for name, fact in facts.items():
+        text = ",".join(f"{each:.9g}" for each in fact) if isinstance(fact, list) else str(fact)
+        if fact not in (None, []):
+            tags[f"TNET_{name.upper()}"] = clean_text(printable(text, MAX_TEXT))
+    if in_pixels and prediction.mpp is not None:
+        x, y = (1e4 / (microns * painting.downsample) for microns in prediction.mpp)
         if min(x, y) > 1e-6 and max(x, y) < 1e9:  # a TIFF stores fractions of 32 bits
             tags |= {"TIFFTAG_XRESOLUTION": f"{x:.9g}", "TIFFTAG_YRESOLUTION": f"{y:.9g}"}
             tags["TIFFTAG_RESOLUTIONUNIT"] = "3"  # cells per centimetre
-    return {name: clean_text(printable(text, MAX_TEXT)) for name, text in tags.items()}
+    return tags
 
 
-@dataclass(frozen=True, slots=True)
-class HeatGrid:
-    """Cells of `downsample` x `downsample` pixels; the last column and row may exceed the image."""
+def downsample_for(image: Size, smallest: float) -> int:
+    """Return the pixels a side of a cell, a power of two, for regions of `smallest` pixels a side.
 
-    image: Size
-    downsample: int  # a power of two
+    It is the largest with `MIN_ACROSS` cells over a region, or larger where `MAX_CELLS` requires.
+    """
+    least = min(float(image.width), float(image.height), smallest)
+    factor = 1
+    while factor * 2 * MIN_ACROSS <= least or _stored_cells(image, factor) > MAX_CELLS:
+        factor *= 2
+    return factor
 
-    @classmethod
-    def for_regions(cls, image: Size, smallest: float) -> "HeatGrid":
-        """Return the coarsest grid with `MIN_ACROSS` cells over a side of `smallest` pixels.
 
-        It has fewer where `MAX_CELLS` or the pixels of the image do not allow them.
-        """
-        least = min(float(image.width), float(image.height), smallest)
-        grid = cls(image, 1)
-        while grid.downsample * 2 * MIN_ACROSS <= least or not grid._is_small():
-            grid = cls(image, grid.downsample * 2)
-        return grid
+def _stored_cells(image: Size, downsample: int) -> int:
+    side = downsample * TILE
+    return -(-image.width // side) * -(-image.height // side) * TILE**2
 
-    @property
-    def size(self) -> Size:
-        """Return the number of columns and rows."""
-        width, height = self.image.width, self.image.height
-        return Size(-(-width // self.downsample), -(-height // self.downsample))
 
-    def _is_small(self) -> bool:
-        size = self.size
-        return -(-size.width // TILE) * -(-size.height // TILE) * TILE**2 <= MAX_CELLS
+def covered(length: int, downsample: int, start: Floats, stop: Floats) -> list[NDArray[np.int64]]:
+    """Return the first cell along a side that each region covers, and the one after the last.
 
-    def spans(self, boxes: Floats) -> NDArray[np.int32]:
-        """Return the cells (boxes, 4) that each box covers: left, top, right, bottom, half open.
-
-        A box covers a cell if it holds the centre of the cell's part of the image. A box without
-        such a cell covers the one under its own centre. Boxes must touch the image.
-        """
-        x0, y0, x1, y1 = boxes.T
-        left, right = self._along(self.image.width, x0, x1)
-        top, bottom = self._along(self.image.height, y0, y1)
-        return np.stack([left, top, right, bottom], axis=1).astype(np.int32)
-
-    def _along(
-        self, length: int, start: Floats, stop: Floats
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        count = -(-length // self.downsample)
-        centres = (np.arange(count) + 0.5) * self.downsample
-        centres[-1] = ((count - 1) * self.downsample + length) / 2
-        first, after = np.searchsorted(centres, start), np.searchsorted(centres, stop)
-        middle = (np.maximum(start, 0.0) + np.minimum(stop, float(length))) / 2
-        nearest = np.minimum(middle // self.downsample, count - 1).astype(np.int64)
-        empty = first == after
-        return np.where(empty, nearest, first), np.where(empty, nearest + 1, after)
+    A region covers a cell if it holds the centre of the cell's part of the image. One without
+    such a cell covers the cell under its own centre. Regions must touch the image.
+    """
+    count = -(-length // downsample)
+    centres = (np.arange(count) + 0.5) * downsample
+    centres[-1] = ((count - 1) * downsample + length) / 2
+    first, after = np.searchsorted(centres, start), np.searchsorted(centres, stop)
+    middle = (np.maximum(start, 0.0) + np.minimum(stop, float(length))) / 2
+    nearest = np.minimum(middle // downsample, count - 1).astype(np.int64)
+    empty = first == after
+    return [np.where(empty, nearest, first), np.where(empty, nearest + 1, after)]
 
 
 def keys_of(levels: Floats, values: NDArray[np.float32]) -> Keys:
@@ -246,15 +221,16 @@ def halved(keys: Keys) -> Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class _Painting:
-    """The cells (regions, 4) that regions cover, half open, and their keys (regions,)."""
+class Painting:
+    """Regions on a grid of cells; the last column and row may exceed the image."""
 
-    grid: HeatGrid
-    cells: NDArray[np.int32]
-    keys: Keys
+    size: Size  # in cells
+    downsample: int  # pixels a side of a cell
+    cells: NDArray[np.int64]  # (regions, 4): left, top, right, bottom, half open
+    keys: Keys  # (regions,)
 
     @classmethod
-    def of(cls, prediction: Prediction, options: HeatmapOptions) -> "_Painting":
+    def of(cls, prediction: Prediction, options: HeatmapOptions) -> "Painting":
         """Take the regions with a known value that touch the image.
 
         The whole image would cover the rest: it is left out, unless level 1 is selected or no
@@ -262,9 +238,8 @@ class _Painting:
         """
         image = Size(prediction.width, prediction.height)
         regions = list(regions_of(prediction, options.levels))
-        with_root = options.levels is not None and 1 in options.levels
-        if not with_root and any(region.path != ROOT for region, _ in regions):
-            regions = [each for each in regions if each[0].path != ROOT]
+        if 1 not in (options.levels or ()):
+            regions = [each for each in regions if each[0].path != ROOT] or regions
         boxes = np.array([region.box for region, _ in regions], np.float64).reshape(-1, 4)
         values = np.array(  # an unknown joint probability becomes NaN
             [joint if options.value == "joint" else region.attention for region, joint in regions],
@@ -273,19 +248,22 @@ class _Painting:
         levels = np.array([region.level for region, _ in regions], np.float64)
         x0, y0, x1, y1 = boxes.T
         kept = (x0 < image.width) & (y0 < image.height) & (x1 > 0) & (y1 > 0) & np.isfinite(values)
-        boxes = boxes[kept]
-        smallest = (boxes[:, 2:] - boxes[:, :2]).min(initial=np.inf)
-        grid = HeatGrid.for_regions(image, float(smallest))
-        return cls(grid, grid.spans(boxes), keys_of(levels, values)[kept])
+        x0, y0, x1, y1 = boxes[kept].T
+        smallest = np.minimum(x1 - x0, y1 - y0).min(initial=np.inf)
+        f = downsample_for(image, float(smallest))
+        left, right = covered(image.width, f, x0, x1)
+        top, bottom = covered(image.height, f, y0, y1)
+        size = Size(-(-image.width // f), -(-image.height // f))
+        cells = np.stack([left, top, right, bottom], axis=1)
+        return cls(size, f, cells, keys_of(levels, values)[kept])
 
     def patches(self) -> Iterator[tuple[int, int, Keys]]:
         """Yield left, top and the keys (rows, columns) of every patch that is not empty."""
-        size = self.grid.size
-        for top in range(0, size.height, PATCH):
-            for left in range(0, size.width, PATCH):
-                width, height = min(PATCH, size.width - left), min(PATCH, size.height - top)
-                most = np.array([width, height] * 2, np.int32)
-                cells = (self.cells - np.array([left, top] * 2, np.int32)).clip(0, most)
+        for top in range(0, self.size.height, PATCH):
+            for left in range(0, self.size.width, PATCH):
+                width = min(PATCH, self.size.width - left)
+                height = min(PATCH, self.size.height - top)
+                cells = (self.cells - [left, top] * 2).clip(0, [width, height] * 2)
                 keys = np.zeros((height, width), np.uint64)
                 inside = (cells[:, 0] < cells[:, 2]) & (cells[:, 1] < cells[:, 3])
                 boxes = cells[inside].tolist()
@@ -297,7 +275,7 @@ class _Painting:
 
 
 def _write_sparse(
-    path: Path, painting: _Painting, tags: dict[str, str], value: str, profile: dict[str, Any]
+    path: Path, painting: Painting, tags: dict[str, str], value: str, profile: dict[str, Any]
 ) -> list[tuple[Size, int]]:
     """Write the heat map and its overviews, each as `.ovr` of the one before.
 
@@ -305,18 +283,17 @@ def _write_sparse(
     """
     import rasterio
 
-    sizes = [painting.grid.size]
+    sizes = [painting.size]
     while max(sizes[-1].width, sizes[-1].height) > TILE:
-        sizes.append(Size(math.ceil(sizes[-1].width / 2), math.ceil(sizes[-1].height / 2)))
+        sizes.append(Size(-(-sizes[-1].width // 2), -(-sizes[-1].height // 2)))
     counts = [0] * len(sizes)
     total, squares, low, high = 0.0, 0.0, math.inf, -math.inf
     with ExitStack() as stack:
         levels = []
         for number, size in enumerate(sizes):
             name = path.with_name(path.name + ".ovr" * number)
-            shape = {"width": size.width, "height": size.height}
-            own = {} if number else profile
-            levels.append(stack.enter_context(rasterio.open(name, "w", **shape, **SPARSE, **own)))
+            own = {"width": size.width, "height": size.height, **({} if number else profile)}
+            levels.append(stack.enter_context(rasterio.open(name, "w", **SPARSE, **own)))
         for left, top, keys in painting.patches():
             values = values_of(keys[keys > 0]).astype(np.float64)
             total, squares = total + float(values.sum()), squares + float((values**2).sum())

@@ -23,13 +23,8 @@ from pydantic import Field
 
 from tnetcli.errors import ImageError, OutputError
 from tnetcli.exporters.base import (
-    ATTENTION_COLOURS,
-    ImageOptions,
     RegionWithJoint,
-    as_hex,
     as_json,
-    attention_colour,
-    class_colour,
     clean_text,
     globe_of,
     measurements,
@@ -37,7 +32,8 @@ from tnetcli.exporters.base import (
     whole_box,
     write_pieces,
 )
-from tnetcli.exporters.imagery import Imagery, open_imagery
+from tnetcli.exporters.geojson import ATTENTION_COLOURS, as_hex, attention_colour, class_colour
+from tnetcli.exporters.imagery import ImageOptions, Imagery, open_imagery
 from tnetcli.prediction.record import BoxEdges, Prediction
 from tnetcli.text import counted
 
@@ -50,7 +46,6 @@ TITLE = "tnet predictions"
 CONTROLS = re.compile("[\x00-\x1f\x7f]+")
 PREVIEW = 96  # pixels, twice as many as the list shows, for fine screens
 QUALITY = 85
-MAX_LEVELS = 16
 MAX_REGIONS = 250  # of a level: more cannot be distinguished on a screen
 MAX_CLASSES = 20  # bars of the image
 MAX_REGION_CLASSES = 5  # bars of a region
@@ -84,7 +79,7 @@ EXPORTER = HTMLExporter()
 
 
 class Detail(NamedTuple):
-    """Sizes of pictures while the page has fewer than `until` characters of them.
+    """Sizes of pictures while the page has fewer than `until` characters.
 
     `overview` and `thumbnail` are longest sides in pixels; `thumbnails` is the number of regions
     per image that have one.
@@ -118,34 +113,32 @@ def page_text(
     yield before
     yield _block(as_json([as_hex(colour) for colour in ATTENTION_COLOURS]), 'id="attention"')
     show = open_image or partial(open_imagery, options=options)
-    spent = 0  # characters of pictures
+    spent = 0  # characters
     for number, prediction in enumerate(predictions, start=1):
-        drawn, pictures, notes = Drawn(), Pictures(), list[str]()
+        drawn, pictures = Drawn(), Pictures()
         if prediction.is_done:
             drawn = strongest(prediction, options.levels)
-            pictures, notes = _take_pictures(
-                prediction, drawn, show if options.pixels else None, spent
-            )
+            if options.pixels:
+                pictures.take(prediction, drawn, show, spent)
+            else:
+                pictures.notes.append("The page was written without pixels.")
             if pictures.problem and pictures.overview is None:
                 log.warning("%s: %s", prediction.id, pictures.problem)
                 report(prediction.id)
-        spent += pictures.characters
-        row = _row_facts(number, prediction, drawn, pictures.preview)
-        yield _block(as_json(row), 'class="row"')
-        yield _block(as_json(_facts(prediction, drawn, pictures, notes)), f'id="image-{number}"')
+        row = _block(as_json(_row_facts(number, prediction, drawn, pictures)), 'class="row"')
+        image = _block(as_json(_facts(prediction, drawn, pictures)), f'id="image-{number}"')
+        spent += len(row) + len(image)
+        yield row
+        yield image
     yield after
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The regions to draw, by level and falling attention.
-
-    `counts` are all regions of each level, `deeper` those below `MAX_LEVELS`.
-    """
+    """The regions to draw, by level and falling attention; `counts` are all of each level."""
 
     regions: tuple[RegionWithJoint, ...] = ()
     counts: dict[int, int] = field(default_factory=dict)
-    deeper: int = 0
 
     def spread(self, most: int) -> list[int]:
         """Return the places of at most so many regions, in turn from every level."""
@@ -156,16 +149,11 @@ class Drawn:
             turns[region.level] += 1
         return sorted(place for _, place in sorted(order)[:most])
 
-    def notes(self) -> Iterator[str]:
-        """Yield what is not drawn."""
+    def note(self) -> list[str]:
+        """Return a note if regions are not drawn."""
         shown, total = len(self.regions), sum(self.counts.values())
-        if shown < total:
-            yield (
-                f"{shown:,} of {total:,} regions are drawn: those of every level with the highest "
-                "attention."
-            )
-        if self.deeper:
-            yield f"{self.deeper:,} regions deeper than level {MAX_LEVELS} are not drawn."
+        which = "those of every level with the highest attention"
+        return [f"{shown:,} of {total:,} regions are drawn: {which}."] if shown < total else []
 
 
 def strongest(prediction: Prediction, levels: frozenset[int] | None = None) -> Drawn:
@@ -173,66 +161,49 @@ def strongest(prediction: Prediction, levels: frozenset[int] | None = None) -> D
     found: dict[int, list[RegionWithJoint]] = {}
     for each in regions_of(prediction, levels):
         found.setdefault(each[0].level, []).append(each)
-    shallow = {level: found[level] for level in sorted(found) if level <= MAX_LEVELS}
-    chosen = [
-        each
-        for level in shallow.values()
-        for each in sorted(level, key=lambda each: -each[0].attention)[:MAX_REGIONS]
-    ]
-    counts = {level: len(regions) for level, regions in shallow.items()}
-    return Drawn(tuple(chosen), counts, sum(map(len, found.values())) - sum(counts.values()))
-
-
-class Picture(NamedTuple):
-    """A picture as a data URL, and its size in pixels."""
-
-    source: str
-    width: int
-    height: int
+    chosen: list[RegionWithJoint] = []
+    for level in sorted(found):
+        chosen += sorted(found[level], key=lambda each: -each[0].attention)[:MAX_REGIONS]
+    return Drawn(tuple(chosen), {level: len(found[level]) for level in sorted(found)})
 
 
 @dataclass(slots=True)
 class Pictures:
     """Pictures of one image and of its regions, by their place; `problem` is why some miss."""
 
-    overview: Picture | None = None
+    overview: Facts | None = None
     preview: str = ""
-    regions: dict[int, Picture] = field(default_factory=dict)
+    regions: dict[int, Facts] = field(default_factory=dict)
     problem: str = ""
+    notes: list[str] = field(default_factory=list)
 
-    @property
-    def characters(self) -> int:
-        """Return how much of the page these take."""
-        own = len(self.overview.source) if self.overview else 0
-        return own + len(self.preview) + sum(len(each.source) for each in self.regions.values())
-
-
-def _take_pictures(
-    prediction: Prediction, drawn: Drawn, open_image: OpenImagery | None, spent: int
-) -> tuple[Pictures, list[str]]:
-    """Return the pictures of an image, and notes on what is missing."""
-    if open_image is None:
-        return Pictures(), ["The page was written without pixels."]
-    detail = next((each for each in DETAILS if spent < each.until), None)
-    before = f"the images before take {spent / 1e6:,.0f} MB. Export this one alone"
-    if detail is None:
-        return Pictures(), [f"Without pixels: {before} to see it."]
-    pictures, whole = Pictures(), whole_box(prediction)
-    try:
-        with open_image(prediction) as imagery:
-            overview = _as_image(imagery.show(whole, *size_within(whole, detail.overview)))
-            pictures.overview = _encoded(overview)
-            overview.thumbnail((PREVIEW, PREVIEW))
-            pictures.preview = _encoded(overview).source
-            for place in drawn.spread(detail.thumbnails):
-                box = drawn.regions[place][0].box
-                shown = imagery.show(box, *size_within(box, detail.thumbnail))
-                pictures.regions[place] = _encoded(_as_image(shown))
-    except ImageError as error:
-        pictures.problem = f"{error} ({error.hint})" if error.hint else str(error)
-        what = "Some pixels" if pictures.overview else "The pixels"
-        return pictures, [f"{what} could not be read: {pictures.problem}"]
-    return pictures, [] if detail is DETAILS[0] else [f"In little detail: {before} to see more."]
+    def take(
+        self, prediction: Prediction, drawn: Drawn, open_image: OpenImagery, spent: int
+    ) -> None:
+        """Read the pictures of an image, in the detail that is left after `spent` characters."""
+        detail = next((each for each in DETAILS if spent < each.until), None)
+        before = f"the images before take {spent / 1e6:,.0f} MB. Export this one alone"
+        if detail is None:
+            self.notes.append(f"Without pixels: {before} to see it.")
+            return
+        whole = whole_box(prediction)
+        try:
+            with open_image(prediction) as imagery:
+                overview = _as_image(imagery.show(whole, *size_within(whole, detail.overview)))
+                self.overview = _encoded(overview)
+                overview.thumbnail((PREVIEW, PREVIEW))
+                self.preview = _encoded(overview)["source"]
+                for place in drawn.spread(detail.thumbnails):
+                    box = drawn.regions[place][0].box
+                    shown = imagery.show(box, *size_within(box, detail.thumbnail))
+                    self.regions[place] = _encoded(_as_image(shown))
+        except ImageError as error:
+            self.problem = f"{error} ({error.hint})" if error.hint else str(error)
+            what = "Some pixels" if self.overview else "The pixels"
+            self.notes.append(f"{what} could not be read: {self.problem}")
+        else:
+            if detail is not DETAILS[0]:
+                self.notes.append(f"In little detail: {before} to see more.")
 
 
 def size_within(box: BoxEdges, longest: int) -> tuple[int, int]:
@@ -250,24 +221,17 @@ def _as_image(pixels: NDArray[np.uint8]) -> "Image":
     return Image.fromarray(np.ascontiguousarray(pixels[..., : 3 if opaque else 4]))
 
 
-def _encoded(image: "Image") -> Picture:
-    from PIL import features
-
+def _encoded(image: "Image") -> Facts:
+    """Return a picture as a data URL, with its size in pixels."""
     file = io.BytesIO()
-    if image.mode == "RGB":
-        kind = "jpeg"
-        image.save(file, "JPEG", quality=QUALITY, optimize=True)
-    elif features.check("webp"):
-        kind = "webp"  # a tenth of the size of a PNG
-        image.save(file, "WEBP", quality=QUALITY)
-    else:
-        kind = "png"
-        image.save(file, "PNG")
+    kind = "jpeg" if image.mode == "RGB" else "webp"  # a tenth of the size of a PNG
+    image.save(file, kind, quality=QUALITY, optimize=True)
     data = base64.b64encode(file.getvalue()).decode("ascii")
-    return Picture(f"data:image/{kind};base64,{data}", image.width, image.height)
+    source = f"data:image/{kind};base64,{data}"
+    return {"source": source, "width": image.width, "height": image.height}
 
 
-def _row_facts(number: int, prediction: Prediction, drawn: Drawn, preview: str) -> Facts:
+def _row_facts(number: int, prediction: Prediction, drawn: Drawn, pictures: Pictures) -> Facts:
     """Return the row of an image in the list."""
     cost, error = prediction.cost, prediction.error
     windows = cost.windows if cost else sum(drawn.counts.values())
@@ -280,11 +244,11 @@ def _row_facts(number: int, prediction: Prediction, drawn: Drawn, preview: str) 
         "fraction": cost.fraction_decoded if cost else None,
         "status": prediction.status,
         "reason": error.message if error else prediction.reason or "",
-        "preview": preview,
+        "preview": pictures.preview,
     }
 
 
-def _facts(prediction: Prediction, drawn: Drawn, pictures: Pictures, notes: Sequence[str]) -> Facts:
+def _facts(prediction: Prediction, drawn: Drawn, pictures: Pictures) -> Facts:
     """Return everything that the page shows of an image; class names are written once."""
     names: dict[str, int] = {}
 
@@ -311,7 +275,7 @@ def _facts(prediction: Prediction, drawn: Drawn, pictures: Pictures, notes: Sequ
                 "box": [round(edge, 6) for edge in region.box],
                 "centre": centres[place],
                 "colour": as_hex(attention_colour(region.attention)),
-                "picture": _picture(pictures.regions.get(place)),
+                "picture": pictures.regions.get(place),
             }
         )
     levels = Counter(region.level for region, _ in drawn.regions)
@@ -325,27 +289,21 @@ def _facts(prediction: Prediction, drawn: Drawn, pictures: Pictures, notes: Sequ
         "probability": prediction.probability,
         "classes": numbered(prediction.probabilities, MAX_CLASSES),
         "more": max(len(classes) - MAX_CLASSES, 0),
-        "levels": [
-            {**asdict(each), "label": number(each.label)} for each in prediction.levels[:MAX_LEVELS]
-        ],
+        "levels": [asdict(each) | {"label": number(each.label)} for each in prediction.levels],
         "drawn": [
             {"level": level, "drawn": levels[level], "all": count}
             for level, count in drawn.counts.items()
         ],
         "windows": windows,
-        "notes": [*notes, *drawn.notes()],
+        "notes": pictures.notes + drawn.note(),
         "warnings": list(prediction.warnings[:MAX_WARNINGS]),
         "stopped": prediction.stopped_in_words(),
         "cost": None if prediction.cost is None else asdict(prediction.cost),
         "facts": _details(prediction),
         "error": None if prediction.error is None else asdict(prediction.error),
-        "overview": _picture(pictures.overview),
+        "overview": pictures.overview,
     }
     return facts | {"names": [[name, as_hex(class_colour(name, classes))] for name in names]}
-
-
-def _picture(picture: Picture | None) -> Facts | None:
-    return None if picture is None else picture._asdict()
 
 
 def _centres(prediction: Prediction, boxes: Sequence[BoxEdges]) -> list[list[float] | None]:
@@ -354,16 +312,13 @@ def _centres(prediction: Prediction, boxes: Sequence[BoxEdges]) -> list[list[flo
         globe = globe_of(prediction)
     except OutputError:  # an unknown CRS
         globe = None
-    if globe is None:
-        return [None] * len(boxes)
-    return [_on_earth(*each) if each else None for each in globe.centres(boxes)]
-
-
-def _on_earth(longitude: float, latitude: float) -> list[float] | None:
-    if abs(latitude) > 90:
-        return None
-    longitude = longitude if abs(longitude) <= 180 else (longitude + 180) % 360 - 180
-    return [round(longitude, 6), round(latitude, 6)]
+    centres = [None] * len(boxes) if globe is None else globe.centres(boxes)
+    return [
+        [round(x if abs(x) <= 180 else (x + 180) % 360 - 180, 6), round(y, 6)]
+        if abs(y) <= 90
+        else None
+        for x, y in (each or (math.nan, math.nan) for each in centres)
+    ]
 
 
 def _details(prediction: Prediction) -> list[list[str]]:

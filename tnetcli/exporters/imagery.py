@@ -5,14 +5,15 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from tnetcli.errors import ImageError
-from tnetcli.exporters.base import ImageOptions, image_path
+from tnetcli.exporters.base import RegionOptions, image_path
 from tnetcli.files import is_remote
 from tnetcli.geometry import Size, Window
 from tnetcli.prediction.record import BoxEdges, Prediction
@@ -25,6 +26,17 @@ SAMPLE_SIDE = 512  # pixels on the longer side of the view that sets the contras
 PERCENTILES = (2, 98)  # values outside are clipped
 GREY = 128  # of an image with a single value
 log = logging.getLogger(__name__)
+
+
+class ImageOptions(RegionOptions):
+    """Options of exporters that show the pixels of images."""
+
+    pixels: bool = Field(default=True, description="Read the images and show their pixels")
+    root: Path | None = Field(
+        default=None,
+        description="Folder of images with relative paths; the current folder by default",
+    )
+    allow_remote: bool = Field(default=False, description="Fetch images whose path is a URL")
 
 
 @contextmanager

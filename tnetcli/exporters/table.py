@@ -4,14 +4,14 @@ import csv
 import io
 import json
 import re
-import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import shapely
+from numpy.typing import NDArray
 from pydantic import Field
 
 from tnetcli.errors import MissingExtraError, OutputError
@@ -26,11 +26,11 @@ from tnetcli.exporters.base import (
     write_pieces,
 )
 from tnetcli.geo import Globe
-from tnetcli.prediction.record import BoxEdges, Prediction
+from tnetcli.prediction.record import BoxEdges, Prediction, RegionRecord
 from tnetcli.text import printable, shorten
 
 Value: TypeAlias = str | int | float | None
-Ring: TypeAlias = Sequence[tuple[float, float]]
+Cells: TypeAlias = tuple[dict[str, Value], Sequence[float]]  # by column, and by class
 
 REGION_COLUMNS: dict[str, type] = {
     **dict.fromkeys(("image", "id", "path"), str),
@@ -62,7 +62,6 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "
 # C0, C1, line separators, and what reverses the direction of writing.
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 ROW_GROUP_VALUES = 1_000_000
-WKB_LITTLE_ENDIAN, WKB_POLYGON, WKB_MULTIPOLYGON = 1, 3, 6
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -102,40 +101,44 @@ class ParquetExporter:
             from pyarrow import parquet
         except ModuleNotFoundError as error:
             raise MissingExtraError.of("tables", "a table in Parquet") from error
-        table, geometry = _Table(predictions, options), _Geometry()
+        table = Table(predictions, options, with_shapes=True)
         kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
         fields = [(name, kinds[kind]) for name, kind in table.columns.items()]
         bounds = pyarrow.struct([(side, pyarrow.float64()) for side in SIDES])
         schema = pyarrow.schema([*fields, ("geometry", pyarrow.binary()), ("bbox", bounds)])
-        rows = [
-            (*values, *shape)
-            for some in table.rows()
-            for values, shape in zip(some.values, geometry.add(some), strict=True)
-        ]
-        columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+        rows = list(table.rows())
+        shapes = np.array([row.shape for row in rows], object)  # (rows,)
+        boxes = shapely.bounds(shapes).tolist()  # of all parts on one map: filters miss nothing
+        columns = [*zip(*(row.cells for row in rows), strict=True)] or [()] * len(fields)
+        columns.append(tuple(shapely.to_wkb(shapes, byte_order=1)))
+        columns.append(
+            tuple(
+                None if shape is None else dict(zip(SIDES, box, strict=True))
+                for shape, box in zip(shapes, boxes, strict=True)
+            )
+        )
         arrays = [pyarrow.array(c, field.type) for c, field in zip(columns, schema, strict=True)]
         with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
             if rows:
                 content = pyarrow.Table.from_arrays(arrays, schema=schema)
                 writer.write_table(content, max(ROW_GROUP_VALUES // len(schema), 1))
-            writer.add_key_value_metadata({"geo": json.dumps(geometry.metadata())})
+            writer.add_key_value_metadata({"geo": json.dumps(_metadata(rows, shapes))})
 
 
 CSV, PARQUET = CSVExporter(), ParquetExporter()
 
 
 def csv_text(predictions: Iterable[Prediction], options: TableOptions) -> Iterator[str]:
-    """Yield the table of some images, an image at a time; unknown values are empty."""
-    table = _Table(predictions, options)
-    yield _lines([list(table.columns)])
-    for rows in table.rows():
-        yield _lines(rows.values)
+    """Yield the lines of the table of some images; unknown values are empty."""
+    table = Table(predictions, options)
+    yield _line(table.columns)
+    for row in table.rows():
+        yield _line(row.cells)
 
 
-def _lines(rows: Iterable[Iterable[Value]]) -> str:
+def _line(cells: Iterable[Value]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([neutral(value) for value in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerow(map(neutral, cells))
     return text.getvalue()
 
 
@@ -150,25 +153,30 @@ def neutral(value: Value) -> Value:
     return quote + CONTROLS.sub(lambda found: repr(found[0])[1:-1], value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of one image, and their boxes; None for a failed image without a size."""
+class Row(NamedTuple):
+    """A row, the image that it is of, and the outline of its region, if it is wanted and known."""
 
-    values: list[list[Value]]
-    boxes: list[BoxEdges] | None
-    globe: Globe | None
+    cells: list[Value]
     image: str
+    is_map: bool | None  # None for a failed image, which has no place
+    shape: shapely.Geometry | None
 
 
-class _Table:
-    """The columns of a table, and its rows, an image at a time.
+class Table:
+    """The columns of a table, and its rows, read an image at a time.
 
     The classes are those of the first prediction that did not fail. Raise OutputError for an
     image with other classes.
     """
 
-    def __init__(self, predictions: Iterable[Prediction], options: TableOptions) -> None:
-        self._options = options
+    def __init__(
+        self,
+        predictions: Iterable[Prediction],
+        options: TableOptions,
+        *,
+        with_shapes: bool = False,
+    ) -> None:
+        self._options, self._with_shapes = options, with_shapes
         self._rest = iter(predictions)
         # The columns come first, so failed images wait for one with classes.
         self._first: list[Prediction] = []
@@ -184,75 +192,36 @@ class _Table:
                 f"two classes have the same name: {shorten(', '.join(self._classes))}",
                 hint="export GeoJSON instead",
             )
-        fixed = IMAGE_COLUMNS if options.per_image else REGION_COLUMNS
-        self.columns = {**fixed, **dict.fromkeys(names, float)}
+        self._fixed = IMAGE_COLUMNS if options.per_image else REGION_COLUMNS
+        self.columns = {**self._fixed, **dict.fromkeys(names, float)}
 
-    def rows(self) -> Iterator[_Rows]:
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of all images."""
         for each in chain(self._first, self._rest):
             if self._options.per_image:
-                yield self._image_row(each)
+                yield from self._placed(each, [whole_box(each)], [_image_cells(each)])
             elif each.is_done:
-                yield self._region_rows(each)
+                regions = list(regions_of(each, self._options.levels))
+                cells = [_region_cells(each, *region) for region in regions]
+                yield from self._placed(each, [region.box for region, _ in regions], cells)
 
-    def _region_rows(self, prediction: Prediction) -> _Rows:
-        order, globe = self._class_order(prediction), globe_of(prediction)
-        regions = list(regions_of(prediction, self._options.levels))
-        boxes = [region.box for region, _ in regions]
-        rows = []
-        for (region, joint), centre in zip(regions, _centres(globe, boxes), strict=True):
-            x0, y0, x1, y1 = region.box
-            cells = {
-                **measurements(region, joint, prediction),
-                "image": prediction.image,
-                "id": prediction.id,
-                "path": region.path,
-                "label": region.label,
-                "minx": round(x0, 6),
-                "miny": round(y0, 6),
-                "width": round(x1 - x0, 6),
-                "height": round(y1 - y0, 6),
-                **centre,
-            }
-            rows.append(self._cells(cells, region.probabilities, order))
-        return _Rows(rows, boxes, globe, prediction.image)
-
-    def _image_row(self, prediction: Prediction) -> _Rows:
-        error, cost, is_done = prediction.error, prediction.cost, prediction.is_done
+    def _placed(
+        self, prediction: Prediction, boxes: Sequence[BoxEdges], rows: Iterable[Cells]
+    ) -> Iterator[Row]:
+        """Yield rows with the columns in order, and where their boxes are."""
         order = self._class_order(prediction)
-        globe = globe_of(prediction) if is_done else None
-        boxes = [whole_box(prediction)] if prediction.width and prediction.height else None
-        (centre,) = _centres(globe, boxes) if boxes else ({},)
-        cells = {
-            "image": prediction.image,
-            "id": prediction.id,
-            "status": prediction.status,
-            "error": error.type if error else None,
-            "message": error.message if error else prediction.reason,
-            "hint": error.hint if error else None,
-            "label": prediction.label,
-            "probability": prediction.probability,
-            "windows": len(prediction.windows) if is_done else None,
-            "levels": len(prediction.levels) if is_done else None,
-            "stop_reason": prediction.stop_reason,
-            "width": prediction.width or None,
-            "height": prediction.height or None,
-            **{name: getattr(cost, name, None) for name in COST_COLUMNS},
-            "model": prediction.provenance.model,
-            "model_sha256": prediction.provenance.sha256,
-            "warnings": len(prediction.warnings),
-            **centre,
-        }
-        probabilities = list(prediction.probabilities.values())
-        row = self._cells(cells, probabilities, order)
-        return _Rows([row], boxes if is_done else None, globe, prediction.image)
-
-    def _cells(
-        self, cells: dict[str, Any], probabilities: Sequence[float], order: Sequence[int]
-    ) -> list[Value]:
-        names = list(self.columns)[: len(self.columns) - len(self._classes)]
-        blank: list[float | None] = [None] * len(self._classes)
-        ordered = [probabilities[place] for place in order] if probabilities else blank
-        return [_cell(each) for each in (*(cells.get(name) for name in names), *ordered)]
+        globe = globe_of(prediction) if prediction.is_done else None
+        is_map = globe is not None if prediction.is_done else None
+        centres = [None] * len(boxes) if globe is None else globe.centres(boxes)
+        shapes = [None] * len(boxes)
+        if self._with_shapes and prediction.is_done:
+            shapes = _shapes(globe, boxes)
+        for (cells, probabilities), centre, shape in zip(rows, centres, shapes, strict=True):
+            cells["longitude"], cells["latitude"] = centre or (None, None)
+            ordered: list[Value] = [probabilities[each] for each in order if probabilities]
+            ordered += [None] * (len(self._classes) - len(ordered))
+            row = [_cell(each) for each in (*map(cells.get, self._fixed), *ordered)]
+            yield Row(row, prediction.image, is_map, shape)
 
     def _class_order(self, prediction: Prediction) -> list[int]:
         """Return the places of the classes of the table in the record."""
@@ -266,88 +235,84 @@ class _Table:
         return [classes.index(name) for name in self._classes] if classes else []
 
 
+def _region_cells(prediction: Prediction, region: RegionRecord, joint: float | None) -> Cells:
+    x0, y0, x1, y1 = region.box
+    cells: dict[str, Value] = {
+        **measurements(region, joint, prediction),
+        "image": prediction.image,
+        "id": prediction.id,
+        "path": region.path,
+        "label": region.label,
+        "minx": round(x0, 6),
+        "miny": round(y0, 6),
+        "width": round(x1 - x0, 6),
+        "height": round(y1 - y0, 6),
+    }
+    return cells, region.probabilities
+
+
+def _image_cells(prediction: Prediction) -> Cells:
+    error, cost, is_done = prediction.error, prediction.cost, prediction.is_done
+    cells: dict[str, Value] = {
+        "image": prediction.image,
+        "id": prediction.id,
+        "status": prediction.status,
+        "error": error.type if error else None,
+        "message": error.message if error else prediction.reason,
+        "hint": error.hint if error else None,
+        "label": prediction.label,
+        "probability": prediction.probability,
+        "windows": len(prediction.windows) if is_done else None,
+        "levels": len(prediction.levels) if is_done else None,
+        "stop_reason": prediction.stop_reason,
+        "width": prediction.width or None,
+        "height": prediction.height or None,
+        **{name: getattr(cost, name, None) for name in COST_COLUMNS},
+        "model": prediction.provenance.model,
+        "model_sha256": prediction.provenance.sha256,
+        "warnings": len(prediction.warnings),
+    }
+    return cells, tuple(prediction.probabilities.values())
+
+
 def _cell(value: Value) -> Value:
     if isinstance(value, str):
         return clean_text(value)
     return rounded(value) if isinstance(value, float) else value
 
 
-def _centres(globe: Globe | None, boxes: Sequence[BoxEdges]) -> list[dict[str, float]]:
-    """Return longitude and latitude of the centre of each box, nothing where it has none."""
+def _shapes(globe: Globe | None, boxes: Sequence[BoxEdges]) -> list[shapely.Geometry | None]:
+    """Return the outline of each box in longitude and latitude, or in pixels without a globe."""
     if globe is None:
-        return [{}] * len(boxes)
-    return [
-        {} if each is None else dict(zip(("longitude", "latitude"), each, strict=True))
-        for each in globe.centres(boxes)
-    ]
-
-
-class _Geometry:
-    """The geometry column; all rows are georeferenced, or none."""
-
-    def __init__(self) -> None:
-        self._is_map: tuple[bool, str] | None = None
-        self._types: set[str] = set()
-        self._bounds: list[float] | None = None
-
-    def add(self, rows: _Rows) -> list[tuple[bytes | None, dict[str, float] | None]]:
-        """Return the geometry and the bounds of each row."""
-        if rows.boxes is None:
-            return [(None, None)] * len(rows.values)
-        is_map = rows.globe is not None
-        if self._is_map is None:
-            self._is_map = is_map, rows.image
-        elif self._is_map[0] != is_map:
-            raise OutputError(
-                f"`{printable(rows.image, 100)}` and `{printable(self._is_map[1], 100)}` cannot "
-                "share a GeoParquet file: only one of them is georeferenced",
-                hint="select images with --id, or export CSV",
-            )
-        return [(None, None) if each is None else self._shape(each) for each in _rings(rows)]
-
-    def _shape(self, rings: Sequence[Ring]) -> tuple[bytes, dict[str, float]]:
-        self._types.add("Polygon" if len(rings) == 1 else "MultiPolygon")
-        points = np.array([point for ring in rings for point in ring])
-        # Of all parts on one map: a filter by these bounds misses nothing.
-        low, high = points.min(axis=0).tolist(), points.max(axis=0).tolist()
-        before = self._bounds or [*low, *high]
-        self._bounds = [*map(min, before[:2], low), *map(max, before[2:], high)]
-        return _well_known_binary(rings), dict(zip(SIDES, [*low, *high], strict=True))
-
-    def metadata(self) -> dict[str, Any]:
-        """Return the `geo` metadata."""
-        column: dict[str, Any] = {
-            "encoding": "WKB",
-            "geometry_types": sorted(self._types),
-            "orientation": "counterclockwise",
-            "edges": "planar",
-            "covering": {"bbox": {side: ["bbox", side] for side in SIDES}},
-        }
-        if self._is_map is None or not self._is_map[0]:
-            column["crs"] = None  # a missing key means longitude and latitude
-        if self._bounds:
-            column["bbox"] = self._bounds
-        return {"version": "1.1.0", "primary_column": "geometry", "columns": {"geometry": column}}
-
-
-def _rings(rows: _Rows) -> list[Sequence[Ring] | None]:
-    boxes = rows.boxes or []
-    if rows.globe is None:
-        return [[[(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)]] for x0, y0, x1, y1 in boxes]
-    return [None if each is None else each.rings for each in rows.globe.outlines(boxes)]
-
-
-def _well_known_binary(rings: Sequence[Ring]) -> bytes:
-    """Return a polygon, or several as one geometry."""
+        return [shapely.Polygon([(x, y), (a, y), (a, b), (x, b)]) for x, y, a, b in boxes]
     polygons = [
-        struct.pack(
-            f"<BIII{2 * len(ring)}d",
-            *(WKB_LITTLE_ENDIAN, WKB_POLYGON, 1, len(ring)),
-            *(value for point in ring for value in point),
-        )
-        for ring in rings
+        [shapely.Polygon(ring) for ring in outline.rings] if outline else []
+        for outline in globe.outlines(boxes)
     ]
-    if len(polygons) == 1:
-        return polygons[0]
-    header = struct.pack("<BII", WKB_LITTLE_ENDIAN, WKB_MULTIPOLYGON, len(polygons))
-    return header + b"".join(polygons)
+    return [
+        shapely.MultiPolygon(some) if len(some) > 1 else next(iter(some), None) for some in polygons
+    ]
+
+
+def _metadata(rows: Sequence[Row], shapes: NDArray[Any]) -> dict[str, Any]:
+    """Return the `geo` metadata; raise OutputError if only some rows are georeferenced."""
+    placed = {row.is_map: row.image for row in reversed(rows) if row.is_map is not None}
+    if len(placed) > 1:
+        first, second = (printable(image, 100) for image in placed.values())
+        raise OutputError(
+            f"`{first}` and `{second}` cannot share a GeoParquet file: only one of them is "
+            "georeferenced",
+            hint="select images with --id, or export CSV",
+        )
+    column: dict[str, Any] = {
+        "encoding": "WKB",
+        "geometry_types": sorted({each.geom_type for each in shapes if each is not None}),
+        "orientation": "counterclockwise",
+        "edges": "planar",
+        "covering": {"bbox": {side: ["bbox", side] for side in SIDES}},
+    }
+    if True not in placed:
+        column["crs"] = None  # a missing key means longitude and latitude
+    if column["geometry_types"]:
+        column["bbox"] = shapely.total_bounds(shapes).tolist()
+    return {"version": "1.1.0", "primary_column": "geometry", "columns": {"geometry": column}}

@@ -1,40 +1,19 @@
-"""Scenes of digits hidden in clutter, and the glyphs that they are made of."""
+"""Scenes of digits hidden in clutter."""
 
-import gzip
 import itertools
-import math
-import os
-import struct
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.config import SPLITS, Split
-from tnetcli.errors import ImageError, UsageError
-from tnetcli.files import open_regular
+from tnetcli.errors import UsageError
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
-from tnetcli.synth.scene import (
-    Filled,
-    Layer,
-    Pictures,
-    Placed,
-    Scattered,
-    Scene,
-    SlotGrid,
-    Stamps,
-    draw_layers,
-)
-from tnetcli.text import first_line
+from tnetcli.synth.glyphs import DIGITS, SIDE, Glyphs, draw_noise
 
-Protocol = Literal["megapixel", "site"]
 SMALLEST, LARGEST = 64, 100_000  # pixels a side of a scene
-SIDE, DIGITS = 28, 10  # pixels a side of a glyph
 PITCH = 32  # of the slots that hold strokes
 MEGAPIXEL_SIDE, MEGAPIXEL_STROKES = 1500, 50
 CROWDED = 128  # pixels a side below which five digits do not fit
@@ -47,14 +26,7 @@ LONGEST_WAVES, SOFTNESS = 2.0, 0.3
 GLOW, GLOW_WIDTH = 55, 0.18  # peak in grey levels; width as a fraction of the side
 SITE_VARIES, CLUTTER_VARIES, STRAY = 0.1, 0.9, 0.06  # of the peak; STRAY is of the side
 GROUND = 80  # keeps glow and detail within 8 bits
-# MNIST: five sixths of its training file are for training, one sixth for validation.
-TRAINING_SHARE = 5 / 6
-IMAGES_MAGIC, LABELS_MAGIC = 2051, 2049
-MOST_GLYPHS = 500_000  # MNIST has 60,000
-MNIST_HINT = "give the folder that holds `train-images-idx3-ubyte` and the other three files"
-GZIP = b"\x1f\x8b"
-DRAWN = 120  # glyphs of each digit in each split
-NOISE_KINDS = 50
+CIPHER_ROUNDS = 6
 
 
 def check_size(size: int) -> None:
@@ -75,7 +47,7 @@ class Digits:
     the image. The class of a `site` cannot be seen in pixels of `hidden_from` and more.
     """
 
-    protocol: Protocol
+    protocol: Literal["megapixel", "site"]
     size: int
     over: Literal["noise", "digits"] = "noise"
     classes: int = DIGITS
@@ -120,28 +92,88 @@ class Digits:
         return tuple(map(str, range(self.classes)))
 
 
-class DigitScene(Scene):
-    """A grey canvas with layers of pictures; its levels are exact area means."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Pasted:
+    """Glyphs or strokes at given places; their black pixels hide what lies below as well."""
 
-    name = "digits"
+    pictures: NDArray[np.uint8]  # (pictures, SIDE, SIDE)
+    chosen: NDArray[np.int64]  # (stamps,), indices into pictures
+    left: NDArray[np.int64]  # (stamps,), in pixels
+    top: NDArray[np.int64]
 
-    def __init__(
-        self, path: str, side: int, layers: Sequence[Layer], *, ground: int, **facts: Any
-    ) -> None:
-        super().__init__(path, Size(side, side), bands=1, **facts)
-        self.layers, self.ground = tuple(layers), ground
-
-    def draw(self, level: int, box: Box) -> NDArray[np.uint8]:
-        """Return (height, width, 1) of the pixels of `level` in `box`."""
-        return draw_layers(self.layers, self.ground, self.size, 2**level, box)[..., None]
+    def draw(self, canvas: NDArray[np.int16], box: Box) -> None:
+        """Paste what is inside `box`, which the canvas shows."""
+        near = (self.left < box.right) & (self.left + SIDE > box.left)
+        near &= (self.top < box.bottom) & (self.top + SIDE > box.top)
+        for stamp in np.flatnonzero(near):
+            x, y = int(self.left[stamp]) - box.left, int(self.top[stamp]) - box.top
+            part, shown = _shared(canvas, self.pictures[self.chosen[stamp]], x, y)
+            part[:] = shown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Glyphs:
-    """Grey pictures of digits, bright on black."""
+class Slots:
+    """A grid of random pictures: of the second half inside `block`, of the first outside.
 
-    images: NDArray[np.uint8]  # (glyphs, side, side)
-    labels: NDArray[np.uint8]  # (glyphs,), 0 to 9
+    They are added to what lies below. The picture in a slot follows from its number and the key,
+    so that none is stored.
+    """
+
+    pictures: NDArray[np.int16]  # (pictures, side, side)
+    key: int
+    count: int  # slots along a side
+    left: int  # of the first slot, in pixels
+    top: int
+    block: Box  # in slots
+
+    def draw(self, canvas: NDArray[np.int16], box: Box) -> None:
+        """Add what is inside `box`, which the canvas shows."""
+        columns = self._slots(box.left - self.left, box.right - self.left)
+        rows = self._slots(box.top - self.top, box.bottom - self.top)[:, None]
+        if not rows.size or not columns.size:
+            return
+        inside = (rows >= self.block.top) & (rows < self.block.bottom)
+        inside = inside & (columns >= self.block.left) & (columns < self.block.right)
+        bits = random_bits(self.key, (rows * self.count + columns).astype(np.uint64))
+        half, side = len(self.pictures) // 2, self.pictures.shape[1]
+        chosen = below(bits, 32, half) + np.where(inside, half, 0)  # (rows, columns)
+        filled = self.pictures[chosen].transpose(0, 2, 1, 3).reshape(side * len(rows), -1)
+        x, y = self.left + columns[0] * side - box.left, self.top + rows[0, 0] * side - box.top
+        part, shown = _shared(canvas, filled, int(x), int(y))
+        part += shown
+
+    def _slots(self, start: int, stop: int) -> NDArray[np.int64]:
+        side = self.pictures.shape[1]
+        return np.arange(max(start // side, 0), min(-(-stop // side), self.count))
+
+
+def _shared(
+    canvas: NDArray[np.int16], picture: NDArray[Any], x: int, y: int
+) -> tuple[NDArray[np.int16], NDArray[Any]]:
+    """Return the parts of a canvas and of a picture at (x, y) on it that coincide."""
+    height, width = picture.shape
+    part = canvas[max(y, 0) : y + height, max(x, 0) : x + width]
+    shown = picture[max(-y, 0) :, max(-x, 0) :]
+    return part, shown[: part.shape[0], : part.shape[1]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DigitScene:
+    """A grey image that is drawn box by box; `boxes` are where the evidence for the label is."""
+
+    size: Size
+    label: str
+    boxes: tuple[Window, ...]
+    ground: int
+    layers: tuple[Pasted | Slots, ...]
+    bands: tuple[str, ...] = ("1",)
+
+    def draw(self, box: Box) -> NDArray[np.uint8]:
+        """Return the pixels (height, width, 1) of a box inside the image."""
+        canvas = np.full((box.height, box.width), self.ground, np.int16)
+        for layer in self.layers:
+            layer.draw(canvas, box)
+        return np.clip(canvas, 0, 255).astype(np.uint8)[..., None]
 
 
 class DigitMaker:
@@ -150,98 +182,88 @@ class DigitMaker:
     def __init__(self, digits: Digits, glyphs: Glyphs) -> None:
         self.digits, self.glyphs = digits, glyphs
         self.classes = digits.labels
-        self._details: dict[int, NDArray[np.int16]] = {}
 
-    def scene(self, seed: int, *, label: str | None = None, training: bool = False) -> DigitScene:
-        """Make one scene, of a random label unless it is given.
-
-        The layout does not depend on the label. `training` is accepted and ignored.
-        """
+    def scene(self, seed: int, label: str) -> DigitScene:
+        """Make the scene of a seed and a label; the layout depends on the seed only."""
         random = np.random.default_rng((seed, 1))
-        drawn = int(np.random.default_rng((seed, 2)).integers(len(self.classes)))
-        label = self.classes[drawn] if label is None else label
-        if label not in self.classes:
-            raise ValueError(f"no such label: `{label}`")
-        is_site = self.digits.protocol == "site"
-        layers, boxes = (self._site if is_site else self._megapixel)(random, label)
-        return DigitScene(
-            f"{self.digits.protocol}-{seed}",
-            self.digits.size,
-            layers,
-            ground=GROUND if is_site else 0,
-            label=label,
-            boxes=boxes,
-        )
+        make = self._site if self.digits.protocol == "site" else self._megapixel
+        return make(random, self.classes.index(label))
 
-    def _pick(self, random: np.random.Generator, count: int, digits: Sequence[int]) -> Any:
-        """Return random pictures (count, side, side) of these digits."""
-        chosen = np.flatnonzero(np.isin(self.glyphs.labels, digits))
-        return self.glyphs.images[random.choice(chosen, count)]
-
-    def _megapixel(
-        self, random: np.random.Generator, label: str
-    ) -> tuple[list[Layer], list[Window]]:
+    def _megapixel(self, random: np.random.Generator, digit: int) -> DigitScene:
         """Lay out strokes, and digits above or below them; three of five have the label."""
-        side, digit = self.digits.size, int(label)
+        side = self.digits.size
         of_label, of_others = (3, 2) if side >= CROWDED else (2, 1)
-        grid, key = SlotGrid.over(Size(side, side), PITCH, random), _key(random)
-        count = max(round(MEGAPIXEL_STROKES * (side / MEGAPIXEL_SIDE) ** 2), 1)
-        noise = Scattered(Pictures(draw_noise(random)), grid, key, count)
+        noise = _scattered(random, side)
         left, top = _apart(random, of_label + of_others, side - SIDE)
+        chosen = []
         others = [each for each in range(DIGITS) if each != digit]
-        glyphs = np.concatenate(
-            [self._pick(random, of_label, [digit]), self._pick(random, of_others, others)]
-        ).astype(np.int16)
-        outlines = Pictures(np.ones_like(noise.pictures.values))
-        for x, y, glyph in zip(left, top, glyphs, strict=True):
-            # The upper layer hides the lower one, with its black pixels as well.
-            box = Box(int(x), int(y), SIDE, SIDE)
-            size = Size(box.right + 1, box.bottom + 1)
-            if self.digits.over == "digits":
-                glyph[:] = glyph - draw_layers([noise], 0, size, 1, box).astype(np.int16)
-            else:
-                strokes = [Placed(outlines, stamps) for stamps in noise.within(box)]
-                glyph[:] = np.where(draw_layers(strokes, 0, size, 1, box) > 0, 0, glyph)
-        placed = Placed(Pictures(glyphs), Stamps(np.arange(len(glyphs)), left, top))
-        evidence = [Window(float(left[i]), float(top[i]), SIDE, SIDE) for i in range(of_label)]
-        return [noise, placed], evidence
+        for count, digits in ((of_label, [digit]), (of_others, others)):
+            usable = np.flatnonzero(np.isin(self.glyphs.labels, digits))
+            chosen.append(random.choice(usable, count))
+        placed = Pasted(self.glyphs.images, np.concatenate(chosen), left, top)
+        boxes = [Window(float(x), float(y), SIDE, SIDE) for x, y in zip(left, top, strict=True)]
+        layers = (noise, placed) if self.digits.over == "digits" else (placed, noise)
+        label = self.classes[digit]
+        return DigitScene(Size(side, side), label, tuple(boxes[:of_label]), 0, layers)
 
-    def _site(self, random: np.random.Generator, label: str) -> tuple[list[Layer], list[Window]]:
+    def _site(self, random: np.random.Generator, digit: int) -> DigitScene:
         """Lay out glows, which show where the block is, and details, which show its class."""
-        size, pitch = Size(self.digits.size, self.digits.size), self.digits.pitch
-        grid = SlotGrid.over(size, pitch, random, align=self.digits.hidden_from)
-        cells = int(random.integers(*self.digits.block, endpoint=True))
-        column, row = (int(each) for each in random.integers(0, self.digits.slots - cells + 1, 2))
-        block = Box(column, row, cells, cells)
+        rules = self.digits
+        pitch, size = rules.pitch, Size(rules.size, rules.size)
+        left, top = _origin(random, rules.size, pitch, rules.hidden_from)
+        cells = int(random.integers(*rules.block, endpoint=True))
+        column, row = (int(each) for each in random.integers(0, rules.slots - cells + 1, 2))
         glow_key, key = _key(random), _key(random)
         clutter = self._clutter[random.integers(0, len(self._clutter), KEPT)]
-        details = self._details_of(int(label))
-        details = details[random.integers(0, len(details), KEPT)]
-        layers: list[Layer] = [
-            Filled(self._glows, grid, glow_key, block),
-            Filled(Pictures(np.concatenate([clutter, details])), grid, key, block),
-        ]
-        left, top = grid.left + column * pitch, grid.top + row * pitch
+        details = self._details[digit][random.integers(0, len(self._details[digit]), KEPT)]
+        grid = (rules.slots, left, top, Box(column, row, cells, cells))
+        layers = (
+            Slots(self._glows, glow_key, *grid),
+            Slots(np.concatenate([clutter, details]), key, *grid),
+        )
         side = float(cells * pitch)
-        return layers, [Window(float(left), float(top), side, side)]
+        box = Window(float(left + column * pitch), float(top + row * pitch), side, side)
+        return DigitScene(size, self.classes[digit], (box,), GROUND, layers)
 
-    def _details_of(self, digit: int) -> NDArray[np.int16]:
-        if digit not in self._details:
-            glyphs = self.glyphs.images[self.glyphs.labels == digit]
-            self._details[digit] = digit_details(glyphs, self.digits.hidden_from)
-        return self._details[digit]
+    @cached_property
+    def _details(self) -> list[NDArray[np.int16]]:
+        images, labels = self.glyphs.images, self.glyphs.labels
+        return [
+            digit_details(images[labels == digit], self.digits.hidden_from)
+            for digit in range(self.digits.classes)
+        ]
 
     @cached_property
     def _clutter(self) -> NDArray[np.int16]:
         return clutter_details(self.glyphs.images, self.digits.hidden_from)
 
     @cached_property
-    def _glows(self) -> Pictures:
-        return Pictures(glows(self.digits.pitch, KEPT))
+    def _glows(self) -> NDArray[np.int16]:
+        return glows(self.digits.pitch, KEPT)
 
 
 def _key(random: np.random.Generator) -> int:
     return int(random.integers(2**63))
+
+
+def _origin(random: np.random.Generator, size: int, pitch: int, align: int = 1) -> tuple[int, int]:
+    """Return left and top of as many slots as fit, at a random multiple of `align`."""
+    left, top = random.integers(0, size % pitch // align + 1, 2) * align
+    return int(left), int(top)
+
+
+def _scattered(random: np.random.Generator, side: int) -> Pasted:
+    """Return strokes in random slots, each at a random place inside its slot."""
+    left, top = _origin(random, side, PITCH)
+    key, slots = _key(random), side // PITCH
+    count = max(round(MEGAPIXEL_STROKES * (side / MEGAPIXEL_SIDE) ** 2), 1)
+    pictures = draw_noise(random)
+    slot = distinct(min(count, slots**2), slots**2, key)  # (stamps,)
+    bits, spare = random_bits(key, slot), PITCH - SIDE + 1
+    row, column = np.divmod(slot.astype(np.int64), slots)
+    x = left + column * PITCH + below(bits, 0, spare)
+    y = top + row * PITCH + below(bits, 16, spare)
+    return Pasted(pictures, below(bits, 32, len(pictures)), x, y)
 
 
 def _apart(random: np.random.Generator, count: int, most: int) -> NDArray[np.int64]:
@@ -252,6 +274,41 @@ def _apart(random: np.random.Generator, count: int, most: int) -> NDArray[np.int
         apart = (gaps[:, *np.triu_indices(count, 1)] >= SIDE).all(1)
         if apart.any():
             return np.asarray(tries[int(apart.argmax())])
+
+
+# --- random numbers by place ------------------------------------------------------------------
+
+
+def random_bits(key: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return 64 random bits for each number, the same for the same key (SplitMix64)."""
+    mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key % 2**64)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def below(bits: NDArray[np.uint64], shift: int, limit: int) -> NDArray[np.int64]:
+    """Turn 16 random bits, from bit `shift` on, into integers below `limit`."""
+    some = (bits >> np.uint64(shift)) & np.uint64(0xFFFF)
+    return ((some * np.uint64(limit)) >> np.uint64(16)).astype(np.int64)
+
+
+def distinct(count: int, limit: int, key: int) -> NDArray[np.uint64]:
+    """Return different random numbers below `limit` (a Feistel network, run backwards)."""
+    bits = max((max(limit - 1, 1).bit_length() + 1) // 2, 1)
+    half, mask = np.uint64(bits), np.uint64(2**bits - 1)
+
+    def once(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = number >> half, number & mask
+        for each in reversed(range(CIPHER_ROUNDS)):
+            left, right = right ^ (random_bits(key + 7919 * each, left) & mask), left
+        return (left << half) | right
+
+    # The network permutes a power of four: a number from `limit` on is permuted again.
+    found = once(np.arange(count, dtype=np.uint64))
+    while (far := found >= limit).any():
+        found[far] = once(found[far])
+    return found
 
 
 # --- pictures of a site: fine details without a mean, and glows -------------------------------
@@ -332,133 +389,3 @@ def glows(side: int, count: int) -> NDArray[np.int16]:
     bell = np.exp(-((away / (GLOW_WIDTH * side)) ** 2) / 2)  # (y and x, glows, side)
     bright = peak[:, None, None] * bell[0, :, :, None] * bell[1, :, None, :]
     return np.asarray(np.rint(bright), np.int16)
-
-
-# --- glyphs -----------------------------------------------------------------------------------
-
-
-def load_glyphs(source: str | None, split: Split) -> Glyphs:
-    """Return the glyphs of one split, drawn or from MNIST; splits share none."""
-    return draw_glyphs(split) if source is None else read_mnist(source, split)
-
-
-@cache
-def read_mnist(folder: str, split: Split) -> Glyphs:
-    """Read the files of MNIST, gzipped or not, from a folder.
-
-    Training and validation share the training file; the test file is for tests.
-    """
-    stem = "t10k" if split == "test" else "train"
-    labels = _read_idx(folder, f"{stem}-labels", LABELS_MAGIC, MOST_GLYPHS)
-    images = _read_idx(folder, f"{stem}-images", IMAGES_MAGIC, len(labels) * SIDE * SIDE)
-    if len(images) != len(labels) or images.shape[1:] != (SIDE, SIDE):
-        counts = f"{len(labels)} labels, images of shape {images.shape}"
-        raise ImageError(f"the digits of `{folder}` do not match: {counts}", hint=MNIST_HINT)
-    if len(set(labels)) != DIGITS or labels.max() >= DIGITS:
-        raise ImageError(f"`{folder}` does not hold the ten digits", hint=MNIST_HINT)
-    border = round(len(labels) * TRAINING_SHARE)
-    parts = {"train": slice(0, border), "validation": slice(border, None), "test": slice(None)}
-    return Glyphs(images[parts[split]], labels[parts[split]])
-
-
-def _read_idx(folder: str, stem: str, magic: int, most: int) -> NDArray[np.uint8]:
-    """Return the array of an idx file of at most that many bytes."""
-    dimensions = magic % 256
-    names = [f"{stem}{mark}idx{dimensions}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
-    paths = [os.path.join(folder, name) for name in names]
-    path = next((each for each in paths if os.path.isfile(each)), None)
-    if path is None:
-        raise ImageError(f"no `{names[0]}` in `{folder}`", hint=MNIST_HINT)
-    head = 4 + 4 * dimensions
-    try:
-        with open_regular(path) as file:
-            packed = file.read(2) == GZIP
-            file.seek(0)
-            data = (gzip.GzipFile(fileobj=file) if packed else file).read(head + most + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ImageError(f"cannot read `{path}`: {first_line(error)}", hint=MNIST_HINT) from error
-    if len(data) < head or struct.unpack(">I", data[:4])[0] != magic:
-        raise ImageError(f"`{path}` is not an idx file of MNIST", hint=MNIST_HINT)
-    shape = struct.unpack(f">{dimensions}I", data[4:head])
-    if len(data) - head != math.prod(shape):
-        raise ImageError(f"`{path}` is truncated or too long", hint=MNIST_HINT)
-    return np.frombuffer(data, np.uint8, offset=head).reshape(shape)
-
-
-Point = tuple[float, float]
-
-
-def _arc(x: float, y: float, wide: float, high: float, start: int, end: int) -> list[Point]:
-    """Return points on an ellipse, clockwise from `start` degrees; 0 is right."""
-    angles = np.radians(np.linspace(start, end, 2 + abs(end - start) // 15))
-    return [(x + wide * math.cos(each), y + high * math.sin(each)) for each in angles]
-
-
-# Each digit as strokes in a box of 1 by 1, y pointing down.
-STROKES: dict[int, list[list[Point]]] = {
-    0: [_arc(0.5, 0.5, 0.3, 0.45, 0, 360)],
-    1: [[(0.34, 0.26), (0.54, 0.06), (0.54, 0.95)]],
-    2: [[*_arc(0.5, 0.31, 0.28, 0.25, 190, 395), (0.2, 0.93), (0.82, 0.93)]],
-    3: [[*_arc(0.46, 0.28, 0.26, 0.22, 205, 440), *_arc(0.46, 0.71, 0.3, 0.23, 280, 510)]],
-    4: [[(0.62, 0.95), (0.62, 0.06), (0.16, 0.66), (0.86, 0.66)]],
-    5: [[(0.78, 0.07), (0.32, 0.07), (0.27, 0.46), *_arc(0.48, 0.66, 0.3, 0.27, 235, 500)]],
-    6: [[(0.7, 0.07), (0.46, 0.2), (0.28, 0.45), *_arc(0.5, 0.69, 0.27, 0.24, 180, 540)]],
-    7: [[(0.18, 0.08), (0.82, 0.08), (0.42, 0.95)]],
-    8: [_arc(0.5, 0.28, 0.23, 0.21, 0, 360), _arc(0.5, 0.71, 0.28, 0.22, 0, 360)],
-    9: [[*_arc(0.5, 0.31, 0.26, 0.24, 0, 360), (0.74, 0.6), (0.56, 0.95)]],
-}
-
-
-@cache
-def draw_glyphs(split: Split) -> Glyphs:
-    """Draw digits of random slant, stretch and thickness; every split has its own."""
-    random = np.random.default_rng((SIDE, SPLITS.index(split)))
-    images = [_draw(strokes, random) for strokes in STROKES.values()]
-    return Glyphs(np.concatenate(images), np.repeat(np.arange(DIGITS, dtype=np.uint8), DRAWN))
-
-
-def _draw(strokes: list[list[Point]], random: np.random.Generator) -> NDArray[np.uint8]:
-    """Return glyphs of one digit, 20 pixels of it in 28 as in MNIST."""
-    pieces = np.array([pair for line in strokes for pair in itertools.pairwise(line)])
-    pieces = np.broadcast_to(pieces - 0.5, (DRAWN, *pieces.shape))  # (glyphs, pieces, 2 ends, x y)
-    turn, shear = random.uniform(-0.2, 0.2, DRAWN), random.uniform(-0.25, 0.25, DRAWN)
-    stretch = random.uniform((0.75, 0.9), (1.1, 1.1), (DRAWN, 2))
-    x, y = np.moveaxis(pieces * stretch[:, None, None], -1, 0)
-    x = x + shear[:, None, None] * y
-    sine, cosine = np.sin(turn)[:, None, None], np.cos(turn)[:, None, None]
-    turned = np.stack([x * cosine - y * sine, x * sine + y * cosine], -1) * 20
-    centre = random.uniform(-1, 1, (DRAWN, 1, 1, 2)) + SIDE / 2
-    return draw_strokes(turned + centre, random.uniform(1.7, 3.4, DRAWN))
-
-
-def draw_strokes(pieces: NDArray[Any], thickness: NDArray[Any]) -> NDArray[np.uint8]:
-    """Draw straight pieces (pictures, pieces, 2 ends, x and y) with round ends, bright on black.
-
-    The brightness of a pixel follows from its distance to the nearest piece.
-    """
-    row = np.arange(SIDE, dtype=np.float32) + np.float32(0.5)
-    nearest = np.full((len(pieces), SIDE, SIDE), np.inf, np.float32)  # squared distances
-    for piece in np.moveaxis(pieces.astype(np.float32), 1, 0):  # (pictures, 2 ends, x and y)
-        start_x, start_y = piece[:, 0, 0, None], piece[:, 0, 1, None]
-        along_x, along_y = piece[:, 1, 0, None] - start_x, piece[:, 1, 1, None] - start_y
-        square = np.maximum(along_x**2 + along_y**2, np.float32(1e-9))
-        right, down = row - start_x, row - start_y  # (pictures, side)
-        part = (right * along_x / square)[:, None, :] + (down * along_y / square)[..., None]
-        np.clip(part, 0, 1, out=part)
-        away = (right[:, None, :] - part * along_x[..., None]) ** 2
-        away += (down[..., None] - part * along_y[..., None]) ** 2
-        np.minimum(nearest, away, out=nearest)
-    covered = np.clip(thickness[:, None, None] / 2 - np.sqrt(nearest) + 0.5, 0, 1)
-    return np.rint(255 * covered).astype(np.uint8)
-
-
-def draw_noise(random: np.random.Generator) -> NDArray[np.uint8]:
-    """Return strokes of two thin lines from corners at random angles, of uneven brightness."""
-    angle = np.tan(random.uniform(0, np.pi / 2.5, (NOISE_KINDS, 2)))  # (strokes, lines)
-    reach = np.minimum(SIDE, SIDE / np.maximum(angle, 1e-6))
-    ends = np.stack([np.stack([reach * angle, reach], -1)], 2)  # (strokes, lines, 1, x and y)
-    lines = np.concatenate([np.zeros_like(ends), ends], 2)
-    mirrored = random.random((NOISE_KINDS, 1)) < 0.5
-    lines[:, 1, :, 0] = np.where(mirrored, SIDE - lines[:, 1, :, 0], lines[:, 1, :, 0])
-    strokes = draw_strokes(lines, np.ones(NOISE_KINDS)) > 127  # hard edges, one pixel wide
-    return np.where(strokes, random.integers(204, 256, strokes.shape), 0).astype(np.uint8)

@@ -1,6 +1,5 @@
 """Scenes composed of labelled tiles."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -10,18 +9,18 @@ from numpy.typing import NDArray
 
 from tnetcli.config import SPLITS
 from tnetcli.data.config import LandscapeConfig, TilesConfig
-from tnetcli.errors import ManifestError, RecipeError
+from tnetcli.errors import RecipeError
 from tnetcli.geometry import Size, Window
-from tnetcli.readers.base import Box
-from tnetcli.readers.pyramid import CHUNK_SAMPLES
-from tnetcli.readers.resample import AreaMean, chunks, place
-from tnetcli.readers.watch import ForkSafeLock
-from tnetcli.synth.scene import PIXEL, Scene
+from tnetcli.readers.base import Block, Box, Cost, ImageInfo, Level
+from tnetcli.readers.pyramid import LevelReader
 from tnetcli.synth.tiles import TileSet
 
 # A window shows a site if it holds this fraction of it, or is filled to this fraction by it.
 LEAST_OF_SITE, LEAST_OF_WINDOW = 1 / 2, 1 / 4
 AMBIGUOUS = -1
+COARSEST = 64  # pixels along a side of the coarsest level, about
+PIXEL = Size(1, 1)  # the block size: only the requested pixels are drawn
+BAND_NAMES = {1: ("1",), 3: ("red", "green", "blue")}
 FIELDS = (2, 4)  # least and most background classes in a scene
 FIELD_POINTS = (3, 8)  # random points per side that a field is interpolated from
 EDGE_NOISE = 0.15  # roughens the edges of fields
@@ -51,29 +50,22 @@ class LandscapeMaker:
         self.split = split
         self.landscape = landscape
         self.tile_classes = (*landscape.background, *landscape.sites)
-        self._check()
-        self._members = [tiles.chosen(split, name) for name in self.tile_classes]
-        for name, members in zip(self.tile_classes, self._members, strict=True):
-            if not len(members):
-                raise ManifestError(
-                    f"`{tiles.path}` has no tile of `{name}` for {split}",
-                    hint="add tiles, or assign splits in index.csv",
-                )
-        self._appearances: dict[int, NDArray[np.float32]] = {}
-        self._similar: dict[tuple[int, int], NDArray[np.intp]] = {}
-
-    def _check(self) -> None:
-        missing = [name for name in self.tile_classes if name not in self.tiles.classes]
+        known = [name for name in self.tile_classes if name in tiles.classes]
+        self._members = [tiles.chosen(split, name) for name in known]
+        missing = set(self.tile_classes) - set(known)
+        missing |= {name for name, some in zip(known, self._members, strict=True) if not len(some)}
         if missing:
             raise RecipeError(
-                f"`{self.tiles.path}` has no tiles of `{', '.join(missing)}`",
-                hint=f"there are: {', '.join(self.tiles.classes)}",
+                f"`{tiles.path}` has no tiles of `{', '.join(sorted(missing))}` for {split}",
+                hint=f"there are tiles of {', '.join(tiles.classes)}; index.csv assigns splits",
             )
-        if self.landscape.size < self.tiles.side:
+        if landscape.size < tiles.side:
             raise RecipeError(
-                f"a scene of `{self.landscape.size}` pixels a side is smaller than a tile",
-                hint=f"tiles have {self.tiles.side}: raise data.landscape.size",
+                f"a scene of `{landscape.size}` pixels a side is smaller than a tile",
+                hint=f"tiles have {tiles.side} pixels a side: raise the size",
             )
+        self._appearances: dict[int, NDArray[np.float32]] = {}
+        self._similar: dict[tuple[int, int], NDArray[np.intp]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.tiles, self.split, self.landscape)
@@ -106,14 +98,14 @@ class LandscapeMaker:
         label = labels[0] if len(labels) == 1 else ""
         tiles = self._choose_tiles(random, kinds)
         turns = random.integers(8, size=kinds.shape, dtype=np.uint8)
-        if not training:
-            return Composition(label, kinds, tiles, turns, shift, tuple(sites), None)
-        gain = 1 + rules.gain * random.uniform(-1, 1)
-        gains = gain * (1 + rules.channel_gain * random.uniform(-1, 1, self.tiles.bands))
-        offset = WHITE * rules.offset * random.uniform(-1, 1)
-        return Composition(
-            label, kinds, tiles, turns, shift, tuple(sites), gains.astype(np.float32), offset
-        )
+        gains: NDArray[np.float32] | None = None
+        offset = 0.0
+        if training:
+            gain = 1 + rules.gain * random.uniform(-1, 1)
+            varied = gain * (1 + rules.channel_gain * random.uniform(-1, 1, self.tiles.bands))
+            gains = varied.astype(np.float32)
+            offset = WHITE * rules.offset * random.uniform(-1, 1)
+        return Composition(label, kinds, tiles, turns, shift, tuple(sites), gains, offset)
 
     def _labels(self, random: np.random.Generator, crowd: TilesConfig | None) -> list[str]:
         """Return one label, or the classes of several sites."""
@@ -168,12 +160,12 @@ class LandscapeMaker:
 
     def _like(self, kind: int, anchor: int) -> NDArray[np.intp]:
         """Return the tiles of a class most similar to one of it, by mean colour and contrast."""
+        if kind not in self._appearances:
+            level = next(each for each in self.tiles.levels if each.shape[1] <= CONTRAST_SIDE)
+            small = level[self._members[kind]].astype(np.float32)  # (members, side, side, bands)
+            both = np.concatenate([small.mean((1, 2)), small.std((1, 2))], 1)
+            self._appearances[kind] = both  # (members, 2 * bands)
         if (kind, anchor) not in self._similar:
-            if kind not in self._appearances:
-                level = next(each for each in self.tiles.levels if each.shape[1] <= CONTRAST_SIDE)
-                small = level[self._members[kind]].astype(np.float32)  # (n, side, side, bands)
-                both = np.concatenate([small.mean((1, 2)), small.std((1, 2))], 1)
-                self._appearances[kind] = both  # (members, 2 * bands)
             appearances = self._appearances[kind]
             distance = np.square(appearances - appearances[anchor]).sum(1)
             nearest = np.argsort(distance, kind="stable")[: self.landscape.neighbours]
@@ -181,47 +173,61 @@ class LandscapeMaker:
         return self._similar[kind, anchor]
 
 
-class LandscapeScene(Scene):
-    """A scene of tiles, with the true classes under any window."""
+class LandscapeScene(LevelReader):
+    """A scene that is drawn where it is read, with the true classes under any window.
+
+    Every pixel is valid. `boxes` are the sites.
+    """
+
+    name = "scene"
 
     def __init__(
         self, maker: LandscapeMaker, seed: int, training: bool, crowd: TilesConfig | None = None
     ) -> None:
         self._made = (maker, seed, training, crowd)
-        self._tiles = maker.tiles
+        self._tiles = tiles = maker.tiles
         self._rules = maker.landscape
         self._kinds = len(maker.tile_classes)
         self.composition = composition = maker.compose(seed, training=training, crowd=crowd)
-        side, (x, y) = maker.tiles.side, composition.shift
-        boxes = []
-        for _, site in composition.sites:
-            width = float(site.width * side)
-            left, top = float(site.left * side - x), float(site.top * side - y)
-            boxes.append(Window(left, top, width, width))
-        super().__init__(
-            f"{maker.tiles.path}#{maker.split}-{seed}",
-            Size(self._rules.size, self._rules.size),
-            label=composition.label,
-            boxes=boxes,
-            bands=maker.tiles.bands,
+        self.path = f"{tiles.path}#{maker.split}-{seed}"
+        self.label = composition.label
+        side, (x, y) = tiles.side, composition.shift
+        self.boxes = tuple(
+            Window(float(at.left * side - x), float(at.top * side - y), width, width)
+            for at, width in ((at, float(at.width * side)) for _, at in composition.sites)
         )
-        # Scenes start at half tiles, so tiles need two pixels a side; coarser levels are averaged.
-        self._last_gathered = min(len(maker.tiles.levels) - 2, len(self.info.levels) - 1)
-        self._coarse: list[NDArray[np.uint8]] | None = None
-        self._making = ForkSafeLock()
+        size = Size(self._rules.size, self._rules.size)
+        levels = [Level(size, 1.0, 1.0, PIXEL)]
+        # Scenes start at half tiles, so that tiles need two pixels a side.
+        for scale in (2**each for each in range(1, len(tiles.levels) - 1)):
+            if size.width >= scale * COARSEST:
+                smaller = Size(-(-size.width // scale), -(-size.height // scale))
+                levels.append(Level(smaller, float(scale), float(scale), PIXEL, full=size))
+        names = BAND_NAMES.get(tiles.bands, tuple(str(band + 1) for band in range(tiles.bands)))
+        self.info = ImageInfo(tuple(levels), names, np.dtype("uint8"))
+        self._start()
+        self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LandscapeScene, self._made
 
-    def draw(self, level: int, box: Box) -> NDArray[Any]:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the image is closed")
+
+    def close(self) -> None:
+        """End reading; reading afterwards is an error."""
+        self._closed = True
+
+    def _obtain(self, level: int, box: Box) -> Block:
+        return Block(self.draw(box, level), None, Cost(box.width * box.height))
+
+    def draw(self, box: Box, level: int = 0) -> NDArray[np.uint8]:
         """Return (height, width, bands) of the pixels of `level` in `box`.
 
         A pixel that reaches past the edge of the scene is the mean over its whole tile area.
         """
-        if level <= self._last_gathered:
-            return self._shade(self._gather(level, box))
-        stored = self._averaged()[level - self._last_gathered - 1]
-        return self._shade(stored[box.top : box.bottom, box.left : box.right])
+        return self._shade(self._gather(level, box))
 
     def _gather(self, level: int, box: Box) -> NDArray[np.uint8]:
         """Take each pixel from its turned tile."""
@@ -263,28 +269,6 @@ class LandscapeScene(Scene):
         np.rint(lines, out=lines)
         np.clip(lines, 0, WHITE, out=lines)
         return lines.astype(np.uint8).reshape(values.shape)
-
-    def _averaged(self) -> Sequence[NDArray[np.uint8]]:
-        """Return the levels that are too coarse to be gathered; averaged once and kept."""
-        with self._making:
-            if self._coarse is None:
-                self._coarse = self._average()
-            return self._coarse
-
-    def _average(self) -> list[NDArray[np.uint8]]:
-        source, *coarser = self.info.levels[self._last_gathered :]
-        means = []
-        for level in coarser:
-            size, scale = level.size, level.scale_x
-            all_of_it = place(Window(0, 0, size.width * scale, size.height * scale), source, size)
-            assert all_of_it is not None
-            means.append(AreaMean(all_of_it, len(self.bands), self.dtype))
-        whole = Box(0, 0, source.size.width, source.size.height)
-        for part in chunks(whole, PIXEL, CHUNK_SAMPLES // len(self.bands)):
-            values = self._gather(self._last_gathered, part)
-            for mean in means:
-                mean.add(part, values, None)
-        return [mean.finish().values.transpose(1, 2, 0).copy() for mean in means]
 
     def fractions(self, window: Window, cells: int) -> NDArray[np.float32]:
         """Return the fraction of each tile class in cells x cells parts of a window.

@@ -4,14 +4,12 @@ import csv
 import hashlib
 import io
 import os
-import struct
 import weakref
 import zipfile
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +22,35 @@ from tnetcli.errors import ManifestError
 from tnetcli.files import Archive, open_regular
 from tnetcli.readers.image import PILLOW_FAILURES, WITH_ALPHA, decode_jpeg
 from tnetcli.readers.pyramid import content_stamp
-from tnetcli.text import first_line, format_bytes, join_some, shorten
+from tnetcli.text import first_line, join_some, shorten
 
 TRAIN_BELOW, VALIDATION_BELOW = 0.7, 0.85  # of the hash of a name
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 INDEX = "index.csv"
-MOST_BYTES = 2**24  # of a tile's file
-MOST_INDEX_BYTES = 2**28
+MOST_BYTES = 2**24  # of a file
 MAX_DEPTH = 6  # folders; links may form a loop
 MOST_NAMED = 5
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
 # Pillow's mode and the 8-bit mode that it is converted to.
-MODES = {"L": "L", "RGB": "RGB", "1": "L", "P": "RGB", "YCbCr": "RGB", "CMYK": "RGB"}
-OPAQUE_MODES = {"LA": "L", "RGBA": "RGB"}
+MODES = dict.fromkeys(("1", "L", "LA"), "L")
+MODES |= dict.fromkeys(("P", "RGB", "RGBA", "YCbCr", "CMYK"), "RGB")
 MAX_SIDE = 1024
 AT_ONCE = 64  # tiles
-# RuntimeError: encrypted, or an unknown compression.
-UNREADABLE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError)
-DAMAGED = (*PILLOW_FAILURES, *UNREADABLE, IndexError, KeyError, TypeError, struct.error)
+UNREADABLE = (*PILLOW_FAILURES, zipfile.BadZipFile, csv.Error)
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class TileSet:
     """Square tiles with classes, splits and area pyramids; pickled as a path and read again."""
 
     path: str
     classes: tuple[str, ...]
-    names: tuple[str, ...] = field(repr=False)  # `class/file` of each tile
-    labels: NDArray[np.intp] = field(repr=False)  # (tiles,), indices into classes
-    splits: NDArray[np.intp] = field(repr=False)  # (tiles,), indices into SPLITS
+    names: tuple[str, ...]  # `class/file` of each tile
+    labels: NDArray[np.intp]  # (tiles,), indices into classes
+    splits: NDArray[np.intp]  # (tiles,), indices into SPLITS
     # (tiles, side, side, bands), the side halved down to 1
-    levels: tuple[NDArray[np.uint8], ...] = field(repr=False)
-    stamp: tuple[Any, ...] = field(repr=False)  # of the files that were read
+    levels: tuple[NDArray[np.uint8], ...]
+    stamp: tuple[Any, ...]  # of the files that were read
 
     @property
     def side(self) -> int:
@@ -123,28 +118,24 @@ class Files:
         self._path = path
         self._archive = None if path.is_dir() else Archive(str(path))
         if self._archive is None:
-            self.bytes_of = dict(self._list_folder())
+            self.names = list(self._list_folder())
         else:
-            members = [each for each in self._archive.infolist() if not each.is_dir()]
-            self.bytes_of = {each.filename: each.file_size for each in members}
+            self.names = [each.filename for each in self._archive.infolist() if not each.is_dir()]
 
-    def _list_folder(self) -> Iterator[tuple[str, int]]:
+    def _list_folder(self) -> Iterator[str]:
         for at, folders, names in os.walk(self._path, followlinks=True):
             here = Path(at).relative_to(self._path)
             folders[:] = folders if len(here.parts) < MAX_DEPTH else []
-            for name in names:
-                if os.path.isfile(each := Path(at, name)):
-                    yield (here / name).as_posix(), os.path.getsize(each)
+            yield from ((here / name).as_posix() for name in names if Path(at, name).is_file())
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file; raise OSError if it is longer than `bytes_of`."""
-        most = self.bytes_of[name]
+        """Return the content of a file of at most `MOST_BYTES`."""
         if self._archive is not None:
-            return self._archive.read_part(name, most, 0)
+            return self._archive.read_part(name, MOST_BYTES, 0)
         with open_regular(self._path / name) as file:
-            data = file.read(most + 1)
-        if len(data) > most:
-            raise OSError("it grew while it was read")
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise OSError(f"it has more than {MOST_BYTES:,} bytes")
         return data
 
     def close(self) -> None:
@@ -189,20 +180,16 @@ def _check_problems(path: Path, problems: Mapping[str, str], total: int) -> None
 
 def _find_tiles(path: Path, files: Files) -> dict[str, str]:
     """Return the class of every image: the name of its folder."""
-    images = [name for name in files.bytes_of if _is_image(name)]
+    images = [name for name in files.names if _is_image(name)]
     parents = Counter(_parent(name) for name in images if "/" in name)
     if not parents:
         raise ManifestError(
             f"`{path}` has no images in folders", hint="put the tiles of each class in a folder"
         )
     usual = parents.most_common(1)[0][0]
-    problems = {}
-    for name in images:
-        if "/" not in name or _parent(name) != usual:
-            problems[name] = f"is not in `{usual}CLASS/` as most are"
-        elif files.bytes_of[name] > MOST_BYTES:
-            problems[name] = f"has {format_bytes(files.bytes_of[name])}, too much for a tile"
-    _check_problems(path, problems, len(images))
+    lost = [name for name in images if "/" not in name or _parent(name) != usual]
+    problem = f"is not in `{usual}CLASS/` as most are"
+    _check_problems(path, dict.fromkeys(lost, problem), len(images))
     return {name: name.split("/")[-2] for name in images}
 
 
@@ -211,33 +198,32 @@ def _is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES) and not hidden
 
 
-def _choose_splits(path: Path, files: Files, names: Mapping[str, str]) -> dict[str, Split]:
+def _choose_splits(path: Path, files: Files, names: Collection[str]) -> dict[str, Split]:
     """Return the split of every tile: from an index, or by a hash of its name."""
-    index = _find_index(path, files, names)
+    index = _find_index(path, files, next(iter(names)))
+    hashes = {name: _name_hash(name) for name in names}
     if index is None:
-        hashes = {name: _name_hash(name) for name in names}
-        return {name: SPLITS[(each >= TRAIN_BELOW) + (each >= VALIDATION_BELOW)]
-                for name, each in hashes.items()}  # fmt: skip
-    given = {name: _look_up(index, name) for name in names}
-    problems = {
-        name: f"is not in {INDEX}" if split is None else f"has the split `{shorten(split)}`"
-        for name, split in given.items()
-        if split not in SPLIT_NAMES
-    }
+        return {
+            name: SPLITS[(each >= TRAIN_BELOW) + (each >= VALIDATION_BELOW)]
+            for name, each in hashes.items()
+        }
+    splits, problems = dict[str, Split](), dict[str, str]()
+    for name in names:
+        keys = (name, _short_name(name), name.split("/")[-1])
+        given = next((index[key] for key in keys if key in index), None)
+        if given in SPLIT_NAMES:
+            splits[name] = SPLIT_NAMES[given]
+        else:
+            wrong = given is not None and f"has the split `{shorten(given)}`"
+            problems[name] = wrong or f"is not in {INDEX}"
     _check_problems(path, problems, len(names))
-    splits = {name: SPLIT_NAMES[split] for name, split in given.items() if split is not None}
     if {"validation", "test"} <= set(splits.values()):
         return splits
     # One held-out split is divided into validation and test.
     return {
-        name: split if split == "train" else ("validation" if _name_hash(name) < 0.5 else "test")
+        name: split if split == "train" else ("validation" if hashes[name] < 0.5 else "test")
         for name, split in splits.items()
     }
-
-
-def _look_up(index: Mapping[str, str], name: str) -> str | None:
-    keys = (name, _short_name(name), name.split("/")[-1])
-    return next((index[key] for key in keys if key in index), None)
 
 
 def _name_hash(name: str) -> float:
@@ -246,42 +232,19 @@ def _name_hash(name: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def _find_index(path: Path, files: Files, names: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the splits of the nearest index: beside the classes, above, or beside `path`."""
-    parts = _parent(next(iter(names))).split("/")[:-1]
-    places = ["/".join([*parts[:depth], INDEX]) for depth in range(len(parts), -1, -1)]
-    inside = next((each for each in places if each in files.bytes_of), None)
-    if inside is not None:
-        if files.bytes_of[inside] > MOST_INDEX_BYTES:
-            raise ManifestError(f"`{inside}` of `{path}` is too large", hint="remove it")
-        try:
-            data = files.read(inside)
-        except UNREADABLE as error:
-            raise ManifestError(
-                f"cannot read `{inside}` of `{path}`: {first_line(error)}",
-                hint="repair or remove it",
-            ) from error
-        return _parse_index(f"{path}/{inside}", data)
-    beside = path.parent / INDEX
-    try:
-        with open_regular(beside) as file:
-            data = file.read(MOST_INDEX_BYTES + 1)
-    except OSError:
+def _find_index(path: Path, files: Files, name: str) -> dict[str, str] | None:
+    """Return the splits of the nearest index: beside the classes, or above."""
+    around = _parent(name).split("/")[:-1]
+    places = ("/".join([*around[:depth], INDEX]) for depth in range(len(around), -1, -1))
+    inside = next((each for each in places if each in files.names), None)
+    if inside is None:
         return None
-    if len(data) > MOST_INDEX_BYTES:
-        return None
-    index = _parse_index(str(beside), data)
-    # A file outside may belong to something else.
-    is_ours = index and any(_look_up(index, name) is not None for name in names)
-    return index if is_ours else None
-
-
-def _parse_index(path: str, data: bytes) -> dict[str, str] | None:
     try:
-        rows = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline="")))
-    except (UnicodeDecodeError, csv.Error) as error:
+        text = files.read(inside).decode("utf-8-sig")
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    except UNREADABLE as error:
         raise ManifestError(
-            f"cannot read `{path}`: {first_line(error)}", hint="save it as CSV in UTF-8"
+            f"cannot read `{inside}` of `{path}`: {first_line(error)}", hint="save it as UTF-8 CSV"
         ) from error
     if not rows or not {"file", "split"} <= rows[0].keys():
         return None
@@ -312,8 +275,8 @@ def _decode_all(
             problems[name] = "is not an image that Pillow can open"
         except _UnfitError as error:
             problems[name] = f"has {error}"
-        except DAMAGED as error:
-            problems[name] = f"is damaged: {shorten(first_line(error))}"
+        except UNREADABLE as error:
+            problems[name] = f"cannot be read: {shorten(first_line(error))}"
         else:
             if not shapes:
                 full = np.empty((len(names), *tile.shape), np.uint8)
@@ -335,30 +298,21 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 
 def _decode(data: bytes) -> NDArray[np.uint8]:
-    """Return (side, side, bands) of an image."""
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        width, height = image.size
+    """Return (side, side, bands) of an image, grey or RGB."""
+    with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        width, height = opened.size
         if width != height or width & (width - 1) or not 2 <= width <= MAX_SIDE:
             raise _UnfitError(f"{width} x {height} pixels")
-        if image.format == "JPEG" and image.mode in ("L", "RGB"):
+        if opened.format == "JPEG" and opened.mode in ("L", "RGB"):
             # Twice as fast as Pillow, and damage is an error instead of grey pixels.
-            pixels = decode_jpeg(data, image)
-        else:
-            pixels = np.asarray(_in_8_bits(image))
-    return pixels.reshape(height, width, -1)
-
-
-def _in_8_bits(image: Image.Image) -> Image.Image:
-    """Return the image as grey or RGB."""
-    if "transparency" in image.info and image.mode in WITH_ALPHA:
-        image = image.convert(WITH_ALPHA[image.mode])
-    if image.mode in OPAQUE_MODES:
-        if image.getchannel("A").getextrema() != (255, 255):
+            return decode_jpeg(data, opened).reshape(height, width, -1)
+        is_keyed = "transparency" in opened.info and opened.mode in WITH_ALPHA
+        image = opened.convert(WITH_ALPHA[opened.mode]) if is_keyed else opened
+        if image.mode not in MODES:
+            raise _UnfitError(f"pixels of mode `{image.mode}`")
+        if "A" in image.getbands() and image.getchannel("A").getextrema() != (255, 255):
             raise _UnfitError("transparent pixels")
-        return image.convert(OPAQUE_MODES[image.mode])
-    if image.mode not in MODES:
-        raise _UnfitError(f"pixels of mode `{image.mode}`")
-    return image.convert(MODES[image.mode])
+        return np.asarray(image.convert(MODES[image.mode])).reshape(height, width, -1)
 
 
 def _pyramid(full: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], ...]:

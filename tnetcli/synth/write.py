@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,27 +14,27 @@ from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
-from pydantic import ValidationError
 
-from tnetcli.config import SPLITS, Split
+from tnetcli.config import SPLITS, Split, validate
 from tnetcli.data.config import LandscapeConfig
-from tnetcli.errors import OutputError, UsageError
+from tnetcli.errors import OutputError, RecipeError, UsageError
 from tnetcli.files import open_regular, temporary_folder, write_file
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box
 from tnetcli.readers.pyramid import content_stamp
-from tnetcli.synth.digits import DigitMaker, Digits, check_size, load_glyphs
-from tnetcli.synth.landscape import LandscapeMaker
-from tnetcli.synth.scene import Scene
+from tnetcli.synth.digits import DigitMaker, Digits, DigitScene, check_size
+from tnetcli.synth.glyphs import load_glyphs
+from tnetcli.synth.landscape import LandscapeMaker, LandscapeScene
 from tnetcli.synth.tiles import TileSet, read_tiles
 from tnetcli.text import counted, one_line, parse_json, reason, shorten
 
 Advance = Callable[[float], None]
-SCHEMA = "tnet.synth/1"
+Maker = DigitMaker | LandscapeMaker
+Scene = DigitScene | LandscapeScene
 SUFFIXES = {"cog": ".tif", "png": ".png"}
 SETTINGS, MANIFEST, IMAGES = "synth.json", "manifest.csv", "images"
 COLUMNS = ("path", "label", "split", "id", "group", "box")
-MADE_BY_US = re.compile(r"\d{5,}\.(tif|png)|\.tnet-\w+")
+MADE_BY_US = re.compile(r"synth\.json|manifest\.csv|images/\d{5,}\.(tif|png)")
 MOST_SETTINGS_BYTES = 2**20
 BLOCK = 512
 AT_ONCE = 8  # blocks drawn at a time
@@ -46,7 +45,6 @@ MANY_PIXELS = 2**26
 DRAWING = 0.5  # fraction of the work on a COG before it is copied
 READING = 0.05  # fraction of the work before the first image
 SEEDS_APART = 1000  # seeds tried for one image until its scene has the wanted label
-DISK_HINT = "check the free disk space"
 # An arbitrary place in Slovenia, on the grid of a Sentinel-2 scene.
 CRS, PIXEL_METRES, WEST, NORTH = "EPSG:32633", 10.0, 399_960.0, 5_000_040.0
 # Defaults for EuroSAT.
@@ -106,10 +104,10 @@ class SynthConfig:
 
     def record(self) -> dict[str, Any]:
         """Return everything that decides the pixels, as JSON values without local paths."""
-        is_tiles = isinstance(self.scenes, TileScenes)
-        source = self.scenes.path if isinstance(self.scenes, TileScenes) else self.glyphs
-        kind = "tiles" if is_tiles else "digits"
-        record = {"schema": SCHEMA, "kind": kind, **dataclasses.asdict(self)}
+        kind, source = "digits", self.glyphs
+        if isinstance(self.scenes, TileScenes):
+            kind, source = "tiles", self.scenes.path
+        record = {"schema": "tnet.synth/1", "kind": kind, **dataclasses.asdict(self)}
         record["scenes"].pop("path", None)
         del record["glyphs"]
         if source is not None:
@@ -120,34 +118,14 @@ class SynthConfig:
         return plain
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Counts of the images in the folder."""
-
-    manifest: Path
-    made: int
-    kept: int
-    labels: Mapping[str, int]
-    splits: Mapping[str, int]
-
-    def __str__(self) -> str:
-        kept = f", {self.kept} of them kept" if self.kept else ""
-        labels = ", ".join(f"{label} ({count})" for label, count in sorted(self.labels.items()))
-        splits = ", ".join(f"{count} {split}" for split, count in self.splits.items())
-        return (
-            f"{counted(self.made + self.kept, 'image')}{kept}; {splits}; "
-            f"{counted(len(self.labels), 'class', 'classes')}: {labels}; {self.manifest}"
-        )
-
-
 def synthesise(
     out: Path,
     config: SynthConfig,
     *,
     overwrite: bool = False,
     advance: Advance = lambda fraction: None,
-) -> Summary:
-    """Write the images that are missing in `out`, and the manifest of all.
+) -> str:
+    """Write the images that are missing in `out` and the manifest of all, and describe them.
 
     Each image appears complete or not at all. Raise OutputError if the folder was made with
     other settings.
@@ -163,13 +141,12 @@ def synthesise(
             path = out / IMAGES / f"{name}{SUFFIXES[config.format]}"
             boxes = ";".join(map(_format_box, scene.boxes))
             rows.append((f"{IMAGES}/{path.name}", label, split, name, name, boxes))
-            start = READING + (1 - READING) * (number - 1) / config.images
 
-            def report(fraction: float, start: float = start) -> None:
-                advance(start + (1 - READING) * fraction / config.images)
+            def report(fraction: float, before: int = number - 1) -> None:
+                advance(READING + (1 - READING) * (before + fraction) / config.images)
 
             if not path.exists():
-                write_image(scene, path, report, placed=isinstance(config.scenes, TileScenes))
+                write_image(scene, path, report)
                 made += 1
             report(1.0)
         text = io.StringIO(newline="")
@@ -178,14 +155,16 @@ def synthesise(
     except OSError as error:
         problem = f"cannot write to `{out}`: {reason(error)}"
         raise OutputError(problem, hint="check the permissions and the disk space") from error
-    labels, splits = Counter(row[1] for row in rows), Counter(row[2] for row in rows)
-    return Summary(out / MANIFEST, made, config.images - made, labels, splits)
+    labels, splits = (Counter(row[place] for row in rows) for place in (1, 2))
+    kept = f", {len(rows) - made} of them kept" if made < len(rows) else ""
+    by_split = ", ".join(f"{count} {split}" for split, count in splits.items())
+    by_label = ", ".join(f"{label} ({count})" for label, count in sorted(labels.items()))
+    classes_found = counted(len(labels), "class", "classes")
+    images = f"{counted(len(rows), 'image')}{kept}"
+    return f"{images}; {by_split}; {classes_found}: {by_label}; {out / MANIFEST}"
 
 
-Maker = DigitMaker | LandscapeMaker
-
-
-def _makers(config: SynthConfig, advance: Advance) -> tuple[Sequence[str], dict[Split, Maker]]:
+def _makers(config: SynthConfig, advance: Advance) -> tuple[Sequence[str], Mapping[Split, Maker]]:
     """Return the classes, and a maker of scenes for each split; splits share no pictures."""
     scenes = config.scenes
     used = [split for split, count in zip(SPLITS, config.counts, strict=True) if count]
@@ -193,8 +172,28 @@ def _makers(config: SynthConfig, advance: Advance) -> tuple[Sequence[str], dict[
         glyphs = {split: load_glyphs(config.glyphs, split) for split in used}
         return scenes.labels, {split: DigitMaker(scenes, glyphs[split]) for split in used}
     tiles = read_tiles(Path(scenes.path), advance)
-    landscape = _landscape(scenes, tiles)
-    return landscape.classes, {split: LandscapeMaker(tiles, split, landscape) for split in used}
+    rules = _landscape(scenes, tiles)
+    try:
+        return rules.classes, {split: LandscapeMaker(tiles, split, rules) for split in used}
+    except RecipeError as error:
+        raise UsageError(str(error), hint=error.hint) from error
+
+
+def _landscape(scenes: TileScenes, tiles: TileSet) -> LandscapeConfig:
+    sites, background, known = scenes.sites, scenes.background, tiles.classes
+    if sites is None and background is None:
+        if not {*SITES, *BACKGROUND} <= set(known):
+            raise UsageError(
+                f"--sites is not given, and the classes of `{tiles.path}` are not EuroSAT's",
+                hint=f"give --sites A,B of: {', '.join(known)}",
+            )
+        sites, background = SITES, BACKGROUND
+    if sites is None:
+        sites = tuple(each for each in known if each not in (background or ()))
+    if background is None:
+        background = tuple(each for each in known if each not in sites)
+    rules = {"size": scenes.size, "sites": sites, "background": background}
+    return validate(LandscapeConfig, rules, "cannot compose these tiles", UsageError)
 
 
 def _plan(config: SynthConfig, classes: Sequence[str]) -> Iterator[tuple[Split, str]]:
@@ -208,51 +207,10 @@ def _plan(config: SynthConfig, classes: Sequence[str]) -> Iterator[tuple[Split, 
 
 def _scene(maker: Maker, first_seed: int, label: str) -> Scene:
     if isinstance(maker, DigitMaker):
-        return maker.scene(first_seed, label=label)
-    for seed in range(first_seed, first_seed + SEEDS_APART):
-        scene = maker.scene(seed, training=False)
-        if scene.label == label:
-            return scene
-    raise AssertionError(f"no scene of `{label}`")  # pragma: no cover
-
-
-def _landscape(scenes: TileScenes, tiles: TileSet) -> LandscapeConfig:
-    sites, background = scenes.sites, scenes.background
-    known = ", ".join(tiles.classes)
-    if sites is None and background is None:
-        if not {*SITES, *BACKGROUND} <= set(tiles.classes):
-            raise UsageError(
-                f"--sites is not given, and the classes of `{tiles.path}` are not EuroSAT's",
-                hint=f"give --sites A,B of: {known}",
-            )
-        sites, background = SITES, BACKGROUND
-    if sites is None:
-        sites = tuple(each for each in tiles.classes if each not in (background or ()))
-    if background is None:
-        background = tuple(each for each in tiles.classes if each not in sites)
-    if not sites or not background:
-        raise UsageError(
-            f"no class is left for --{'background' if sites else 'sites'}",
-            hint=f"the classes are: {known}",
-        )
-    missing = [each for each in (*sites, *background) if each not in tiles.classes]
-    if missing:
-        raise UsageError(
-            f"`{tiles.path}` has no tiles of `{shorten(', '.join(missing))}`",
-            hint=f"the classes are: {known}",
-        )
-    if scenes.size < tiles.side:
-        raise UsageError(
-            f"--size is smaller than a tile: `{scenes.size}`",
-            hint=f"tiles have {tiles.side} pixels a side",
-        )
-    try:
-        return LandscapeConfig(size=scenes.size, sites=sites, background=background)
-    except ValidationError as error:
-        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UsageError(
-            f"cannot compose these tiles: {problem}", hint="check --sites and --background"
-        ) from error
+        return maker.scene(first_seed, label)
+    seeds = range(first_seed, first_seed + SEEDS_APART)
+    scenes = (maker.scene(seed, training=False) for seed in seeds)
+    return next(scene for scene in scenes if scene.label == label)
 
 
 def _format_box(window: Window) -> str:
@@ -270,7 +228,9 @@ def prepare_folder(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> 
     before = _read_settings(out / SETTINGS)
     problem = ""
     if overwrite:
-        _clear(out)
+        for each in (*out.glob("*"), *out.glob(f"{IMAGES}/*")):
+            if MADE_BY_US.fullmatch(each.relative_to(out).as_posix()):
+                each.unlink()
     elif before is None and out.exists() and any(out.iterdir()):
         problem = "is not empty, and not made by tnet synth"
     elif before is not None and before != record:
@@ -297,43 +257,22 @@ def _read_settings(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else {}
 
 
-def _clear(out: Path) -> None:
-    """Remove the files of an earlier run, and no others."""
-    for name in (SETTINGS, MANIFEST):
-        (out / name).unlink(missing_ok=True)
-    images = out / IMAGES
-    for each in images.iterdir() if images.is_dir() else ():
-        if MADE_BY_US.fullmatch(each.name):
-            if each.is_dir() and not each.is_symlink():
-                shutil.rmtree(each)
-            else:
-                each.unlink()
-
-
 # --- images -----------------------------------------------------------------------------------
 
 
-def write_image(scene: Scene, path: Path, advance: Advance, *, placed: bool = False) -> None:
-    """Write one image, complete or not at all; `placed` gives a COG a georeference."""
-    from rasterio.errors import RasterioError
-
-    try:
-        with temporary_folder(path, "the image") as folder:
-            made = folder / path.name
-            if path.suffix == SUFFIXES["png"]:
-                write_png(scene, made, advance)
-            else:
-                write_cog(scene, made, advance, placed=placed)
-            with made.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(made, path)
-    except RasterioError as error:
-        problem = f"cannot write `{path.name}`: {one_line(error)}"
-        raise OutputError(problem, hint=DISK_HINT) from error
+def write_image(scene: Scene, path: Path, advance: Advance) -> None:
+    """Write one image, complete or not at all; the suffix of `path` selects the format."""
+    write = write_png if path.suffix == SUFFIXES["png"] else write_cog
+    with temporary_folder(path, "the image") as folder:
+        made = folder / path.name
+        write(scene, made, advance)
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(made, path)
 
 
-def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> None:
-    """Write a cloud-optimised GeoTIFF, georeferenced if `placed`."""
+def write_cog(scene: Scene, path: Path, advance: Advance) -> None:
+    """Write a cloud-optimised GeoTIFF; scenes of tiles are georeferenced."""
     import rasterio
     from affine import Affine
     from rasterio.windows import Window as RasterioWindow
@@ -341,29 +280,29 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
     from tnetcli.readers.cog import build_overviews, copy_as_cog
     from tnetcli.readers.gdal import raise_on_damage
 
-    flat = path.with_name(f"flat-{path.name}")
+    flat, size = path.with_name(f"flat-{path.name}"), scene.size
     profile: dict[str, Any] = {
-        "driver": "GTiff", "width": scene.size.width, "height": scene.size.height,
-        "count": len(scene.bands), "dtype": scene.dtype, "interleave": "pixel",
+        "driver": "GTiff", "width": size.width, "height": size.height,
+        "count": len(scene.bands), "dtype": "uint8", "interleave": "pixel",
         "tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK,
         "compress": "deflate", "zlevel": 1, "bigtiff": "if_safer",
     }  # fmt: skip
-    if placed:
+    if isinstance(scene, LandscapeScene):
         transform = Affine(PIXEL_METRES, 0, WEST, 0, -PIXEL_METRES, NORTH)
         profile |= {"crs": CRS, "transform": transform}
-    with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES), raise_on_damage():
-        with rasterio.open(flat, "w", **profile) as dataset:
-            for part in _parts(scene.size):
-                window = RasterioWindow(part.left, part.top, part.width, part.height)
-                dataset.write(scene.draw(0, part).transpose(2, 0, 1), window=window)
-                advance(DRAWING * (part.top + part.height) / scene.size.height)
-        if scene.size.pixels <= MANY_PIXELS:
-            try:
+    try:
+        with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES), raise_on_damage():
+            with rasterio.open(flat, "w", **profile) as dataset:
+                for part in _parts(size):
+                    window = RasterioWindow(part.left, part.top, part.width, part.height)
+                    dataset.write(scene.draw(part).transpose(2, 0, 1), window=window)
+                    advance(DRAWING * part.bottom / size.height)
+            if size.pixels <= MANY_PIXELS:
                 copy_as_cog(str(flat), str(path))
-            except Exception as error:  # GDAL's own errors, which rasterio does not export
-                problem = f"cannot write `{path.name}`: {one_line(error)}"
-                raise OutputError(problem, hint=DISK_HINT) from error
-    if scene.size.pixels > MANY_PIXELS:
+    except Exception as error:  # GDAL's own errors, which rasterio does not export
+        problem = f"cannot write `{path.name}`: {one_line(error)}"
+        raise OutputError(problem, hint="check the free disk space") from error
+    if size.pixels > MANY_PIXELS:
         reached = DRAWING
 
         def follow(fraction: float) -> None:
@@ -377,10 +316,10 @@ def write_cog(scene: Scene, path: Path, advance: Advance, *, placed: bool) -> No
 
 def write_png(scene: Scene, path: Path, advance: Advance) -> None:
     """Write a PNG, drawn in memory."""
-    pixels = np.empty((scene.size.height, scene.size.width, len(scene.bands)), scene.dtype)
+    pixels = np.empty((scene.size.height, scene.size.width, len(scene.bands)), np.uint8)
     for part in _parts(scene.size):
-        pixels[part.top : part.bottom, part.left : part.right] = scene.draw(0, part)
-        advance(0.9 * (part.top + part.height) / scene.size.height)
+        pixels[part.top : part.bottom, part.left : part.right] = scene.draw(part)
+        advance(0.9 * part.bottom / scene.size.height)
     Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[..., 0]).save(path)
 
 
