@@ -336,4 +336,4 @@ def test_an_abstained_image_is_shown_with_its_reason_and_counted():
     assert shown.startswith("scenes/a.tif: abstained: the classes are too close\n  level 1: river")
     batch = Batch(images=1)
     batch.add(abstained)
-    assert batch.as_lines(1.0)[0] == "1 of 1 image done, 1 abstained"
+    assert batch.summary()[0] == "1 of 1 image done, 1 abstained"

@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -13,25 +12,18 @@ from tnetcli.files import spooled
 
 def merge(
     context: typer.Context,
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Prediction files of one model with the same options; `-` is standard input.",
-            show_default=False,
-            metavar="FILES",
-            readable=False,
-        ),
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Merged file.")],
+    files: list[Path] = typer.Argument(
+        ...,
+        help="Prediction files of one model with the same options; `-` is standard input.",
+        show_default=False,
+        metavar="FILES",
+        readable=False,
+    ),
+    output: Path = typer.Option(..., "--output", "-o", help="Merged file."),
     manifest: Manifest = None,
-    images: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--image",
-            help="Expected image, glob or folder; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    images: list[str] | None = typer.Option(
+        None, "--image", help="Expected image, glob or folder; may be repeated.", show_default=False
+    ),
     recursive: Recursive = False,
     overwrite: Overwrite = False,
 ) -> None:

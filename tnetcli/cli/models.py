@@ -5,7 +5,7 @@ import fnmatch
 import math
 import os
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -41,21 +41,15 @@ USES = {
 
 def models(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE|NAME",
-            help="A .safetensors file or the name of a bundled model.",
-            show_default=False,
-        ),
-    ] = None,
-    backbones: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="List backbones by name, for example 'resnet*'; imports timm.",
-        ),
-    ] = None,
+    model: str | None = typer.Argument(
+        None,
+        metavar="FILE|NAME",
+        help="A .safetensors file or the name of a bundled model.",
+        show_default=False,
+    ),
+    backbones: str | None = typer.Option(
+        None, metavar="PATTERN", help="List backbones by name, for example 'resnet*'; imports timm."
+    ),
     json: Json = False,
 ) -> None:
     """List families, bundled models and backbones, or describe one model."""

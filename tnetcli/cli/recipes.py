@@ -84,10 +84,9 @@ def show_recipe(name: Name) -> None:
 @recipes.command("copy")
 def copy_recipe(
     name: Name,
-    destination: Annotated[
-        str | None,
-        typer.Argument(help="File or folder.", show_default="NAME.yaml", metavar="DEST"),
-    ] = None,
+    destination: str | None = typer.Argument(
+        None, help="File or folder.", show_default="NAME.yaml", metavar="DEST"
+    ),
     overwrite: Overwrite = False,
 ) -> None:
     """Copy a recipe, to edit it and train with it; prints the path of the copy.
