@@ -72,11 +72,11 @@ def test_nothing_is_printed_where_standard_error_is_closed(monkeypatch, capsys):
 def test_a_batch_shows_its_speed_and_the_time_left(capsys, clock):
     batch = Batch(5, resumed=1, start=clock.now)
     with Progress() as shown:
-        shown.begin(batch.fraction)
+        shown.begin(1 / 5)
         batch.done, batch.windows, clock.now = 1, 80, 1040.0
-        shown.advance(batch.fraction, batch.progress())
+        shown.advance(batch.finished / 5, batch.progress())
         clock.now = 1041.0
-        shown.advance(batch.fraction, batch.progress())
+        shown.advance(batch.finished / 5, batch.progress())
     assert capsys.readouterr().err == "2 of 5 images, 2.0 regions/s, 2:00 left\n"
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -50,10 +50,7 @@ COMMANDS = {
         "profile --model default --windows 0,1,4",
     ),
     "pyramid": ("Build overviews with GDAL.", "pyramid scene.tif -o scene-cog.tif"),
-    "recipes": (
-        "List, show and copy the recipes that come with tnet.",
-        "recipes copy own-images",
-    ),
+    "recipes": ("List, show and copy the recipes that come with tnet.", "recipes copy own-images"),
     "synth": (
         "Create labelled synthetic images.",
         "synth out --kind digits --images 100 --size 2048",
@@ -143,16 +140,14 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _tnet(
     context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_show_version,
-            is_eager=True,
-            allow_from_autoenv=False,
-            help="Show the version.",
-        ),
-    ] = False,
+    version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_show_version,
+        is_eager=True,
+        allow_from_autoenv=False,
+        help="Show the version.",
+    ),
     log_format: LogFormat = "text",
 ) -> None:
     show_help_without_command(context)

@@ -58,9 +58,7 @@ def export(
         None, help="Only regions of these levels: `2,3`.", rich_help_panel="Input"
     ),
     root: Path | None = typer.Option(
-        None,
-        help="Folder of images with relative paths.",
-        show_default="the current folder",
+        None, help="Folder of images with relative paths.", show_default="the current folder"
     ),
     allow_remote: bool = typer.Option(
         False, "--allow-remote", help="Fetch images whose path is a URL."

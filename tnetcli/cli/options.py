@@ -10,7 +10,6 @@ import typer
 
 from tnetcli.errors import UsageError
 from tnetcli.files import STANDARD
-from tnetcli.text import did_you_mean
 
 if TYPE_CHECKING:
     from tnetcli.readers.base import ReadOptions
@@ -35,16 +34,17 @@ PANELS = {
 
 
 def _check_reader(name: str | None) -> str | None:
-    if name is not None and name not in (known := _reader_names()):
-        hint = did_you_mean(name, known, f"choose one of: {', '.join(known)}")
-        raise UsageError(f"unknown reader: `{name}`", hint=hint)
+    from tnetcli.readers.detect import READERS  # imports numpy
+
+    if name is not None:
+        READERS.load(name)
     return name
 
 
 def _reader_names() -> list[str]:
-    from tnetcli.readers.detect import READERS  # imports numpy
+    from tnetcli.readers.detect import READERS
 
-    return list(READERS)
+    return READERS.names()
 
 
 def _set_level(level: int, wanted: bool) -> bool:
@@ -70,8 +70,7 @@ Manifest = Annotated[
 ]
 Recursive = Annotated[bool, typer.Option("--recursive", help="Search subfolders too.")]
 NullSeparated = Annotated[
-    bool,
-    typer.Option("-0", help="The list on stdin is separated by NUL characters, not newlines."),
+    bool, typer.Option("-0", help="The list on stdin is separated by NUL characters, not newlines.")
 ]
 ReaderOption = Annotated[
     str | None,
@@ -84,8 +83,7 @@ ReaderOption = Annotated[
     ),
 ]
 Bands = Annotated[
-    str | None,
-    typer.Option(help="Bands in order, by number or name: `4,3,2` or `B04,B03,B02`."),
+    str | None, typer.Option(help="Bands in order, by number or name: `4,3,2` or `B04,B03,B02`.")
 ]
 ReaderOptions = Annotated[
     list[str] | None,
@@ -111,8 +109,7 @@ RecipeChanges = Annotated[
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a recipe key; may be repeated."),
 ]
 Levels = Annotated[
-    int | None,
-    typer.Option(min=1, max=12, help="Number of levels.", show_default="as trained"),
+    int | None, typer.Option(min=1, max=12, help="Number of levels.", show_default="as trained")
 ]
 Keep = Annotated[
     str | None,

@@ -15,7 +15,7 @@ from tnetcli.errors import SomeFailedError, TnetError, UsageError, common_error_
 from tnetcli.files import STANDARD
 from tnetcli.prediction.record import Prediction
 from tnetcli.readers.watch import READ_TIMEOUT, watching
-from tnetcli.text import counted, printable
+from tnetcli.text import counted, join_some, printable
 
 LONGEST = 300  # characters of a line
 MAX_REASONS = 5
@@ -27,10 +27,8 @@ log = logging.getLogger("tnetcli.predict")
 
 def as_text(record: Prediction) -> str:
     """Return the prediction, its levels and its cost in a few lines."""
-    if record.cost is None:
-        reason = record.error.message if record.error else "failed"
-        return printable(f"{record.id}: failed: {reason}", LONGEST)
     cost = record.cost
+    assert cost is not None  # a record that is done has one
     answer = f"abstained: {record.reason}"
     if record.label is not None and record.probability is not None:
         answer = f"{record.label} ({record.probability:.1%})"
@@ -94,16 +92,16 @@ class Batch:
             self.pixels_total += record.cost.pixels_total
 
     @property
-    def fraction(self) -> float:
-        """Return the fraction of the images that are finished."""
-        return (self.resumed + self.done + self.failed) / self.images
+    def finished(self) -> int:
+        """Return the number of images that need no more work."""
+        return self.resumed + self.done + self.failed
 
     def progress(self) -> str:
         """Return how many images are finished, and at which speed."""
         speed = self.windows / max(time.monotonic() - self.start, 1e-9)
         failed = f", {self.failed} failed" if self.failed else ""
-        finished = self.resumed + self.done + self.failed
-        return f"{finished:,} of {counted(self.images, 'image')}, {speed:.1f} regions/s{failed}"
+        images = f"{self.finished:,} of {counted(self.images, 'image')}"
+        return f"{images}, {speed:.1f} regions/s{failed}"
 
     def summary(self) -> list[str]:
         """Return the totals, and the failures by reason."""
@@ -111,7 +109,7 @@ class Batch:
             "abstained": self.abstained,
             "done before": self.resumed,
             "failed": self.failed,
-            "not started": self.images - self.resumed - self.done - self.failed,
+            "not started": self.images - self.finished,
         }
         parts = [f"{self.done:,} of {counted(self.images, 'image')} done"]
         parts += [f"{count:,} {what}" for what, count in counts.items() if count]
@@ -123,9 +121,10 @@ class Batch:
                 f"of the pixels decoded, {self.done / minutes:.3g} images per minute"
             )
         failures = sorted(self.failures.items(), key=lambda each: -len(each[1]))
-        for reason, ids in failures[:MAX_REASONS]:
-            more = ", …" if len(ids) > MAX_NAMED else ""
-            lines.append(f"failed {len(ids)}: {reason} ({', '.join(ids[:MAX_NAMED])}{more})")
+        lines += [
+            f"failed {len(ids)}: {reason} ({join_some(ids, MAX_NAMED)})"
+            for reason, ids in failures[:MAX_REASONS]
+        ]
         if len(failures) > MAX_REASONS:
             lines.append(f"and {counted(len(failures) - MAX_REASONS, 'more reason')}")
         return [printable(line, LONGEST) for line in lines]
@@ -263,7 +262,7 @@ def predict(
 
         def resumed(count: int) -> None:
             batch.resumed = count
-            progress.begin(batch.fraction)
+            progress.begin(count / batch.images)
 
         if part is not None:
             into = "" if file is None else f", into `{file}`"
@@ -294,7 +293,7 @@ def predict(
         with closing(records):
             for record in records:
                 batch.add(record)
-                progress.advance(batch.fraction, batch.progress())
+                progress.advance(batch.finished / batch.images, batch.progress())
                 if output == STANDARD:
                     typer.echo(record.model_dump_json())
                 elif output is None and record.is_done:

@@ -136,11 +136,10 @@ def _profile(
     timing: Timing | None,
 ) -> dict[str, Any]:
     model = counter.model
-    most = _max_followed(model)
-    is_default = {
-        steps_of((count,) if count else ()): False
-        for count in _counts(windows, model, 0 if model.max_levels == 1 else most)
-    }
+    cells = model.grid.rows * model.grid.columns
+    most = min(cells, getattr(model, "max_patches", cells))  # followed per region
+    counts = _counts(windows, model, 0 if model.max_levels == 1 else most)
+    is_default = {steps_of((count,) if count else ()): False for count in counts}
     is_default[steps_of_config(config, model.grid, most=most)] = True
     times: dict[Steps, float] = {}
     measured = None
@@ -181,24 +180,20 @@ def _count_parts(model: "Model") -> dict[str, dict[str, int]]:
     return {name: part._asdict() for name, part in parts.items() if part.total}
 
 
-def _max_followed(model: "Model") -> int:
-    """Return how many cells of one region can be followed."""
-    cells = model.grid.rows * model.grid.columns
-    return min(cells, getattr(model, "max_patches", cells))
-
-
 def _counts(windows: Sequence[int] | None, model: "Model", most: int) -> list[int]:
     """Return the numbers of regions to count with; UsageError for more than `most`."""
     if windows is None:
         return [count for count in DEFAULT_WINDOWS if count <= most]
+    if not most and max(windows):
+        raise UsageError(
+            f"--windows is too large, `{model.family}` has one level: `{max(windows)}`",
+            hint="leave out --windows",
+        )
     if max(windows) > most:
         cells = f"at most {most} patches" if model.grid.proposed_only else f"{most} cells"
-        reason = f"a region has {cells}" if most else f"`{model.family}` has one level"
         raise UsageError(
-            f"--windows is too large, {reason}: `{max(windows)}`",
-            hint="set traversal.levels and traversal.keep of a recipe for more levels"
-            if most
-            else "leave out --windows",
+            f"--windows is too large, a region has {cells}: `{max(windows)}`",
+            hint="set traversal.levels and traversal.keep of a recipe for more levels",
         )
     if max(windows) > MAX_VIEWS:
         raise UsageError(

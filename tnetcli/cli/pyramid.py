@@ -1,7 +1,6 @@
 """The `tnet pyramid` command."""
 
 from pathlib import Path
-from typing import Literal
 
 import typer
 
@@ -24,11 +23,6 @@ def pyramid(
     in_place: bool = typer.Option(
         False, "--in-place", help="Write the overviews into the TIFF itself."
     ),
-    resampling: Literal["average", "nearest", "mode"] | None = typer.Option(
-        None,
-        help="Resampling of the overviews.",
-        show_default="average; nearest for an image with a palette",
-    ),
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -38,7 +32,6 @@ def pyramid(
             str(image),
             output=None if output is None else str(output),
             in_place=in_place,
-            resampling=resampling,
             overwrite=overwrite,
             advance=progress.advance,
         )

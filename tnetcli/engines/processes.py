@@ -14,13 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 
 from tnetcli.engines.local import Item, Result, Work
-from tnetcli.readers.watch import (
-    has_left_behind,
-    hurry,
-    is_hurried,
-    leave_behind,
-    wait_until_stuck,
-)
+from tnetcli.readers.watch import has_left_behind, hurry, is_hurried, leave_behind, wait_until_stuck
 
 AHEAD = 2  # batches per process: one runs, one is queued
 POLL = 0.25  # seconds between two checks of `should_stop`
