@@ -68,7 +68,7 @@ def test_records_go_to_standard_output(folder, whole):
     assert json.loads(line)["label"] == whole["03.tif"]["label"]
 
 
-@pytest.mark.parametrize("options", [["--batch-size", "1"], ["--batch-size", "5", "--workers", 3]])
+@pytest.mark.parametrize("options", [["--batch-size", "1"], ["--batch-size", "5", "--workers", 2]])
 def test_predictions_do_not_depend_on_the_execution(folder, whole, tmp_path, options):
     out = tmp_path / "a.jsonl"
     assert predict(folder, folder / "images", "--recursive", "-o", out, *options).returncode == 0
