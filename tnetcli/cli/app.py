@@ -103,11 +103,13 @@ class _LazyGroup(TyperGroup):
 def load_command(name: str) -> Any:
     """Import a command's module and return its Click command."""
     found = getattr(import_module(f"tnetcli.cli.{name}"), name)
-    if isinstance(found, typer.Typer):
-        return get_command(found)
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
     summary, example = COMMANDS[name]
     epilog = f"Example:\n\n    tnet {example}"
+    if isinstance(found, typer.Typer):
+        group = get_command(found)
+        group.help, group.epilog = summary, epilog
+        return group
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, cls=_Command, short_help=summary, epilog=epilog)(found)
     command = get_command(single)
     for parameter in command.params:

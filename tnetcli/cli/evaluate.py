@@ -23,7 +23,7 @@ def evaluate(
     data: Path = typer.Option(
         ...,
         metavar="MANIFEST|FOLDER|RECIPE",
-        readable=False,
+        readable=False,  # reading it raises an error with a hint
         help="CSV with columns `path` and `label`, a folder of class folders, or a recipe.",
     ),
     split: Literal["train", "validation", "test"] = typer.Option(

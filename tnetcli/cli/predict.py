@@ -297,7 +297,7 @@ def predict(
                 if output == STANDARD:
                     typer.echo(record.model_dump_json())
                 elif output is None and record.is_done:
-                    typer.echo(as_text(record))
+                    print(as_text(record), flush=True)
                 if record.error is not None and len(named) > 1:  # a single one is the error
                     log.warning("%s failed: %s", record.id, record.error.message)
         if len(named) > 1 or output is not None:

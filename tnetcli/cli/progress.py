@@ -100,9 +100,13 @@ class Progress:
             from rich.table import Column
 
             text = TextColumn("{task.description}", markup=False, table_column=Column())
-            console = Console(stderr=True)
+            # Data on the same terminal is printed above the bar, other data is left alone.
             self._bar = Bar(
-                BarColumn(), text, console=console, transient=True, redirect_stdout=False
+                BarColumn(),
+                text,
+                console=Console(stderr=True),
+                transient=True,
+                redirect_stdout=sys.stdout.isatty(),
             )
             self._task = self._bar.add_task(self._title, total=1.0)
             self._bar.start()
