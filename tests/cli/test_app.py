@@ -6,7 +6,6 @@ import warnings
 
 import numpy as np
 import pytest
-from typer.main import get_command
 
 from tests.commands import tnet
 from tests.images import noise, write_geotiff
@@ -26,8 +25,7 @@ SHARED = {
 
 
 def commands():
-    group = get_command(cli_app.app)
-    found = {name: group.get_command(None, name) for name in cli_app.COMMANDS}
+    found = {name: cli_app.load_command(name) for name in cli_app.COMMANDS}
     return found | found.pop("recipes").commands
 
 
@@ -209,7 +207,7 @@ def test_a_closed_standard_output_is_an_error(monkeypatch, capsys):
 @pytest.mark.parametrize(("level", "count"), [(logging.INFO, 0), (logging.DEBUG, 3)])
 def test_messages_of_libraries_are_shown_only_for_debugging(monkeypatch, level, count):
     def body():
-        progress.show_log(level)
+        progress.show_log(level, as_json=False)
         cli_app.log_libraries()
         warnings.simplefilter("always")
         np.array([1e300]).astype(np.float32)

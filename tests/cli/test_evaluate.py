@@ -33,6 +33,9 @@ def folder(tmp_path_factory):
     return folder
 
 
+PLAIN = ("--no-random", "--no-oracle", "--levels", "1")
+
+
 def evaluate(folder, *arguments, data="a.csv", **environment):
     common = ("--model", folder / "m.safetensors", "--data", folder / data, "--device", "cpu")
     return tnet("evaluate", *common, "--threads", "1", *arguments, **environment)
@@ -55,14 +58,14 @@ def test_results_are_printed_even_if_they_cannot_be_written(folder, tmp_path, mo
         raise OutputError("no space left")
 
     monkeypatch.setattr("tnetcli.cli.evaluate.write_file", is_full)
-    done = evaluate(folder, "-o", tmp_path / "a.json", "--no-random", "--no-oracle")
+    done = evaluate(folder, "-o", tmp_path / "a.json", *PLAIN)
     assert done.returncode == 7
     assert "accuracy" in done.stdout
 
 
 def test_json_is_the_content_of_the_file(folder, tmp_path):
     output = tmp_path / "a.json"
-    done = evaluate(folder, "--json", "-o", output, "--seed", 3)
+    done = evaluate(folder, "--json", "-o", output, "--seed", 3, *PLAIN)
     assert done.returncode == 0
     assert done.stdout == output.read_text()
     assert json.loads(done.stdout)["seed"] == 3
@@ -90,12 +93,12 @@ def test_an_existing_file_is_replaced_only_with_overwrite(folder, tmp_path):
     output.write_text("mine")
     done = evaluate(folder, "-o", output)
     assert (done.returncode, done.stdout, output.read_text()) == (7, "", "mine")
-    assert evaluate(folder, "-o", output, "--overwrite").returncode == 0
+    assert evaluate(folder, "-o", output, "--overwrite", *PLAIN).returncode == 0
     assert json.loads(output.read_text())["images"] == 4
 
 
 def test_failed_images_end_with_8(folder):
-    done = evaluate(folder, "--json", data="some.csv")
+    done = evaluate(folder, "--json", *PLAIN, data="some.csv")
     assert done.returncode == 8
     record = json.loads(done.stdout)
     assert record["images"] == 1

@@ -46,10 +46,10 @@ def error_lines(done, code):
     return done.stderr
 
 
-def test_the_list_shows_families_models_backbones_and_usage():
+def test_the_list_shows_families_models_and_backbones():
     done = tnet("models")
     assert (done.returncode, done.stderr) == (0, "")
-    for part in (*FAMILIES, *BACKBONES, "bundled models", "tnet profile", "--backbones"):
+    for part in (*FAMILIES, *BACKBONES, "bundled models", "--backbones"):
         assert part in done.stdout
     lines = done.stdout.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("  anchornet "))

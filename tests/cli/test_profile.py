@@ -50,7 +50,16 @@ def test_a_shipped_recipe_is_shown_as_text():
 
 def test_a_checkpoint_wins_over_a_recipe_in_the_environment(tmp_path):
     path = write_tiny(tmp_path / "model.safetensors")
-    done = tnet("profile", "--model", path, "--repeats", 1, TNET_PROFILE_RECIPE="ignored.yaml")
+    done = tnet(
+        "profile",
+        "--model",
+        path,
+        "--repeats",
+        1,
+        "--windows",
+        0,
+        TNET_PROFILE_RECIPE="ignored.yaml",
+    )
     assert done.returncode == 0, done.stderr
     assert "1+2+2" in done.stdout
     assert "median of 1 run after a warm-up" in done.stdout
@@ -173,14 +182,16 @@ def test_anchornet_is_limited_to_the_patches_it_proposes(tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_other_precisions_can_be_measured(recipe, precision):
-    found = profile_recipe(recipe, windows=[1], timing=Timing("cpu", precision, 1))
+def test_other_precisions_can_be_measured(tmp_path, precision):
+    path = tmp_path / "a.yaml"
+    path.write_text("model: {family: whole, classes: 2, backbone: compact, view_size: 32}\n")
+    found = profile_recipe(path, windows=[0], timing=Timing("cpu", precision, 1))
     assert found["measured"]["precision"] == precision
 
 
 @pytest.mark.parametrize(("family", "expected"), [("tnet", [1, 2, 2]), ("whole", [1])])
 def test_a_checkpoint_is_profiled_with_its_own_traversal(tmp_path, family, expected):
     path = write_tiny(tmp_path / "model.safetensors", family)
-    found = profile_checkpoint(str(path), timing=Timing("cpu", "fp32", 1))
+    found = profile_checkpoint(str(path), windows=[0], timing=Timing("cpu", "fp32", 1))
     assert (expected, True) in rows(found, "views")
     assert (found["bands"], found["classes"]) == (4, 3)

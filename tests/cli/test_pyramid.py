@@ -14,7 +14,7 @@ SIDE = 1024
 
 @pytest.fixture
 def flat(tmp_path):
-    return write_geotiff(tmp_path / "flat.tif", noise((SIDE, SIDE)))
+    return write_geotiff(tmp_path / "flat.tif", noise((SIDE, SIDE), 1))
 
 
 def whole_view(path, side=256):
@@ -29,7 +29,7 @@ def test_overviews_are_written_beside_the_unchanged_image(flat):
     assert flat.read_bytes() == before
     overviews, view = whole_view(flat)
     assert overviews == (2.0, 4.0)
-    expected = area_average(noise((SIDE, SIDE)), 4)
+    expected = area_average(noise((SIDE, SIDE), 1), 4)
     assert np.abs(view.values.astype(int) - expected).mean() < 1
 
 
@@ -53,7 +53,9 @@ def test_a_cog_can_be_written_instead(flat, tmp_path):
 def test_the_mask_gets_overviews_too(tmp_path, external):
     mask = np.zeros((SIDE, SIDE), bool)
     mask[:, : SIDE // 2] = True
-    path = write_geotiff(tmp_path / "a.tif", noise((SIDE, SIDE)), mask=mask, external_mask=external)
+    path = write_geotiff(
+        tmp_path / "a.tif", noise((SIDE, SIDE), 1), mask=mask, external_mask=external
+    )
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     assert tnet("pyramid", path).returncode == 0
     overviews, view = whole_view(path)
@@ -108,7 +110,7 @@ def test_an_impossible_request_is_an_error_with_a_hint(flat, tmp_path, arguments
 
 
 def test_a_damaged_image_leaves_nothing_behind(tmp_path):
-    path = write_geotiff(tmp_path / "a.tif", noise((SIDE, SIDE)))
+    path = write_geotiff(tmp_path / "a.tif", noise((SIDE, SIDE), 1))
     content = bytearray(path.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 5000] = bytes(5000)
     path.write_bytes(content)
@@ -136,7 +138,7 @@ def test_masked_pixels_do_not_bleed_into_overviews(tmp_path, external):
 def test_blocks_never_written_are_not_filled_with_zeros(tmp_path, flags):
     written = np.zeros((16, 16), bool)
     written[0, 0] = True
-    write_geotiff(tmp_path / "a.tif", noise((SIDE, SIDE)), sparse=True, written=written)
+    write_geotiff(tmp_path / "a.tif", noise((SIDE, SIDE), 1), sparse=True, written=written)
     done = tnet("pyramid", "a.tif", *flags, cwd=tmp_path)
     assert done.returncode == 3
     assert "nodata" in done.stderr

@@ -16,16 +16,24 @@ LOGIN = f"user:{SECRET}"
 QUERY = f"X-Amz-Date=1&X-Amz-Signature={SECRET}"
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder, log = tmp_path_factory.mktemp("web"), tmp_path_factory.mktemp("log") / "log"
+    write_geotiff(folder / "a.tif", noise((300, 200)), overviews=[2])
+    log.touch()
+    with serving(folder, log) as address:
+        yield address.removeprefix("http://"), log, write_model(log.with_name("m.safetensors"))
+
+
 @pytest.fixture
-def served(tmp_path, tmp_path_factory, monkeypatch):
+def served(server, tmp_path, monkeypatch):
+    host, log, model = server
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GDAL_HTTP_MAX_RETRY", "0")
-    write_model(tmp_path / "m.safetensors")
-    folder, log = tmp_path_factory.mktemp("web"), tmp_path_factory.mktemp("log") / "log"
-    log.touch()
-    write_geotiff(folder / "a.tif", noise((300, 200)), overviews=[2])
-    with serving(folder, log) as address:
-        yield address.removeprefix("http://"), log
+    monkeypatch.setenv("CPL_VSIL_CURL_NON_CACHED", "/vsicurl/")  # each test asks anew
+    (tmp_path / "m.safetensors").write_bytes(model.read_bytes())
+    log.write_text("")
+    return host, log
 
 
 def files_with_the_secret(folder):

@@ -5,8 +5,8 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
+import threading
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from unittest.mock import patch
@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 import yaml
 
+from tests.commands import tnet
 from tests.runs import MODEL, recipe_of, write_images
 from tnetcli.cli.app import main
 from tnetcli.training.recipe import read_recipe
@@ -194,16 +195,6 @@ def test_the_printed_recipe_reads_back_the_same(folder, tmp_path, monkeypatch):
     assert not (folder / "runs" / "printed").exists()
 
 
-def wait_for(condition, process, seconds=100):
-    """Wait until something is so, as long as the process lives."""
-    for _ in range(seconds * 50):
-        if condition():
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    raise AssertionError("it took too long")
-
-
 def rows_of(path):
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -211,30 +202,30 @@ def rows_of(path):
 
 def test_signals_save_the_state_and_a_run_goes_on_from_there(folder, tmp_path):
     output = tmp_path / "run"
-    command = [sys.executable, "-m", "tnetcli", "train", str(folder / "small.yaml"),
-               "-o", str(output), "--set", "stages.0.steps=100000",
+    metrics = output / "metrics.jsonl"
+    command = ["train", folder / "small.yaml", "-o", output, "--set", "stages.0.steps=100000",
                "--set", "training.validate_every=9999"]  # fmt: skip
     done = 0
+
+    def stop_after_two_steps(number):
+        while len(rows_of(metrics)) <= done + 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
     for number, code in ((signal.SIGTERM, 75), (signal.SIGINT, 130)):
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                wait_for(lambda: len(rows_of(output / "metrics.jsonl")) > done + 2, process)  # noqa: B023
-                process.send_signal(number)
-                out, err = process.communicate(timeout=60)
-            finally:
-                process.kill()
-        assert process.returncode == code
-        assert out == ""
+        thread = threading.Thread(target=stop_after_two_steps, args=[number], daemon=True)
+        thread.start()
+        ended = tnet(*command)
+        thread.join()
+        assert (ended.returncode, ended.stdout) == (code, "")
         # The next round does what this one says.
-        words = shlex.split(err.split("resume with: ")[1].splitlines()[0])
+        words = shlex.split(ended.stderr.split("resume with: ")[1].splitlines()[0])
         assert "--resume" in words
-        command = [*command[:3], *words[1:]]
-        steps = [row["step"] for row in rows_of(output / "metrics.jsonl") if "loss" in row]
+        command = words[1:]
+        steps = [row["step"] for row in rows_of(metrics) if "loss" in row]
         assert steps == list(range(1, len(steps) + 1))  # none twice, none left out
         assert len(steps) > done
-        done = len(rows_of(output / "metrics.jsonl"))
+        done = len(rows_of(metrics))
     assert (output / "state.safetensors").exists()
 
 

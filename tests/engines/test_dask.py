@@ -26,11 +26,12 @@ distributed = pytest.importorskip("distributed", reason="needs the extra `dask`"
 pytestmark = pytest.mark.filterwarnings("ignore")  # of distributed, about what we kill on purpose
 
 
-def start(workers):
+def start(workers, *, processes=False):
     return distributed.LocalCluster(
         n_workers=workers,
         threads_per_worker=1,
-        processes=True,
+        processes=processes,
+        protocol="tcp",
         dashboard_address=None,
         silence_logs=logging.CRITICAL,
     )
@@ -38,7 +39,14 @@ def start(workers):
 
 @pytest.fixture(scope="module")
 def local():
-    with start(2) as cluster:
+    """Return a cluster in this process, which takes no time to start."""
+    with start(1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def remote():
+    with start(2, processes=True) as cluster:
         yield cluster
 
 
@@ -48,8 +56,13 @@ def run(local, work, items, *, paths=(), should_stop=never, lost=unexpected):
     return DaskEngine(str(scheduler), paths).map(work, batches, should_stop=should_stop, lost=lost)
 
 
-def test_every_batch_is_done_once_by_a_worker(local):
-    found = list(run(local, process_of, range(12)))
+def test_every_batch_is_done_once(local):
+    assert sorted(run(local, double, range(12))) == singles(*range(0, 24, 2))
+
+
+@pytest.mark.slow
+def test_batches_are_done_by_the_processes_of_the_cluster(remote):
+    found = list(run(remote, process_of, range(12)))
     assert sorted(item for item, _ in found) == list(range(12))
     assert os.getpid() not in {process for _, process in found}
 
@@ -76,19 +89,20 @@ def test_running_batches_are_finished_after_a_stop(local):
 
 @pytest.mark.slow
 def test_an_adaptive_cluster_grows():
-    with start(0) as cluster:
+    with start(0, processes=True) as cluster:
         cluster.adapt(minimum=0, maximum=2, interval="100ms")
         found = list(run(cluster, process_of, range(200)))
     assert sorted(item for item, _ in found) == list(range(200))
     assert len({process for _, process in found}) == 2
 
 
-def test_a_worker_that_does_not_see_a_file_is_named(local, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_worker_that_does_not_see_a_file_is_named(remote, tmp_path, monkeypatch):
     seen_here = tmp_path / "here.tif"
     exists = os.path.exists
     monkeypatch.setattr(os.path, "exists", lambda path: path == str(seen_here) or exists(path))
     with pytest.raises(UsageError, match=r"does not see .*here\.tif") as caught:
-        list(run(local, double, [1], paths=[str(seen_here)]))
+        list(run(remote, double, [1], paths=[str(seen_here)]))
     assert "share" in caught.value.hint
 
 
@@ -119,6 +133,7 @@ def differing(version, missing="", problem=None):
     return inspect
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("worker", "problem"),
     [
@@ -126,10 +141,10 @@ def differing(version, missing="", problem=None):
         (differing("0.1", problem=ModuleNotFoundError("No module named 'tnetcli'")), "cannot do"),
     ],
 )
-def test_a_worker_of_another_environment_is_named(local, monkeypatch, worker, problem):
+def test_a_worker_of_another_environment_is_named(remote, monkeypatch, worker, problem):
     monkeypatch.setattr("tnetcli.engines.dask._inspect", worker)
     with pytest.raises(UsageError, match=problem) as caught:
-        list(run(local, double, [1]))
+        list(run(remote, double, [1]))
     assert "same environment" in caught.value.hint
 
 
@@ -180,7 +195,7 @@ def stuck():
 def test_a_worker_that_does_not_answer_is_not_waited_for(monkeypatch, caplog):
     """It is the scheduler's matter to give its work to others."""
     monkeypatch.setattr("tnetcli.engines.dask.TRANSFER", 0.5)
-    with start(2) as cluster, distributed.Client(cluster) as client:
+    with start(2, processes=True) as cluster, distributed.Client(cluster) as client:
         client.wait_for_workers(2)
         monkeypatch.setattr("tnetcli.engines.dask._inspect", stuck())
         begin, found = time.monotonic(), []
@@ -206,7 +221,7 @@ def test_a_result_that_takes_long_to_come_is_awaited(local, monkeypatch):
 
 @pytest.mark.slow
 def test_a_scheduler_that_is_gone_ends_it():
-    with start(1) as cluster:
+    with start(1, processes=True) as cluster:
         found = run(cluster, nap, [0, 0, 600])
         next(found)
         cluster.close()
@@ -216,9 +231,9 @@ def test_a_scheduler_that_is_gone_ends_it():
 
 
 @pytest.mark.slow
-def test_workers_that_die_lose_only_the_item_that_kills_them(local, tmp_path):
+def test_workers_that_die_lose_only_the_item_that_kills_them(remote, tmp_path):
     work = partial(kill_at, str(tmp_path))
-    found = run(local, work, range(9), lost=negative)
+    found = run(remote, work, range(9), lost=negative)
     assert sorted(found) == singles(-3, 0, 1, 2, 4, 5, 6, 7, 8)
 
 

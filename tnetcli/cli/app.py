@@ -4,11 +4,9 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -16,7 +14,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from tnetcli import __version__
-from tnetcli.cli.options import LogFormat, show_help_without_command
+from tnetcli.cli.options import PANELS, LogFormat, show_help_without_command
 from tnetcli.cli.progress import show_error, show_log, show_problem
 from tnetcli.cli.signals import INTERRUPTED, RUN_AGAIN, Stopped, end_process, install_handlers
 from tnetcli.errors import ImageError, ModelError, OutputError, TnetError
@@ -26,43 +24,40 @@ from tnetcli.text import first_line
 BROKEN_PIPE = 141
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 GDAL_CACHE_MB = "128"
-# Each command with its summary and an example; its module `tnetcli.cli.NAME` is imported on use.
+# Summary and example of each command; its module `tnetcli.cli.NAME` is imported on use.
 COMMANDS = {
-    "doctor": ("Show versions, devices and paths for a bug report.", "tnet doctor"),
+    "doctor": ("Show versions, devices and paths for a bug report.", "doctor"),
     "evaluate": (
         "Evaluate a model on labelled images.",
-        "tnet evaluate --model model.safetensors --data manifest.csv",
+        "evaluate --model model.safetensors --data manifest.csv",
     ),
     "export": (
         "Export predictions as GeoJSON, heat map, figure, HTML or table.",
-        "tnet export predictions.jsonl -o regions.geojson",
+        "export predictions.jsonl -o regions.geojson",
     ),
-    "info": ("Show what a reader finds in images.", "tnet info scene.tif --json"),
+    "info": ("Show what a reader finds in images.", "info scene.tif --json"),
     "merge": (
         "Merge prediction files and list missing images.",
-        "tnet merge part-*.jsonl -o predictions.jsonl",
+        "merge part-*.jsonl -o predictions.jsonl",
     ),
-    "models": ("List models and backbones, or describe one model.", "tnet models default"),
+    "models": ("List models and backbones, or describe one model.", "models default"),
     "predict": (
         "Classify images with recursive hard attention.",
-        "tnet predict scene.tif --levels 3 -o predictions.jsonl",
+        "predict scene.tif --levels 3 -o predictions.jsonl",
     ),
     "profile": (
         "Count parameters and multiplications; measure time per image.",
-        "tnet profile --model default --windows 0,1,4",
+        "profile --model default --windows 0,1,4",
     ),
-    "pyramid": ("Build overviews with GDAL.", "tnet pyramid scene.tif -o scene-cog.tif"),
-    "recipes": (
-        "List, show and copy the recipes that come with tnet.",
-        "tnet recipes copy own-images",
-    ),
+    "pyramid": ("Build overviews with GDAL.", "pyramid scene.tif -o scene-cog.tif"),
+    "recipes": ("List, show and copy the recipes that come with tnet.", "recipes copy own-images"),
     "synth": (
         "Create labelled synthetic images.",
-        "tnet synth out --kind digits --images 100 --size 2048",
+        "synth out --kind digits --images 100 --size 2048",
     ),
     "train": (
         "Train a model from a recipe.",
-        "tnet train own-images.yaml -o run --set stages.0.steps=500",
+        "train own-images.yaml -o run --set stages.0.steps=500",
     ),
 }
 STOP_HINTS = {
@@ -84,12 +79,13 @@ class _Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
+            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            known = (each for each, names in PANELS.items() if parameter.name in names)
+            panel = getattr(parameter, "rich_help_panel", None) or next(known, kind)
             if record := parameter.get_help_record(ctx):
-                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                panel = getattr(parameter, "rich_help_panel", None)
-                panels.setdefault(panel or kind, []).append(record)
-        for name, records in panels.items():
-            with formatter.section(name):
+                panels.setdefault(panel, []).append(record)
+        for panel, records in panels.items():
+            with formatter.section(panel):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -99,38 +95,21 @@ class _Command(TyperCommand):
 class _LazyGroup(TyperGroup):
     """A group that lists commands by their summaries and imports only the one that runs."""
 
-    _is_listing = False
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if self._is_listing or cmd_name not in COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        return load_command(cmd_name)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with self._listing():
-            super().format_commands(ctx, formatter)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        with self._listing():
-            return super().shell_complete(ctx, incomplete)
-
-    @contextmanager
-    def _listing(self) -> Iterator[None]:
-        self._is_listing = True
-        try:
-            yield
-        finally:
-            self._is_listing = False
+    def resolve_command(self, ctx: Any, args: Any) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and load_command(str(name)), rest
 
 
 def load_command(name: str) -> Any:
     """Import a command's module and return its Click command."""
     found = getattr(import_module(f"tnetcli.cli.{name}"), name)
-    if isinstance(found, typer.Typer):
-        return get_command(found)
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
     summary, example = COMMANDS[name]
-    epilog = f"Example:\n\n    {example}"
+    epilog = f"Example:\n\n    tnet {example}"
+    if isinstance(found, typer.Typer):
+        group = get_command(found)
+        group.help, group.epilog = summary, epilog
+        return group
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, cls=_Command, short_help=summary, epilog=epilog)(found)
     command = get_command(single)
     for parameter in command.params:
@@ -163,16 +142,14 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _tnet(
     context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_show_version,
-            is_eager=True,
-            allow_from_autoenv=False,
-            help="Show the version.",
-        ),
-    ] = False,
+    version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_show_version,
+        is_eager=True,
+        allow_from_autoenv=False,
+        help="Show the version.",
+    ),
     log_format: LogFormat = "text",
 ) -> None:
     show_help_without_command(context)
@@ -206,6 +183,7 @@ def log_libraries() -> None:
 
 def run() -> int:
     """Run the command in `sys.argv` and return its exit code; bugs keep their traceback."""
+    show_log(as_json=False)
     if sys.stdout is None:  # the next file to be opened would take its descriptor
         show_problem("cannot write the output: standard output is closed", "add `> /dev/null`")
         return OutputError.exit_code
@@ -213,17 +191,18 @@ def run() -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # its encoding may lack characters
     try:
-        with _raising_broken_pipes():
-            code = _run_command()
-            sys.stdout.flush()
-    except BrokenPipeError:
-        _discard_output()
-        return BROKEN_PIPE
-    except OSError as error:
-        if error.errno not in DISK_FULL:
+        code = _run_command()
+        sys.stdout.flush()
+    except (OSError, SystemExit) as error:
+        # Typer exits with 1 when a pipe is closed.
+        cause = error.__context__ if isinstance(error, SystemExit) else error
+        if not isinstance(cause, OSError) or cause.errno not in (errno.EPIPE, *DISK_FULL):
             raise
-        _discard_output()
-        show_problem(f"cannot write the output: {error.strerror}", "free some disk space")
+        # Python would flush the rest on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if cause.errno == errno.EPIPE:
+            return BROKEN_PIPE
+        show_problem(f"cannot write the output: {cause.strerror}", "free some disk space")
         return OutputError.exit_code
     return code
 
@@ -276,21 +255,3 @@ def _report_stop(stopped: Stopped) -> int:
 
 def _command_name() -> str:
     return next((name for name in sys.argv[1:] if name in COMMANDS), "")
-
-
-@contextmanager
-def _raising_broken_pipes() -> Iterator[None]:
-    """Raise BrokenPipeError where Typer exits with 1 and replaces the streams."""
-    streams = sys.stdout, sys.stderr
-    try:
-        yield
-    except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):
-            sys.stdout, sys.stderr = streams
-            raise end.__context__ from None
-        raise
-
-
-def _discard_output() -> None:
-    """Redirect standard output to null, so that Python does not flush it again on exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,7 +4,9 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
@@ -24,7 +26,7 @@ def doctor(json: Json = False) -> None:
 
     Include the output in bug reports.
     """
-    core, extras = _requirements()
+    extras = _versions()
     facts = {
         "schema": SCHEMA,
         "tnet": __version__,
@@ -32,20 +34,19 @@ def doctor(json: Json = False) -> None:
         "platform": platform.platform(),
         "cores": {"machine": os.cpu_count(), "available": available_cores()},
         "memory": asdict(memory()),
-        "gdal": _gdal(),
-        "devices": _devices(),
+        "gdal": _ask("rasterio", lambda rasterio: [str(rasterio.__gdal_version__)])[0],
+        "devices": _ask("torch", _devices),
         "cache": _cache(),
         "recipes": len(recipe_files()),
-        "libraries": {name: _version(name) for name in core},
-        "extras": {name: {each: _version(each) for each in extras[name]} for name in extras},
+        "libraries": extras.pop("", {}),
+        "extras": {name: extras[name] for name in extras if name not in HIDDEN_EXTRAS},
     }
     print_report(facts, _text, as_json=json)
 
 
-def _requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """Return the names of the required libraries and of those of each extra."""
-    core: list[str] = []
-    extras: dict[str, list[str]] = {}
+def _versions() -> dict[str, dict[str, str | None]]:
+    """Return the versions of the libraries of each extra; "" holds the required ones."""
+    found: dict[str, dict[str, str | None]] = {}
     try:
         lines = requires("tnetcli") or []
     except PackageNotFoundError:  # a source tree that was never installed
@@ -53,37 +54,24 @@ def _requirements() -> tuple[list[str], dict[str, list[str]]]:
     for line in lines:
         name = re.split(r"[^\w.-]", line, maxsplit=1)[0]
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        if extra is None:
-            core.append(name)
-        elif extra[1] not in HIDDEN_EXTRAS:
-            extras.setdefault(extra[1], []).append(name)
-    return core, extras
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            installed = None
+        found.setdefault("" if extra is None else extra[1], {})[name] = installed
+    return found
 
 
-def _version(name: str) -> str | None:
+def _ask(library: str, find: Callable[[Any], list[str]]) -> list[str]:
     try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _gdal() -> str:
-    try:
-        import rasterio
-
-        return str(rasterio.__gdal_version__)
+        return find(import_module(library))
     except Exception as error:  # a broken installation may raise anything
-        return f"cannot import rasterio: {type(error).__name__}: {first_line(error)}"
+        return [f"cannot import {library}: {type(error).__name__}: {first_line(error)}"]
 
 
-def _devices() -> list[str]:
-    try:
-        import torch
-
-        cuda = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
-        return ["cpu", *cuda, *["mps"] * torch.backends.mps.is_available()]
-    except Exception as error:  # a broken installation may raise anything
-        return [f"cannot import torch: {type(error).__name__}: {first_line(error)}"]
+def _devices(torch: Any) -> list[str]:
+    cuda = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
+    return ["cpu", *cuda, *["mps"] * torch.backends.mps.is_available()]
 
 
 def _cache() -> str:
@@ -103,7 +91,7 @@ def _text(facts: dict[str, Any]) -> str:
     lines["devices"] = ", ".join(facts["devices"])
     lines |= {"cache": facts["cache"], "recipes": str(facts["recipes"])}
     lines |= {name: each or "not installed" for name, each in facts["libraries"].items()}
-    for extra, names in facts["extras"].items():
-        versions = [f"{name} {each or 'not installed'}" for name, each in names.items()]
+    for extra, libraries in facts["extras"].items():
+        versions = [f"{name} {each or 'not installed'}" for name, each in libraries.items()]
         lines[f"[{extra}]"] = ", ".join(versions)
     return "\n".join(aligned(lines.items(), indent=""))

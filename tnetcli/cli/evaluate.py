@@ -2,25 +2,12 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tnetcli.cli.options import (
-    Bands,
-    CheckAttention,
-    Crop,
-    Device,
-    Json,
-    Keep,
-    Levels,
-    Overwrite,
-    Quiet,
-    Seed,
-    parse_counts,
-    parse_keep,
-    read_options,
-)
+from tnetcli.cli import options as opt
+from tnetcli.cli.progress import Progress
 from tnetcli.errors import RecipeError, SomeFailedError, UsageError
 from tnetcli.files import check_output, write_file
 from tnetcli.text import counted
@@ -32,52 +19,50 @@ log = logging.getLogger(__name__)
 
 
 def evaluate(
-    model: Annotated[
-        str, typer.Option(envvar="TNET_MODEL", metavar="NAME|FILE", help="Trained model.")
-    ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            metavar="MANIFEST|FOLDER|RECIPE",
-            readable=False,  # reading it raises an error with a hint
-            help="CSV with columns `path` and `label`, a folder of class folders, or a recipe.",
-        ),
-    ],
-    split: Annotated[
-        Literal["train", "validation", "test"],
-        typer.Option(help="Split to evaluate; images without a split belong to `test`."),
-    ] = "test",
-    levels: Levels = None,
-    keep: Keep = None,
-    counts: Annotated[
-        str | None,
-        typer.Option(
-            help="Numbers of regions beside the whole image to score: `0,1,2,4`.",
-            show_default="all, or doubling",
-        ),
-    ] = None,
-    no_random: Annotated[
-        bool, typer.Option("--no-random", help="Skip the comparison with random regions.")
-    ] = False,
-    no_oracle: Annotated[
-        bool, typer.Option("--no-oracle", help="Skip the comparison with regions on true boxes.")
-    ] = False,
-    check_attention: CheckAttention = False,
-    json: Json = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write JSON to this file.")
-    ] = None,
-    confusion: Annotated[
-        Path | None, typer.Option(help="Write the confusion matrix to FILE.png.")
-    ] = None,
-    bands: Bands = None,
-    crop: Crop = None,
-    device: Device = "auto",
-    threads: Annotated[int, typer.Option(min=1, max=256, help="Reading threads.")] = 4,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 8,
-    seed: Seed = 0,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
+    model: str = typer.Option(..., envvar="TNET_MODEL", metavar="NAME|FILE", help="Trained model."),
+    data: Path = typer.Option(
+        ...,
+        metavar="MANIFEST|FOLDER|RECIPE",
+        readable=False,  # reading it raises an error with a hint
+        help="CSV with columns `path` and `label`, a folder of class folders, or a recipe.",
+    ),
+    split: Literal["train", "validation", "test"] = typer.Option(
+        "test", help="Split to evaluate; images without a split belong to `test`."
+    ),
+    levels: opt.Levels = None,
+    keep: opt.Keep = None,
+    counts: str | None = typer.Option(
+        None,
+        help="Numbers of regions beside the whole image to score: `0,1,2,4`.",
+        show_default="all, or doubling",
+    ),
+    no_random: bool = typer.Option(
+        False, "--no-random", help="Skip the comparison with random regions."
+    ),
+    no_oracle: bool = typer.Option(
+        False, "--no-oracle", help="Skip the comparison with regions on true boxes."
+    ),
+    check_attention: bool = typer.Option(
+        False,
+        "--check-attention",
+        help="Also predict with the finest regions hidden and with random regions, to test "
+        "whether the choice of regions matters. Takes five times as long.",
+    ),
+    json: opt.Json = False,
+    output: Path | None = typer.Option(None, "--output", "-o", help="Write JSON to this file."),
+    confusion: Path | None = typer.Option(None, help="Write the confusion matrix to FILE.png."),
+    bands: opt.Bands = None,
+    crop: opt.CropName | None = typer.Option(
+        None,
+        help="Part of the image to read: the boxes of the manifest, or boxes with context.",
+        show_default="as trained",
+    ),
+    device: opt.Device = "auto",
+    threads: int = typer.Option(4, min=1, max=256, help="Reading threads."),
+    batch_size: opt.BatchSize = 8,
+    seed: opt.Seed = 0,
+    overwrite: opt.Overwrite = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Evaluate a model on labelled images: accuracy by number of regions, hit rate, cost.
 
@@ -86,7 +71,6 @@ def evaluate(
 
     Exit code 8: some images could not be read; 3: none could.
     """
-    from tnetcli.cli.progress import progress_bar
     from tnetcli.evaluation.evaluate import evaluate as run
     from tnetcli.evaluation.report import as_json, as_text, draw_confusion
 
@@ -103,25 +87,24 @@ def evaluate(
         if section is None:
             raise RecipeError(f"recipe `{data}` has no section `data`", hint="give a manifest")
         source = section
-    scored = None if counts is None else parse_counts(counts, "--counts", example="0,1,4", least=0)
-    with progress_bar("evaluating", quiet=quiet) as advance:
+    with Progress("evaluating") as progress:
         found = run(
             model,
             source,
             split=split,
             levels=levels,
-            keep=None if keep is None else parse_keep(keep),
-            counts=scored,
+            keep=opt.parse_keep(keep),
+            counts=opt.parse_counts(counts, "--counts", "0,1,4", least=0),
             random=not no_random,
             oracle=not no_oracle,
             check_attention=check_attention,
             seed=seed,
-            bands=read_options(bands).bands,
-            crop=None if crop is None else crop.value,
+            bands=opt.read_options(bands).bands,
+            crop=crop,
             device=device,
             threads=threads,
             batch_size=batch_size,
-            advance=advance,
+            advance=progress.advance,
         )
     # Printed first, so that a full disk does not cost hours of work.
     typer.echo(as_json(found) if json else as_text(found))

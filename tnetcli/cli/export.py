@@ -1,9 +1,10 @@
 """`tnet export`: write predictions for maps, slide viewers, browsers and tables."""
 
+import logging
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,78 +14,55 @@ from tnetcli.files import STANDARD, spooled
 from tnetcli.text import counted
 
 if TYPE_CHECKING:
-    from tnetcli.exporters.base import Exporter, ExportJob
+    from tnetcli.exporters.base import Exporter
 
-INPUT, OUTPUT = "Input", "Output"
+log = logging.getLogger(__name__)
 
 
 def export(
-    predictions: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Files of `tnet predict -o`; `-` is standard input.",
-            show_default=False,
-            metavar="PREDICTIONS.jsonl",
-        ),
-    ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE|FOLDER/|-",
-            help="One file, a folder with a file for each image, or `-` for standard output.",
-            show_default="beside the predictions",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            "-f",
-            help="geojson, heatmap, figure, html, csv, parquet or the name of a plug-in.",
-            show_default="by the suffix of the output, or geojson",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    options: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option",
-            "-O",
-            metavar="KEY=VALUE",
-            help="Option of the format, repeatable; `-O help` lists them.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    ids: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--id",
-            help="Only images with this id or glob pattern; repeatable.",
-            show_default=False,
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    levels: Annotated[
-        str | None,
-        typer.Option(help="Only regions of these levels: `2,3`.", rich_help_panel=INPUT),
-    ] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of images with relative paths.",
-            show_default="the current folder",
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    allow_remote: Annotated[
-        bool,
-        typer.Option(
-            "--allow-remote", help="Fetch images whose path is a URL.", rich_help_panel=INPUT
-        ),
-    ] = False,
+    predictions: list[str] | None = typer.Argument(
+        None,
+        help="Files of `tnet predict -o`; `-` is standard input.",
+        show_default=False,
+        metavar="PREDICTIONS.jsonl",
+    ),
+    output: str | None = typer.Option(
+        None,
+        "--output",
+        "-o",
+        metavar="FILE|FOLDER/|-",
+        help="One file, a folder with a file for each image, or `-` for standard output.",
+        show_default="beside the predictions",
+    ),
+    format: str | None = typer.Option(
+        None,
+        "--format",
+        "-f",
+        help="geojson, heatmap, figure, html, csv, parquet or the name of a plug-in.",
+        show_default="by the suffix of the output, or geojson",
+    ),
+    options: list[str] | None = typer.Option(
+        None,
+        "--option",
+        "-O",
+        metavar="KEY=VALUE",
+        help="Option of the format, repeatable; `-O help` lists them.",
+    ),
+    ids: list[str] | None = typer.Option(
+        None,
+        "--id",
+        help="Only images with this id or glob pattern; repeatable.",
+        show_default=False,
+    ),
+    levels: str | None = typer.Option(
+        None, help="Only regions of these levels: `2,3`.", rich_help_panel="Input"
+    ),
+    root: Path | None = typer.Option(
+        None, help="Folder of images with relative paths.", show_default="the current folder"
+    ),
+    allow_remote: bool = typer.Option(
+        False, "--allow-remote", help="Fetch images whose path is a URL."
+    ),
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -96,7 +74,7 @@ def export(
 
     Exit code 8: some images could not be exported, or only without their pixels.
     """
-    from tnetcli.cli.progress import progress_bar
+    from tnetcli.cli.progress import Progress
     from tnetcli.exporters.base import ExportJob, find_exporter, is_folder
 
     exporter = find_exporter(None if output == STANDARD else output, format)
@@ -120,12 +98,19 @@ def export(
             raise UsageError("no output given", hint="give a file, a folder or - with -o")
         else:
             path = job.default_path(files[0]) if output is None else Path(output)
-            title = f"exporting {counted(job.done, 'image')}"
-            with progress_bar(title, quiet=quiet) as advance:
+            with Progress(f"exporting {counted(job.done, 'image')}") as progress:
                 write = job.write_folder if is_folder(output or str(path)) else job.write_file
-                write(path, overwrite=overwrite, advance=advance)
+                write(path, overwrite=overwrite, advance=progress.advance)
             typer.echo(path)
-    _report(job, quiet)
+    if job.failed:
+        written = counted(job.written, "image")
+        log.info("%s, %s failed predictions skipped", written, f"{job.failed:,}")
+    if job.incomplete:
+        raise SomeFailedError(
+            f"{job.incomplete:,} of {counted(job.done, 'image')} could not be exported completely",
+            hint="see the warnings above; give the folder of the images with --root, fetch URLs "
+            "with --allow-remote, or use -O pixels=false",
+        )
 
 
 def _options(
@@ -137,7 +122,7 @@ def _options(
     given = parse_options(exporter.options, pairs, f"-f {exporter.name}")
     flags: dict[str, Any] = {"root": root, "allow_remote": remote or None}
     if levels is not None:
-        flags["levels"] = parse_counts(levels, "--levels", example="2,3")
+        flags["levels"] = parse_counts(levels, "--levels", "2,3")
     flags = {name: each for name, each in flags.items() if each is not None}
     for name in flags:
         if name not in exporter.options.model_fields:
@@ -157,15 +142,3 @@ def _describe(exporter: "Exporter") -> str:
         for name, each in fields
     ]
     return "\n".join([f"options of the format {exporter.name}:", *aligned(facts)])
-
-
-def _report(job: "ExportJob", quiet: bool) -> None:
-    if job.failed and not quiet:
-        parts = [counted(job.written, "image"), f"{job.failed:,} failed predictions skipped"]
-        typer.echo(", ".join(parts), err=True)
-    if job.incomplete:
-        raise SomeFailedError(
-            f"{job.incomplete:,} of {counted(job.done, 'image')} could not be exported completely",
-            hint="see the warnings above; give the folder of the images with --root, fetch URLs "
-            "with --allow-remote, or use -O pixels=false",
-        )

@@ -5,29 +5,14 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from tnetcli.cli.options import (
-    Bands,
-    Images,
-    Json,
-    Manifest,
-    NullSeparated,
-    ReaderOption,
-    ReaderOptions,
-    ReadTimeout,
-    Recursive,
-    check_null,
-    is_typed,
-    parse_keep,
-    print_report,
-    read_options,
-)
-from tnetcli.cli.progress import show_error, show_problem
+from tnetcli.cli import options as opt
+from tnetcli.cli.progress import show_error
 from tnetcli.data.images import find_images
 from tnetcli.errors import SomeFailedError, TnetError, UsageError, common_error_class
 from tnetcli.geometry import Grid, Size, Window
@@ -54,63 +39,66 @@ class Assumptions(NamedTuple):
     view_size: int = 224
     grid: Grid = Grid(3, 3, 0.5)
 
+    @classmethod
+    def of(
+        cls,
+        model: str | None,
+        levels: int | None,
+        keep: tuple[int, ...] | None,
+        view_size: int | None,
+    ) -> Self:
+        """Return those of a model, or the defaults, with what is given in their place."""
+        if model is not None:
+            described = read_description(find_model_file(model))
+            config = described.traversal_config(levels=levels, keep=keep)
+            return cls(config, described.view_size, described.grid)
+        default = cls()
+        config = default.config
+        config = config.changed(levels=levels or config.levels, keep=keep or config.keep)
+        if keep is not None:
+            warn_unused(config.levels, keep)
+        return cls(config, view_size or default.view_size)
+
 
 def info(
     context: typer.Context,
-    images: Images = None,
-    manifest: Manifest = None,
-    recursive: Recursive = False,
-    null: NullSeparated = False,
-    json: Json = False,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TNET_MODEL",
-            metavar="NAME|FILE",
-            help="Count the pixels that this model would decode.",
-        ),
-    ] = None,
-    levels: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=12, help="Number of levels to count with.", show_default="3, or the model's"
-        ),
-    ] = None,
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            help="Cells followed per region when leaving each level.",
-            show_default="2,1, or the model's",
-        ),
-    ] = None,
-    view_size: Annotated[
-        int | None,
-        typer.Option(
-            min=8,
-            max=4096,
-            help="Side of a view in pixels.",
-            show_default="224, or the model's",
-        ),
-    ] = None,
-    reader: ReaderOption = None,
-    bands: Bands = None,
-    option: ReaderOptions = None,
-    read_timeout: ReadTimeout = READ_TIMEOUT,
+    images: opt.Images = None,
+    manifest: opt.Manifest = None,
+    recursive: opt.Recursive = False,
+    null: opt.NullSeparated = False,
+    json: opt.Json = False,
+    model: str | None = typer.Option(
+        None,
+        envvar="TNET_MODEL",
+        metavar="NAME|FILE",
+        help="Count the pixels that this model would decode.",
+    ),
+    levels: opt.Levels = None,
+    keep: opt.Keep = None,
+    view_size: int | None = typer.Option(
+        None, min=8, max=4096, help="Side of a view in pixels.", show_default="as trained"
+    ),
+    reader: opt.ReaderOption = None,
+    bands: opt.Bands = None,
+    option: opt.ReaderOptions = None,
+    read_timeout: opt.ReadTimeout = READ_TIMEOUT,
 ) -> None:
     """Show what a reader finds in IMAGES and what a prediction would decode; reads no pixels.
 
+    Without a model, the cost is counted for 3 levels, --keep 2,1 and views of 224 pixels.
+
     Exits with 0 when all images can be read, 8 when some cannot, 3 when none can.
     """
-    options = read_options(bands, option)
-    if model is not None and is_typed(context, "view_size"):
+    options = opt.read_options(bands, option)
+    if model is not None and opt.is_typed(context, "view_size"):
         raise UsageError(
             "--model and --view-size are both given", hint="a model has its own view size"
         )
-    assumed = _assumptions(model, levels, None if keep is None else parse_keep(keep), view_size)
-    check_null(context, images)
+    assumed = Assumptions.of(model, levels, opt.parse_keep(keep), view_size)
+    opt.check_null(context, images or [])
     with watching("IMAGES"):
         found = find_images(images or [], manifest=manifest, recursive=recursive, null=null)
-    failures = []
+    failures: list[TnetError] = []
     with closing(ReadingThreads(1, read_timeout)) as threads:
         for image in found:
             record: dict[str, Any] = {"image": redacted(image)}
@@ -119,37 +107,18 @@ def info(
                 record |= {"status": "ok", **threads.run(image, work)}
             except TnetError as error:
                 failures.append(error)
-                show_error(error)
+                if len(found) > 1:  # a single one ends the command
+                    show_error(error)
                 record |= {"status": "failed", "error": asdict(Problem.of(error))}
             if json or record["status"] == "ok":
-                print_report(record, _text, as_json=json)
-    if len(found) > 1 and failures:
+                opt.print_report(record, _text, as_json=json)
+    if failures and len(found) == 1:
+        raise failures[0]
+    if failures:
+        all_failed = len(failures) == len(found)
+        kind = common_error_class(map(type, failures)) if all_failed else SomeFailedError
         problem = f"{len(failures):,} of {counted(len(found), 'image')} cannot be read"
-        show_problem(problem, "see the errors above")
-    raise typer.Exit(_exit_code(failures, len(found)))
-
-
-def _assumptions(
-    model: str | None, levels: int | None, keep: tuple[int, ...] | None, view_size: int | None
-) -> Assumptions:
-    if model is not None:
-        described = read_description(find_model_file(model))
-        config = described.traversal_config(levels=levels, keep=keep)
-        return Assumptions(config, described.view_size, described.grid)
-    default = Assumptions()
-    config = default.config
-    config = config.changed(levels=levels or config.levels, keep=keep or config.keep)
-    if keep is not None:
-        warn_unused(config.levels, keep)
-    return Assumptions(config, view_size or default.view_size)
-
-
-def _exit_code(failures: Sequence[TnetError], images: int) -> int:
-    if not failures:
-        return 0
-    if len(failures) < images:
-        return SomeFailedError.exit_code
-    return common_error_class(map(type, failures)).exit_code
+        raise kind(problem, hint="see the errors above")
 
 
 def inspect(
@@ -256,17 +225,16 @@ def _warnings(reader: Reader) -> list[str]:
 
 
 def _text(facts: dict[str, Any]) -> str:
-    details, block = facts["details"], facts["block"]
-    maker = details.get("driver") or details.get("vendor") or ""
-    direct = details.get("fast_levels")
-    levels = f"{direct} of {len(facts['overviews']) + 1} levels read directly"
-    extra = ", ".join(part for part in (maker, "" if direct is None else levels) if part)
+    details, block, cost = dict(facts["details"]), facts["block"], facts["prediction"]
+    direct = details.pop("fast_levels", None)
+    extra = [details.pop(name) for name in ("driver", "vendor") if name in details]
+    if direct is not None:
+        extra.append(f"{direct} of {len(facts['overviews']) + 1} levels read directly")
     nodata = "" if facts["nodata"] is None else f" {facts['nodata']}"
-    microns, cost = facts["microns_per_pixel"], facts["prediction"]
-    resolution = microns and (f"{microns[0]:.4g} x {microns[1]:.4g} microns per pixel, "
-                              f"from {facts['microns_source']}")  # fmt: skip
+    microns = facts["microns_per_pixel"]
+    resolution = microns and f"{microns[0]:.4g} x {microns[1]:.4g} microns per pixel, from "
     lines = [
-        ("reader", f"{facts['reader']} ({extra})" if extra else facts["reader"]),
+        ("reader", f"{facts['reader']} ({', '.join(extra)})" if extra else facts["reader"]),
         ("size", f"{facts['width']} x {facts['height']} ({facts['gigapixels']:.3g} gigapixels)"),
         ("file", f"{format_bytes(facts['file_bytes'])}, {facts['compression']}"),
         ("bands", f"{len(facts['bands'])} of {facts['dtype']}: {', '.join(facts['bands'])}"),
@@ -274,15 +242,16 @@ def _text(facts: dict[str, Any]) -> str:
         ("overviews", ", ".join(f"{each['factor']:g}" for each in facts["overviews"]) or "none"),
         ("mask", f"{facts['mask']}{nodata}"),
         ("place", _place(facts)),
-        ("resolution", resolution or ""),
-        *[(name.replace("_", " "), _detail(value)) for name, value in details.items()
-          if name not in ("driver", "vendor", "fast_levels")],
-        ("prediction", f"{counted(cost['levels'], 'level')}, {counted(cost['windows'], 'region')} "
-                       f"of {cost['view_size']} px: decodes at most "
-                       f"{cost['pixels_decoded'] / 1e6:.2f} million pixels, "
-                       f"{cost['fraction_decoded']:.3%} of the image"),
-        *[("warning", warning) for warning in facts["warnings"]],
-    ]  # fmt: skip
+        ("resolution", f"{resolution}{facts['microns_source']}" if resolution else ""),
+        *((name.replace("_", " "), _detail(value)) for name, value in details.items()),
+        (
+            "prediction",
+            f"{counted(cost['levels'], 'level')}, {counted(cost['windows'], 'region')} of "
+            f"{cost['view_size']} px: decodes at most {cost['pixels_decoded'] / 1e6:.2f} million "
+            f"pixels, {cost['fraction_decoded']:.3%} of the image",
+        ),
+        *(("warning", warning) for warning in facts["warnings"]),
+    ]
     return "\n".join([printable(facts["image"], LONGEST), *aligned(lines, longest=LONGEST)])
 
 

@@ -2,44 +2,31 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from tnetcli.cli.options import Manifest, Overwrite, Recursive, is_typed
-from tnetcli.errors import SomeFailedError, UsageError
+from tnetcli.cli.options import Manifest, Overwrite
+from tnetcli.errors import SomeFailedError
 from tnetcli.files import spooled
 
 
 def merge(
-    context: typer.Context,
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Prediction files of one model with the same options; `-` is standard input.",
-            show_default=False,
-            metavar="FILES",
-            readable=False,
-        ),
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Merged file.")],
+    files: list[Path] = typer.Argument(
+        ...,
+        help="Prediction files of one model with the same options; `-` is standard input.",
+        show_default=False,
+        metavar="FILES",
+        readable=False,
+    ),
+    output: Path = typer.Option(..., "--output", "-o", help="Merged file."),
     manifest: Manifest = None,
-    images: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--image",
-            help="Expected image, glob or folder; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    recursive: Recursive = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Merge prediction FILES, each image once, and list what is missing.
 
-    Expected images are those of --manifest and --image, given as for `tnet predict`, and the other
-    shards that file names imply: `a.1-of-4.jsonl` has three. Exits with 8 when records are missing
-    or failed, 7 when files do not belong together.
+    Expected are the images of --manifest, and the other shards that file names imply:
+    `a.1-of-4.jsonl` has three. Exits with 8 when records are missing or failed, 7 when files do
+    not belong together.
     """
     from tnetcli.data.images import name_images
     from tnetcli.prediction.batch import missing_shards
@@ -47,16 +34,9 @@ def merge(
     from tnetcli.readers.base import ReadOptions
     from tnetcli.text import counted
 
-    if is_typed(context, "recursive") and not images:
-        raise UsageError(
-            "--recursive is for the folders of --image",
-            hint="give --image FOLDER, or leave out --recursive",
-        )
     wanted = None
-    if manifest is not None or images:
-        wanted = name_images(
-            images or [], options=ReadOptions(), manifest=manifest, recursive=recursive
-        )
+    if manifest is not None:
+        wanted = name_images([], options=ReadOptions(), manifest=manifest)
     absent = missing_shards(files)
     with ExitStack() as stack:
         paths = [stack.enter_context(spooled(file)) for file in files]

@@ -5,7 +5,7 @@ import fnmatch
 import math
 import os
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -31,31 +31,19 @@ CROPS = {
     "box": "trained on boxes of images: --crop box",
     "context": "trained on boxes of images and their surroundings: --crop context",
 }
-USES = {
-    "tnet models FILE": "describe a model file",
-    "tnet models --backbones 'resnet*'": "list timm's backbones by name",
-    "tnet profile --model FILE": "count parameters and measure time",
-    "tnet profile --recipe FILE": "the same for a model that is not trained yet",
-}
 
 
 def models(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE|NAME",
-            help="A .safetensors file or the name of a bundled model.",
-            show_default=False,
-        ),
-    ] = None,
-    backbones: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="List backbones by name, for example 'resnet*'; imports timm.",
-        ),
-    ] = None,
+    model: str | None = typer.Argument(
+        None,
+        metavar="FILE|NAME",
+        help="A .safetensors file or the name of a bundled model.",
+        show_default=False,
+    ),
+    backbones: str | None = typer.Option(
+        None, metavar="PATTERN", help="List backbones by name, for example 'resnet*'; imports timm."
+    ),
     json: Json = False,
 ) -> None:
     """List families, bundled models and backbones, or describe one model."""
@@ -98,9 +86,8 @@ def match_backbones(pattern: str) -> dict[str, Any]:
     if not names:
         wider = f"*{pattern}*"
         close = difflib.get_close_matches(pattern, known, n=1)
-        hint = "`*` matches any characters: 'resnet*'"
-        if fnmatch.filter(known, wider) or close:
-            hint = f"did you mean `{wider if fnmatch.filter(known, wider) else close[0]}`?"
+        likely = [wider] if fnmatch.filter(known, wider) else close
+        hint = f"did you mean `{likely[0]}`?" if likely else "`*` matches any characters: 'resnet*'"
         raise ModelError(f"no backbone matches: `{pattern}`", hint=hint)
     return {"pattern": pattern, "backbones": names, "total": len(known)}
 
@@ -131,15 +118,13 @@ def read_card(name_or_path: str) -> tuple[dict[str, Any], Description]:
 
 
 def _list_text(found: dict[str, Any]) -> str:
-    families = {name: FAMILIES.load(name).summary.split("\n") for name in FAMILIES}
-    bundled = found["bundled"] or {"none": "no model is installed: give the path of a file"}
+    sections = {
+        "families": {name: FAMILIES.load(name).summary.split("\n") for name in FAMILIES},
+        "bundled models": found["bundled"] or {"none": "no model is installed: give a file"},
+        "tested backbones (timm has many more: --backbones PATTERN)": found["backbones"],
+    }
     return "\n".join(
-        [
-            *("families", *aligned(families.items())),
-            *("bundled models", *aligned(bundled.items())),
-            *("tested backbones (timm has many more)", *aligned(found["backbones"].items())),
-            *("usage", *aligned(USES.items())),
-        ]
+        line for title, facts in sections.items() for line in (title, *aligned(facts.items()))
     )
 
 

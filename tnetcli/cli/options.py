@@ -1,8 +1,8 @@
 """Options that several commands share, how they are parsed, and how reports are printed."""
 
 import json
-from collections.abc import Callable, Mapping
-from enum import StrEnum
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,43 +10,49 @@ import typer
 
 from tnetcli.errors import UsageError
 from tnetcli.files import STANDARD
-from tnetcli.text import did_you_mean
 
 if TYPE_CHECKING:
     from tnetcli.readers.base import ReadOptions
 
-
-class CropName(StrEnum):
-    """Choices of `--crop`."""
-
-    none = "none"
-    box = "box"
-    context = "context"
-
-
-class PrecisionName(StrEnum):
-    """Choices of `--precision`."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
+CropName = Literal["none", "box", "context"]
+PrecisionName = Literal["fp32", "bf16", "fp16"]
+# Panels of `--help` with the names of their options; all others are in the panel "Options".
+PANELS = {
+    "Traversal": ("levels", "keep", "policy", "budget", "confidence", "regions", "seed"),
+    "Input": (
+        *("manifest", "recursive", "null", "model", "reader", "bands", "option", "crop"),
+        *("read_timeout", "ids", "root", "allow_remote"),
+    ),
+    "Output": ("output", "format", "options", "overwrite", "quiet", "verbose"),
+    "Execution": (
+        *("max_failures", "shard", "batch_size", "workers", "scheduler", "threads"),
+        *("device", "precision"),
+    ),
+    "Digits": ("protocol", "over", "classes", "cells", "hidden_from", "glyphs"),
+    "Tiles": ("tiles", "sites", "background"),
+}
 
 
 def _check_reader(name: str | None) -> str | None:
-    if name is not None and name not in (known := _reader_names()):
-        hint = did_you_mean(name, known, f"choose one of: {', '.join(known)}")
-        raise UsageError(f"unknown reader: `{name}`", hint=hint)
+    from tnetcli.readers.detect import READERS  # imports numpy
+
+    if name is not None:
+        READERS.load(name)
     return name
 
 
 def _reader_names() -> list[str]:
-    from tnetcli.readers.detect import READERS  # imports numpy
+    from tnetcli.readers.detect import READERS
 
-    return list(READERS)
+    return READERS.names()
 
 
-# Panels of `--help`.
-TRAVERSAL, INPUT, OUTPUT, EXECUTION = "Traversal", "Input", "Output", "Execution"
+def _set_level(level: int, wanted: bool) -> bool:
+    if wanted:
+        logging.getLogger("tnetcli").setLevel(level)
+    return wanted
+
+
 Images = Annotated[
     list[str] | None,
     typer.Argument(
@@ -59,20 +65,12 @@ Manifest = Annotated[
     Path | None,
     typer.Option(
         help="CSV with a column `path`; paths are relative to the CSV's folder, for a pipe to the "
-        "current one.",
-        rich_help_panel=INPUT,
+        "current one."
     ),
 ]
-Recursive = Annotated[
-    bool, typer.Option("--recursive", help="Search subfolders too.", rich_help_panel=INPUT)
-]
+Recursive = Annotated[bool, typer.Option("--recursive", help="Search subfolders too.")]
 NullSeparated = Annotated[
-    bool,
-    typer.Option(
-        "-0",
-        help="The list on stdin is separated by NUL characters, not newlines.",
-        rich_help_panel=INPUT,
-    ),
+    bool, typer.Option("-0", help="The list on stdin is separated by NUL characters, not newlines.")
 ]
 ReaderOption = Annotated[
     str | None,
@@ -82,22 +80,10 @@ ReaderOption = Annotated[
         show_default="by content",
         callback=_check_reader,
         autocompletion=_reader_names,
-        rich_help_panel=INPUT,
     ),
 ]
 Bands = Annotated[
-    str | None,
-    typer.Option(
-        help="Bands in order, by number or name: `4,3,2` or `B04,B03,B02`.", rich_help_panel=INPUT
-    ),
-]
-Crop = Annotated[
-    CropName | None,
-    typer.Option(
-        help="Part of the image to read: the boxes of the manifest, or boxes with context.",
-        show_default="as trained",
-        rich_help_panel=INPUT,
-    ),
+    str | None, typer.Option(help="Bands in order, by number or name: `4,3,2` or `B04,B03,B02`.")
 ]
 ReaderOptions = Annotated[
     list[str] | None,
@@ -106,7 +92,6 @@ ReaderOptions = Annotated[
         metavar="KEY=VALUE",
         help="Set a reader option; may be repeated. nodata, mpp, default_mpp, z, t, overviews "
         "(build or require), rescale (LOW,HIGH).",
-        rich_help_panel=INPUT,
         show_default=False,
     ),
 ]
@@ -116,77 +101,51 @@ ReadTimeout = Annotated[
         min=1,
         metavar="SECONDS",
         help="Fail an image when reading makes no progress for this long; `inf` waits forever.",
-        rich_help_panel=INPUT,
     ),
 ]
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Print JSON Lines instead of text."),
-]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON Lines instead of text.")]
 RecipeChanges = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY.PATH=VALUE",
-        help="Override a recipe key; may be repeated.",
-    ),
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a recipe key; may be repeated."),
 ]
 Levels = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=12,
-        help="Number of levels.",
-        show_default="as trained",
-        rich_help_panel=TRAVERSAL,
-    ),
+    int | None, typer.Option(min=1, max=12, help="Number of levels.", show_default="as trained")
 ]
 Keep = Annotated[
     str | None,
     typer.Option(
-        help="Cells followed per region when leaving each level: `4,1`.",
-        show_default="as trained",
-        rich_help_panel=TRAVERSAL,
+        help="Cells followed per region when leaving each level: `4,1`.", show_default="as trained"
     ),
 ]
 Device = Annotated[
-    str,
-    typer.Option(
-        envvar="TNET_DEVICE",
-        help="Device: auto, cpu, cuda, cuda:1 or mps.",
-        rich_help_panel=EXECUTION,
-    ),
+    str, typer.Option(envvar="TNET_DEVICE", help="Device: auto, cpu, cuda, cuda:1 or mps.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Random seed.", rich_help_panel=TRAVERSAL)]
-Shard = Annotated[
-    str | None,
-    typer.Option(
-        metavar="I/N",
-        help="Process shard I of N and write its own output file.",
-        show_default="from a SLURM job array",
-        rich_help_panel=EXECUTION,
-    ),
+Precision = Annotated[PrecisionName, typer.Option(help="Precision of the computation.")]
+BatchSize = Annotated[
+    int, typer.Option(min=1, max=10_000, help="Number of images traversed together.")
 ]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show debug messages.", rich_help_panel=OUTPUT)
-]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 LogFormat = Annotated[
     Literal["text", "json"],
     typer.Option(envvar="TNET_LOG_FORMAT", help="Format of log lines on standard error."),
 ]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace existing output.", rich_help_panel=OUTPUT)
-]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
 Quiet = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="Print errors and warnings only.", rich_help_panel=OUTPUT),
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="Print errors and warnings only.",
+        callback=lambda wanted: _set_level(logging.WARNING, wanted),
+    ),
 ]
-CheckAttention = Annotated[
+Verbose = Annotated[
     bool,
     typer.Option(
-        "--check-attention",
-        help="Also predict with the finest regions hidden and with random regions, to test whether "
-        "the choice of regions matters. Takes five times as long.",
+        "--verbose",
+        "-v",
+        help="Show debug messages.",
+        callback=lambda wanted: _set_level(logging.DEBUG, wanted),
     ),
 ]
 
@@ -198,12 +157,9 @@ def show_help_without_command(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-def print_report(
-    record: Mapping[str, Any], text: Callable[[dict[str, Any]], str], *, as_json: bool
-) -> None:
+def print_report(record: Mapping[str, Any], text: Callable[[Any], str], *, as_json: bool) -> None:
     """Print a record of plain values as one line of JSON, or as `text` formats it."""
-    plain = dict(record)
-    typer.echo(json.dumps(plain, ensure_ascii=False, allow_nan=False) if as_json else text(plain))
+    typer.echo(json.dumps(record, ensure_ascii=False, allow_nan=False) if as_json else text(record))
 
 
 def is_typed(context: typer.Context, name: str) -> bool:
@@ -212,16 +168,20 @@ def is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def check_null(context: typer.Context, images: list[str] | None) -> None:
+def check_null(context: typer.Context, images: Sequence[str]) -> None:
     """Raise UsageError if -0 is given without a list on stdin."""
-    if is_typed(context, "null") and STANDARD not in (images or []):
+    if is_typed(context, "null") and STANDARD not in images:
         raise UsageError(
             "-0 is for a list on stdin", hint="give `-` too: find … -print0 | tnet … -0 -"
         )
 
 
-def parse_counts(text: str, flag: str, *, example: str, least: int = 1) -> tuple[int, ...]:
-    """Parse `4,2` into integers of at least `least`."""
+def parse_counts(
+    text: str | None, flag: str, example: str, *, least: int = 1
+) -> tuple[int, ...] | None:
+    """Parse `4,2` into integers of at least `least`; None stays None."""
+    if text is None:
+        return None
     try:
         counts = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -234,17 +194,12 @@ def parse_counts(text: str, flag: str, *, example: str, least: int = 1) -> tuple
     return counts
 
 
-def parse_keep(text: str) -> tuple[int, ...]:
+def parse_keep(text: str | None) -> tuple[int, ...] | None:
     """Parse --keep: cells followed when leaving each level."""
-    return parse_counts(text, "--keep", example="4,1")
+    return parse_counts(text, "--keep", "4,1")
 
 
-def parse_windows(text: str) -> tuple[int, ...]:
-    """Parse --windows: numbers of regions besides the whole image."""
-    return parse_counts(text, "--windows", example="0,1,2,5", least=0)
-
-
-def read_options(bands: str | None, pairs: list[str] | None = None) -> "ReadOptions":
+def read_options(bands: str | None, pairs: Sequence[str] | None = None) -> "ReadOptions":
     """Return the reader options of `--bands` and `-O key=value`."""
     from tnetcli.config import parse_options, validate
     from tnetcli.readers.base import ReadOptions  # numpy loads here, not for --help

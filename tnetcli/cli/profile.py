@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -12,10 +12,11 @@ import typer
 from tnetcli.cli.options import (
     Device,
     Json,
+    Precision,
     PrecisionName,
     RecipeChanges,
     is_typed,
-    parse_windows,
+    parse_counts,
     print_report,
 )
 from tnetcli.errors import UsageError
@@ -35,7 +36,6 @@ from tnetcli.traversal.config import TraversalConfig
 
 if TYPE_CHECKING:
     from tnetcli.models.base import Model
-    from tnetcli.models.devices import Precision
 
 SCHEMA = "tnet.profile/2"
 DEFAULT_WINDOWS = range(6)
@@ -43,37 +43,25 @@ DEFAULT_WINDOWS = range(6)
 
 def profile(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Option(envvar="TNET_MODEL", metavar="NAME|FILE", help="Trained model."),
-    ] = None,
-    recipe: Annotated[
-        Path | None,
-        typer.Option(
-            readable=False,  # read_recipe reports what is wrong
-            help="Recipe whose untrained model is profiled.",
-        ),
-    ] = None,
+    model: str | None = typer.Option(
+        None, envvar="TNET_MODEL", metavar="NAME|FILE", help="Trained model."
+    ),
+    recipe: Path | None = typer.Option(
+        None, readable=False, help="Recipe whose untrained model is profiled."
+    ),
     json: Json = False,
     set: RecipeChanges = None,
-    windows: Annotated[
-        str | None,
-        typer.Option(
-            help="Numbers of regions besides the whole image, on two levels: `0,1,2,3,5`.",
-            show_default="0,1,2,3,4,5",
-        ),
-    ] = None,
-    no_timing: Annotated[
-        bool, typer.Option("--no-timing", help="Count only; do not measure time.")
-    ] = False,
+    windows: str | None = typer.Option(
+        None,
+        help="Numbers of regions besides the whole image, on two levels: `0,1,2,3,5`.",
+        show_default="0,1,2,3,4,5",
+    ),
+    no_timing: bool = typer.Option(False, "--no-timing", help="Count only; do not measure time."),
     device: Device = "auto",
-    precision: Annotated[
-        PrecisionName, typer.Option(help="Precision of the measured computation.")
-    ] = PrecisionName.fp32,
-    repeats: Annotated[
-        int,
-        typer.Option(min=1, max=10_000, help="Number of runs; their median is reported."),
-    ] = 5,
+    precision: Precision = "fp32",
+    repeats: int = typer.Option(
+        5, min=1, max=10_000, help="Number of runs; their median is reported."
+    ),
 ) -> None:
     """Count parameters and multiplications, and measure the time per image, by number of regions.
 
@@ -88,20 +76,18 @@ def profile(
             "--model and --recipe are both given" if chosen else "neither --model nor --recipe",
             hint="give --model FILE or --recipe FILE",
         )
-    if chosen == ["model"] and set and is_typed(context, "set"):
+    if chosen == ["model"] and is_typed(context, "set"):
         raise UsageError("--set needs a recipe", hint="give --recipe FILE")
-    counts = None if windows is None else parse_windows(windows)
-    timing = None if no_timing else Timing(device, precision.value, repeats)
+    counts = parse_counts(windows, "--windows", "0,1,2,5", least=0)
+    timing = None if no_timing else Timing(device, precision, repeats)
     if timing is not None:
         from tnetcli.models.devices import choose_device  # imports torch
 
         choose_device(device)
-    if chosen == ["recipe"]:
-        assert recipe is not None
+    if recipe is not None and chosen == ["recipe"]:
         found = profile_recipe(recipe, set or [], windows=counts, timing=timing)
     else:
-        assert model is not None
-        found = profile_checkpoint(model, windows=counts, timing=timing)
+        found = profile_checkpoint(str(model), windows=counts, timing=timing)
     print_report(found, _text, as_json=json)
 
 
@@ -109,7 +95,7 @@ class Timing(NamedTuple):
     """How to measure: the median of `repeats` runs after a warm-up."""
 
     device: str = "auto"
-    precision: "Precision" = "fp32"
+    precision: PrecisionName = "fp32"
     repeats: int = 5
 
 
@@ -125,9 +111,7 @@ def profile_recipe(
     spec = recipe.model
     classes, bands = spec.class_count, spec.band_count
     counter = Counter(spec.family, spec.arguments, classes=classes, bands=bands)
-    built = None
-    if timing is not None:
-        built = build_model(spec.family, spec.arguments, classes=classes, bands=bands)
+    built = timing and build_model(spec.family, spec.arguments, classes=classes, bands=bands)
     return _profile(str(path), counter, recipe.traversal, windows, built, timing)
 
 
@@ -152,8 +136,11 @@ def _profile(
     timing: Timing | None,
 ) -> dict[str, Any]:
     model = counter.model
-    is_default = {steps_of((count,) if count else ()): False for count in _counts(windows, model)}
-    is_default[steps_of_config(config, model.grid, most=_max_followed(model))] = True
+    cells = model.grid.rows * model.grid.columns
+    most = min(cells, getattr(model, "max_patches", cells))  # followed per region
+    counts = _counts(windows, model, 0 if model.max_levels == 1 else most)
+    is_default = {steps_of((count,) if count else ()): False for count in counts}
+    is_default[steps_of_config(config, model.grid, most=most)] = True
     times: dict[Steps, float] = {}
     measured = None
     if built is not None and timing is not None:
@@ -169,7 +156,7 @@ def _profile(
         "cells": "no cells" if grid is None else grid.describe(),
         "classes": model.classes,
         "bands": model.bands,
-        "parameters": {**_counted(count_parameters(model)), "parts": _count_parts(model)},
+        "parameters": {**count_parameters(model)._asdict(), "parts": _count_parts(model)},
         "traversals": [
             {
                 "windows": sum(step.views for step in steps) - 1,
@@ -185,35 +172,28 @@ def _profile(
     }
 
 
-def _counted(parameters: Parameters) -> dict[str, int]:
-    return {"trainable": parameters.trainable, "total": parameters.total}
-
-
 def _count_parts(model: "Model") -> dict[str, dict[str, int]]:
     parts = {name: count_parameters(part) for name, part in model.named_children()}
     for name, value in model.state_dict(keep_vars=True).items():
         if "." not in name:  # a parameter of the model itself
             parts[name] = Parameters(value.numel() if value.requires_grad else 0, value.numel())
-    return {name: _counted(part) for name, part in parts.items() if part.total}
+    return {name: part._asdict() for name, part in parts.items() if part.total}
 
 
-def _max_followed(model: "Model") -> int:
-    """Return how many cells of one region can be followed."""
-    cells = model.grid.rows * model.grid.columns
-    return min(cells, getattr(model, "max_patches", cells))
-
-
-def _counts(windows: Sequence[int] | None, model: "Model") -> list[int]:
-    most = 0 if model.max_levels == 1 else _max_followed(model)
+def _counts(windows: Sequence[int] | None, model: "Model", most: int) -> list[int]:
+    """Return the numbers of regions to count with; UsageError for more than `most`."""
     if windows is None:
         return [count for count in DEFAULT_WINDOWS if count <= most]
+    if not most and max(windows):
+        raise UsageError(
+            f"--windows is too large, `{model.family}` has one level: `{max(windows)}`",
+            hint="leave out --windows",
+        )
     if max(windows) > most:
         cells = f"at most {most} patches" if model.grid.proposed_only else f"{most} cells"
-        reason = f"a region has {cells}" if most else f"`{model.family}` has one level"
-        hint = "set traversal.levels and traversal.keep of a recipe for more levels"
         raise UsageError(
-            f"--windows is too large, {reason}: `{max(windows)}`",
-            hint=hint if most else "leave out --windows",
+            f"--windows is too large, a region has {cells}: `{max(windows)}`",
+            hint="set traversal.levels and traversal.keep of a recipe for more levels",
         )
     if max(windows) > MAX_VIEWS:
         raise UsageError(
@@ -257,21 +237,16 @@ def _measure(
     for steps in traversals:
         run(steps)
         times[steps] = 1000 * statistics.median(run(steps) for _ in range(timing.repeats))
-    threads = torch.get_num_threads()
-    return times, {"device": str(device), "threads": threads, "precision": timing.precision,
-                   "repeats": timing.repeats}  # fmt: skip
+    how = timing._replace(device=str(device))
+    return times, {**how._asdict(), "threads": torch.get_num_threads()}
 
 
 def _text(found: dict[str, Any]) -> str:
     how, parameters = found["measured"], found["parameters"]
-    model = (
-        f"{found['family']} on {found['backbone']}, views of {found['view_size']} px, "
-        f"{found['cells']}, {counted(found['bands'], 'band')}, "
-        f"{counted(found['classes'], 'class', 'classes')}"
-    )
     parts = {**parameters["parts"], "all": parameters}
-    counts = [(name, f"{each['trainable']:,}", f"{each['total']:,}")
-              for name, each in parts.items()]  # fmt: skip
+    counts = [
+        (name, f"{part['trainable']:,}", f"{part['total']:,}") for name, part in parts.items()
+    ]
     costs = [
         (
             f"{row['windows']} (default)" if row["is_default"] else str(row["windows"]),
@@ -283,7 +258,9 @@ def _text(found: dict[str, Any]) -> str:
     ]
     columns = ("regions", "views", "multiplications", *([] if how is None else ["ms"]))
     text = [
-        f"{found['source']}\n  {model}",
+        f"{found['source']}\n  {found['family']} on {found['backbone']}, views of "
+        f"{found['view_size']} px, {found['cells']}, {counted(found['bands'], 'band')}, "
+        f"{counted(found['classes'], 'class', 'classes')}",
         table("Parameters", ("part", "trainable", "with running statistics"), counts),
         table("Cost per image; multiplications in billions", columns, costs),
     ]

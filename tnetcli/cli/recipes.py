@@ -1,5 +1,6 @@
 """The `tnet recipes` command."""
 
+import itertools
 import logging
 import os
 import re
@@ -22,8 +23,6 @@ REINSTALL = "reinstall tnet; in a checkout, recipes are in the folder `recipes`"
 recipes = typer.Typer(
     name="recipes",
     add_completion=False,
-    help="List, show and copy the recipes that come with tnet.",
-    epilog="Example:\n\n    tnet recipes copy own-images",
     callback=show_help_without_command,
     invoke_without_command=True,
     rich_markup_mode=None,
@@ -63,8 +62,8 @@ def list_recipes(json: Json = False) -> None:
         except RecipeError as error:
             log.warning("%s", error)
             continue
-        found.append({"name": name, "family": model.family, "classes": model.class_count,
-                      "purpose": purpose})  # fmt: skip
+        entry = {"name": name, "family": model.family, "classes": model.class_count}
+        found.append({**entry, "purpose": purpose})
     widths = [max((len(each[key]) for each in found), default=0) for key in ("name", "family")]
 
     def line(entry: dict[str, Any]) -> str:
@@ -84,10 +83,9 @@ def show_recipe(name: Name) -> None:
 @recipes.command("copy")
 def copy_recipe(
     name: Name,
-    destination: Annotated[
-        str | None,
-        typer.Argument(help="File or folder.", show_default="NAME.yaml", metavar="DEST"),
-    ] = None,
+    destination: str | None = typer.Argument(
+        None, help="File or folder.", show_default="NAME.yaml", metavar="DEST"
+    ),
     overwrite: Overwrite = False,
 ) -> None:
     """Copy a recipe, to edit it and train with it; prints the path of the copy.
@@ -119,13 +117,8 @@ def find_recipe(name: str) -> Path:
 
 def purpose_of(text: str) -> str:
     """Return the first sentence of the leading comment, up to a colon if it is long."""
-    comment: list[str] = []
-    for line in text.splitlines():
-        words = line.removeprefix("#").strip()
-        if not line.startswith("#") or not words:
-            break
-        comment.append(words)
-    joined = " ".join(comment)
+    comment = itertools.takewhile(lambda line: re.match(r"#\s*\S", line), text.splitlines())
+    joined = " ".join(line.removeprefix("#").strip() for line in comment)
     sentence = re.match(r"(.+?)\.(?= |$)", joined)
     if sentence and len(sentence[1]) <= LONGEST:
         return sentence[1]

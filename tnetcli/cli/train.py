@@ -5,7 +5,6 @@ import os
 import shlex
 import signal
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -15,41 +14,34 @@ from tnetcli.errors import UsageError
 
 
 def train(
-    recipe: Annotated[
-        Path,
-        typer.Argument(
-            help="YAML file; `tnet recipes copy` writes one.",
-            show_default=False,
-            metavar="RECIPE",
-            readable=False,
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Run folder.", show_default="runs/RECIPE"),
-    ] = None,
+    recipe: Path = typer.Argument(
+        ...,
+        help="YAML file; `tnet recipes copy` writes one.",
+        show_default=False,
+        metavar="RECIPE",
+        readable=False,
+    ),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="Run folder.", show_default="runs/RECIPE"
+    ),
     set: RecipeChanges = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the run in the folder, if there is one.")
-    ] = False,
+    resume: bool = typer.Option(
+        False, "--resume", help="Resume the run in the folder, if there is one."
+    ),
     overwrite: Overwrite = False,
-    print_recipe: Annotated[
-        bool, typer.Option("--print-recipe", help="Print the recipe with all defaults and exit.")
-    ] = False,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TNET_DEVICE",
-            help="auto, cpu, cuda, cuda:1 or mps; overrides training.device.",
-        ),
-    ] = None,
-    global_batch: Annotated[
-        bool,
-        typer.Option(
-            "--global-batch",
-            help="Count batch_size over all processes of torchrun instead of per process.",
-        ),
-    ] = False,
+    print_recipe: bool = typer.Option(
+        False, "--print-recipe", help="Print the recipe with all defaults and exit."
+    ),
+    device: str | None = typer.Option(
+        None,
+        envvar="TNET_DEVICE",
+        help="auto, cpu, cuda, cuda:1 or mps; overrides training.device.",
+    ),
+    global_batch: bool = typer.Option(
+        False,
+        "--global-batch",
+        help="Count batch_size over all processes of torchrun instead of per process.",
+    ),
     quiet: Quiet = False,
 ) -> None:
     """Train the model of RECIPE from images and their labels.
@@ -74,17 +66,11 @@ def train(
     with graceful_stop() as asked:
         if "LOCAL_RANK" not in os.environ:
             read_recipe(recipe, changes)  # a mistake is reported before torch is imported
-        _run(recipe, changes, output or Path("runs") / recipe.stem, asked, resume, overwrite, quiet)
+        _run(recipe, changes, output or Path("runs") / recipe.stem, asked, resume, overwrite)
 
 
 def _run(
-    path: Path,
-    changes: list[str],
-    folder: Path,
-    asked: list[int],
-    resume: bool,
-    overwrite: bool,
-    quiet: bool,
+    path: Path, changes: list[str], folder: Path, asked: list[int], resume: bool, overwrite: bool
 ) -> None:
     from tnetcli.cli.progress import TrainingProgress
     from tnetcli.training.distributed import OtherRankError, report_once, wait_for_stop
@@ -93,10 +79,9 @@ def _run(
     from tnetcli.training.run_dir import StoppedError
 
     is_rank_zero = os.environ.get("RANK", "0") == "0"
-    quiet = quiet or not is_rank_zero
-    if quiet:
+    if not is_rank_zero:
         logging.getLogger("tnetcli").setLevel(logging.WARNING)
-    with TrainingProgress(asked, quiet=quiet) as progress:
+    with TrainingProgress(asked) as progress:
         try:
             with report_once(progress.should_stop):
                 recipe = read_recipe(path, changes)
@@ -106,7 +91,7 @@ def _run(
                 progress,
                 resume=resume,
                 overwrite=overwrite,
-                advance=progress.reading,
+                advance=progress.advance,
             )
         except OtherRankError as error:
             wait_for_stop(progress.should_stop)

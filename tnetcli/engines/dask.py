@@ -11,11 +11,11 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, TypeAlias
 
-from tnetcli.engines.local import Item, Result
+from tnetcli.engines.local import Item, Result, Work
 from tnetcli.errors import ClusterError, MissingExtraError, UsageError
 from tnetcli.files import is_private, open_regular
 from tnetcli.text import first_line, shorten
@@ -51,11 +51,11 @@ class DaskEngine:
 
     def map(
         self,
-        work: Callable[[Sequence[Item]], Result],
+        work: Work[Item, Result],
         batches: Iterable[Sequence[Item]],
         *,
         should_stop: Callable[[], bool],
-        lost: Callable[[Sequence[Item]], Result],
+        lost: Work[Item, Result],
     ) -> Iterator[Result]:
         """Yield the result of each batch as it is ready."""
         with _connected(self.scheduler) as client:
@@ -123,7 +123,7 @@ class _Workers:
 
     def __init__(self, client: Client, scheduler: str, paths: Sequence[str]) -> None:
         self._client, self._scheduler, self._paths = client, scheduler, paths
-        self._checks: dict[str, Task | None] = {}  # None once passed
+        self._checks: dict[str, Task] = {}  # None once passed
         self._threads, self._refreshed, self._warned = 0, float("-inf"), False
 
     def threads(self) -> int:
@@ -146,43 +146,40 @@ class _Workers:
 
     def _check(self, present: Iterable[str]) -> None:
         """Raise UsageError for a worker that lacks files or runs another version of tnet."""
-        present = list(present)
-        self._checks = {name: each for name, each in self._checks.items() if name in present}
-        new: dict[str, Task] = {
-            name: self._client.submit(_inspect, self._paths, workers=[name], priority=1, pure=False)
-            for name in present
-            if name not in self._checks
-        }
-        self._checks |= new
-        end = time.monotonic() + TRANSFER
-        while time.monotonic() < end and not all(task.done() for task in new.values()):
-            time.sleep(POLL)
-        for name, task in sorted(self._checks.items()):
-            if task is not None and task.done():
-                self._judge(name, task)
-                self._checks[name] = None
-            elif name in new:  # its storage may hang: the scheduler gives its work to others
-                log.warning("worker `%s` does not answer: continuing without it", name)
-
-    def _judge(self, worker: str, task: Task) -> None:
         from distributed import KilledWorker
 
-        try:
-            version, missing = task.result(timeout=TRANSFER)
-        except (CancelledError, OSError, KilledWorker):  # the worker is gone
-            return
-        except Exception as error:
-            raise _unusable(f"worker `{worker}`", error) from error
-        own, _ = _inspect([])
-        if version != own:
-            raise UsageError(
-                f"worker `{worker}` runs tnet {version}, this is {own}", hint=SAME_ENVIRONMENT
+        new = [name for name in present if name not in self._checks]
+        self._checks = {name: self._checks.get(name) for name in present}
+        for name in new:
+            self._checks[name] = self._client.submit(
+                _inspect, self._paths, workers=[name], priority=1, pure=False
             )
-        if missing:
-            raise UsageError(
-                f"worker `{worker}` does not see `{missing}`",
-                hint="files have to be on storage that all machines share, under the same path",
-            )
+        end = time.monotonic() + TRANSFER
+        while time.monotonic() < end and any(not self._checks[name].done() for name in new):
+            time.sleep(POLL)
+        for name, task in sorted(self._checks.items()):
+            if task is None:
+                continue
+            if not task.done():  # its storage may hang: the scheduler gives its work to others
+                if name in new:
+                    log.warning("worker `%s` does not answer: continuing without it", name)
+                continue
+            self._checks[name] = None
+            try:
+                version, missing = task.result(timeout=TRANSFER)
+            except (CancelledError, OSError, KilledWorker):  # the worker is gone
+                continue
+            except Exception as error:
+                raise _unusable(f"worker `{name}`", error) from error
+            own, _ = _inspect([])
+            if version != own:
+                problem = f"worker `{name}` runs tnet {version}, this is {own}"
+                raise UsageError(problem, hint=SAME_ENVIRONMENT)
+            if missing:
+                raise UsageError(
+                    f"worker `{name}` does not see `{missing}`",
+                    hint="files have to be on storage that all machines share, under the same path",
+                )
 
 
 def _inspect(paths: Sequence[str]) -> tuple[str, str]:
@@ -206,20 +203,17 @@ def _connected(scheduler: str) -> Iterator[Client]:
     if not log.isEnabledFor(logging.DEBUG):
         logger.setLevel(logging.CRITICAL)
     try:
-        try:
-            client: Client = distributed.Client(  # type: ignore[no-untyped-call]
-                address, timeout=PATIENCE, set_as_default=False
-            )
-        except (OSError, ValueError) as error:
-            raise _unreachable(address, first_line(error)) from error
-        try:
-            yield client
-        finally:
-            try:
-                client.close(timeout=REFRESH)
-            except OSError:
-                log.debug("the cluster was gone before", exc_info=True)
+        client: Client = distributed.Client(  # type: ignore[no-untyped-call]
+            address, timeout=PATIENCE, set_as_default=False
+        )
+    except (OSError, ValueError) as error:
+        logger.setLevel(before)
+        raise _unreachable(address, first_line(error)) from error
+    try:
+        yield client
     finally:
+        with suppress(OSError):  # the cluster was gone before
+            client.close(timeout=REFRESH)
         logger.setLevel(before)
 
 
@@ -227,8 +221,7 @@ def _check_address(address: str) -> None:
     """Raise UsageError for an address at which the client would fail only after a minute."""
     from distributed import Security
 
-    found = ADDRESS.fullmatch(address)
-    if found is None:
+    if (found := ADDRESS.fullmatch(address)) is None:
         raise _unreachable(address, "not an address with a port")
     is_encrypted = found["protocol"] in ("tls", "wss")
     given = Security().get_connection_args("client")  # type: ignore[no-untyped-call]

@@ -4,11 +4,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 DEPTH = 2  # one batch reads while another computes; more would only wait
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Work: TypeAlias = Callable[[Sequence[Item]], Result]
 
 
 class Engine(Protocol):
@@ -21,11 +22,11 @@ class Engine(Protocol):
 
     def map(
         self,
-        work: Callable[[Sequence[Item]], Result],
+        work: Work[Item, Result],
         batches: Iterable[Sequence[Item]],
         *,
         should_stop: Callable[[], bool],
-        lost: Callable[[Sequence[Item]], Result],
+        lost: Work[Item, Result],
     ) -> Iterator[Result]:
         """Yield the result of each batch."""
         ...
@@ -39,11 +40,11 @@ class LocalEngine:
 
     def map(
         self,
-        work: Callable[[Sequence[Item]], Result],
+        work: Work[Item, Result],
         batches: Iterable[Sequence[Item]],
         *,
         should_stop: Callable[[], bool],
-        lost: Callable[[Sequence[Item]], Result] | None = None,
+        lost: Work[Item, Result] | None = None,
     ) -> Iterator[Result]:
         """Yield the result of each batch, in order."""
         left = iter(batches)

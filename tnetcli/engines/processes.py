@@ -13,7 +13,7 @@ from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 
-from tnetcli.engines.local import Item, Result
+from tnetcli.engines.local import Item, Result, Work
 from tnetcli.readers.watch import (
     has_abandoned,
     is_stopping,
@@ -42,43 +42,57 @@ class ProcessEngine:
 
     def map(
         self,
-        work: Callable[[Sequence[Item]], Result],
+        work: Work[Item, Result],
         batches: Iterable[Sequence[Item]],
         *,
         should_stop: Callable[[], bool],
-        lost: Callable[[Sequence[Item]], Result],
+        lost: Work[Item, Result],
     ) -> Iterator[Result]:
         """Yield the result of each batch."""
         left = iter(batches)
-        running: dict[Future[Result], Sequence[Item]] = {}
+        # Batches with the number of the attempt to run them alone; 0 for those that run together.
+        running: dict[Future[Result], tuple[Sequence[Item], int]] = {}
+        suspects: list[tuple[Sequence[Item], int]] = []
         pools = _Pools()
         pool = pools.start(self.processes)
         patient = True
         try:
             while True:
-                if not should_stop():
-                    for batch in islice(left, AHEAD * self.processes - len(running)):
-                        running[_submit(pool, work, batch)] = batch
+                new: list[tuple[Sequence[Item], int]] = []
+                if should_stop():
+                    suspects.clear()
+                elif suspects:
+                    new = [] if running else [suspects.pop(0)]
+                elif not any(attempt for _, attempt in running.values()):
+                    some = islice(left, AHEAD * self.processes - len(running))
+                    new = [(batch, 0) for batch in some]
+                running |= {_submit(pool, work, each[0]): each for each in new}
                 if not running:
                     return
-                broken: list[Sequence[Item]] = []
+                broken: list[tuple[Sequence[Item], int]] = []
                 for future in pools.wait(running):
-                    batch = running.pop(future)
+                    batch, attempt = running.pop(future)
                     try:
                         result = future.result()
                     except BrokenProcessPool:
-                        broken.append(batch)
+                        broken.append((batch, attempt))
                     else:
                         yield result
-                if broken and is_stopping():  # a process with a stuck read has ended
+                if not broken:
+                    continue
+                if is_stopping():  # a process with a stuck read has ended
                     return
-                if broken:  # any of the running batches may have killed it
-                    items = [[item] for batch in [*broken, *running.values()] for item in batch]
-                    running.clear()
-                    pool.shutdown(wait=False, cancel_futures=True)
+                broken += running.values()  # any of them may have killed the process
+                running.clear()
+                pool.shutdown(wait=False, cancel_futures=True)
+                pool = pools.start(self.processes)
+                if broken[0][1] == 0:
                     log.warning("a worker process died: its images are tried again")
-                    yield from _one_by_one(work, items, pools, should_stop, lost)
-                    pool = pools.start(self.processes)
+                for batch, attempt in broken:
+                    if attempt < ATTEMPTS:
+                        suspects += [([item], attempt + 1) for item in batch]
+                    else:
+                        yield lost(batch)
         except KeyboardInterrupt:
             patient = False
             raise
@@ -87,42 +101,6 @@ class ProcessEngine:
                 patient = pools.kill()
             pool.shutdown(wait=patient, cancel_futures=True)
             pools.close()
-
-
-def _one_by_one(
-    work: Callable[[Sequence[Item]], Result],
-    batches: Iterable[Sequence[Item]],
-    pools: "_Pools",
-    should_stop: Callable[[], bool],
-    lost: Callable[[Sequence[Item]], Result],
-) -> Iterator[Result]:
-    """Yield the results of batches that run alone in a process, until it should stop."""
-    pool = pools.start(1)
-    patient = True
-    try:
-        for batch in batches:
-            if should_stop():
-                return
-            for _ in range(ATTEMPTS):
-                future = _submit(pool, work, batch)
-                while not pools.wait([future]):
-                    pass
-                try:
-                    result = future.result()
-                    break
-                except BrokenProcessPool:
-                    pool.shutdown(wait=False)
-                    if is_stopping():
-                        return
-                    pool = pools.start(1)
-            else:
-                result = lost(batch)
-            yield result
-    except KeyboardInterrupt:
-        patient = False
-        raise
-    finally:
-        pool.shutdown(wait=patient, cancel_futures=True)
 
 
 class _Pools:
@@ -162,7 +140,7 @@ class _Pools:
 
 
 def _submit(
-    pool: ProcessPoolExecutor, work: Callable[[Sequence[Item]], Result], batch: Sequence[Item]
+    pool: ProcessPoolExecutor, work: Work[Item, Result], batch: Sequence[Item]
 ) -> Future[Result]:
     """Submit a batch to a pool, which may start a process for it or may be broken already."""
     try:
