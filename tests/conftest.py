@@ -7,6 +7,9 @@ import signal
 import pytest
 from hypothesis import settings
 
+# Read when torch and numpy are loaded, here and in every process that a test starts. Threads of two
+# test processes would otherwise spin on cores that the others need: six times as slow.
+os.environ |= {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 HOUR = 3600  # seconds, for a slow test on a busy machine
 # `ci` is quick and repeatable; HYPOTHESIS_PROFILE=nightly searches further, at random.
 settings.register_profile("ci", max_examples=20, deadline=None, derandomize=True)
