@@ -150,7 +150,9 @@ def worker(folder):
     threads = torch.get_num_threads()
     for kept in (batch._predictor, batch._log_queue):
         kept.cache_clear()
-    yield WorkerConfig(model, load_checkpoint(model).sha256, PredictConfig(), "cpu", 1, 60)
+    yield WorkerConfig(
+        model, load_checkpoint(model).sha256, PredictConfig(), ExecutionConfig("cpu")
+    )
     for kept in (batch._predictor, batch._log_queue):
         kept.cache_clear()
     torch.set_num_threads(threads)
@@ -202,7 +204,8 @@ def test_threads_of_a_worker_share_one_model(folder, worker, monkeypatch):
 def test_a_worker_uses_the_threads_it_is_given(folder, worker, monkeypatch, given, cores, threads):
     torch.set_num_threads(3)  # as with OMP_NUM_THREADS=3
     monkeypatch.setattr(batch, "available_cores", lambda: cores)
-    predict_in_worker(replace(worker, threads=given), named(folder / "0.tif"))
+    execution = ExecutionConfig("cpu", given)
+    predict_in_worker(replace(worker, execution=execution), named(folder / "0.tif"))
     assert torch.get_num_threads() == threads
 
 
