@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -37,13 +36,13 @@ def started(images, tmp_path_factory, commands):
     """Start a command in a folder of its own with links to all images."""
     running = []
 
-    def start(*arguments, python=commands / "python"):
+    def start(*arguments):
         folder = tmp_path_factory.mktemp("links")
         for each in images.iterdir():
             (folder / each.name).symlink_to(each)
         clean = {key: value for key, value in os.environ.items() if not key.startswith("TNET_")}
         process = subprocess.Popen(
-            list(map(str, [python, ROOT / "tests" / "stuck.py", *arguments])),
+            [commands / "python", ROOT / "tests" / "stuck.py", *map(str, arguments)],
             cwd=folder,
             env={**clean, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
@@ -63,9 +62,7 @@ def started(images, tmp_path_factory, commands):
 def predicting(started):
     def start(*arguments):
         given = ["--model", "m.safetensors", "--device", "cpu", "-o", "out.jsonl", *arguments]
-        # Workers import the script of the process that starts them.
-        more = {"python": sys.executable} if "--workers" in arguments else {}
-        return started("predict", *given, **more)
+        return started("predict", *given)
 
     return start
 
