@@ -8,10 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from logging.handlers import QueueHandler
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import NamedTuple
 
 from tnetcli.data.images import Image
 from tnetcli.engines.local import DEPTH, Engine, LocalEngine
@@ -234,9 +231,8 @@ def _run(
     config, checkpoint = predictor.config, predictor.checkpoint
     if config.regions is not None:
         config = replace(config, regions=config.regions.absolute())
-    level = logging.getLogger("tnetcli").getEffectiveLevel()
     model = os.path.abspath(checkpoint.path)
-    worker = WorkerConfig(model, checkpoint.sha256, config, execution, level)
+    worker = WorkerConfig(model, checkpoint.sha256, config, execution)
     sent = [replace(image, path=absolute(image.path)) for image in images]
     engine: Engine
     if execution.scheduler is not None:
@@ -253,20 +249,19 @@ def _run(
         size = min(size, -(-len(images) // execution.workers))  # no worker is left without a batch
     paths = {image.id: image.path for image in images}
 
-    def lost(batch: Sequence[Image]) -> WorkerResult:
+    def lost(batch: Sequence[Image]) -> list[str]:
         error = ClusterError(
             "every process that read it has died",
             hint="is there enough memory? run it alone: tnet predict IMAGE",
         )
-        failed = [predictor.failure(image, error) for image in batch]
-        return WorkerResult([record.model_dump_json() for record in failed], [])
+        return [predictor.failure(image, error).model_dump_json() for image in batch]
 
-    for result in engine.map(
-        partial(predict_in_worker, worker), _batches(sent, size), should_stop=should_stop, lost=lost
-    ):
-        for line in result.logs:
-            logging.getLogger(line.name).handle(line)
-        records = map(Prediction.model_validate_json, result.lines)
+    work, batches = partial(predict_in_worker, worker), _batches(sent, size)
+    for lines in engine.map(work, batches, should_stop=should_stop, lost=lost):
+        records = list(map(Prediction.model_validate_json, lines))
+        for record in records:
+            for warning in record.warnings:
+                log.warning("%s: %s", record.id, warning)
         yield [_with_given_path(record, paths[record.id]) for record in records]
 
 
@@ -289,42 +284,16 @@ class WorkerConfig:
     sha256: str
     config: PredictConfig
     execution: ExecutionConfig
-    log_level: int = logging.WARNING
-
-
-class WorkerResult(NamedTuple):
-    """Records as JSON, and the log records of the worker."""
-
-    lines: list[str]
-    logs: list[logging.LogRecord]
 
 
 _loading = threading.Lock()  # a Dask worker may have several threads, and has one model
 
 
-def predict_in_worker(worker: WorkerConfig, images: Sequence[Image]) -> WorkerResult:
-    """Predict images in this process; the model is loaded once."""
+def predict_in_worker(worker: WorkerConfig, images: Sequence[Image]) -> list[str]:
+    """Predict images in this process and return their records as JSON; the model is loaded once."""
     with _loading:
-        queue = _log_queue()
-        logging.getLogger("tnetcli").setLevel(worker.log_level)
         predictor = _predictor(worker)
-    lines = [record.model_dump_json() for record in predictor.predict_batch(images)]
-    logs = []
-    with suppress(Empty):
-        while True:
-            logs.append(queue.get_nowait())
-    return WorkerResult(lines, logs)
-
-
-@lru_cache(maxsize=1)
-def _log_queue() -> "SimpleQueue[logging.LogRecord]":
-    """Return the queue for log records of this process, which has no handlers of its own."""
-    queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
-    logger = logging.getLogger("tnetcli")
-    if not logger.handlers:
-        logger.addHandler(QueueHandler(queue))
-        logger.propagate = False
-    return queue
+    return [record.model_dump_json() for record in predictor.predict_batch(images)]
 
 
 @lru_cache(maxsize=1)
@@ -335,6 +304,8 @@ def _predictor(worker: WorkerConfig) -> Predictor:
     threads = worker.execution.threads or min(torch.get_num_threads(), available_cores())
     limit_threads(threads)
     reuse_freed_memory()
+    # Warnings are in the records; without a handler Python would print them here as well.
+    logging.getLogger("tnetcli").addHandler(logging.NullHandler())
     predictor = replace(worker.execution, threads=threads).load(worker.model, worker.config)
     if predictor.checkpoint.sha256 != worker.sha256:
         raise ModelError(

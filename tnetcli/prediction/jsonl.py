@@ -33,7 +33,6 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4", ".7z")
 MAX_LINE = 2**26  # bytes; more than 200,000 windows
 MAX_PROBLEMS = 100  # per line
 MAX_NAMED = 5
-LONGEST = 500  # characters of a name
 MAX_OPEN = 64  # files; some systems allow 256
 NO_PREDICTIONS = "this is not a file of predictions: name another"
 log = logging.getLogger(__name__)
@@ -294,14 +293,11 @@ class Merged(NamedTuple):
     missing: tuple[str, ...]  # expected ids that no file has
 
     def __str__(self) -> str:
-        counts = {
-            f"{self.failed:,} of them failed": self.failed,
-            f"{self.repeated:,} repeated and left out": self.repeated,
-            f"{len(self.missing):,} missing:": self.missing,
-        }
-        parts = [counted(self.records, "record"), *(text for text, some in counts.items() if some)]
-        names = (f"  {printable(id, LONGEST)}" for id in self.missing)
-        return "\n".join([", ".join(parts), *names])
+        parts = [counted(self.records, "record")]
+        parts += [f"{self.failed:,} of them failed"] if self.failed else []
+        parts += [f"{self.repeated:,} repeated and left out"] if self.repeated else []
+        parts += [f"{len(self.missing):,} missing:"] if self.missing else []
+        return "\n".join([", ".join(parts), *(f"  {printable(id, 500)}" for id in self.missing)])
 
 
 class _Place(NamedTuple):
