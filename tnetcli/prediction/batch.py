@@ -225,8 +225,8 @@ def _run(
         batches = _batches(images, size)
         depth = min(DEPTH, max(1, len(batches)))
         with sharing_cores(depth, predictor.inference.device):
-            work = predictor.predict_batch
-            yield from LocalEngine(depth).map(work, batches, should_stop=should_stop)
+            engine = LocalEngine(depth)
+            yield from engine.map(predictor.predict_batch, batches, should_stop=should_stop)
         return
     config, checkpoint = predictor.config, predictor.checkpoint
     if config.regions is not None:
@@ -234,18 +234,20 @@ def _run(
     model = os.path.abspath(checkpoint.path)
     worker = WorkerConfig(model, checkpoint.sha256, config, execution)
     sent = [replace(image, path=absolute(image.path)) for image in images]
-    engine: Engine
+    processes: Engine
     if execution.scheduler is not None:
         from tnetcli.engines.dask import DaskEngine
 
         regions = [] if config.regions is None else [str(config.regions)]
-        engine = DaskEngine(execution.scheduler, [model, *regions, *(each.path for each in sent)])
+        processes = DaskEngine(
+            execution.scheduler, [model, *regions, *(each.path for each in sent)]
+        )
         # A task is one image, and the worker knows how many cores it has.
         worker, size = replace(worker, execution=replace(execution, threads=None)), 1
     else:
         from tnetcli.engines.processes import ProcessEngine
 
-        engine = ProcessEngine(execution.workers)
+        processes = ProcessEngine(execution.workers)
         size = min(size, -(-len(images) // execution.workers))  # no worker is left without a batch
     paths = {image.id: image.path for image in images}
 
@@ -257,8 +259,8 @@ def _run(
         return [predictor.failure(image, error).model_dump_json() for image in batch]
 
     work, batches = partial(predict_in_worker, worker), _batches(sent, size)
-    for lines in engine.map(work, batches, should_stop=should_stop, lost=lost):
-        records = list(map(Prediction.model_validate_json, lines))
+    for lines in processes.map(work, batches, should_stop=should_stop, lost=lost):
+        records = [Prediction.model_validate_json(line) for line in lines]
         for record in records:
             for warning in record.warnings:
                 log.warning("%s: %s", record.id, warning)

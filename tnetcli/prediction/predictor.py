@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -235,7 +235,7 @@ class Predictor:
         return Fixed(policy, self._regions.of(image.id, image.path, reader.size))
 
     def _record(self, image: Image, reader: Reader, result: ImageResult, mark: str) -> Prediction:
-        warnings = [*self._warn_values(result, reader), *self._warn_pixel_size(reader)]
+        warnings = list(self._warnings(result, reader))
         for warning in warnings:
             log.warning("%s: %s", image.id, warning)
         own = {} if image.options == self.config.options else _as_json(image.options)
@@ -256,28 +256,24 @@ class Predictor:
             reading=own,
         )
 
-    def _warn_values(self, result: ImageResult, reader: Reader) -> list[str]:
-        """Return a warning if a band is far brighter or darker than in the training data."""
+    def _warnings(self, result: ImageResult, reader: Reader) -> Iterator[str]:
+        """Yield how an image is unlike the training data: the mean of a band, the pixel size."""
+        trained = self.checkpoint.description
         worst = int(np.abs(result.band_means).argmax())
-        if abs(float(result.band_means[worst])) <= UNLIKE:
-            return []
-        normalisation = self.checkpoint.description.normalisation
-        mean, std = normalisation.mean[worst], normalisation.std[worst]
-        own = mean + std * float(result.band_means[worst])
-        return [
-            f"the mean of band {reader.bands[worst]} is {own:.4g}, that of the training data "
-            f"{mean:.4g}: check the bands (--bands) and the scale (-O rescale=LOW,HIGH)"
-        ]
-
-    def _warn_pixel_size(self, reader: Reader) -> list[str]:
-        """Return a warning if pixels are much larger or smaller than in the training data."""
-        size, trained = _pixel_size(reader), self.checkpoint.description.pixel_size
-        if size is None or trained is None or 1 / OTHER_SIZE <= size / trained <= OTHER_SIZE:
-            return []
-        return [
-            f"a pixel is {_length(size)}, the model was trained on {_length(trained)}: "
-            "resample the image, or train on images of this resolution"
-        ]
+        deviation = float(result.band_means[worst])
+        if abs(deviation) > UNLIKE:
+            mean, std = trained.normalisation.mean[worst], trained.normalisation.std[worst]
+            yield (
+                f"the mean of band {reader.bands[worst]} is {mean + std * deviation:.4g}, that of "
+                f"the training data {mean:.4g}: check the bands (--bands) and the scale "
+                "(-O rescale=LOW,HIGH)"
+            )
+        size, usual = _pixel_size(reader), trained.pixel_size
+        if size and usual and not 1 / OTHER_SIZE <= size / usual <= OTHER_SIZE:
+            yield (
+                f"a pixel is {_length(size)}, the model was trained on {_length(usual)}: "
+                "resample the image, or train on images of this resolution"
+            )
 
     def _recorded_config(self) -> dict[str, Any]:
         """Return all settings that the prediction depends on, as JSON."""
@@ -338,12 +334,10 @@ def _bytes(text: str) -> bytes:
 
 def _pixel_size(reader: Reader) -> float | None:
     """Return the geometric mean of the sides of a pixel in metres, None if unknown."""
-    if reader.microns_per_pixel is not None:
-        microns = reader.microns_per_pixel
+    if (microns := reader.microns_per_pixel) is not None:
         return math.sqrt(microns.x * microns.y) * 1e-6
-    if reader.georeference is None:
-        return None
-    ground = reader.georeference.ground_size(reader.size)
+    place = reader.georeference
+    ground = None if place is None else place.ground_size(reader.size)
     return None if ground is None else math.sqrt(ground[0] * ground[1])
 
 
