@@ -36,8 +36,12 @@ demo: setup
 	$(BIN)/tnet export demo/scene.jsonl -o demo/scene.html --overwrite
 	@echo "regions: demo/scene.geojson (QGIS), demo/scene.png, demo/scene.html (browser)"
 
-# Tests of one file run in one process, which creates their shared fixtures once.
-PARALLEL := --numprocesses auto --dist loadfile
+# Compiled modules are kept, whatever the environment says: the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+
+# Each process takes a run of neighbouring files, so that fixtures are created once; an idle one
+# steals from the end of another's.
+PARALLEL := --numprocesses auto --dist worksteal
 test: setup
 	$(BIN)/python -m pytest $(PARALLEL)
 

@@ -7,8 +7,11 @@ import signal
 import pytest
 from hypothesis import settings
 
-# Before numpy is imported: its threads spin, which takes most of the time of small products.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+from tests.pages import warm_commands
+
+# Read when torch and numpy are loaded, here and in every process that a test starts. Threads of two
+# test processes would otherwise spin on cores that the others need: six times as slow.
+os.environ |= {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 HOUR = 3600  # seconds, for a slow test on a busy machine
 # `ci` is quick and repeatable; HYPOTHESIS_PROFILE=nightly searches further, at random.
 settings.register_profile("ci", max_examples=20, deadline=None, derandomize=True)
@@ -45,6 +48,13 @@ def reset_log():
     logger = logging.getLogger("tnetcli")
     logger.handlers, logger.propagate = [], True
     logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory):
+    """Return a folder of `tnet` and `python` programs that start fast."""
+    with warm_commands(tmp_path_factory.mktemp("commands")) as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -32,15 +32,11 @@ def predict(folder, *arguments, model="m.safetensors", **more):
     return tnet("predict", "--model", folder / model, "--device", "cpu", *arguments, **more)
 
 
-def start(folder, *arguments, **more):
+def start(folder, *arguments, program=(sys.executable, "-m", "tnetcli"), **more):
     """Start the command as a process of its own, inside the folder."""
     words = ["predict", "--model", folder / "m.safetensors", "--device", "cpu", *arguments]
     return subprocess.Popen(
-        [sys.executable, "-m", "tnetcli", *map(str, words)],
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        text=True,
-        **more,
+        list(map(str, [*program, *words])), cwd=folder, stderr=subprocess.PIPE, text=True, **more
     )
 
 

@@ -1,7 +1,8 @@
 """Run `tnet` and `python` in forks of a process that has imported torch, through a Unix socket.
 
-Pages have dozens of short commands, and most of their time is spent on imports. A command is a
-separate process with the folder, environment and standard streams of the client.
+Most of the time of a short command is spent on imports. A command is a separate process with the
+folder, environment and standard streams of the client, which passes signals on to it, and whose
+death ends it.
 
     python -P tests/warm.py serve SOCKET
     python tests/warm.py ask SOCKET tnet models
@@ -11,6 +12,8 @@ import importlib
 import json
 import os
 import runpy
+import select
+import signal
 import socket
 import sys
 import traceback
@@ -23,6 +26,7 @@ LOADED = (
     *("tnetcli.evaluation.evaluate", "tnetcli.exporters.base", "tnetcli.training.run"),
 )
 MAX_BYTES = 2**20  # of a request
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def ask(address: str, words: list[str]) -> int:
@@ -31,11 +35,18 @@ def ask(address: str, words: list[str]) -> int:
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         socket.send_fds(server, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
-        return int(server.recv(16) or 1)
+        child = int(server.recv(16))
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _: os.kill(child, number))
+        code = int(server.recv(16) or 1)
+    if code < 0:  # a signal ended it
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 def serve(address: str) -> None:
-    """Serve requests until killed, each in a forked child."""
+    """Serve requests until killed, each by a process that starts and keeps the command."""
     for name in LOADED:
         importlib.import_module(name)
     with socket.socket(socket.AF_UNIX) as server:
@@ -46,18 +57,37 @@ def serve(address: str) -> None:
             connection, _ = server.accept()
             if os.fork() == 0:
                 server.close()
-                _serve_one(connection)
+                _keep(connection)
             connection.close()
             with suppress(ChildProcessError):  # children that have ended
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
 
-def _serve_one(connection: socket.socket) -> None:
+def _keep(connection: socket.socket) -> None:
+    """Start the command of a request, and answer with its number and its exit code."""
     text, streams, _, _ = socket.recv_fds(connection, MAX_BYTES, 3)
     while not text.endswith(b"\n"):
         text += connection.recv(MAX_BYTES)
-    request = json.loads(text)
+    child = os.fork()
+    if child == 0:
+        connection.close()
+        _be(json.loads(text), streams)
+    for stream in streams:
+        os.close(stream)
+    with suppress(OSError):  # the client has ended
+        connection.sendall(str(child).encode())
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if select.select([connection], [], [], 0.005)[0]:  # the client has ended
+            os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(ended[1])
+    with suppress(OSError):
+        connection.sendall(str(code).encode())
+    os._exit(0)
+
+
+def _be(request: dict[str, object], streams: list[int]) -> None:
+    """Be the command of a request."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -76,7 +106,6 @@ def _serve_one(connection: socket.socket) -> None:
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    connection.sendall(str(code).encode())
     os._exit(code)
 
 

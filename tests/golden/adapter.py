@@ -26,7 +26,7 @@ from tnetcli.models.base import Model
 from tnetcli.models.checkpoint import Description, save_checkpoint
 from tnetcli.models.registry import build_model
 from tnetcli.prediction.inference import ImageResult, Inference
-from tnetcli.prediction.regions import RegionFile
+from tnetcli.prediction.predictor import RegionFile
 from tnetcli.readers.detect import open_image
 from tnetcli.training.data import derive
 from tnetcli.traversal.config import TraversalConfig

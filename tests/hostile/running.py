@@ -32,8 +32,10 @@ if __name__ != "__main__":
 
 MOST_MEGABYTES = 600.0  # above idle
 ADDRESS_SPACE = 14_000_000_000  # bytes, with torch's libraries: the machine survives a bomb
-# Nothing of our own: which thread imports it first decides about settings of GDAL.
+# None of our readers: which thread imports them first decides about settings of GDAL.
 LOADED = (
+    *("tnetcli.cli.app", "tnetcli.prediction.record", "tnetcli.models.tnet"),
+    *("tnetcli.models.checkpoint", "tnetcli.training.recipe"),
     *("torch", "torch._dynamo", "rasterio", "tifffile", "imagecodecs", "simplejpeg", "openslide"),
     *("zarr", "PIL.Image", "typer", "rich.console", "yaml", "pydantic", "rasterio.warp", "sqlite3"),
     *("distributed", "matplotlib.pyplot", "xml.parsers.expat"),
@@ -212,6 +214,9 @@ def _environment(folder: Path, tree: Path) -> dict[str, str]:
         "PYTHONPATH": str(tree),
         "LANG": "C.UTF-8",
         "COLUMNS": "200",
+        # Idle threads would spin on cores that other tests need.
+        "OMP_WAIT_POLICY": "passive",
+        "OPENBLAS_NUM_THREADS": "1",
         "HOME": str(folder / "home"),
         "TNET_CACHE": str(folder / "cache"),
     }

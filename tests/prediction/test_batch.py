@@ -1,6 +1,5 @@
 """Prediction from Python; tests/cli/test_predict.py has all that the command adds."""
 
-import logging
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -148,11 +147,11 @@ def worker(folder):
     """Return the configuration of a worker; this process forgets its model afterwards."""
     model = str(folder / "m.safetensors")
     threads = torch.get_num_threads()
-    for kept in (batch._predictor, batch._log_queue):
-        kept.cache_clear()
-    yield WorkerConfig(model, load_checkpoint(model).sha256, PredictConfig(), "cpu", 1, 60)
-    for kept in (batch._predictor, batch._log_queue):
-        kept.cache_clear()
+    batch._predictor.cache_clear()
+    yield WorkerConfig(
+        model, load_checkpoint(model).sha256, PredictConfig(), ExecutionConfig("cpu")
+    )
+    batch._predictor.cache_clear()
     torch.set_num_threads(threads)
 
 
@@ -160,7 +159,7 @@ def named(*paths):
     return [Image(str(path), str(path), str(path), ReadOptions()) for path in paths]
 
 
-def test_logs_of_workers_are_handled_here_once_with_the_names_as_given(
+def test_warnings_of_workers_are_logged_here_once_with_the_names_as_given(
     folder, monkeypatch, caplog, capfd
 ):
     monkeypatch.chdir(folder)
@@ -187,7 +186,7 @@ def test_threads_of_a_worker_share_one_model(folder, worker, monkeypatch):
 
     def ask(number):
         together.wait()
-        found.extend(predict_in_worker(worker, named(folder / f"{number}.tif")).lines)
+        found.extend(predict_in_worker(worker, named(folder / f"{number}.tif")))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
     for thread in threads:
@@ -202,13 +201,6 @@ def test_threads_of_a_worker_share_one_model(folder, worker, monkeypatch):
 def test_a_worker_uses_the_threads_it_is_given(folder, worker, monkeypatch, given, cores, threads):
     torch.set_num_threads(3)  # as with OMP_NUM_THREADS=3
     monkeypatch.setattr(batch, "available_cores", lambda: cores)
-    predict_in_worker(replace(worker, threads=given), named(folder / "0.tif"))
+    execution = ExecutionConfig("cpu", given)
+    predict_in_worker(replace(worker, execution=execution), named(folder / "0.tif"))
     assert torch.get_num_threads() == threads
-
-
-def test_a_logger_with_handlers_is_left_alone(folder, worker, caplog, monkeypatch):
-    logger = logging.getLogger("tnetcli")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    answer = predict_in_worker(worker, named(folder / "0.tif"))
-    assert answer.logs == []
-    assert "that of the training data" in caplog.text

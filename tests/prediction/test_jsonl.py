@@ -9,6 +9,7 @@ import pytest
 
 from tnetcli.data.images import Image
 from tnetcli.errors import OutputError, UsageError
+from tnetcli.files import try_lock
 from tnetcli.prediction.jsonl import PredictionFile, check_uncompressed, merge, read_lines
 from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance
 from tnetcli.readers.base import ReadOptions
@@ -157,15 +158,15 @@ def test_what_cannot_be_read_back_is_refused_and_stays(tmp_path):
 
 
 def test_a_file_that_was_replaced_meanwhile_is_opened_again(tmp_path, monkeypatch):
-    path, claim, calls = tmp_path / "a.jsonl", PredictionFile._claim, []
+    path, calls = tmp_path / "a.jsonl", []
 
-    def slow_claim(self, file):
+    def slow_lock(file):
         if not calls:  # another process rewrites the file before we hold it
             write(tmp_path / "b.jsonl", record("a")).replace(path)
         calls.append(file)
-        claim(self, file)
+        return try_lock(file)
 
-    monkeypatch.setattr(PredictionFile, "_claim", slow_claim)
+    monkeypatch.setattr("tnetcli.prediction.jsonl.try_lock", slow_lock)
     with PredictionFile(path) as file:
         file.add(record("b"))
     assert len(calls) == 2

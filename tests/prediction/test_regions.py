@@ -11,7 +11,7 @@ from tnetcli.errors import ImageError, ManifestError
 from tnetcli.geometry import Size, Window
 from tnetcli.models.registry import build_model
 from tnetcli.prediction.inference import Inference
-from tnetcli.prediction.regions import RegionFile
+from tnetcli.prediction.predictor import RegionFile
 from tnetcli.readers.detect import open_image
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, ScoredRegion, build_policy
@@ -60,11 +60,12 @@ class TestRecords:
     def test_an_image_that_is_not_named_fails(self, file):
         with pytest.raises(ImageError, match=r"has no regions of `c.tif`") as caught:
             file.of("c.tif", "c.tif", SIZE)
-        assert "same path" in caught.value.hint
+        assert "same path or id" in caught.value.hint
 
     def test_an_image_whose_prediction_failed_fails(self, file):
-        with pytest.raises(ImageError, match=r"the prediction of `b` in .* failed"):
+        with pytest.raises(ImageError, match="has no regions of `b`") as caught:
             file.of("b", "b.tif", SIZE)
+        assert "failed predictions have no regions" in caught.value.hint
 
     def test_an_image_of_another_size_fails(self, file):
         with pytest.raises(ImageError, match=r"has 4000 x 2999 pixels, .* of 4000 x 3000"):
@@ -152,10 +153,10 @@ class TestTable:
     @pytest.mark.parametrize(
         ("text", "problem"),
         [
-            ("id,left,top,right,bottom\na,5,0,5,9\n", "line 2: an empty region: `5, 0, 5, 9`"),
-            ("id,left,top,right,bottom\na,5,9,7,3\n", "line 2: an empty region"),
-            ("id,left,top,right,bottom\na,0,0,inf,9\n", "line 2: an empty region"),
-            ("id,left,top,right,bottom\na,0,0,,9\n", "line 2: not four numbers"),
+            ("id,left,top,right,bottom\na,5,0,5,9\n", "line 2: not a region: `5, 0, 5, 9`"),
+            ("id,left,top,right,bottom\na,5,9,7,3\n", "line 2: not a region"),
+            ("id,left,top,right,bottom\na,0,0,inf,9\n", "line 2: not a region"),
+            ("id,left,top,right,bottom\na,0,0,,9\n", "line 2: not a region"),
             ("id,left,top,right,bottom\n,0,0,1,9\n", "line 2: no image"),
             ("left,top,right,bottom\n0,0,1,9\n", "no column `path` or `id`"),
             ("id,x,y\na,0,0\n", "no column `left`"),

@@ -1,8 +1,8 @@
 import os
 import subprocess
-import sys
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.commands import ROOT
@@ -10,15 +10,16 @@ from tests.commands import ROOT
 EXAMPLES = ROOT / "examples"
 
 
-def run(name, *arguments):
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stdout
+@pytest.fixture
+def run(commands):
+    def example(name, *arguments):
+        words = [commands / "python", EXAMPLES / name, *map(str, arguments)]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    return example
 
 
-def test_a_scene_is_made_and_a_window_of_it_is_read(tmp_path):
+def test_a_scene_is_made_and_a_window_of_it_is_read(tmp_path, run):
     run("make_scene.py", tmp_path / "scene.tif", "--size", 2048)
     printed = run("read_window.py", tmp_path / "scene.tif", tmp_path / "window.png")
     assert "valid: 100%, 100%" in printed
@@ -28,7 +29,7 @@ def test_a_scene_is_made_and_a_window_of_it_is_read(tmp_path):
     assert (picture[:, 224:].min(axis=2) > 170).sum() > 1000 > (picture[:, :224] > 170).sum()
 
 
-def test_a_scene_is_traversed_with_a_model(tmp_path):
+def test_a_scene_is_traversed_with_a_model(tmp_path, run):
     run("make_scene.py", tmp_path / "scene.tif", "--size", 2048)
     lines = run("traverse_scene.py", tmp_path / "scene.tif").splitlines()
     assert lines[0].split()[:5] == ["root", "0", "0", "2048", "2048"]
@@ -36,22 +37,18 @@ def test_a_scene_is_traversed_with_a_model(tmp_path):
     assert lines[-1].startswith("decoded ")
 
 
-def test_a_scene_is_predicted_from_python(tmp_path):
+def test_a_scene_is_predicted_from_python(tmp_path, run):
     run("make_scene.py", tmp_path / "scene.tif", "--size", 2048)
     first, *regions = run("predict_scene.py", tmp_path / "scene.tif").splitlines()
     assert first.endswith(f"{len(regions)} regions")
     assert regions[0].startswith("level 1: 0 0 2048 2048")
 
 
-def test_a_folder_is_predicted_by_a_pipeline_and_resumed(tmp_path):
+def test_a_folder_is_predicted_by_a_pipeline_and_resumed(tmp_path, run, commands):
     for name in ("a b.tif", "c.tif"):
         run("make_scene.py", tmp_path / "scenes" / name, "--size", 1024)
     (tmp_path / "scenes" / "bad.tif").write_text("no image")
-    program = tmp_path / "bin" / "tnet"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tnetcli "$@"\n')
-    program.chmod(0o755)
-    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{commands}{os.pathsep}{os.environ['PATH']}"
     for message in ("2 of 3 images done", "2 done before"):
         done = subprocess.run(
             [EXAMPLES / "predict_folder.sh", "scenes", "out.jsonl"],

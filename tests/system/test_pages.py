@@ -26,7 +26,6 @@ from tests.pages import (
     matches,
     read_blocks,
     split_transcript,
-    warm_commands,
 )
 
 GENERATED = ROOT / "docs" / "cli.md"  # usage, no commands
@@ -137,12 +136,6 @@ def folder(tmp_path):
         (place / name).symlink_to(ROOT / name)
     (tmp_path / "scratch").mkdir()
     return place
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    with warm_commands(tmp_path_factory.mktemp("commands")) as place:
-        yield place
 
 
 def run_page(page: str, session: Session, *, quick: bool) -> None:

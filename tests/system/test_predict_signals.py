@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from tests import predicting
 from tests.images import noise, write_geotiff
-from tests.predicting import answers, assert_alike, finish, predict, start, write_model
+from tests.predicting import answers, assert_alike, finish, predict, write_model
 
 ALL = ["images", "--batch-size", "1"]
 
@@ -29,6 +30,16 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def start(commands):
+    """Start `tnet predict` as a process of its own, without its imports."""
+
+    def started(folder, *arguments, **more):
+        return predicting.start(folder, *arguments, program=[commands / "tnet"], **more)
+
+    return started
+
+
+@pytest.fixture(scope="module")
 def whole(folder):
     """Return the answers of an undisturbed run."""
     assert predict(folder, folder / "images", "-o", folder / "whole.jsonl").returncode == 0
@@ -42,7 +53,7 @@ def wait_for_records(out, process):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
-def test_a_signal_finishes_the_running_images(folder, tmp_path, whole, name):
+def test_a_signal_finishes_the_running_images(folder, tmp_path, whole, start, name):
     out = tmp_path / "a.jsonl"
     process = start(folder, *ALL, "-o", out)
     wait_for_records(out, process)
@@ -57,7 +68,7 @@ def test_a_signal_finishes_the_running_images(folder, tmp_path, whole, name):
 @pytest.mark.parametrize(
     ("output", "hint"), [("a.jsonl", "progress is saved"), ("-", "with -o FILE.jsonl")]
 )
-def test_ctrl_c_names_what_is_saved(folder, tmp_path, output, hint):
+def test_ctrl_c_names_what_is_saved(folder, tmp_path, start, output, hint):
     again = [f"images/../images/{number:03}.tif" for number in range(9)]  # other ids
     path = output if output == "-" else tmp_path / output
     process = start(folder, *ALL, *again, "-o", path, stdout=subprocess.PIPE)
@@ -76,7 +87,7 @@ def test_ctrl_c_names_what_is_saved(folder, tmp_path, output, hint):
         json.loads(line)  # none is torn
 
 
-def test_a_run_that_is_killed_twice_ends_with_the_same_records(folder, tmp_path, whole):
+def test_a_run_that_is_killed_twice_ends_with_the_same_records(folder, tmp_path, whole, start):
     out, drawn = tmp_path / "a.jsonl", random.Random(3)
     for _ in range(2):
         process = start(folder, *ALL, "-o", out)
@@ -89,7 +100,7 @@ def test_a_run_that_is_killed_twice_ends_with_the_same_records(folder, tmp_path,
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory):
+def large(tmp_path_factory, start):
     """Return a folder of 200 images, two of them bad, and the answers of an undisturbed run."""
     folder = tmp_path_factory.mktemp("large")
     write_images(folder, 198)
@@ -101,7 +112,7 @@ def large(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_five_stops_end_with_the_same_records(large, tmp_path, name):
+def test_five_stops_end_with_the_same_records(large, tmp_path, start, name):
     folder, whole = large
     out, drawn = tmp_path / "a.jsonl", random.Random(name)
     codes = []

@@ -28,25 +28,20 @@ NOTE = 'echo "$(basename "$0") $*" >> "$CALLS"\n'
 
 
 @pytest.fixture
-def cluster(tmp_path):
+def cluster(tmp_path, commands):
     """A folder with images and stand-ins for the commands of SLURM."""
-    commands = tmp_path / "bin"
-    commands.mkdir()
+    stands = tmp_path / "bin"
+    stands.mkdir()
     for name, more in (
         ("sbatch", ""),
         ("scontrol", '[ "$1" = show ] && echo localhost; exit 0\n'),
         ("srun", 'exec "$@"\n'),
     ):
-        (commands / name).write_text(f"#!/bin/bash\n{NOTE}{more}")
-        (commands / name).chmod(0o755)
-    (commands / "tnet").write_text(f'#!/bin/sh\nexec {sys.executable} -m tnetcli "$@"\n')
-    (commands / "tnet").chmod(0o755)
+        (stands / name).write_text(f"#!/bin/bash\n{NOTE}{more}")
+        (stands / name).chmod(0o755)
+    (stands / "tnet").symlink_to(commands / "tnet")
     for number in range(6):
-        write_geotiff(
-            tmp_path / f"{number}.tif",
-            noise((200, 200), seed=number),
-            overviews=[2],
-        )
+        write_geotiff(tmp_path / f"{number}.tif", noise((64, 64), seed=number))
     (tmp_path / "images.txt").write_text("".join(f"{number}.tif\n" for number in range(6)))
     return tmp_path
 

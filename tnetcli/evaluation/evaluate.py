@@ -31,8 +31,8 @@ from tnetcli.evaluation.metrics import (
 from tnetcli.models.checkpoint import load_model
 from tnetcli.models.cost import Counter, Step, steps_of_config
 from tnetcli.prediction.inference import ImageResult, Inference
+from tnetcli.prediction.predictor import RegionFile
 from tnetcli.prediction.record import Problem
-from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.base import Reader
 from tnetcli.readers.wrappers import CropKind
 from tnetcli.text import public_name, redacted

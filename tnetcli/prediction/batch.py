@@ -8,9 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from logging.handlers import QueueHandler
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from tnetcli.data.images import Image
 from tnetcli.engines.local import DEPTH, Engine, LocalEngine
@@ -27,11 +25,12 @@ from tnetcli.system import available_cores, reuse_freed_memory
 
 BATCH_SIZE = 8  # images
 log = logging.getLogger(__name__)
-ModelLike = str | os.PathLike[str] | Checkpoint | Predictor
+AnyPath = str | os.PathLike[str]
+ModelLike = AnyPath | Checkpoint | Predictor
 
 
 def predict(
-    image: str | os.PathLike[str],
+    image: AnyPath,
     *,
     model: ModelLike = DEFAULT_MODEL,
     levels: int | None = None,
@@ -49,64 +48,34 @@ def predict(
     The whole image is read at low resolution, then only the regions that the model attends to, at
     higher and higher resolution. None means: as the model was trained.
 
-    Parameters
-    ----------
-    image
-        Path or URL of a GeoTIFF, a slide, an OME-TIFF, an OME-Zarr or a plain image.
-    model
-        Name of a bundled model, path of a `.safetensors` file, or a Predictor of `load_model`,
-        which saves loading it again; a Predictor keeps its own device and threads.
-    levels
-        Number of levels; 1 is one view of the whole image.
-    keep
-        Cells followed per region when leaving each level; the last number repeats.
-    policy
-        `top_k`, `sample`, `best_first`, or the name of an installed plug-in.
-    budget
-        Maximum number of regions read per image, the whole image included.
-    confidence
-        Stop as soon as a class is at least this probable, in (0, 1].
-    seed
-        Random seed of the policy `sample`.
-    options
-        How the image is read: bands, nodata, microns per pixel, plane, rescaling.
-    device
-        `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
-    threads
-        Number of threads that read views.
+    - `image`: path or URL of a GeoTIFF, a slide, an OME-TIFF, an OME-Zarr or a plain image.
+    - `model`: name of a bundled model, path of a `.safetensors` file, or a Predictor of
+      `load_model`, which is loaded once and keeps its own device and threads.
+    - `levels`: number of levels; 1 is one view of the whole image.
+    - `keep`: cells followed per region when leaving each level; the last number repeats.
+    - `policy`: `top_k`, `sample` (with `seed`), `best_first` or the name of a plug-in.
+    - `budget`: maximum number of regions read, the whole image included.
+    - `confidence`: stop as soon as a class is at least this probable, in (0, 1].
+    - `options`: how the image is read: bands, nodata, microns per pixel, plane, rescaling.
+    - `device`: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`. `threads` read views.
 
-    Returns
-    -------
-    Prediction
-        `label`, `probability`, `probabilities`, the `windows` that were read in full-resolution
-        pixels, and what it cost. `model_dump_json()` is one line of a predictions file.
+    Raise ImageError if the image cannot be read, ModelError for a bad model, UsageError for
+    impossible settings.
 
-    Raises
-    ------
-    ImageError
-        If the image cannot be read.
-    ModelError
-        If the model cannot be loaded.
-    UsageError
-        If the settings are impossible.
-
-    Examples
-    --------
     >>> result = tnetcli.predict("scene.tif", levels=3, keep=(4, 2))  # doctest: +SKIP
     >>> result.label, result.probability  # doctest: +SKIP
     ('River', 0.94)
-
     """
-    given = PredictConfig(
+    config = PredictConfig(
         levels, _counts(keep), policy, budget, confidence, seed, options=options or ReadOptions()
     )
     execution = ExecutionConfig(device, threads)
-    (record,) = predict_images(_named([image], given), model, given, execution)
+    (record,) = predict_images(_named([image], config), model, config, execution)
     return checked(record)
 
 
 def predict_many(
-    images: Iterable[str | os.PathLike[str]],
+    images: Iterable[AnyPath],
     *,
     model: ModelLike = DEFAULT_MODEL,
     levels: int | None = None,
@@ -119,44 +88,31 @@ def predict_many(
     device: str = "auto",
     threads: int = 4,
     batch_size: int = BATCH_SIZE,
-    output: str | os.PathLike[str] | None = None,
+    output: AnyPath | None = None,
 ) -> Iterator[Prediction]:
-    """Classify images and yield their predictions in order.
+    """Classify images and yield their predictions in order; `predict` describes the settings.
 
     A failed image is a record with `status="failed"` and an `error`; the others continue.
     `batch_size` images are traversed together. With `output`, a JSON Lines file, records are saved
-    before they are yielded, and images that are done in an existing file are skipped. `predict`
-    describes the other parameters.
+    before they are yielded, and images that are done in an existing file are skipped. Raise
+    OutputError if it cannot be written, or was made with another model or other settings.
 
-    Yields
-    ------
-    Prediction
-        One record per image.
-
-    Raises
-    ------
-    OutputError
-        If `output` cannot be written, or was made with another model or other settings.
-
-    Examples
-    --------
     >>> for result in tnetcli.predict_many(paths, output="out.jsonl"):  # doctest: +SKIP
     ...     print(result.id, result.status, result.label)
-
     """
-    given = PredictConfig(
+    config = PredictConfig(
         levels, _counts(keep), policy, budget, confidence, seed, options=options or ReadOptions()
     )
     execution = ExecutionConfig(device, threads, batch_size)
     path = None if output is None else Path(output)
-    return predict_images(_named(images, given), model, given, execution, output=path)
+    return predict_images(_named(images, config), model, config, execution, output=path)
 
 
 def _counts(keep: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if keep is None else tuple(keep)
 
 
-def _named(images: Iterable[str | os.PathLike[str]], config: PredictConfig) -> list[Image]:
+def _named(images: Iterable[AnyPath], config: PredictConfig) -> list[Image]:
     paths = [os.fspath(image) for image in images]
     return [Image(path, path, path, config.options) for path in paths]
 
@@ -170,7 +126,7 @@ class ExecutionConfig:
     """
 
     device: str = "auto"
-    threads: int = 1  # that read, in each process
+    threads: int | None = 1  # that read, in each process; None: as many as it has cores
     batch_size: int = BATCH_SIZE
     workers: int = 1
     scheduler: str | None = None
@@ -183,6 +139,16 @@ class ExecutionConfig:
                 hint="leave out --workers: the cluster has workers of its own",
             )
 
+    def load(self, model: AnyPath | Checkpoint, config: PredictConfig) -> Predictor:
+        """Load a model on the device of this process."""
+        return Predictor(
+            model if isinstance(model, Checkpoint) else load_checkpoint(find_model_file(model)),
+            config,
+            device=self.device,
+            threads=self.threads or available_cores(),
+            read_timeout=self.read_timeout,
+        )
+
 
 def predict_images(
     images: Sequence[Image],
@@ -193,7 +159,7 @@ def predict_images(
     output: Path | None = None,
     overwrite: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
-    resumed: Callable[[int], None] | None = None,
+    resumed: Callable[[int], None] = lambda count: None,
 ) -> Generator[Prediction, None, None]:
     """Yield the record of each image; a failed image is recorded and the others continue.
 
@@ -206,8 +172,8 @@ def predict_images(
         if isinstance(model, Predictor):
             predictor = model.configured(config)
         else:
-            predictor = closing.enter_context(_load(model, config, execution))
-        _check(images, predictor)
+            predictor = closing.enter_context(execution.load(model, config))
+        _check_crops(images, predictor)
         file, left = None, list(images)
         if output is not None:
             for image in images:
@@ -216,9 +182,16 @@ def predict_images(
                     work = partial(check_not_input, output, [image.path])
                     predictor.inference.opening.run(image.path, work)
             file = closing.enter_context(PredictionFile(output, overwrite=overwrite))
-            done = _resume(file, predictor, images)
+            wanted = {image.id: image for image in images}
+
+            def is_current(record: Prediction) -> bool | None:
+                image = wanted.get(record.id)
+                return None if image is None else predictor.is_current(image, record)
+
+            made = predictor.provenance
+            done = set(file.resume(made.sha256, made.config, is_current))
             left = [image for image in images if image.id not in done]
-            if resumed is not None and done:
+            if done:
                 resumed(len(done))
         for records in _run(left, predictor, execution, should_stop):
             for record in records:
@@ -227,19 +200,7 @@ def predict_images(
                 yield record
 
 
-def _load(
-    model: str | os.PathLike[str] | Checkpoint, config: PredictConfig, execution: ExecutionConfig
-) -> Predictor:
-    return Predictor(
-        model if isinstance(model, Checkpoint) else load_checkpoint(find_model_file(model)),
-        config,
-        device=execution.device,
-        threads=execution.threads,
-        read_timeout=execution.read_timeout,
-    )
-
-
-def _check(images: Sequence[Image], predictor: Predictor) -> None:
+def _check_crops(images: Sequence[Image], predictor: Predictor) -> None:
     cropped = any(image.crop is not None for image in images)
     trained = predictor.checkpoint.description.crop
     if cropped and predictor.config.regions is not None:
@@ -252,18 +213,6 @@ def _check(images: Sequence[Image], predictor: Predictor) -> None:
         )
 
 
-def _resume(file: PredictionFile, predictor: Predictor, images: Sequence[Image]) -> set[str]:
-    """Return the ids of the images that are done, as they are now."""
-    wanted = {image.id: image for image in images}
-
-    def is_current(record: Prediction) -> bool | None:
-        image = wanted.get(record.id)
-        return None if image is None else predictor.is_current(image, record)
-
-    made = predictor.provenance
-    return set(file.resume(made.sha256, made.config, is_current))
-
-
 def _run(
     images: Sequence[Image],
     predictor: Predictor,
@@ -271,57 +220,51 @@ def _run(
     should_stop: Callable[[], bool],
 ) -> Iterator[list[Prediction]]:
     """Yield records of a few images at a time, in this process or from workers."""
+    size = execution.batch_size
     if execution.scheduler is None and (execution.workers == 1 or len(images) < 2):
-        batches = _batches(images, execution.batch_size)
+        batches = _batches(images, size)
         depth = min(DEPTH, max(1, len(batches)))
         with sharing_cores(depth, predictor.inference.device):
-            local = LocalEngine(depth)
-            yield from local.map(predictor.predict_batch, batches, should_stop=should_stop)
+            engine = LocalEngine(depth)
+            yield from engine.map(predictor.predict_batch, batches, should_stop=should_stop)
         return
-    worker = WorkerConfig.of(predictor, execution)
+    config, checkpoint = predictor.config, predictor.checkpoint
+    if config.regions is not None:
+        config = replace(config, regions=config.regions.absolute())
+    model = os.path.abspath(checkpoint.path)
+    worker = WorkerConfig(model, checkpoint.sha256, config, execution)
+    sent = [replace(image, path=absolute(image.path)) for image in images]
+    processes: Engine
     if execution.scheduler is not None:
         from tnetcli.engines.dask import DaskEngine
 
-        regions = [] if worker.config.regions is None else [str(worker.config.regions)]
-        paths = [worker.model, *regions, *(absolute(image.path) for image in images)]
+        regions = [] if config.regions is None else [str(config.regions)]
+        processes = DaskEngine(
+            execution.scheduler, [model, *regions, *(each.path for each in sent)]
+        )
         # A task is one image, and the worker knows how many cores it has.
-        engine, worker = DaskEngine(execution.scheduler, paths), replace(worker, threads=None)
-        yield from _map(engine, worker, images, 1, predictor, should_stop)
-        return
-    from tnetcli.engines.processes import ProcessEngine
+        worker, size = replace(worker, execution=replace(execution, threads=None)), 1
+    else:
+        from tnetcli.engines.processes import ProcessEngine
 
-    even = -(-len(images) // execution.workers)  # no worker is left without a batch
-    size = min(execution.batch_size, even)
-    yield from _map(ProcessEngine(execution.workers), worker, images, size, predictor, should_stop)
+        processes = ProcessEngine(execution.workers)
+        size = min(size, -(-len(images) // execution.workers))  # no worker is left without a batch
+    paths = {image.id: image.path for image in images}
 
-
-def _map(
-    engine: Engine,
-    worker: "WorkerConfig",
-    images: Sequence[Image],
-    batch_size: int,
-    predictor: Predictor,
-    should_stop: Callable[[], bool],
-) -> Iterator[list[Prediction]]:
-    """Yield records from the processes of an engine; their log records are handled here."""
-    given = {image.id: image for image in images}
-
-    def lost(batch: Sequence[Image]) -> WorkerResult:
+    def lost(batch: Sequence[Image]) -> list[str]:
         error = ClusterError(
             "every process that read it has died",
             hint="is there enough memory? run it alone: tnet predict IMAGE",
         )
-        failed = [predictor.failure(image, error, predictor.fingerprint(image)) for image in batch]
-        return WorkerResult([record.model_dump_json() for record in failed], [])
+        return [predictor.failure(image, error).model_dump_json() for image in batch]
 
-    sent = [replace(image, path=absolute(image.path)) for image in images]
-    work = partial(predict_in_worker, worker)
-    batches = _batches(sent, batch_size)
-    for result in engine.map(work, batches, should_stop=should_stop, lost=lost):
-        for line in result.logs:
-            logging.getLogger(line.name).handle(line)
-        records = [Prediction.model_validate_json(line) for line in result.lines]
-        yield [_with_given_path(record, given[record.id].path) for record in records]
+    work, batches = partial(predict_in_worker, worker), _batches(sent, size)
+    for lines in processes.map(work, batches, should_stop=should_stop, lost=lost):
+        records = [Prediction.model_validate_json(line) for line in lines]
+        for record in records:
+            for warning in record.warnings:
+                log.warning("%s: %s", record.id, warning)
+        yield [_with_given_path(record, paths[record.id]) for record in records]
 
 
 def _with_given_path(record: Prediction, path: str) -> Prediction:
@@ -342,62 +285,17 @@ class WorkerConfig:
     model: str  # a path that all machines see
     sha256: str
     config: PredictConfig
-    device: str
-    threads: int | None  # None: as many as the process may use
-    read_timeout: float
-    log_level: int = logging.WARNING
-
-    @classmethod
-    def of(cls, predictor: Predictor, execution: ExecutionConfig) -> "WorkerConfig":
-        """Return the configuration for workers of the same prediction, in any folder."""
-        config = predictor.config
-        if config.regions is not None:
-            config = replace(config, regions=config.regions.absolute())
-        return cls(
-            os.path.abspath(predictor.checkpoint.path),
-            predictor.checkpoint.sha256,
-            config,
-            execution.device,
-            execution.threads,
-            execution.read_timeout,
-            logging.getLogger("tnetcli").getEffectiveLevel(),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerResult:
-    """Records as JSON, and the log records of the worker."""
-
-    lines: list[str]
-    logs: list[logging.LogRecord]
+    execution: ExecutionConfig
 
 
 _loading = threading.Lock()  # a Dask worker may have several threads, and has one model
 
 
-def predict_in_worker(worker: WorkerConfig, images: Sequence[Image]) -> WorkerResult:
-    """Predict images in this process; the model is loaded once."""
+def predict_in_worker(worker: WorkerConfig, images: Sequence[Image]) -> list[str]:
+    """Predict images in this process and return their records as JSON; the model is loaded once."""
     with _loading:
-        queue = _log_queue()
-        logging.getLogger("tnetcli").setLevel(worker.log_level)
         predictor = _predictor(worker)
-    lines = [record.model_dump_json() for record in predictor.predict_batch(images)]
-    logs = []
-    with suppress(Empty):
-        while True:
-            logs.append(queue.get_nowait())
-    return WorkerResult(lines, logs)
-
-
-@lru_cache(maxsize=1)
-def _log_queue() -> "SimpleQueue[logging.LogRecord]":
-    """Return the queue for log records of this process, which has no handlers of its own."""
-    queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
-    logger = logging.getLogger("tnetcli")
-    if not logger.handlers:
-        logger.addHandler(QueueHandler(queue))
-        logger.propagate = False
-    return queue
+    return [record.model_dump_json() for record in predictor.predict_batch(images)]
 
 
 @lru_cache(maxsize=1)
@@ -405,11 +303,12 @@ def _predictor(worker: WorkerConfig) -> Predictor:
     import torch
 
     # Dask starts its workers with OMP_NUM_THREADS=1 by default, which torch follows.
-    threads = worker.threads or min(torch.get_num_threads(), available_cores())
+    threads = worker.execution.threads or min(torch.get_num_threads(), available_cores())
     limit_threads(threads)
     reuse_freed_memory()
-    execution = ExecutionConfig(worker.device, threads, read_timeout=worker.read_timeout)
-    predictor = _load(worker.model, worker.config, execution)
+    # Warnings are in the records; without a handler Python would print them here as well.
+    logging.getLogger("tnetcli").addHandler(logging.NullHandler())
+    predictor = replace(worker.execution, threads=threads).load(worker.model, worker.config)
     if predictor.checkpoint.sha256 != worker.sha256:
         raise ModelError(
             f"`{worker.model}` is another file on this machine",
@@ -424,10 +323,6 @@ class Shard:
 
     number: int
     count: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.number <= self.count:
-            raise ValueError(f"no such shard: {self}")
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
@@ -446,11 +341,11 @@ class Shard:
 def parse_shard(text: str) -> Shard:
     """Turn `2/8` into the second of eight shards."""
     found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
-    try:
-        return Shard(*map(int, found.groups() if found else (0, 0)))
-    except ValueError as error:
+    shard = Shard(*map(int, found.groups() if found else (0, 0)))
+    if not 1 <= shard.number <= shard.count:
         hint = "from --shard 1/8 to --shard 8/8"
-        raise UsageError(f"--shard is not of the form I/N: `{text}`", hint=hint) from error
+        raise UsageError(f"--shard is not of the form I/N: `{text}`", hint=hint)
+    return shard
 
 
 def shard_of_job(environment: Mapping[str, str] = os.environ) -> Shard | None:
@@ -459,14 +354,16 @@ def shard_of_job(environment: Mapping[str, str] = os.environ) -> Shard | None:
     given = [environment.get(f"SLURM_ARRAY_TASK_{name}", defaults.get(name, "")) for name in names]
     if not given[0] or not given[1]:
         return None
-    try:
+    shard = Shard(0, 0)
+    with suppress(ValueError):
         task, count, first, step = map(int, given)
-        return Shard((task - first) // max(step, 1) + 1, count)
-    except ValueError as error:
+        shard = Shard((task - first) // max(step, 1) + 1, count)
+    if not 1 <= shard.number <= shard.count:
         raise UsageError(
             f"no shard follows from SLURM_ARRAY_TASK_ID={given[0]} and _COUNT={given[1]}",
             hint="give --shard I/N, or --shard 1/1 for all images",
-        ) from error
+        )
+    return shard
 
 
 def missing_shards(files: Sequence[Path]) -> list[Path]:
@@ -474,10 +371,8 @@ def missing_shards(files: Sequence[Path]) -> list[Path]:
     given = {os.path.abspath(file) for file in files}
     expected: dict[str, Path] = {}
     for file in files:
-        found = re.fullmatch(r"(.*)\.(\d{1,9})-of-(\d{1,6})", file.stem)
-        if found is None:
-            continue
-        for number in range(1, int(found[3]) + 1):
-            other = Shard(number, int(found[3])).name(file.with_name(f"{found[1]}{file.suffix}"))
-            expected[os.path.abspath(other)] = other
+        if found := re.fullmatch(r"(.*)\.\d{1,9}-of-(\d{1,6})", file.stem):
+            whole, count = file.with_name(f"{found[1]}{file.suffix}"), int(found[2])
+            others = (Shard(number, count).name(whole) for number in range(1, count + 1))
+            expected.update((os.path.abspath(other), other) for other in others)
     return [path for name, path in expected.items() if name not in given]

@@ -18,7 +18,6 @@ from tnetcli.models.checkpoint import Checkpoint
 from tnetcli.models.devices import Precision, choose_device
 from tnetcli.prediction.record import (
     SCHEMA,
-    BoxEdges,
     GlimpseRecord,
     LevelRecord,
     Prediction,
@@ -72,7 +71,8 @@ class Inference:
     """Run one model on images; the result of an image does not depend on the batch.
 
     Several threads may call `run` at once: one encodes while another reads. `bands` are the band
-    names of the model. A read without progress for `read_timeout` seconds fails.
+    names of the model. A read without progress for `read_timeout` seconds fails. A context
+    manager: closing it ends the reading threads, and the images stay open.
     """
 
     def __init__(
@@ -115,7 +115,6 @@ class Inference:
         device: str = "auto",
         precision: Precision = "fp32",
         threads: int = 4,
-        max_batch: int = MAX_BATCH,
         read_timeout: float = READ_TIMEOUT,
     ) -> "Inference":
         """Return inference with the normalisation and background of a checkpoint."""
@@ -127,7 +126,6 @@ class Inference:
             device=device,
             precision=precision,
             threads=threads,
-            max_batch=max_batch,
             bands=description.bands,
             read_timeout=read_timeout,
         )
@@ -139,7 +137,7 @@ class Inference:
         self.close()
 
     def close(self) -> None:
-        """End the reading threads; the images stay open."""
+        """End the reading threads."""
         self._views.close()
         self.opening.close()
 
@@ -157,25 +155,14 @@ class Inference:
                 self._normalisation.check(reader, self._bands)
             except ImageError as error:
                 errors[number] = error
-        found = rollout(
-            readers,
-            self.runner,
-            self._views,
-            effective(config, self.model),
-            policies,
-            errors=errors,
-        )
-        costs = [
-            Cost(
-                reader.cost.pixels_decoded - start.pixels_decoded,
-                reader.cost.bytes_read - start.bytes_read,
-            )
-            for reader, start in zip(readers, before, strict=True)
-        ]
-        return [
-            found.errors.get(number) or self._result(found, number, cost)
-            for number, cost in enumerate(costs)
-        ]
+        config = effective(config, self.model)
+        found = rollout(readers, self.runner, self._views, config, policies, errors=errors)
+        results: list[ImageResult | TnetError] = []
+        for number, (reader, start) in enumerate(zip(readers, before, strict=True)):
+            pixels = reader.cost.pixels_decoded - start.pixels_decoded
+            cost = Cost(pixels, reader.cost.bytes_read - start.bytes_read)
+            results.append(found.errors.get(number) or self._result(found, number, cost))
+        return results
 
     def _result(self, found: Rollout, image: int, cost: Cost) -> ImageResult:
         start = time.perf_counter()
@@ -189,15 +176,11 @@ class Inference:
                 features.expand(depth, *features.shape), levels <= until, levels.expand(depth, -1)
             )
             region_logits = self.runner.classify(features, levels)
-            glimpses = _rows(found, "glimpse_features", own)  # (regions, glimpses, D)
-            boxes = _rows(found, "glimpse_boxes", own)
-            if glimpses is None or boxes is None:
-                boxes = torch.zeros(len(own), 0, 4)
-                glimpse_logits = torch.zeros(len(own), 0, self.model.classes)
-            else:
+            glimpses = _rows(found, "glimpse_features", own, 0, features.shape[1])
+            glimpse_logits = torch.zeros(len(own), 0, self.model.classes)
+            if glimpses.shape[1]:
                 of_glimpse = levels.unsqueeze(1).expand(glimpses.shape[:2])
                 glimpse_logits = self.runner.classify(glimpses, of_glimpse)
-            steps = _rows(found, "step_weights", own)
         if not (logits.isfinite().all() and region_logits.isfinite().all()):
             raise not_a_number("the logits are")
         spent = found.spent[image]
@@ -211,8 +194,8 @@ class Inference:
             features=features.numpy(),
             weights=weights[-1].cpu().numpy(),
             valid=found.valid[numbers],
-            steps=np.zeros((len(own), 0), np.float32) if steps is None else steps.numpy(),
-            glimpses=boxes.numpy(),
+            steps=_rows(found, "step_weights", own, 0).numpy(),
+            glimpses=_rows(found, "glimpse_boxes", own, 0, 4).numpy(),
             glimpse_logits=glimpse_logits.cpu().numpy(),
             band_means=means,
             cost=cost,
@@ -221,13 +204,14 @@ class Inference:
         )
 
 
-def _rows(found: Rollout, name: str, own: torch.Tensor) -> torch.Tensor | None:
-    """Return an auxiliary output of some nodes, zeros where it is missing; None without any."""
-    if name not in found.aux:
-        return None
-    known, values = found.aux[name]
+def _rows(found: Rollout, name: str, own: torch.Tensor, *missing: int) -> torch.Tensor:
+    """Return an auxiliary output of some nodes, zeros where it is missing.
+
+    Without any, its shape is that of `missing` for each node.
+    """
+    known, values = found.aux.get(name, (own[:0], torch.zeros(0, *missing)))
     if not torch.isin(own, known).any():
-        return None
+        return torch.zeros(len(own), *missing)
     row = torch.full((len(found.nodes),), -1).index_copy(0, known, torch.arange(len(known)))[own]
     rows = values.new_zeros(len(own), *values.shape[1:])
     rows[row >= 0] = values[row[row >= 0]]
@@ -252,21 +236,23 @@ def record_result(
     warnings: Sequence[str] = (),
     reading: dict[str, JsonValue] | None = None,
 ) -> Prediction:
-    """Return the record of an image that was predicted."""
+    """Return the record of an image that was predicted; of a crop, in pixels of the whole image."""
     decision = TASKS.load(task)(classes).decide(result.logits)
-    microns = reader.microns_per_pixel
+    microns, whole, corner = reader.microns_per_pixel, reader, (0.0, 0.0)
+    if isinstance(reader, CroppedReader):
+        whole, corner = reader.whole, (reader.crop.left, reader.crop.top)
     return Prediction(
         schema=SCHEMA,
         id=id,
         image=image,
         status="ok",
-        width=reader.size.width,
-        height=reader.size.height,
+        width=whole.size.width,
+        height=whole.size.height,
         bands=len(reader.bands),
         reader=reader.name,
-        georeference=reader.georeference,
+        georeference=whole.georeference,
         mpp=(microns.x, microns.y) if microns else None,
-        offset=reader.info.offset,
+        offset=whole.info.offset,
         provenance=provenance,
         fingerprint=fingerprint,
         warnings=tuple(warnings),
@@ -277,24 +263,36 @@ def record_result(
         probabilities=decision.probabilities,
         stop_reason=result.stop,
         levels=tuple(_levels(result, classes)),
-        windows=tuple(_windows(result, classes)),
-        cost=_cost(result, reader),
+        windows=tuple(_windows(result, classes, corner)),
+        cost=PredictionCost(
+            windows=len(result.nodes),
+            pixels_decoded=result.cost.pixels_decoded,
+            pixels_total=whole.size.pixels,
+            fraction_decoded=result.cost.pixels_decoded / whole.size.pixels,
+            bytes_read=result.cost.bytes_read,
+            file_bytes=reader.info.file_bytes,
+            read_seconds=result.read_seconds,
+            model_seconds=result.model_seconds,
+            seconds=result.read_seconds + result.model_seconds,
+        ),
     )
 
 
-def _levels(result: ImageResult, classes: Sequence[str]) -> list[LevelRecord]:
-    levels = result.levels
-    return [
-        LevelRecord(level, levels.count(level), *_best(softmax(scores), classes))
-        for level, scores in enumerate(result.level_logits, start=1)
-    ]
+def _levels(result: ImageResult, classes: Sequence[str]) -> Iterator[LevelRecord]:
+    for level, scores in enumerate(result.level_logits, start=1):
+        yield LevelRecord(level, result.levels.count(level), *_best(softmax(scores), classes))
 
 
-def _windows(result: ImageResult, classes: Sequence[str]) -> Iterator[RegionRecord]:
+def _windows(
+    result: ImageResult, classes: Sequence[str], corner: tuple[float, float] = (0.0, 0.0)
+) -> Iterator[RegionRecord]:
+    """Yield the regions; `corner` is that of the pixels that were read, within the image."""
+    left, top = corner
     probabilities = softmax(result.region_logits)  # (regions, classes)
     for number, node in enumerate(result.nodes):
         label, probability = _best(probabilities[number], classes)
         window, steps = node.region.window, result.steps[number]
+        window = replace(window, left=window.left + left, top=window.top + top)
         boxes, scores = result.glimpses[number], result.glimpse_logits[number]
         yield RegionRecord(
             path=node.region.path,
@@ -313,7 +311,7 @@ def _windows(result: ImageResult, classes: Sequence[str]) -> Iterator[RegionReco
 
 
 def _glimpses(
-    window: Window, boxes: NDArray[np.float32], scores: NDArray[np.float32], classes: Sequence[str]
+    window: Window, boxes: Array, scores: Array, classes: Sequence[str]
 ) -> Iterator[GlimpseRecord]:
     """Yield the glimpses of a window from edges (glimpses, 4) and scores (glimpses, classes)."""
     across = (window.left + boxes[:, ::2].astype(float) * window.width).tolist()
@@ -327,47 +325,6 @@ def _rounded(values: NDArray[np.floating]) -> tuple[float, ...]:
     return tuple(round(float(each), DECIMALS) for each in values)
 
 
-def _cost(result: ImageResult, reader: Reader) -> PredictionCost:
-    return PredictionCost(
-        windows=len(result.nodes),
-        pixels_decoded=result.cost.pixels_decoded,
-        pixels_total=reader.size.pixels,
-        fraction_decoded=result.cost.pixels_decoded / reader.size.pixels,
-        bytes_read=result.cost.bytes_read,
-        file_bytes=reader.info.file_bytes,
-        read_seconds=result.read_seconds,
-        model_seconds=result.model_seconds,
-        seconds=result.read_seconds + result.model_seconds,
-    )
-
-
 def _best(probabilities: NDArray[np.float64], classes: Sequence[str]) -> tuple[str, float]:
     best = int(probabilities.argmax())
     return classes[best], float(probabilities[best])
-
-
-def on_whole_image(record: Prediction, reader: CroppedReader) -> Prediction:
-    """Return the record of a crop in pixels of the whole image."""
-    whole, x, y = reader.whole, reader.crop.left, reader.crop.top
-    cost, pixels = record.cost, whole.size.pixels
-
-    def moved(box: BoxEdges) -> BoxEdges:
-        x0, y0, x1, y1 = box
-        return x0 + x, y0 + y, x1 + x, y1 + y
-
-    return record.replace(
-        width=whole.size.width,
-        height=whole.size.height,
-        georeference=whole.georeference,
-        offset=whole.info.offset,
-        windows=tuple(
-            replace(
-                window,
-                box=moved(window.box),
-                glimpses=tuple(replace(each, box=moved(each.box)) for each in window.glimpses),
-            )
-            for window in record.windows
-        ),
-        cost=cost
-        and replace(cost, pixels_total=pixels, fraction_decoded=cost.pixels_decoded / pixels),
-    )

@@ -3,13 +3,11 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 from pydantic import ValidationError
 
@@ -26,7 +24,7 @@ from tnetcli.files import (
     try_lock,
 )
 from tnetcli.prediction.record import SCHEMA, Prediction
-from tnetcli.text import DEEP, counted, first_line, join_some, printable, reason, shorten
+from tnetcli.text import DEEP, counted, join_some, printable, reason, shorten
 
 SYNC_SECONDS = 10.0  # work that a power failure may cost; a killed process loses nothing
 BEGINNING = f'{{"schema":"{SCHEMA}"'.encode()  # of every record
@@ -34,14 +32,14 @@ ATTEMPTS = 10  # to open a file that another process is replacing
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4", ".7z")
 MAX_LINE = 2**26  # bytes; more than 200,000 windows
 MAX_PROBLEMS = 100  # per line
+MAX_NAMED = 5
+MAX_OPEN = 64  # files; some systems allow 256
 NO_PREDICTIONS = "this is not a file of predictions: name another"
 log = logging.getLogger(__name__)
-IsCurrent = Callable[[Prediction], bool | None]
 AnyPath = str | os.PathLike[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One line of a file, the byte it starts at, and its record."""
 
     text: bytes
@@ -52,21 +50,11 @@ class Line:
 def read_predictions(path: AnyPath) -> Iterator[Prediction]:
     """Yield the predictions of a file that `tnet predict -o` or `predict_many` wrote.
 
-    Parameters
-    ----------
-    path
-        JSON Lines file. A last line that was cut off is skipped with a warning.
+    A last line that was cut off is skipped with a warning. Raise OutputError if the file cannot be
+    read, or a line is not a valid record.
 
-    Raises
-    ------
-    OutputError
-        If the file cannot be read, or a line is not a valid record.
-
-    Examples
-    --------
     >>> for prediction in tnetcli.read_predictions("out.jsonl"):  # doctest: +SKIP
     ...     print(prediction.image, prediction.label)
-
     """
     return (line.record for line in read_lines(path))
 
@@ -87,27 +75,17 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
             )
         else:
             try:
-                record = parse_record(text)
-            except ValueError as error:
-                _check_cut_off(path, number, text, error)
-                return
+                record = Prediction.model_validate_json(text)
+            except ValidationError as error:
+                if BEGINNING.startswith(text[: len(BEGINNING)]) and not text.endswith(b"\n"):
+                    log.warning("`%s`, line %d is cut off and skipped", path, number)
+                    return
+                problem = printable(_first_problem(error), 200)
+                raise OutputError(
+                    f"`{path}`, line {number}: {problem}", hint=_advice(text)
+                ) from error
             yield Line(text, start, record)
         start += len(text)
-
-
-def _check_cut_off(path: AnyPath, number: int, text: bytes, error: ValueError) -> None:
-    """Warn about a last line that is the beginning of a record; raise OutputError for any other."""
-    if BEGINNING.startswith(text[: len(BEGINNING)]) and not text.endswith(b"\n"):
-        log.warning("`%s`, line %d is cut off and skipped", path, number)
-        return
-    hint = NO_PREDICTIONS
-    if SCHEMA.encode() in text[:100]:
-        hint = "another program changed this record: remove the line and predict again"
-    elif SCHEMA.partition("/")[0].encode() in text[:100]:
-        hint = "another version of tnet wrote it: predict again"
-    raise OutputError(
-        f"`{path}`, line {number}: {printable(first_line(error), 200)}", hint=hint
-    ) from error
 
 
 def _lines(path: AnyPath) -> Iterator[bytes]:
@@ -115,9 +93,9 @@ def _lines(path: AnyPath) -> Iterator[bytes]:
         with open_regular(path) as file:
             while text := file.readline(MAX_LINE + 1):
                 if len(text) > MAX_LINE:
+                    size = f"{MAX_LINE >> 20} MiB"
                     raise OutputError(
-                        f"`{path}` has a line of more than {MAX_LINE >> 20} MiB",
-                        hint=NO_PREDICTIONS,
+                        f"`{path}` has a line of more than {size}", hint=NO_PREDICTIONS
                     )
                 yield text
     except OSError as error:
@@ -126,12 +104,12 @@ def _lines(path: AnyPath) -> Iterator[bytes]:
         ) from error
 
 
-def parse_record(text: bytes) -> Prediction:
-    """Return the record of one line; raise ValueError with the first problem in one line."""
-    try:
-        return Prediction.model_validate_json(text)
-    except ValidationError as error:
-        raise ValueError(_first_problem(error)) from error
+def _advice(text: bytes) -> str:
+    if SCHEMA.encode() in text[:100]:
+        return "another program changed this record: remove the line and predict again"
+    if SCHEMA.partition("/")[0].encode() in text[:100]:
+        return "another version of tnet wrote it: predict again"
+    return NO_PREDICTIONS
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -174,10 +152,11 @@ class PredictionFile:
     again.
     """
 
+    _file: FileIO
+
     def __init__(self, path: AnyPath, *, overwrite: bool = False) -> None:
         self.path = Path(path)
         self._overwrite = overwrite
-        self._file: FileIO | None = None
         self._synced = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -188,8 +167,7 @@ class PredictionFile:
         for _ in range(ATTEMPTS):
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = open(self.path, "ab", buffering=0)
-                self._claim(self._file)
+                self._file = self._open(self.path)
                 # The process that held it may have replaced the file meanwhile.
                 if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path)):
                     return self
@@ -198,19 +176,9 @@ class PredictionFile:
                 problem = self._unwritable(error)
             except (OSError, ValueError) as error:
                 raise self._unwritable(error) from error
-            except OutputError:
-                assert self._file is not None
-                self._file.close()
-                raise
         raise problem
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._file is not None
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             self._sync()
             self._file.close()
@@ -218,63 +186,53 @@ class PredictionFile:
             if error is None:
                 raise self._unwritable(problem) from problem
 
-    def resume(self, sha256: str, config: Mapping[str, Any], is_current: IsCurrent) -> list[str]:
+    def resume(
+        self,
+        sha256: str,
+        config: Mapping[str, Any],
+        is_current: Callable[[Prediction], bool | None],
+    ) -> list[str]:
         """Return the ids that are done, and remove the records of images to predict again.
 
         `is_current` returns whether the image of a record is unchanged, or None if it is not among
         the images to predict: its record stays. Failed records are removed, abstained ones stay.
         """
-        if self._overwrite:
-            self._replace(set())
-            return []
         done: list[str] = []
         known: set[str] = set()
         kept: set[int] = set()
-        size = lines = 0
-        for number, line in enumerate(read_lines(self.path)):
-            record = line.record
-            lines, size = number + 1, size + len(line.text)
-            current = is_current(record)
-            if (record.is_done or current is None) and (
-                found := differences(record, sha256, config)
-            ):
+        size = 0  # bytes that are kept
+        for number, line in enumerate(() if self._overwrite else read_lines(self.path)):
+            record, current = line.record, is_current(line.record)
+            stays = current is None or (record.is_done and current)
+            if (record.is_done or stays) and (found := differences(record, sha256, config)):
                 raise OutputError(
                     f"`{self.path}` was made with other settings: {'; '.join(found)}",
                     hint="name another file with -o, or replace it with --overwrite",
                 )
-            is_done = record.is_done and current is True
-            if record.id in known or not line.text.endswith(b"\n"):
-                continue
-            if is_done or current is None:
+            if stays and record.id not in known and line.text.endswith(b"\n"):
                 known.add(record.id)
                 kept.add(number)
-                done += [record.id] if is_done else []
-        if len(kept) < lines or size != self.path.stat().st_size:
+                size += len(line.text)
+                done += [record.id] if current else []
+        if size != self.path.stat().st_size:
             self._replace(kept)
         return done
 
     def _replace(self, kept: Collection[int]) -> None:
         """Replace the file by one with the lines of these numbers."""
-        renewed: FileIO | None = None
-        try:
+        with ExitStack() as on_error:
             with atomic_file(self.path) as file:
                 for number, line in enumerate(read_lines(self.path) if kept else ()):
                     if number in kept:
                         file.write(line.text)
                 # Locked before it gets its name, so that no other process can come between.
-                renewed = open(file.name, "ab", buffering=0)  # noqa: SIM115  it stays open
-                self._claim(renewed)
-        except BaseException:
-            if renewed is not None:
-                renewed.close()
-            raise
-        assert self._file is not None
+                renewed = on_error.enter_context(self._open(file.name))
+            on_error.pop_all()
         self._file.close()
         self._file = renewed
 
     def add(self, record: Prediction) -> None:
         """Append a record; nothing of it stays if it cannot be written whole."""
-        assert self._file is not None
         left = memoryview(record.model_dump_json().encode() + b"\n")
         before = os.fstat(self._file.fileno()).st_size
         try:
@@ -288,13 +246,16 @@ class PredictionFile:
             raise self._unwritable(error) from error
 
     def _sync(self) -> None:
-        assert self._file is not None
         os.fsync(self._file.fileno())
         self._synced = time.monotonic()
 
-    def _claim(self, file: FileIO) -> None:
+    def _open(self, path: AnyPath) -> FileIO:
+        """Open a file to append to it, and lock it."""
+        file = open(path, "ab", buffering=0)  # noqa: SIM115  it stays open
         if not try_lock(file):
+            file.close()
             raise self._taken()
+        return file
 
     def _taken(self) -> OutputError:
         return OutputError(
@@ -323,13 +284,7 @@ def differences(record: Prediction, sha256: str, config: Mapping[str, Any]) -> l
     return found
 
 
-MAX_NAMED = 5
-LONGEST = 500  # characters of a name
-MAX_OPEN = 64  # files; some systems allow 256
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(NamedTuple):
     """Counts of a merge."""
 
     records: int
@@ -339,15 +294,20 @@ class Merged:
 
     def __str__(self) -> str:
         parts = [counted(self.records, "record")]
-        if self.failed:
-            parts.append(f"{self.failed:,} of them failed")
-        if self.repeated:
-            parts.append(f"{self.repeated:,} repeated and left out")
-        if self.missing:
-            parts.append(f"{len(self.missing):,} missing:")
-        return "\n".join(
-            [", ".join(parts), *(f"  {printable(id, LONGEST)}" for id in self.missing)]
-        )
+        parts += [f"{self.failed:,} of them failed"] if self.failed else []
+        parts += [f"{self.repeated:,} repeated and left out"] if self.repeated else []
+        parts += [f"{len(self.missing):,} missing:"] if self.missing else []
+        return "\n".join([", ".join(parts), *(f"  {printable(id, 500)}" for id in self.missing)])
+
+
+class _Place(NamedTuple):
+    """Where a record is stored."""
+
+    file: Path
+    start: int
+    length: int  # bytes
+    failed: bool
+    answer: int  # a digest of the prediction
 
 
 def merge(
@@ -369,37 +329,36 @@ def merge(
         raise OutputError(f"`{output}` is one of the files", hint="name another with -o")
     chosen: dict[str, _Place] = {}
     repeated = contradicted = 0
-    first = None
+    made = None
     for file in files:
-        for line in read_lines(file):
-            record = line.record
-            first = first or record
-            found = differences(record, first.provenance.sha256, first.provenance.config)
-            if found:
+        for text, start, record in read_lines(file):
+            made = made or record.provenance
+            if found := differences(record, made.sha256, made.config):
                 raise OutputError(
                     f"`{file}` does not belong to `{files[0]}`: {'; '.join(found)}",
                     hint="merge only files of one model with the same settings",
                 )
             check_not_input(output, [record.image])
             answer = hash((record.label, round(record.probability or 0.0, 5)))
-            place = _Place(file, line.start, len(line.text), not record.is_done, answer)
-            before = chosen.get(record.id)
-            repeated += before is not None
-            if before is not None and not (before.failed or place.failed):
-                contradicted += before.answer != place.answer
-            if before is None or (before.failed and not place.failed):
+            place = _Place(file, start, len(text), not record.is_done, answer)
+            before = chosen.setdefault(record.id, place)
+            if before is place:
+                continue
+            repeated += 1
+            if before.failed and not place.failed:
                 chosen[record.id] = place
+            elif not (before.failed or place.failed):
+                contradicted += before.answer != place.answer
     if contradicted:
         repeats = counted(contradicted, "record")
         log.warning("found twice with different predictions: %s; the first is taken", repeats)
-    order = list(chosen) if wanted is None else [image.id for image in wanted]
-    expected = set(order)
-    others = [id for id in chosen if id not in expected]
-    if others:
+    order = dict.fromkeys(chosen if wanted is None else (image.id for image in wanted))
+    if others := [id for id in chosen if id not in order]:
         some = join_some(others, MAX_NAMED)
         log.warning("not among the expected images: %s: %s", counted(len(others), "record"), some)
     present = [chosen[id] for id in [*order, *others] if id in chosen]
-    _write(present, output)
+    with atomic_file(output) as target:
+        _copy(present, target)
     return Merged(
         records=len(present),
         failed=sum(place.failed for place in present),
@@ -408,20 +367,9 @@ def merge(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a record is stored."""
-
-    file: Path
-    start: int
-    length: int  # bytes
-    failed: bool
-    answer: int  # a digest of the prediction
-
-
-def _write(places: Sequence[_Place], output: Path) -> None:
-    with atomic_file(output) as merged, ExitStack() as stack:
-        opened: dict[Path, Any] = {}
+def _copy(places: Iterable[_Place], target: BinaryIO) -> None:
+    opened: dict[Path, BinaryIO] = {}
+    with ExitStack() as stack:
         for place in places:
             if place.file not in opened:
                 if len(opened) == MAX_OPEN:
@@ -429,4 +377,4 @@ def _write(places: Sequence[_Place], output: Path) -> None:
                     opened.clear()
                 opened[place.file] = stack.enter_context(open_regular(place.file))
             opened[place.file].seek(place.start)
-            merged.write(opened[place.file].read(place.length).rstrip(b"\n") + b"\n")
+            target.write(opened[place.file].read(place.length).rstrip(b"\n") + b"\n")

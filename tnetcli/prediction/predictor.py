@@ -1,13 +1,15 @@
 """Predictor: images in, prediction records out; warns about images unlike the training data."""
 
+import hashlib
 import logging
 import math
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,29 +18,37 @@ from pydantic import JsonValue, ValidationError
 
 from tnetcli import __version__
 from tnetcli.data.images import Image
-from tnetcli.errors import ImageError, TnetError, UsageError, error_class
+from tnetcli.data.listing import Problems, locate, read_rows
+from tnetcli.errors import (
+    ImageError,
+    ManifestError,
+    OutputError,
+    TnetError,
+    UsageError,
+    error_class,
+)
+from tnetcli.files import absolute, is_pipe, open_regular, read_chunks
+from tnetcli.geometry import Size, Window
 from tnetcli.models.checkpoint import Checkpoint, find_model_file, load_checkpoint
 from tnetcli.models.devices import Precision
-from tnetcli.prediction.inference import (
-    ImageResult,
-    Inference,
-    on_whole_image,
-    record_result,
-)
+from tnetcli.prediction.inference import ImageResult, Inference, record_result
+from tnetcli.prediction.jsonl import read_predictions
 from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance
-from tnetcli.prediction.regions import RegionFile
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.pyramid import fingerprint
 from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.readers.wrappers import CroppedReader
-from tnetcli.text import escape_surrogates, first_line
+from tnetcli.text import escape_surrogates, first_line, reason, shorten
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, ScoredRegion, build_policy
 
 UNLIKE = 3.0  # standard deviations between the mean of an image and that of the training data
 OTHER_SIZE = 1.5  # ratio between the pixel sizes of an image and of the training data
 DEFAULT_MODEL = "default"
+EDGES = ("left", "top", "right", "bottom")
+LEVEL = 2  # the level whose windows are taken from predictions
+NAME_IMAGES = "name every image in it by the same path or id; failed predictions have no regions"
 log = logging.getLogger(__name__)
 
 
@@ -72,22 +82,9 @@ class PredictConfig:
 class Predictor:
     """A model that is loaded once and predicts images; several threads may share it.
 
-    The prediction of an image does not depend on the other images of a batch. A context manager:
-    closing it ends its reading threads.
-
-    Parameters
-    ----------
-    checkpoint
-        The model, as `tnetcli.models.checkpoint.load_checkpoint` returns it.
-    config
-        Settings of the prediction.
-    device
-        `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
-    threads
-        Number of threads that read views.
-    read_timeout
-        Seconds without progress after which the read of an image fails.
-
+    The prediction of an image does not depend on the other images of a batch. `threads` read
+    views, and a read without progress for `read_timeout` seconds fails. A context manager: closing
+    it ends its threads.
     """
 
     def __init__(
@@ -140,11 +137,8 @@ class Predictor:
     def predict(self, image: str | os.PathLike[str]) -> Prediction:
         """Return the prediction of one image; raise TnetError if it cannot be predicted.
 
-        Examples
-        --------
         >>> with tnetcli.load_model("runs/roofs/model.safetensors") as model:  # doctest: +SKIP
         ...     print(model.predict("scene.tif").label)
-
         """
         path = os.fspath(image)
         (record,) = self.predict_batch([Image(path, path, path, self.config.options)])
@@ -159,19 +153,10 @@ class Predictor:
                 return [record for image in images for record in self.predict_batch([image])]
             (image,) = images
             log.debug("`%s` failed", image.path, exc_info=True)
-            return [self.failure(image, error, self.fingerprint(image))]
-
-    def fingerprint(self, image: Image) -> str:
-        """Return a text that changes with the file of an image and with its read options.
-
-        Empty if the file system does not answer.
-        """
-        try:
-            return self.inference.opening.run(image.path, partial(self._fingerprint, image))
-        except ImageError:
-            return ""
+            return [self.failure(image, error)]
 
     def _fingerprint(self, image: Image) -> str:
+        """Return a text that changes with the file of an image and with its read options."""
         found = fingerprint(image.path)
         how = "" if image.options == self.config.options else repr(image.options)
         how += "" if image.crop is None else repr(image.crop)
@@ -182,12 +167,15 @@ class Predictor:
 
         The record of an image that no longer exists is kept: it cannot be predicted again.
         """
-        (now, _, how), (before, _, how_before) = (
-            text.partition("-") for text in (self.fingerprint(image), record.fingerprint)
-        )
+        try:
+            found = self.inference.opening.run(image.path, partial(self._fingerprint, image))
+        except ImageError:  # the file system does not answer
+            found = ""
+        now, _, how = found.partition("-")
+        before, _, how_before = record.fingerprint.partition("-")
         return how == how_before and now in ("", before)
 
-    def failure(self, image: Image, error: Exception, fingerprint: str) -> Prediction:
+    def failure(self, image: Image, error: Exception) -> Prediction:
         """Return the record of an image that failed."""
         if isinstance(error, TnetError):
             problem = Problem.of(error)
@@ -200,56 +188,54 @@ class Predictor:
             image=image.path,
             status="failed",
             provenance=self.provenance,
-            fingerprint=fingerprint,
             stop_reason="failed",
             error=problem,
         )
 
     def _predict_together(self, images: Sequence[Image]) -> list[Prediction]:
         records: dict[str, Prediction] = {}
-        marks: dict[str, str] = {}
-        opened: list[tuple[Image, Reader]] = []
+        opened: list[tuple[Image, Reader, str]] = []
         policies: list[Policy] = []
         with ExitStack() as closing:
             for image in images:
                 try:
-                    reader = closing.enter_context(
-                        self.inference.opening.run(image.path, partial(self._open, image, marks))
-                    )
+                    work = partial(self._open, image)
+                    reader, mark = self.inference.opening.run(image.path, work)
+                    closing.enter_context(reader)
                     policies.append(self._policy(image, reader))
-                    opened.append((image, reader))
+                    opened.append((image, reader, mark))
                 except TnetError as error:
-                    records[image.id] = self.failure(image, error, marks.get(image.id, ""))
-            readers = [reader for _, reader in opened]
+                    records[image.id] = self.failure(image, error)
+            readers = [reader for _, reader, _ in opened]
             results = self.inference.run(readers, self.traversal, policies)
-            for (image, reader), result in zip(opened, results, strict=True):
-                records[image.id] = self._record(image, reader, result, marks[image.id])
+            for (image, reader, mark), result in zip(opened, results, strict=True):
+                records[image.id] = (
+                    self.failure(image, result)
+                    if isinstance(result, TnetError)
+                    else self._record(image, reader, result, mark)
+                )
         return [records[image.id] for image in images]
 
-    def _open(self, image: Image, marks: dict[str, str]) -> Reader:
-        marks[image.id] = self._fingerprint(image)  # before its pixels are read
+    def _open(self, image: Image) -> tuple[Reader, str]:
+        """Return an open image and its fingerprint, which is older than its pixels."""
+        mark = self._fingerprint(image)
         reader = open_image(
             image.path,
             reader=self.config.reader,
             options=image.options,
             dtype=self.checkpoint.description.normalisation.dtype,
         )
-        return reader if image.crop is None else image.crop.of(reader)
+        return (reader if image.crop is None else image.crop.of(reader)), mark
 
     def _policy(self, image: Image, reader: Reader) -> Policy:
         # Its own seed, whatever the batch.
         policy = build_policy(self.traversal, zlib.crc32(_bytes(f"{self.config.seed}/{image.id}")))
         if self._regions is None:
             return policy
-        regions: tuple[ScoredRegion, ...] = self._regions.of(image.id, image.path, reader.size)
-        return Fixed(policy, regions)
+        return Fixed(policy, self._regions.of(image.id, image.path, reader.size))
 
-    def _record(
-        self, image: Image, reader: Reader, result: ImageResult | TnetError, mark: str
-    ) -> Prediction:
-        if isinstance(result, TnetError):
-            return self.failure(image, result, mark)
-        warnings = [*self._warn_values(result, reader), *self._warn_pixel_size(reader)]
+    def _record(self, image: Image, reader: Reader, result: ImageResult, mark: str) -> Prediction:
+        warnings = list(self._warnings(result, reader))
         for warning in warnings:
             log.warning("%s: %s", image.id, warning)
         own = {} if image.options == self.config.options else _as_json(image.options)
@@ -257,7 +243,7 @@ class Predictor:
             crop = reader.crop
             edges = f"{crop.left} {crop.top} {crop.right} {crop.bottom}"
             own = _as_json(image.options) | {"crop": edges}
-        record = record_result(
+        return record_result(
             result,
             reader,
             image=image.path,
@@ -269,30 +255,25 @@ class Predictor:
             warnings=warnings,
             reading=own,
         )
-        return on_whole_image(record, reader) if isinstance(reader, CroppedReader) else record
 
-    def _warn_values(self, result: ImageResult, reader: Reader) -> list[str]:
-        """Return a warning if a band is far brighter or darker than in the training data."""
+    def _warnings(self, result: ImageResult, reader: Reader) -> Iterator[str]:
+        """Yield how an image is unlike the training data: the mean of a band, the pixel size."""
+        trained = self.checkpoint.description
         worst = int(np.abs(result.band_means).argmax())
-        if abs(float(result.band_means[worst])) <= UNLIKE:
-            return []
-        normalisation = self.checkpoint.description.normalisation
-        mean, std = normalisation.mean[worst], normalisation.std[worst]
-        own = mean + std * float(result.band_means[worst])
-        return [
-            f"the mean of band {reader.bands[worst]} is {own:.4g}, that of the training data "
-            f"{mean:.4g}: check the bands (--bands) and the scale (-O rescale=LOW,HIGH)"
-        ]
-
-    def _warn_pixel_size(self, reader: Reader) -> list[str]:
-        """Return a warning if pixels are much larger or smaller than in the training data."""
-        size, trained = _pixel_size(reader), self.checkpoint.description.pixel_size
-        if size is None or trained is None or 1 / OTHER_SIZE <= size / trained <= OTHER_SIZE:
-            return []
-        return [
-            f"a pixel is {_length(size)}, the model was trained on {_length(trained)}: "
-            "resample the image, or train on images of this resolution"
-        ]
+        deviation = float(result.band_means[worst])
+        if abs(deviation) > UNLIKE:
+            mean, std = trained.normalisation.mean[worst], trained.normalisation.std[worst]
+            yield (
+                f"the mean of band {reader.bands[worst]} is {mean + std * deviation:.4g}, that of "
+                f"the training data {mean:.4g}: check the bands (--bands) and the scale "
+                "(-O rescale=LOW,HIGH)"
+            )
+        size, usual = _pixel_size(reader), trained.pixel_size
+        if size and usual and not 1 / OTHER_SIZE <= size / usual <= OTHER_SIZE:
+            yield (
+                f"a pixel is {_length(size)}, the model was trained on {_length(usual)}: "
+                "resample the image, or train on images of this resolution"
+            )
 
     def _recorded_config(self) -> dict[str, Any]:
         """Return all settings that the prediction depends on, as JSON."""
@@ -314,35 +295,15 @@ def load_model(
     device: str = "auto",
     precision: Precision = "fp32",
 ) -> Predictor:
-    """Load a model once, to predict many images with it.
+    """Load a model once, to predict many images with it; close it, or use it in a `with` statement.
 
-    Parameters
-    ----------
-    name_or_path
-        Name of a bundled model, or the path of a `.safetensors` file that `tnet train` wrote.
-    device
-        `auto`, `cpu`, `cuda`, `cuda:1` or `mps`; `auto` takes a GPU if there is one.
-    precision
-        `fp32`, `bf16` or `fp16`.
+    The model is bundled, or a `.safetensors` file that `tnet train` wrote. `device` is `auto` (a
+    GPU if there is one), `cpu`, `cuda`, `cuda:1` or `mps`. Raise ModelError for an unknown or
+    damaged model, UsageError for a device that does not exist.
 
-    Returns
-    -------
-    Predictor
-        `predict(image)` returns a Prediction. Close it, or use it in a `with` statement.
-
-    Raises
-    ------
-    ModelError
-        If the model is unknown or its file is damaged.
-    UsageError
-        If the device does not exist.
-
-    Examples
-    --------
     >>> with tnetcli.load_model() as model:  # doctest: +SKIP
     ...     for path in paths:
     ...         print(path, model.predict(path).label)
-
     """
     checkpoint = load_checkpoint(find_model_file(name_or_path))
     return Predictor(checkpoint, PredictConfig(precision=precision), device=device)
@@ -373,14 +334,146 @@ def _bytes(text: str) -> bytes:
 
 def _pixel_size(reader: Reader) -> float | None:
     """Return the geometric mean of the sides of a pixel in metres, None if unknown."""
-    if reader.microns_per_pixel is not None:
-        microns = reader.microns_per_pixel
+    if (microns := reader.microns_per_pixel) is not None:
         return math.sqrt(microns.x * microns.y) * 1e-6
-    if reader.georeference is None:
-        return None
-    ground = reader.georeference.ground_size(reader.size)
+    place = reader.georeference
+    ground = None if place is None else place.ground_size(reader.size)
     return None if ground is None else math.sqrt(ground[0] * ground[1])
 
 
 def _length(metres: float) -> str:
     return f"{metres:.3g} m" if metres >= 1e-3 else f"{metres * 1e6:.3g} microns"
+
+
+class RegionFile:
+    """Regions of level 2 by image: predictions as `tnet predict -o` writes them, or a CSV.
+
+    From predictions the windows of level 2 are taken, glimpses included, with their attention. A
+    CSV has one row per region with the columns left, top, right and bottom in full-resolution
+    pixels, and path or id; all its regions have equal attention. `digest` is the file's sha256.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # By id and by absolute path; predictions state the size of the image.
+        self._found: dict[str, tuple[Size | None, tuple[ScoredRegion, ...]]] = {}
+        if is_pipe(path):
+            raise ManifestError(
+                f"`{path}` is a pipe, and several processes may read the regions",
+                hint="write them to a file first",
+            )
+        digest, start = hashlib.sha256(), b""
+        try:
+            with open_regular(path) as file:
+                for chunk in read_chunks(file):
+                    start = start or chunk[:64]
+                    digest.update(chunk)
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+            raise ManifestError(
+                f"cannot read the regions `{path}`: {reason(error)}",
+                hint="give predictions (FILE.jsonl), or a CSV with path, left, top, right, bottom",
+            ) from error
+        self.digest = digest.hexdigest()
+        if start.lstrip().startswith(b"{"):
+            self._read_predictions()
+        else:
+            self._read_table()
+
+    def of(self, id: str, path: str, size: Size) -> tuple[ScoredRegion, ...]:
+        """Return the regions of an image by its id or else its path, the best first.
+
+        Raise ImageError if the file has none for it, or if they do not fit the image.
+        """
+        name, found = f"`{shorten(id)}`", self._find(id, path)
+        if found is None:
+            raise ImageError(f"`{self.path}` has no regions of {name}", hint=NAME_IMAGES)
+        predicted, regions = found
+        if predicted not in (None, size):
+            raise ImageError(
+                f"{name} has {size} pixels, its regions in `{self.path}` are from an image of "
+                f"{predicted}",
+                hint="predict it again there: boxes are in full-resolution pixels",
+            )
+        for window in (region.window for region in regions):
+            # Regions of a padded image may reach past its edges.
+            if not (_overlaps(window, size) if predicted else window.is_inside(size)):
+                edges = ", ".join(f"{edge:g}" for edge in window.box)
+                raise ImageError(
+                    f"the region `{edges}` of `{self.path}` is outside {name}, {size} pixels",
+                    hint="left, top, right and bottom are in full-resolution pixels of the image",
+                )
+        return regions
+
+    def require(self, images: Iterable[tuple[str, str]]) -> None:
+        """Raise ManifestError unless the file has each of these images, by id and path."""
+        named = list(images)
+        missing = [id for id, path in named if self._find(id, path) is None]
+        if missing:
+            raise ManifestError(
+                f"`{self.path}` has no regions of {len(missing)} of {len(named)} images, such as "
+                f"`{shorten(missing[0])}`",
+                hint=NAME_IMAGES,
+            )
+
+    def _find(self, id: str, path: str) -> tuple[Size | None, tuple[ScoredRegion, ...]] | None:
+        return self._found.get(id) or self._found.get(absolute(path))
+
+    def _read_predictions(self) -> None:
+        known: set[str] = set()
+        try:
+            for record in read_predictions(self.path):
+                if record.id in known:
+                    raise ManifestError(
+                        f"`{self.path}` has two predictions of `{shorten(record.id)}`",
+                        hint="`tnet merge` merges files, each image once",
+                    )
+                known.add(record.id)
+                if record.is_done:
+                    regions = Size(record.width, record.height), _regions_of(record)
+                    self._found[record.id] = regions
+                    self._found.setdefault(absolute(record.image), regions)
+        except OutputError as error:  # here the predictions are an input, like a manifest
+            raise ManifestError(str(error), hint=error.hint) from error
+        if not any(regions for _, regions in self._found.values()):
+            log.warning("`%s` has no regions of level 2", self.path)
+
+    def _read_table(self) -> None:
+        rows, problems = read_rows(self.path, EDGES), Problems(str(self.path))
+        if not {"id", "path"} & rows[0].values.keys():
+            hint = "name the image of each region in one of them"
+            problems.add("no column `path` or `id`", hint=hint)
+            problems.check()
+        windows: dict[str, dict[Window, None]] = {}
+        for row in rows:
+            texts = [row[edge] for edge in EDGES]
+            key = row["id"] or (row["path"] and absolute(locate(self.path, row["path"])))
+            if not key:
+                problems.add("no image", line=row.line, hint="fill in its path or id")
+            try:
+                left, top, right, bottom = map(float, texts)
+                window = Window(left, top, right - left, bottom - top)
+            except ValueError:
+                problem = f"not a region: `{shorten(', '.join(texts))}`"
+                hint = "four numbers: right is larger than left, and bottom larger than top"
+                problems.add(problem, line=row.line, hint=hint)
+            else:  # a repeated one would take the place of another
+                windows.setdefault(key, {})[window] = None
+        problems.check()
+        for key, own in windows.items():
+            self._found[key] = None, tuple(ScoredRegion(each, 1 / len(own)) for each in own)
+
+
+def _regions_of(record: Prediction) -> tuple[ScoredRegion, ...]:
+    """Return the windows of level 2, the best first."""
+    found = []
+    for each in chain.from_iterable((window, *window.glimpsed()) for window in record.windows):
+        if each.level == LEVEL:
+            x0, y0, x1, y1 = each.box
+            # A sum of 32-bit numbers may exceed one a little.
+            found.append(ScoredRegion(Window(x0, y0, x1 - x0, y1 - y0), min(each.attention, 1.0)))
+    return tuple(sorted(found, key=lambda each: -each.attention))
+
+
+def _overlaps(window: Window, size: Size) -> bool:
+    starts = window.left < size.width and window.top < size.height
+    return starts and min(window.right, window.bottom) > 0

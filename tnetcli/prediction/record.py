@@ -1,18 +1,9 @@
 """The prediction record: one validated object per image."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic.dataclasses import dataclass
 
 from tnetcli.errors import TnetError
@@ -42,20 +33,12 @@ STOP_REASONS: dict[StopReason, str] = {
 CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def _public(value: Any) -> Any:
-    """Return text without URL secrets and with bytes that are not UTF-8 escaped."""
-    return redacted(escape_surrogates(value)) if isinstance(value, str) else value
-
-
-def _public_id(value: Any) -> Any:
-    return public_name(value) if isinstance(value, str) else value
-
-
-def _is_empty(value: Any) -> bool:
+def _is_empty(value: object) -> bool:
     return value is None or value == ()
 
 
-Text: TypeAlias = Annotated[str, BeforeValidator(_public)]
+# Without secrets of URLs, and with bytes that are not UTF-8 escaped.
+Text: TypeAlias = Annotated[str, AfterValidator(lambda text: redacted(escape_surrogates(text)))]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Ordinal: TypeAlias = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Amount: TypeAlias = Annotated[float, Field(ge=0, le=MAX_COUNT)]
@@ -66,16 +49,16 @@ Shares: TypeAlias = Annotated[tuple[Share, ...], Field(fail_fast=True)]
 Edge: TypeAlias = Annotated[float, Field(ge=-MAX_PIXEL, le=MAX_PIXEL)]
 BoxEdges: TypeAlias = tuple[Edge, Edge, Edge, Edge]
 Microns: TypeAlias = Annotated[float, Field(gt=0, lt=MAX_PIXEL)]
+Corner: TypeAlias = Annotated[int, Field(ge=-MAX_PIXEL, le=MAX_PIXEL)]
 Plain: TypeAlias = Annotated[dict[str, JsonValue], AfterValidator(check_plain)]
 
 
 # Dataclasses with slots: a window takes a third of the memory of a pydantic model.
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class GlimpseRecord:
-    """A part of a window's view that the model read on its own.
+    """A part of a window's view that the model read on its own, in full-resolution pixels.
 
-    `box` is in full-resolution pixels. `label` and `probability` are the prediction of the glimpse
-    alone or, for a recurrent model, the prediction after it.
+    `label` and `probability` are its own prediction; of a recurrent model, the one after it.
     """
 
     box: BoxEdges
@@ -88,12 +71,10 @@ class RegionRecord:
     """One window that was read; `box` is x0, y0, x1, y1 in full-resolution pixels.
 
     `attention` is the probability that its parent gave it, `rank` its place within its level,
-    `share` its weight in the prediction of the image, `label`, `probability` and `probabilities`
-    what it predicts alone (the latter in the order of the record's classes, empty above 100
-    classes), and `valid` the fraction of its view that holds data, rounded up to view pixels.
-    `evidence` is its evidence for the predicted class, `steps` the weights of the steps of a
-    recurrent model, `glimpses` the parts that were read on their own, in order. These three are
-    left out of the JSON where the model has none.
+    `share` its weight in the prediction of the image. `label`, `probability` and `probabilities`
+    (in the order of the record's classes, empty above 100) are what it predicts alone. `valid` is
+    the fraction of its view that holds data. `evidence` for the predicted class, `steps`, the
+    weights of a recurrent model's steps, and `glimpses` are left out of the JSON if there are none.
     """
 
     path: Annotated[str, Field(pattern=PATH)]
@@ -112,17 +93,11 @@ class RegionRecord:
 
     def glimpsed(self) -> Iterator["RegionRecord"]:
         """Yield the glimpses as windows `g1`, `g2`, … of the level below, with equal attention."""
-        for number, glimpse in enumerate(self.glimpses, start=1):
+        attention = 1 / max(len(self.glimpses), 1)
+        for rank, each in enumerate(self.glimpses, start=1):
+            path, level = f"{self.path}/g{rank}", self.level + 1
             yield RegionRecord(
-                path=f"{self.path}/g{number}",
-                level=self.level + 1,
-                box=glimpse.box,
-                attention=1 / len(self.glimpses),
-                rank=number,
-                share=None,
-                label=glimpse.label,
-                probability=glimpse.probability,
-                valid=None,
+                path, level, each.box, attention, rank, None, each.label, each.probability, None
             )
 
     @property
@@ -201,7 +176,7 @@ class Prediction(BaseModel):
     model_config = ConfigDict(**CONFIG, frozen=True, serialize_by_alias=True)
 
     schema_: Literal["tnet.prediction/2"] = Field(alias="schema")
-    id: Annotated[str, BeforeValidator(_public_id)]
+    id: Annotated[str, AfterValidator(public_name)]
     image: Text
     status: Literal["ok", "abstained", "failed"]
     reason: str | None = None
@@ -216,10 +191,7 @@ class Prediction(BaseModel):
     width: Pixels = 0
     height: Pixels = 0
     bands: Count = 0
-    offset: tuple[
-        Annotated[int, Field(ge=-MAX_PIXEL, le=MAX_PIXEL)],
-        Annotated[int, Field(ge=-MAX_PIXEL, le=MAX_PIXEL)],
-    ] = (0, 0)
+    offset: tuple[Corner, Corner] = (0, 0)
     georeference: Georeference | None = None
     mpp: tuple[Microns, Microns] | None = None
     reader: str = ""
@@ -247,20 +219,10 @@ class Prediction(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_status()
-        if not self.is_done:
-            return self
-        if not self.width or not self.height:
-            raise ValueError(f"the image has {self.width} x {self.height} pixels")
-        if self.georeference is not None:
-            _check_transform(self.georeference.transform)
-        view_size = self.provenance.config.get("view_size", 1)
-        is_number = isinstance(view_size, int | float) and not isinstance(view_size, bool)
-        if not is_number or not 1 <= cast(float, view_size) <= MAX_PIXEL:
-            raise ValueError(f"`provenance.config.view_size` is {_quoted(view_size)}")
-        self._check_classes()
-        if [each.level for each in self.levels] != [*range(1, len(self.levels) + 1)]:
-            raise ValueError("`levels` are not numbered from 1")
-        self._check_windows()
+        if self.is_done:
+            self._check_image()
+            self._check_classes()
+            self._check_windows()
         return self
 
     def _check_status(self) -> None:
@@ -274,7 +236,24 @@ class Prediction(BaseModel):
         if (self.status == "failed") != (self.error is not None):
             raise ValueError("`error` is for `failed` records, which need one")
 
+    def _check_image(self) -> None:
+        if not self.width or not self.height:
+            raise ValueError(f"the image has {self.width} x {self.height} pixels")
+        if self.georeference is not None:
+            a, b, _, d, e, _ = transform = self.georeference.transform
+            # `not` also refuses numbers that are not finite.
+            is_near = all(abs(each) <= MAX_ON_MAP for each in transform)
+            if not (is_near and abs(a * e - b * d) >= MIN_AREA):
+                values = printable(", ".join(map(shorten, transform)), 100)
+                raise ValueError(f"`georeference.transform` is degenerate: {values}")
+        view_size = self.provenance.config.get("view_size", 1)
+        is_number = isinstance(view_size, int | float) and not isinstance(view_size, bool)
+        if not is_number or not 1 <= cast(float, view_size) <= MAX_PIXEL:
+            raise ValueError(f"`provenance.config.view_size` is {_quoted(view_size)}")
+
     def _check_classes(self) -> None:
+        if [each.level for each in self.levels] != [*range(1, len(self.levels) + 1)]:
+            raise ValueError("`levels` are not numbered from 1")
         if not self.probabilities:
             return
         if self.task == "classification":
@@ -286,37 +265,33 @@ class Prediction(BaseModel):
     def _check_windows(self) -> None:
         paths: set[str] = set()
         for window in self.windows:
-            try:
-                _check_window(window, self.probabilities, self.task == "classification")
-            except ValueError as error:
-                raise ValueError(f"window `{printable(window.path, 60)}`: {error}") from None
             if window.path in paths:
-                raise ValueError(f"window `{printable(window.path, 60)}` is there twice")
+                raise ValueError(f"window {_quoted(window.path)} is there twice")
             paths.add(window.path)
+            try:
+                self._check_window(window)
+            except ValueError as error:
+                raise ValueError(f"window {_quoted(window.path)}: {error}") from None
 
-
-def _check_window(window: RegionRecord, classes: Mapping[str, float], sums_to_one: bool) -> None:
-    """Check how the values of a window relate; pydantic has checked each of them."""
-    if window.level != window.path.count("/") + 1 or window.is_glimpse:
-        raise ValueError(f"`level` {window.level} does not fit the path")
-    _check_box(window.box)
-    if window.probabilities:
-        if len(window.probabilities) != len(classes):
-            raise ValueError(f"{len(window.probabilities)} probabilities of {len(classes)} classes")
-        if sums_to_one:
-            _check_sum(window.probabilities)
-    if classes and window.label not in classes:
-        raise ValueError(f"{_quoted(window.label)} is not a class of the record")
-    for number, glimpse in enumerate(window.glimpses, start=1):
-        _check_box(glimpse.box, f"glimpse {number}: ")
-        if classes and glimpse.label not in classes:
-            raise ValueError(f"glimpse {number}: {_quoted(glimpse.label)} is not a class")
-
-
-def _check_box(box: BoxEdges, where: str = "") -> None:
-    x0, y0, x1, y1 = box
-    if not (x1 - x0 >= MIN_SIDE and y1 - y0 >= MIN_SIDE):
-        raise ValueError(f"{where}`box` is thinner than {MIN_SIDE} pixels: {shorten(box)}")
+    def _check_window(self, window: RegionRecord) -> None:
+        """Check how the values of a window relate; pydantic has checked each of them."""
+        if window.level != window.path.count("/") + 1 or window.is_glimpse:
+            raise ValueError(f"`level` {window.level} does not fit the path")
+        if window.probabilities:
+            known, classes = len(window.probabilities), len(self.probabilities)
+            if known != classes:
+                raise ValueError(f"{known} probabilities of {classes} classes")
+            if self.task == "classification":
+                _check_sum(window.probabilities)
+        parts: list[RegionRecord | GlimpseRecord] = [window, *window.glimpses]
+        for number, each in enumerate(parts):
+            where = f"glimpse {number}: " if number else ""
+            x0, y0, x1, y1 = each.box
+            if not (x1 - x0 >= MIN_SIDE and y1 - y0 >= MIN_SIDE):
+                box = shorten(each.box)
+                raise ValueError(f"{where}`box` is thinner than {MIN_SIDE} pixels: {box}")
+            if self.probabilities and each.label not in self.probabilities:
+                raise ValueError(f"{where}{_quoted(each.label)} is not a class of the record")
 
 
 def _check_sum(probabilities: Iterable[float]) -> None:
@@ -325,13 +300,5 @@ def _check_sum(probabilities: Iterable[float]) -> None:
         raise ValueError(f"`probabilities` add up to {total:g}, not 1")
 
 
-def _check_transform(transform: tuple[float, ...]) -> None:
-    a, b, _, d, e, _ = transform
-    is_near = all(math.isfinite(each) and abs(each) <= MAX_ON_MAP for each in transform)
-    if not is_near or abs(a * e - b * d) < MIN_AREA:
-        values = printable(", ".join(map(shorten, transform)), 100)
-        raise ValueError(f"`georeference.transform` is degenerate: {values}")
-
-
-def _quoted(value: Any) -> str:
+def _quoted(value: object) -> str:
     return f"`{printable(shorten(value), 60)}`"

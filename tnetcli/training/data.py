@@ -17,7 +17,7 @@ from tnetcli.data.config import AugmentConfig, DataConfig
 from tnetcli.data.manifest import Example, Examples, read_examples
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Window
-from tnetcli.prediction.regions import RegionFile
+from tnetcli.prediction.predictor import RegionFile
 from tnetcli.readers.base import Reader
 from tnetcli.synth.landscape import LandscapeMaker
 from tnetcli.synth.tiles import read_tiles
