@@ -26,7 +26,7 @@ from memory import status
 from rich.console import Console
 
 from tnetcli.training import run as workflow
-from tnetcli.training.config import StageConfig
+from tnetcli.training.recipe import StageConfig
 from tnetcli.training.data import FileSource, Source
 from tnetcli.training.recipe import check_recipe
 

@@ -15,7 +15,7 @@ from tnetcli.cli.recipes import purpose_of, recipe_files
 from tnetcli.data.config import AugmentConfig, DataConfig, LandscapeConfig, TilesConfig
 from tnetcli.models.configs import ModelConfig
 from tnetcli.models.registry import FAMILIES
-from tnetcli.training.config import (
+from tnetcli.training.recipe import (
     LossConfig,
     OptimizerConfig,
     ScheduleConfig,

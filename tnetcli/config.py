@@ -98,7 +98,7 @@ class _Problem(NamedTuple):
         key, given, kind = shorten(".".join(place)), shorten(error["input"]), error["type"]
         if kind in UNKNOWN_KEY:
             known = _fields(wanted)
-            guess = did_you_mean(place[-1], known, f"known keys: {', '.join(known)}")
+            guess = did_you_mean(place[-1], known, f"known keys: {', '.join(known) or 'none'}")
             return cls(key, given, "unknown", guess)
         guess, description = "", _describe(wanted, field)
         if kind == "missing":

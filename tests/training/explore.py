@@ -11,9 +11,9 @@ from tests.runs import MODEL, UNIT
 from tnetcli.errors import ImageError
 from tnetcli.models.registry import build_model
 from tnetcli.readers.detect import open_image
-from tnetcli.training.config import LossConfig
+from tnetcli.training.recipe import LossConfig
 from tnetcli.training.data import Batch
-from tnetcli.training.episodes import blocked_cells, build_episodes
+from tnetcli.training.reinforce import blocked_cells, build_episodes
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 from tnetcli.traversal.rollout import Rollout, rollout, root

@@ -24,8 +24,8 @@ from tnetcli.geometry import Grid, Window
 from tnetcli.models.base import EncoderOutput
 from tnetcli.readers.detect import open_image
 from tnetcli.tasks import Classification
-from tnetcli.training.config import LossConfig
-from tnetcli.training.episodes import (
+from tnetcli.training.recipe import LossConfig
+from tnetcli.training.reinforce import (
     blocked_cells,
     chosen_log_probability,
     draw_log_probability,

@@ -8,7 +8,7 @@ from tests.runs import MODEL, changed, copied
 from tests.small_model import SmallModel
 from tnetcli.errors import RecipeError
 from tnetcli.models.registry import build_model
-from tnetcli.training.config import OptimizerConfig, ScheduleConfig, StageConfig
+from tnetcli.training.recipe import OptimizerConfig, ScheduleConfig, StageConfig
 from tnetcli.training.optim import EMA, build_optimizer, lr_factor, prepare_parts, set_lr
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from tests.training.test_episodes import NEIGHBOURS, all_draws, chain, padded
 from tnetcli.models.base import Episodes
 from tnetcli.tasks import Classification
-from tnetcli.training.config import LossConfig
-from tnetcli.training.episodes import draw_log_probability, independent_log_probability, mix
+from tnetcli.training.recipe import LossConfig
+from tnetcli.training.reinforce import draw_log_probability, independent_log_probability, mix
 from tnetcli.training.reinforce import (
     Baselines,
     Rewards,

@@ -8,7 +8,7 @@ from tnetcli.geometry import Region, Window
 from tnetcli.models.base import Episodes
 from tnetcli.models.registry import build_model
 from tnetcli.tasks import Classification
-from tnetcli.training.config import StageConfig
+from tnetcli.training.recipe import StageConfig
 from tnetcli.training.reinforce import label_terms, total_loss
 from tnetcli.training.replay import ReplayBuffer
 from tnetcli.traversal.config import TraversalConfig

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.runs import recipe_of
 from tnetcli.errors import MissingExtraError, ModelError, OutputError
-from tnetcli.training.config import StageConfig
+from tnetcli.training.recipe import StageConfig
 from tnetcli.training.recipe import read_recipe
 from tnetcli.training.run_dir import Progress, RunFolder, TensorBoard
 

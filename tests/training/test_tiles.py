@@ -11,7 +11,7 @@ from tnetcli.geometry import Grid, Region, Size
 from tnetcli.models.registry import build_model
 from tnetcli.synth.landscape import LandscapeMaker
 from tnetcli.synth.tiles import read_tiles
-from tnetcli.training.config import TilesConfig
+from tnetcli.training.recipe import TilesConfig
 from tnetcli.training.data import LandscapeSource
 from tnetcli.training.tiles import TilePretraining
 from tnetcli.traversal.views import Views

@@ -13,7 +13,7 @@ from tnetcli.errors import ManifestError
 from tnetcli.geometry import Size
 from tnetcli.prediction.inference import Inference
 from tnetcli.training import validate as validating
-from tnetcli.training.config import StageConfig
+from tnetcli.training.recipe import StageConfig
 from tnetcli.training.data import Item, open_source
 from tnetcli.training.validate import attention_warnings, validate
 from tnetcli.traversal.config import TraversalConfig

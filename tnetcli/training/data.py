@@ -2,10 +2,10 @@
 
 import hashlib
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -79,16 +79,11 @@ class FileSource:
                 (each.id, each.path) for each in (*examples.train, *examples.validation)
             )
         self.classes = examples.classes
-        self._regions = regions
         self._splits: dict[str, tuple[Example, ...]] = {
-            "train": examples.train,
-            "validation": examples.validation,
-            "test": examples.test,
+            split: getattr(examples, split) for split in SPLITS
         }
-        self._max_open = max_open
-        self._open: dict[str, OrderedDict[int, Reader]] = {
-            split: OrderedDict() for split in self._splits
-        }
+        self._max_open, self._regions = max_open, regions
+        self._open: dict[str, OrderedDict[int, Reader]] = defaultdict(OrderedDict)
 
     def count(self, split: str) -> int:
         """Return the number of images of a split."""
@@ -170,27 +165,19 @@ def derive(seed: int, *names: object) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Images of one step; their views of level 1 are being read."""
+    """Augmented images of one step; their views of level 1 are being read."""
 
-    readers: Sequence[Reader]
-    targets: Sequence[int]
+    items: Sequence[Item]
     seeds: Sequence[int]  # one per image
-    names: Sequence[str]
     first: "Sequence[Future[View | TnetError]]"
-    fixed: Sequence[Sequence[ScoredRegion] | None]  # regions of level 2 in place of cells
 
     def repeated(self, samples: int) -> "Batch":
         """Return every image `samples` times in a row, each with its own seed."""
-        if samples == 1:
-            return self
-        order = [i for i in range(len(self.targets)) for _ in range(samples)]
+        order = [i for i in range(len(self.items)) for _ in range(samples)]
         return Batch(
-            [self.readers[i] for i in order],
-            [self.targets[i] for i in order],
+            [self.items[i] for i in order],
             [self.seeds[i] * samples + n % samples for n, i in enumerate(order)],
-            [self.names[i] for i in order],
             [self.first[i] for i in order],
-            [self.fixed[i] for i in order],
         )
 
 
@@ -214,7 +201,7 @@ class Batches:
         group: ProcessGroup = SINGLE,
     ) -> None:
         self._source, self._views, self._augmentation = source, views, augmentation
-        self._seed, self._traversal, self._value_range = seed, traversal, value_range
+        self._seed, self._traversal, self._range = seed, traversal, value_range
         self.batch_size = min(batch_size, source.count("train"))
         self.steps_per_epoch = source.count("train") // self.batch_size
         self._is_single = group.size == 1
@@ -223,43 +210,29 @@ class Batches:
 
     def since(self, step: int, until: int) -> Iterator[Batch]:
         """Yield the batches of steps `step` to `until`."""
-        waiting: list[Batch] = []
-        for number in range(step, until):
-            while len(waiting) < AHEAD and number + len(waiting) < until:
-                waiting.append(self._begin(number + len(waiting)))
-            yield waiting.pop(0)
+        waiting: deque[Batch] = deque()
+        for number in range(step, until + AHEAD):
+            if number < until:
+                waiting.append(self._begin(number))
+            if number >= step + AHEAD - 1 and waiting:
+                yield waiting.popleft()
 
     def _begin(self, step: int) -> Batch:
         epoch, place = divmod(step, self.steps_per_epoch)
         order = self._epoch(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
-        items = self._open([int(number) for number in order[self._own]], epoch)
+        items, problem = open_items(self._source, "train", order[self._own].tolist(), epoch)
+        if problem is not None and not items and self._is_single:
+            raise problem
         seeds = [derive(self._seed, "image", step, self._own.start + i) for i in range(len(items))]
-        readers = [
-            augment(item.reader, self._augmentation, seed, value_range=self._value_range)
+        items = [
+            _augmented(
+                item, augment(item.reader, self._augmentation, seed, value_range=self._range)
+            )
             for item, seed in zip(items, seeds, strict=True)
         ]
-        return Batch(
-            readers,
-            [item.label for item in items],
-            seeds,
-            [item.name for item in items],
-            [self._views.submit(reader, root(reader, self._traversal)) for reader in readers],
-            [_moved(reader, item.fixed) for reader, item in zip(readers, items, strict=True)],
-        )
-
-    def _open(self, numbers: list[int], epoch: int) -> list[Item]:
-        """Open images; skip those that cannot be opened any more, with a warning."""
-        found: list[Item] = []
-        problem: TnetError | None = None
-        for number in numbers:
-            try:
-                found.append(self._source.item("train", number, epoch))
-            except TnetError as error:
-                log.warning("skipping an image: %s", error)
-                problem = error
-        if problem is not None and not found and self._is_single:
-            raise problem
-        return found
+        submit, traversal = self._views.submit, self._traversal
+        first = [submit(item.reader, root(item.reader, traversal)) for item in items]
+        return Batch(items, seeds, first)
 
     def _epoch(self, epoch: int) -> NDArray[np.int64]:
         if self._order is None or self._order[0] != epoch:
@@ -268,23 +241,27 @@ class Batches:
         return self._order[1]
 
 
-def _moved(reader: Reader, fixed: Sequence[ScoredRegion] | None) -> list[ScoredRegion] | None:
-    """Return fixed regions in coordinates of the augmented image; drop those outside."""
-    if fixed is None:
-        return None
-    return [
-        ScoredRegion(window, each.attention)
-        for each in fixed
-        for window in move_boxes(reader, [each.window])
-    ]
+def _augmented(item: Item, reader: Reader) -> Item:
+    """Return an item with an augmented reader; fixed regions outside of it are left out."""
+    fixed = None
+    if item.fixed is not None:
+        fixed = tuple(
+            ScoredRegion(window, each.attention)
+            for each in item.fixed
+            for window in move_boxes(reader, [each.window])
+        )
+    return replace(item, reader=reader, fixed=fixed)
 
 
-def take(source: Source, split: str, start: int, end: int) -> list[Item]:
-    """Return images of a split in order, without those that cannot be opened any more."""
-    found = []
-    for number in range(start, end):
+def open_items(
+    source: Source, split: str, numbers: Iterable[int], epoch: int = 0
+) -> tuple[list[Item], TnetError | None]:
+    """Return images in order, without those that cannot be opened any more, and the last error."""
+    found, problem = [], None
+    for number in numbers:
         try:
-            found.append(source.item(split, number))
+            found.append(source.item(split, number, epoch))
         except TnetError as error:
             log.warning("skipping an image: %s", error)
-    return found
+            problem = error
+    return found, problem

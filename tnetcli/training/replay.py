@@ -8,8 +8,8 @@ from torch import Tensor
 from tnetcli.errors import RecipeError
 from tnetcli.models.base import Episodes, Model
 from tnetcli.tasks import Task
-from tnetcli.training.config import StageConfig
 from tnetcli.training.data import derive
+from tnetcli.training.recipe import StageConfig
 from tnetcli.training.reinforce import label_terms, total_loss
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.rollout import by_image

@@ -1,7 +1,7 @@
 """Training stages: what is trained, on which batches, with which loss."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,17 +9,20 @@ from torch import Tensor, nn
 from tnetcli.models.base import Episodes, Model, Terms
 from tnetcli.models.registry import find_family, find_terms
 from tnetcli.tasks import Classification
-from tnetcli.training.config import StageConfig
 from tnetcli.training.data import Batch, Batches, LandscapeSource, derive
-from tnetcli.training.episodes import blocked_cells, build_episodes, kept_images, uniform_fraction
 from tnetcli.training.optim import prepare_parts
+from tnetcli.training.recipe import StageConfig
 from tnetcli.training.reinforce import (
     Baselines,
+    blocked_cells,
+    build_episodes,
     contrastive_term,
+    kept_images,
     l2_penalty,
     label_terms,
     policy_terms,
     total_loss,
+    uniform_fraction,
 )
 from tnetcli.training.replay import ReplayBuffer
 from tnetcli.training.run_dir import Run
@@ -36,48 +39,8 @@ REPLAY_FACTOR = 4  # images per replay update, relative to a batch
 CROP_SCALE = 0.5
 
 
-class Stage(Protocol):
-    """One stage of a training."""
-
-    config: StageConfig
-    steps: int
-    validates: bool
-    modules: list[nn.Module]  # whose parameters are trained and stored
-    views: Views
-
-    def setup(self) -> None:
-        """Freeze and unfreeze parts of the model; called before every step."""
-        ...
-
-    def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
-        """Return the loss of batch `number`, its metrics, and its number of images."""
-        ...
-
-    def replays(self, step: int) -> Iterator[Tensor]:
-        """Yield the losses of further updates after a step."""
-        ...
-
-    def validate(self, model: Model) -> Validation:
-        """Evaluate a model on the validation images."""
-        ...
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the state to resume from."""
-        ...
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Resume from what `state` returned."""
-        ...
-
-
-def build_stage(run: Run, config: StageConfig, device: torch.device) -> Stage:
-    """Return the stage of a recipe."""
-    kind = TileStage if config.learn == "tiles" else SceneStage
-    return kind(run, config, device)
-
-
-class _Stage:
-    """Defaults of all stages."""
+class Stage:
+    """One stage of a training; `modules` are trained and stored."""
 
     validates = False
 
@@ -96,60 +59,71 @@ class _Stage:
         self.setup()
 
     def setup(self) -> None:
+        """Freeze and unfreeze parts of the model; called before every step."""
         prepare_parts(self.run.model, self.config)
 
+    def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
+        """Return the loss of batch `number`, its metrics, and its number of images."""
+        raise NotImplementedError
+
     def replays(self, step: int) -> Iterator[Tensor]:
+        """Yield the losses of further updates after a step."""
         yield from ()
 
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        pass
-
     def validate(self, model: Model) -> Validation:
-        training = self.run.recipe.training
+        """Evaluate a model on the validation images."""
         return validate(
             model,
             self.run.normalisation,
             self.run.source,
             self.traversal,
-            images=training.validation_images,
+            self.run.recipe.training,
             device=str(self.device),
-            precision=training.precision,
-            threads=training.threads,
             group=self.run.group,
         )
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the state to resume from."""
+        return {}
 
-class TileStage(_Stage):
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Resume from what `state` returned."""
+
+
+def build_stage(run: Run, config: StageConfig, device: torch.device) -> Stage:
+    """Return the stage of a recipe."""
+    kind = TileStage if config.learn == "tiles" else SceneStage
+    return kind(run, config, device)
+
+
+class TileStage(Stage):
     """Pre-train the encoder on the labels of tiles."""
 
     def __init__(self, run: Run, config: StageConfig, device: torch.device) -> None:
         super().__init__(run, config, device)
         assert isinstance(run.source, LandscapeSource)  # checked by the recipe
         torch.manual_seed(derive(run.recipe.seed, config.name, "tile head"))
-        own = (run.group.rank,) if run.group.rank else ()  # each process has its own scenes
         self._tiles = TilePretraining(
             run.model,
-            run.source,
+            run.source.makers["train"],
             self.views,
             config.tiles,
-            seed=derive(run.recipe.seed, config.name, *own),
+            # Each process has its own scenes.
+            seed=derive(run.recipe.seed, config.name, *run.group.seed_names),
             device=device,
             precision=run.recipe.training.precision,
         )
-        self.modules.append(self._tiles)
+        self.modules.append(self._tiles.dense)
 
     def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
         """Return the loss of views at all levels."""
-        total, parts = self._tiles(number)
+        total, parts = self._tiles.loss(number)
         total = total + l2_penalty(self.run.model, self.config.loss)
-        row = {"loss": float(total.detach()), **parts, "windows": self._tiles.windows}
-        return total, row, self._tiles.windows
+        views = sum(self.config.tiles.views)
+        return total, {"loss": float(total.detach()), **parts, "windows": views}, views
 
 
-class SceneStage(_Stage):
+class SceneStage(Stage):
     """Train on the labels of images, by rollouts of a policy that explores."""
 
     validates = True
@@ -182,9 +156,9 @@ class SceneStage(_Stage):
             self.traversal.levels,
             classes=len(run.source.classes),
             decay=loss.decay,
+            start=float(getattr(model, "baseline", 0.5)),
             total=run.group.sum,
         )
-        self._baselines.start(float(getattr(model, "baseline", torch.tensor(0.5))))
         self._replay: ReplayBuffer | None = None
         if config.replay:
             self._replay = ReplayBuffer(
@@ -202,7 +176,7 @@ class SceneStage(_Stage):
         """Return the loss of a rollout: labels, rewards and the terms of the family."""
         batch = self._next(number).repeated(self.config.loss.samples)
         found = rollout(
-            batch.readers,
+            [item.reader for item in batch.items],
             self._runner,
             self.views,
             self._exploring,
@@ -216,7 +190,7 @@ class SceneStage(_Stage):
         episodes, distinct = build_episodes(
             found,
             self._runner,
-            batch.targets,
+            [item.label for item in batch.items],
             self.config.loss,
             min_valid=self._exploring.min_valid,
             blocked=self._blocked,
@@ -260,7 +234,7 @@ class SceneStage(_Stage):
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Resume from what `state` returned."""
-        self._baselines.load(state["baselines"])
+        self._baselines.values = state["baselines"].to(self.device)
         if self._replay is not None:
             self._replay.load(with_prefix(state, "replay."))
 
@@ -283,8 +257,8 @@ class SceneStage(_Stage):
         uniform = uniform_fraction(self.run.model.grid, self.config.loss)
         policies = [build_policy(self._exploring, seed, uniform=uniform) for seed in batch.seeds]
         return [
-            policy if fixed is None else Fixed(policy, fixed)
-            for policy, fixed in zip(policies, batch.fixed, strict=True)
+            policy if item.fixed is None else Fixed(policy, item.fixed)
+            for policy, item in zip(policies, batch.items, strict=True)
         ]
 
     def _is_readable(self, found: Rollout, batch: Batch) -> bool:
@@ -295,7 +269,7 @@ class SceneStage(_Stage):
         samples = self.config.loss.samples
         for image in sorted({image // samples for image in found.errors}):
             error = next(e for i, e in found.errors.items() if i // samples == image)
-            self.run.callback.warn(f"`{batch.names[image * samples]}` is skipped: {error}")
+            self.run.callback.warn(f"`{batch.items[image * samples].name}` is skipped: {error}")
         if kept_images(found, samples):
             return True
         if found.errors and self.run.group.size == 1:
