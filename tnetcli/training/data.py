@@ -6,7 +6,8 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,28 +45,6 @@ class Item:
     boxes: tuple[Window, ...]
     name: str
     fixed: tuple[ScoredRegion, ...] | None = None  # regions of level 2, if given
-
-
-class Source(Protocol):
-    """Labelled images by split and number."""
-
-    classes: tuple[str, ...]
-
-    def count(self, split: str) -> int:
-        """Return the number of images of a split, or of an epoch of training."""
-        ...
-
-    def labels(self) -> Sequence[int]:
-        """Return the labels of the training images; empty if they are drawn."""
-        ...
-
-    def item(self, split: str, number: int, epoch: int = 0) -> Item:
-        """Return an image; composed training scenes differ between epochs."""
-        ...
-
-    def close(self) -> None:
-        """Close all images."""
-        ...
 
 
 class FileSource:
@@ -143,6 +122,9 @@ class LandscapeSource:
         """Do nothing: scenes hold no files."""
 
 
+Source: TypeAlias = FileSource | LandscapeSource
+
+
 def open_source(recipe: Recipe, data: DataConfig, advance: Advance | None = None) -> Source:
     """Find and check the training data of a recipe."""
     if data.landscape is None:
@@ -181,64 +163,51 @@ class Batch:
         )
 
 
-class Batches:
-    """Batches of training images, in a new order every epoch.
+def batches(
+    source: Source,
+    views: Views,
+    augmentation: AugmentConfig,
+    steps: range,
+    *,
+    batch_size: int,
+    seed: int,
+    traversal: TraversalConfig,
+    value_range: tuple[float, float],
+    group: ProcessGroup = SINGLE,
+) -> Iterator[Batch]:
+    """Yield batches of training images, in a new order every epoch.
 
     Batches depend on the seed and the step only, and each process has its part of every batch.
     Incomplete batches at the end of an epoch are dropped.
     """
+    size = min(batch_size, source.count("train"))
+    own = group.shard(size)
 
-    def __init__(
-        self,
-        source: Source,
-        views: Views,
-        augmentation: AugmentConfig,
-        *,
-        batch_size: int,
-        seed: int,
-        traversal: TraversalConfig,
-        value_range: tuple[float, float],
-        group: ProcessGroup = SINGLE,
-    ) -> None:
-        self._source, self._views, self._augmentation = source, views, augmentation
-        self._seed, self._traversal, self._range = seed, traversal, value_range
-        self.batch_size = min(batch_size, source.count("train"))
-        self.steps_per_epoch = source.count("train") // self.batch_size
-        self._is_single = group.size == 1
-        self._own = group.shard(self.batch_size)
-        self._order: tuple[int, NDArray[np.int64]] | None = None
+    @lru_cache(maxsize=1)
+    def order(epoch: int) -> NDArray[np.int64]:
+        random = np.random.default_rng(derive(seed, "order", epoch))
+        return random.permutation(source.count("train"))
 
-    def since(self, step: int, until: int) -> Iterator[Batch]:
-        """Yield the batches of steps `step` to `until`."""
-        waiting: deque[Batch] = deque()
-        for number in range(step, until + AHEAD):
-            if number < until:
-                waiting.append(self._begin(number))
-            if number >= step + AHEAD - 1 and waiting:
-                yield waiting.popleft()
-
-    def _begin(self, step: int) -> Batch:
-        epoch, place = divmod(step, self.steps_per_epoch)
-        order = self._epoch(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
-        items, problem = open_items(self._source, "train", order[self._own].tolist(), epoch)
-        if problem is not None and not items and self._is_single:
+    def begin(step: int) -> Batch:
+        epoch, place = divmod(step, source.count("train") // size)
+        numbers = order(epoch)[place * size : (place + 1) * size][own].tolist()
+        items, problem = open_items(source, "train", numbers, epoch)
+        if problem is not None and not items and group.size == 1:
             raise problem
-        seeds = [derive(self._seed, "image", step, self._own.start + i) for i in range(len(items))]
+        seeds = [derive(seed, "image", step, own.start + i) for i in range(len(items))]
         items = [
-            _augmented(
-                item, augment(item.reader, self._augmentation, seed, value_range=self._range)
-            )
-            for item, seed in zip(items, seeds, strict=True)
+            _augmented(item, augment(item.reader, augmentation, each, value_range=value_range))
+            for item, each in zip(items, seeds, strict=True)
         ]
-        submit, traversal = self._views.submit, self._traversal
-        first = [submit(item.reader, root(item.reader, traversal)) for item in items]
+        first = [views.submit(item.reader, root(item.reader, traversal)) for item in items]
         return Batch(items, seeds, first)
 
-    def _epoch(self, epoch: int) -> NDArray[np.int64]:
-        if self._order is None or self._order[0] != epoch:
-            random = np.random.default_rng(derive(self._seed, "order", epoch))
-            self._order = epoch, random.permutation(self._source.count("train"))
-        return self._order[1]
+    waiting: deque[Batch] = deque()
+    for step in steps:
+        waiting.append(begin(step))
+        if len(waiting) == AHEAD:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def _augmented(item: Item, reader: Reader) -> Item:

@@ -3,11 +3,9 @@
 import json
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +15,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from tnetcli.errors import ClusterError, TnetError, UsageError
-from tnetcli.files import write_file
 from tnetcli.models.devices import choose_device
 from tnetcli.text import first_line
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
-LAUNCH_FILE = ".torchrun"  # in the run folder: the launch that started the run
 REPORT_TIMEOUT = 10.0  # seconds for another process to report an error
 JOIN_TIMEOUT = 1800.0  # seconds for all processes to start, as in torch
 POLL_INTERVAL = 0.05  # seconds
@@ -71,8 +67,8 @@ def _communication() -> Iterator[None]:
     except (RuntimeError, dist.DistError) as error:
         raise ClusterError(
             f"another process of this training has ended: {first_line(error)}",
-            hint="see its message above; torchrun --max-restarts 3 resumes the run automatically, "
-            "--resume does so by hand",
+            hint="see its message above, and run it again with --resume; torchrun --max-restarts 3 "
+            "repeats the command",
         ) from error
 
 
@@ -170,40 +166,10 @@ class ProcessGroup:
 SINGLE = ProcessGroup()
 
 
-def is_torchrun() -> bool:
-    """Return True if torchrun started this process."""
-    return all(name in os.environ for name in VARIABLES)
-
-
-def was_restarted(folder: Path) -> bool:
-    """Return True if the run in this folder was started by the same launch of torchrun.
-
-    Restart counts are no substitute: they differ between nodes, and a rejected run has one too.
-    """
-    try:
-        return is_torchrun() and (folder / LAUNCH_FILE).read_text() == _launch()
-    except OSError:
-        return False
-
-
-def note_launch(folder: Path) -> None:
-    """Store the launch of torchrun for `was_restarted`."""
-    if is_torchrun():
-        write_file(folder / LAUNCH_FILE, _launch().encode())
-
-
-def _launch() -> str:
-    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
-    known = [os.environ.get(name, "none") for name in names]
-    if known[0] == "none":  # no run id is given, and the port is always the same
-        known += [socket.gethostname(), str(os.getppid())]
-    return " ".join(known)
-
-
 @contextmanager
 def process_group(device: str) -> Iterator[tuple[ProcessGroup, str]]:
     """Join the other processes; the context is the group and the device of this process."""
-    if not is_torchrun():
+    if not all(name in os.environ for name in VARIABLES):
         yield SINGLE, device
         return
     group = _join(device)

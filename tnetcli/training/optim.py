@@ -109,35 +109,26 @@ def lr_factor(step: int, steps: int, schedule: ScheduleConfig) -> float:
     return 1.0
 
 
-class EMA:
-    """Exponential moving average of a model's weights; without a decay, the model itself."""
+class EMA(nn.Module):
+    """Exponential moving average of a model's weights."""
 
-    def __init__(self, model: Model, decay: float | None) -> None:
-        self._source, self._decay, self._steps = model, decay, 0
-        self.model = model if decay is None else copy.deepcopy(model).requires_grad_(False)
+    steps: Tensor
+
+    def __init__(self, model: Model, decay: float) -> None:
+        super().__init__()
+        self._decay = decay
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self.register_buffer("steps", torch.tensor(0))
 
     @torch.no_grad()
-    def update(self) -> None:
+    def update(self, model: Model) -> None:
         """Move the average towards the current weights; the decay grows during the first steps."""
-        if self._decay is None:
-            return
-        self._steps += 1
-        share = 1 - min(self._decay, self._steps / (self._steps + 10))
+        self.steps += 1
+        steps = int(self.steps)
+        share = 1 - min(self._decay, steps / (steps + 10))
         own = self.model.state_dict()
-        for name, value in self._source.state_dict().items():
+        for name, value in model.state_dict().items():
             if value.is_floating_point():
                 own[name].lerp_(value, share)
             else:
                 own[name].copy_(value)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the state to resume from."""
-        if self._decay is None:
-            return {}
-        return {**self.model.state_dict(), "steps": torch.tensor(self._steps)}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Resume from what `state` returned."""
-        if self._decay is not None:
-            self._steps = int(state.pop("steps"))
-            self.model.load_state_dict(state)

@@ -39,16 +39,9 @@ PAPER = {
 }
 AS_RECIPE = "changes to the section of the recipe"
 Part = Literal[
-    "backbone",
-    "location",
-    "position",
-    "aggregator",
-    "head",
-    "anchor",
-    "recurrent",
-    "global_stream",
-    "local_stream",
-]
+    "backbone", "location", "position", "aggregator", "head", "anchor", "recurrent",
+    "global_stream", "local_stream",
+]  # fmt: skip
 
 
 Unit = Annotated[float, Field(ge=0, le=1)]

@@ -370,7 +370,7 @@ class Rewards:
     samples: int = 1
 
 
-class Baselines:
+class Baselines(nn.Module):
     """Running means of rewards.
 
     `values` (1 + levels, columns) holds the mean of sequences in row 0 and of cells in the row of
@@ -379,6 +379,8 @@ class Baselines:
     the running mean if there are none. No kind uses the draw itself, so the gradient stays
     unbiased. `total` sums over processes, so that all have the same means.
     """
+
+    values: Tensor
 
     def __init__(
         self,
@@ -390,8 +392,10 @@ class Baselines:
         start: float = 0.5,
         total: Callable[[Tensor], Tensor] = lambda values: values,
     ) -> None:
+        super().__init__()
         self.kind, self.decay, self._total = kind, decay, total
-        self.values = torch.full((1 + levels, classes if kind == "per_class" else 1), start)
+        columns = classes if kind == "per_class" else 1
+        self.register_buffer("values", torch.full((1 + levels, columns), start))
 
     @property
     def mean(self) -> float:
@@ -419,7 +423,6 @@ class Baselines:
         The single mean of `ema` follows a mixture: a fraction `sequence` of the sequences, the
         rest of the cells down to level `cap`.
         """
-        self.values = self.values.to(rewards.sequence.device)
         column = self._column(rewards)
         cell_slots = rewards.level * self.values.shape[1] + column[rewards.image]
         earned = torch.cat([rewards.sequence, rewards.cells]).to(self.values)

@@ -21,10 +21,8 @@ from tnetcli.training import trainer
 from tnetcli.training.data import Advance, Source, open_source
 from tnetcli.training.distributed import (
     ProcessGroup,
-    note_launch,
     process_group,
     report_once,
-    was_restarted,
 )
 from tnetcli.training.recipe import Recipe, check_recipe, read_recipe
 from tnetcli.training.run_dir import Callback, Checkpointer, Run, RunFolder
@@ -45,28 +43,11 @@ def train(
     overwrite: bool = False,
     callback: Callback | None = None,
 ) -> Path:
-    """Train the model of a recipe and return the path of the best model.
+    """Train the model of a recipe into the folder `output`; return the path of the best model.
 
-    Parameters
-    ----------
-    recipe
-        Recipe, or path of a YAML file.
-    output
-        Run folder: model, recipe, metrics, curves, and the state to resume from.
-    overrides
-        Changes of the recipe as `key.path=value`, such as `optimizer.lr=0.001`.
-    resume, overwrite
-        Resume the run in the folder, or replace it; by default a folder with a run is an error.
-    callback
-        Receives metrics and warnings, and can stop the run.
-
-    Raises
-    ------
-    RecipeError, ManifestError, ModelError, OutputError
-        If the recipe, the data, the training or the folder fail.
-    StoppedError
-        If the callback asks to stop. The state is saved.
-
+    `recipe` may be a YAML file; `overrides` change it, as `key.path=value`. A folder that holds a
+    run is an error unless `resume` or `overwrite` is set. The callback receives metrics and
+    warnings; if it asks to stop, the state is saved and StoppedError raised.
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(Path(recipe), overrides)
@@ -102,9 +83,6 @@ def run_recipe(
                 )
             group, device = stack.enter_context(process_group(recipe.training.device))
         stack.enter_context(report_once(callback.should_stop))
-        # Rank zero decides: other nodes may see an older state of the folder.
-        if group.gather(group.is_rank_zero and was_restarted(folder))[0]:
-            resume, overwrite = True, False
         files = RunFolder(folder, read_only=not group.is_rank_zero)
         files.check(recipe, resume=resume, overwrite=overwrite)  # before anything slow
         source = open_source(recipe, data, advance)
@@ -113,10 +91,8 @@ def run_recipe(
         group.gather(None)  # nothing is written before all processes are ready
         stack.enter_context(files.locked())
         files.start(recipe, resume=resume, overwrite=overwrite)
-        if group.is_rank_zero:
-            note_launch(folder)
-            if recipe.training.tensorboard:
-                stack.enter_context(files.tensorboard())
+        if group.is_rank_zero and recipe.training.tensorboard:
+            stack.enter_context(files.tensorboard())
         trainer.train(run, resume=resume)
     return files
 

@@ -1,6 +1,6 @@
 """Training stages: what is trained, on which batches, with which loss."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tnetcli.models.base import Episodes, Model, Terms
 from tnetcli.models.registry import find_family, find_terms
 from tnetcli.tasks import Classification
-from tnetcli.training.data import Batch, Batches, LandscapeSource, derive
+from tnetcli.training.data import Batch, LandscapeSource, batches, derive
 from tnetcli.training.optim import prepare_parts
 from tnetcli.training.recipe import StageConfig
 from tnetcli.training.reinforce import (
@@ -40,7 +40,7 @@ CROP_SCALE = 0.5
 
 
 class Stage:
-    """One stage of a training; `modules` are trained and stored."""
+    """One stage of a training; `modules` are trained, `memory` is stored with them."""
 
     validates = False
 
@@ -48,7 +48,8 @@ class Stage:
         self.run, self.config, self.device = run, config, device
         self.steps = run.steps(config)
         self.traversal = run.recipe.traversal_of(config)
-        self.modules: list[nn.Module] = [run.model]
+        self.modules = nn.ModuleList([run.model])
+        self.memory = nn.ModuleList()
         self.views = Views(
             run.model.view_size_of,
             run.model.grid,
@@ -81,13 +82,6 @@ class Stage:
             device=str(self.device),
             group=self.run.group,
         )
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the state to resume from."""
-        return {}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Resume from what `state` returned."""
 
 
 def build_stage(run: Run, config: StageConfig, device: torch.device) -> Stage:
@@ -159,17 +153,14 @@ class SceneStage(Stage):
             start=float(getattr(model, "baseline", 0.5)),
             total=run.group.sum,
         )
-        self._replay: ReplayBuffer | None = None
-        if config.replay:
-            self._replay = ReplayBuffer(
-                model,
-                self.traversal,
-                config,
-                self._task,
-                images=REPLAY_FACTOR * self._batch_size // run.group.size,
-                seed=derive(recipe.seed, config.name),
-                device=device,
-            )
+        self._replay = ReplayBuffer(
+            model,
+            self.traversal,
+            config.replay_size if config.replay else 0,
+            images=REPLAY_FACTOR * self._batch_size // run.group.size,
+            seed=derive(recipe.seed, config.name),
+        )
+        self.memory.extend([self._baselines, self._replay]).to(device)
         self._batches: Iterator[Batch] | None = None
 
     def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
@@ -195,7 +186,7 @@ class SceneStage(Stage):
             min_valid=self._exploring.min_valid,
             blocked=self._blocked,
         )
-        if self._replay is not None:
+        if self.config.replay:
             self._replay.add(episodes)
         total, parts = total_loss(self._all_terms(episodes))
         total = total + l2_penalty(self.run.model, self.config.loss)
@@ -213,9 +204,8 @@ class SceneStage(Stage):
 
     def replays(self, step: int) -> Iterator[Tensor]:
         """Yield label losses of earlier images."""
-        if self._replay is not None:
-            for number in range(self.config.replay):
-                yield self._replay.loss(step, number)
+        for number in range(self.config.replay):
+            yield self._replay.loss(self.run.model, self._task, self.config.loss, step, number)
 
     def validate(self, model: Model) -> Validation:
         """Store the baseline in the models, and evaluate."""
@@ -225,32 +215,18 @@ class SceneStage(Stage):
                 baseline.fill_(self._baselines.mean)
         return super().validate(model)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the baselines and the replay buffer."""
-        found = {"baselines": self._baselines.values.clone()}
-        if self._replay is not None:
-            found |= {f"replay.{key}": each for key, each in self._replay.state().items()}
-        return found
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Resume from what `state` returned."""
-        self._baselines.values = state["baselines"].to(self.device)
-        if self._replay is not None:
-            self._replay.load(with_prefix(state, "replay."))
-
     def _next(self, number: int) -> Batch:
-        if self._batches is None:
-            batches = Batches(
-                self.run.source,
-                self.views,
-                self.config.augmentation,
-                batch_size=self._batch_size,
-                seed=derive(self.run.recipe.seed, self.config.name),
-                traversal=self.traversal,
-                value_range=self.run.normalisation.value_range(),
-                group=self.run.group,
-            )
-            self._batches = batches.since(number, self.steps * self.config.optimizer.accumulate)
+        self._batches = self._batches or batches(
+            self.run.source,
+            self.views,
+            self.config.augmentation,
+            range(number, self.steps * self.config.optimizer.accumulate),
+            batch_size=self._batch_size,
+            seed=derive(self.run.recipe.seed, self.config.name),
+            traversal=self.traversal,
+            value_range=self.run.normalisation.value_range(),
+            group=self.run.group,
+        )
         return next(self._batches)
 
     def _policies(self, batch: Batch) -> list[Policy]:
@@ -293,12 +269,3 @@ def _mean_entropy(episodes: Episodes) -> dict[str, float]:
         return {} if len(episodes.level_logits) > 1 else {"entropy": 1.0}
     trained = episodes.entropy.requires_grad
     return {"entropy": float(episodes.entropy.detach().mean())} if trained else {}
-
-
-def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix, without it."""
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }

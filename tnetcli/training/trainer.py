@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from tnetcli.errors import ManifestError, ModelError, UsageError
+from tnetcli.models.base import Model
 from tnetcli.models.devices import choose_device
 from tnetcli.training.data import derive
 from tnetcli.training.optim import EMA, build_optimizer, lr_factor, set_lr
 from tnetcli.training.run_dir import Progress, Run, StoppedError
-from tnetcli.training.stages import Stage, build_stage, with_prefix
+from tnetcli.training.stages import Stage, build_stage
 from tnetcli.training.validate import attention_warnings
 
 VALIDATIONS = 10  # per stage, unless the recipe sets validate_every
 SCALER_STATE = ("scale", "_growth_tracker")
-SUMMED = ("windows",)  # metrics that are summed over processes; others are averaged
 
 Row = dict[str, Any]
 
@@ -67,7 +67,7 @@ def train(run: Run, *, resume: bool = False) -> None:
                 for loss in stage.replays(step):
                     state.replay(loss)
                 group.average_buffers(stage.modules)
-                state.ema.update()
+                state.average(run.model)
 
                 seconds = time.perf_counter() - start
                 row = mean_rows(rows)
@@ -87,7 +87,7 @@ def train(run: Run, *, resume: bool = False) -> None:
                     for warning in attention_warnings(line, config):
                         run.warn(warning)
                 if stage.validates and due:
-                    found = stage.validate(state.ema.model)
+                    found = stage.validate(state.model)
                     if not math.isfinite(found.loss):
                         raise _diverged(config.name, number)
                     score = -found.loss if training.best_by == "loss" else found.accuracy
@@ -96,14 +96,14 @@ def train(run: Run, *, resume: bool = False) -> None:
                     folder.append({**place, "validation": found.row})
                     run.callback.validation(found.row, is_best)
                     if is_best:
-                        run.checkpointer.save_best(state.ema.model, found)
+                        run.checkpointer.save_best(state.model, found)
                 if due or stop:
                     images = run.batch_size(config)
                     progress = replace(progress, step=number, pending=tuple(pending), images=images)
                     folder.save_state(progress, state.tensors())
                 if stop and number < stage.steps:
                     raise StoppedError
-        run.checkpointer.save_last(state.ema.model, config.name)
+        run.checkpointer.save_last(state.model, config.name)
         before += stage.steps
         progress, saved = Progress(progress.stage + 1), {}
 
@@ -115,11 +115,14 @@ class StageState:
         self, run: Run, stage: Stage, device: torch.device, saved: Mapping[str, Tensor]
     ) -> None:
         training = run.recipe.training
-        self._group, self._modules, self._stage = run.group, stage.modules, stage
+        self._group, self._modules = run.group, stage.modules
         self._clip = stage.config.optimizer.clip
         self.optimizer = build_optimizer(stage.modules, stage.config.optimizer)
         self.scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
-        self.ema = EMA(run.model, training.average)
+        self._ema = None if training.average is None else EMA(run.model, training.average)
+        self.model = run.model if self._ema is None else self._ema.model  # to keep
+        average = [] if self._ema is None else [self._ema]
+        self._stored = nn.ModuleList([stage.modules, stage.memory, *average])
         if saved:
             self._load(saved)
 
@@ -152,56 +155,59 @@ class StageState:
             nn.utils.clip_grad_norm_(self._weights(), self._clip)
         self.optimizer.step()  # changes nothing if no process has a gradient
 
+    def average(self, model: Model) -> None:
+        """Move the averaged weights towards the current ones."""
+        if self._ema is not None:
+            self._ema.update(model)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to resume from."""
-        found = {
-            f"module.{number}.{name}": value
-            for number, module in enumerate(self._modules)
-            for name, value in module.state_dict().items()
-        }
+        found = {f"module.{name}": value for name, value in self._stored.state_dict().items()}
         for index, state in self.optimizer.state_dict()["state"].items():
             for key, value in state.items():
                 if isinstance(value, Tensor):  # SGD without momentum keeps None
                     found[f"optimizer.{index}.{key}"] = value
-        found |= {f"average.{name}": value for name, value in self.ema.state().items()}
-        found |= {f"stage.{name}": value for name, value in self._stage.state().items()}
         for key in SCALER_STATE if self.scaler.is_enabled() else ():
             found[f"scaler.{key}"] = torch.tensor(self.scaler.state_dict()[key])
         return found
 
     def _load(self, tensors: Mapping[str, Tensor]) -> None:
-        for number, module in enumerate(self._modules):
-            module.load_state_dict(with_prefix(tensors, f"module.{number}."))
-        state = self.optimizer.state_dict()
-        for name, value in with_prefix(tensors, "optimizer.").items():
-            index, _, key = name.partition(".")
-            state["state"].setdefault(int(index), {})[key] = value
-        self.optimizer.load_state_dict(state)
-        self.ema.load(with_prefix(tensors, "average."))
-        self._stage.load(with_prefix(tensors, "stage."))
-        scaler = {name: value.item() for name, value in with_prefix(tensors, "scaler.").items()}
-        self.scaler.load_state_dict({**self.scaler.state_dict(), **scaler})
+        modules: dict[str, Tensor] = {}
+        optimizer, scaler = self.optimizer.state_dict(), self.scaler.state_dict()
+        for name, value in tensors.items():
+            kind, _, key = name.partition(".")
+            if kind == "module":
+                modules[key] = value
+            elif kind == "optimizer":
+                index, _, key = key.partition(".")
+                optimizer["state"].setdefault(int(index), {})[key] = value
+            else:
+                scaler[key] = value.item()
+        self._stored.load_state_dict(modules)
+        self.optimizer.load_state_dict(optimizer)
+        self.scaler.load_state_dict(scaler)
 
 
-def mean_rows(rows: Sequence[Row]) -> Row:
-    """Return the mean of each metric of the last row over the rows that have it."""
-    return {key: _mean([(row[key], 1) for row in rows if key in row]) for key in rows[-1]}
+def mean_rows(rows: Sequence[Row], weights: Sequence[float] | None = None) -> Row:
+    """Return the (weighted) mean of each metric over the rows that have it."""
+    weighted = list(zip(rows, weights or [1] * len(rows), strict=True))
+    return {
+        key: _mean([(row[key], weight) for row, weight in weighted if key in row])
+        for key in dict.fromkeys(key for row in rows for key in row)
+    }
 
 
 def merge_processes(every: Iterable[Any]) -> Row:
     """Return the metrics of one step of several processes, weighted by their images."""
-    rows: list[tuple[Row, float]] = [(row, images) for row, images in every if images]
-    if not rows:
+    read = [(row, images) for row, images in every if images]
+    if not read:
         raise ManifestError(
             "no process can read any image of a step", hint="see the warnings above"
         )
-    if len(rows) == 1:
-        return rows[0][0]
-    merged = {}
-    for key in dict.fromkeys(key for row, _ in rows for key in row):
-        values = [(row[key], weight) for row, weight in rows if key in row]
-        merged[key] = sum(value for value, _ in values) if key in SUMMED else _mean(values)
-    return merged
+    if len(read) == 1:
+        return dict(read[0][0])
+    rows, images = zip(*read, strict=True)
+    return {**mean_rows(rows, images), "windows": sum(row["windows"] for row in rows)}
 
 
 def _mean(values: Sequence[tuple[Any, float]]) -> Any:

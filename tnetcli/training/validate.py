@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tnetcli.data.normalize import Normalisation, read_small
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ManifestError
 from tnetcli.evaluation.metrics import Outcomes, hit_levels, hit_rate
+from tnetcli.exporters.imagery import Imagery
 from tnetcli.models.base import Model
 from tnetcli.prediction.inference import ImageResult, Inference
-from tnetcli.readers.base import Reader
 from tnetcli.training.data import Item, Source, open_items
 from tnetcli.training.distributed import SINGLE, ProcessGroup
 from tnetcli.training.plots import Sample
@@ -174,27 +173,14 @@ def _outcome(item: Item, result: ImageResult) -> Outcomes:
 
 
 def _sample(item: Item, result: ImageResult, classes: tuple[str, ...]) -> Sample:
-    outcome = _outcome(item, result)
+    outcome, size = _outcome(item, result), item.reader.size
+    small = size.within(THUMBNAIL)
     return Sample(
-        _thumbnail(item.reader),
-        item.reader.size,
+        Imagery(item.reader).show((0, 0, size.width, size.height), small.width, small.height),
+        size,
         [(node.region.window, node.region.level, node.attention) for node in result.nodes[1:]],
         classes[item.label],
         classes[int(outcome.predicted[0])],
         float(outcome.confidence[0]),
         item.boxes,
     )
-
-
-def _thumbnail(reader: Reader) -> NDArray[np.uint8]:
-    """Return a small RGB image (height, width, 3); types other than 8 bits are stretched."""
-    pixels = read_small(reader, THUMBNAIL)
-    values = pixels.values[[0, 1, 2] if len(pixels.values) >= 3 else [0, 0, 0]].astype(np.float64)
-    known = values[:, pixels.valid & np.isfinite(values).all(axis=0)]
-    low, high = 0.0, 255.0
-    if reader.dtype != np.uint8 and known.size:
-        low, high = np.percentile(known, (1, 99)).tolist()
-    with np.errstate(invalid="ignore"):
-        scaled = np.clip((values - low) / max(high - low, 1e-12), 0, 1) * 255
-    image: NDArray[np.uint8] = np.nan_to_num(scaled).round().astype(np.uint8).transpose(1, 2, 0)
-    return image
