@@ -18,8 +18,7 @@ from tests.commands import ROOT
 from tests.images import noise
 from tnetcli.models.checkpoint import load_checkpoint
 from tnetcli.models.registry import build_model, read_model_config
-from tnetcli.training.recipe import StageConfig
-from tnetcli.training.recipe import Recipe, read_recipe
+from tnetcli.training.recipe import Recipe, StageConfig, read_recipe
 from tnetcli.training.run import run_recipe
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

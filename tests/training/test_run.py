@@ -43,6 +43,7 @@ FILES = {
     "metrics.jsonl",
     "curves.png",
     "samples.png",
+    ".training",
 }
 BANDS = ["B02", "B03", "B04", "B08"]
 
@@ -74,8 +75,8 @@ def done(images, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
     """Draw figures only for the shared run: they take longer than the training."""
-    for name in ("run.draw_curves", "run_dir.draw_curves", "run_dir.draw_samples"):
-        monkeypatch.setattr(f"tnetcli.training.{name}", lambda *_: None)
+    for name in ("draw_curves", "draw_samples"):
+        monkeypatch.setattr(f"tnetcli.training.run_dir.{name}", lambda *_: None)
 
 
 def test_a_run_leaves_all_its_files(done):

@@ -375,8 +375,8 @@ class Baselines(nn.Module):
 
     `values` (1 + levels, columns) holds the mean of sequences in row 0 and of cells in the row of
     their level; row 1 is unused. With `ema` all are equal, with `per_class` there is a column per
-    class. With `leave_one_out` a reward is compared with the other samples of its image, or with
-    the running mean if there are none. No kind uses the draw itself, so the gradient stays
+    class. With `leave_one_out` a reward is compared with the other samples of its image; a cell
+    of a level that they have not with its running mean. No kind uses the draw itself, so the gradient stays
     unbiased. `total` sums over processes, so that all have the same means.
     """
 
@@ -409,7 +409,7 @@ class Baselines(nn.Module):
         if self.kind != "leave_one_out":
             return sequence, cells
         samples, levels = rewards.samples, len(values)
-        others = _sum_of_others(rewards.sequence, samples) / (samples - 1)
+        others = _sum_of_others(rewards.sequence, samples) / max(samples - 1, 1)
         place = rewards.image * levels + rewards.level  # (cells,)
         empty = rewards.cells.new_zeros(len(sequence) * levels)  # by image, sample and level
         total = _sum_of_others(empty.index_add(0, place, rewards.cells), samples, levels)[place]
