@@ -1,6 +1,4 @@
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -141,19 +139,3 @@ class TestSamples:
         strange = [sample(label=name, predicted="river") for name in STRANGE]
         draw_samples(strange, tmp_path / "a.png")
         assert pixels(tmp_path / "a.png").std() > 0
-
-
-def test_drawing_needs_no_display_and_leaves_settings_alone(tmp_path):
-    code = f"""
-import sys
-import numpy as np
-import matplotlib
-matplotlib.rcParams["font.size"] = 33
-from tnetcli.training.plots import draw_curves
-draw_curves([{{"step": 1, "loss": 1.0}}], {str(tmp_path / "a.png")!r})
-assert matplotlib.rcParams["font.size"] == 33
-assert "matplotlib.pyplot" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
-    draw_curves([{"step": 1, "loss": 1.0}], tmp_path / "b.png")
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

@@ -512,57 +512,6 @@ def test_the_expected_gradient_of_cells_alone_takes_those_before_as_given(kind, 
     assert torch.allclose(-toy.expected_gradient(rewards_only(kind, 0.0)), exact, atol=1e-12)
 
 
-class DeepToy:
-    """One image of three levels with one cell drawn at each: attention below depends on above."""
-
-    def __init__(self):
-        random = torch.Generator().manual_seed(5)
-        self.first = torch.randn(CLASSES, generator=random, dtype=torch.float64)
-        self.second = torch.randn(3, CLASSES, generator=random, dtype=torch.float64)
-        self.third = torch.randn(3, 3, CLASSES, generator=random, dtype=torch.float64)
-        self.logits = torch.randn(4, 3, generator=random, dtype=torch.float64).requires_grad_()
-
-    def chance(self, path):
-        above, below = path
-        chances = self.logits.softmax(dim=1)
-        return chances[0, above] * chances[1 + above, below]
-
-    def episodes(self, paths):
-        samples, chances = len(paths), self.logits.softmax(dim=1)
-        above, below = torch.tensor(paths).T
-        first = self.first.expand(samples, -1)
-        second, third = self.second[above], self.third[above, below]
-        log_p = torch.cat([chances[0, above], chances[1 + above, below]]).log()
-        return Episodes(
-            targets=torch.full((samples,), LABEL),
-            logits=third,
-            level_logits=torch.stack([first, second, third]),
-            embedding=third,
-            region_logits=torch.cat([first, second, third]),
-            image=torch.arange(samples).repeat(3),
-            level=torch.arange(1, 4).repeat_interleave(samples),
-            log_p=torch.cat([torch.zeros(samples), log_p]),
-            entropy=torch.zeros(0),
-            samples=samples,
-        )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_expected_gradient_is_exact_down_to_the_third_level(kind):
-    toy, loss = DeepToy(), rewards_only(kind, 1.0)
-    paths = list(product(range(3), repeat=2))
-    expected_reward = sum(
-        toy.chance(path) * toy.third[path].softmax(dim=0)[LABEL] for path in paths
-    )
-    exact = torch.autograd.grad(expected_reward, toy.logits)[0]
-    mean = 0.0
-    for chosen in product(paths, repeat=loss.samples):
-        chance = math.prod(toy.chance(path).item() for path in chosen)
-        total = learn(toy.episodes(chosen), loss, Baselines(kind, 3, start=0.3)).total
-        mean = mean + chance * torch.autograd.grad(total, toy.logits)[0]
-    assert torch.allclose(-mean, exact, atol=1e-12)
-
-
 KINDS = ("ema", "per_level", "per_class", "leave_one_out")
 
 

@@ -32,7 +32,7 @@ from tnetcli.models.checkpoint import (
 from tnetcli.models.registry import build_model
 from tnetcli.training.recipe import read_recipe
 from tnetcli.training.run import run_recipe
-from tnetcli.training.run_dir import RunFolder, StoppedError
+from tnetcli.training.run_dir import StoppedError
 
 FILES = {
     "model.safetensors",
@@ -214,12 +214,6 @@ def test_a_recipe_chooses_among_bands(cogs, begin):
     assert len(run.normalisation.mean) == 2
 
 
-def test_a_recipe_may_name_the_bands(cogs, begin):
-    run = begin(of_cogs(cogs, bands=["blue", "green", "red", "infrared"]))
-    assert run.checkpointer._description.bands == ("blue", "green", "red", "infrared")
-    assert run.model.bands == 4
-
-
 def test_floats_have_no_range_to_be_scaled_from(tmp_path):
     lines = ["path,label,split"]
     for number in range(4):
@@ -346,11 +340,6 @@ def test_one_torn_image_is_left_out_with_a_warning(tmp_path):
     (warning,) = [text for text in ears.warnings if "skipped" in text]
     assert "`torn.tif`" in warning
     assert files.model.exists()
-
-
-def test_the_folder_of_a_run_is_given_back(done):
-    assert isinstance(done, RunFolder)
-    assert done.path.name == "one"
 
 
 def test_signals_ask_to_stop_and_a_second_interrupt_stops_at_once():

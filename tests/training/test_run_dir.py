@@ -160,14 +160,6 @@ def test_lines_that_are_no_metrics_are_left_out(folder, recipe):
     assert folder.rows() == [{"step": 1, "loss": 2.5}]
 
 
-def test_figures_of_steps_that_are_done_again_are_forgotten(folder, recipe):
-    begin(folder, recipe)
-    for row in rows(1, 2, 3, 4):
-        folder.append(row)
-    folder.truncate(2)
-    assert folder.rows() == rows(1, 2)
-
-
 def test_what_is_no_number_is_never_written(folder, recipe):
     begin(folder, recipe)
     with pytest.raises(ValueError, match="JSON"):

@@ -176,7 +176,6 @@ class TrainingConfig(Strict):
 
     batch_size: Count = Field(default=32, description="images per step and process")
     global_batch: bool = Field(default=False, description="`batch_size` is that of all processes")
-    sync_batchnorm: bool = Field(default=False, description="batch norms across processes (CUDA)")
     threads: int = Field(default=2, ge=1, le=256, description="threads that read views")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 or mps")
     precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="precision")

@@ -311,7 +311,9 @@ def _mixture(episodes: Episodes, weights: Tensor) -> Tensor:
     padded, levels = by_image(logs, episodes.image, counted, len(episodes.targets))
     none = (levels > 0).sum(dim=1) == 0  # (images,)
     left_out = (levels == 0) & ~none[:, None]  # (images, most)
-    total = padded.masked_fill(left_out[..., None], -torch.inf).logsumexp(dim=1)
+    padded = padded.masked_fill(left_out[..., None], -torch.inf)
+    top = padded.detach().amax(dim=1, keepdim=True)  # (images, 1, classes), for precision
+    total = (padded - top).logsumexp(dim=1) + top[:, 0]
     weight = weights.new_zeros(len(none)).index_add(0, episodes.image, weights)  # (images,)
     mixture = total - weight.to(logs.dtype).clamp(min=torch.finfo(logs.dtype).tiny).log()[:, None]
     return torch.where(none[:, None], 0, mixture)
@@ -375,9 +377,9 @@ class Baselines(nn.Module):
 
     `values` (1 + levels, columns) holds the mean of sequences in row 0 and of cells in the row of
     their level; row 1 is unused. With `ema` all are equal, with `per_class` there is a column per
-    class. With `leave_one_out` a reward is compared with the other samples of its image; a cell
-    of a level that they have not with its running mean. No kind uses the draw itself, so the gradient stays
-    unbiased. `total` sums over processes, so that all have the same means.
+    class. With `leave_one_out` a reward is compared with the other samples of its image, or with
+    the running mean if no other has a cell of the level. No kind uses the draw itself, so the
+    gradient stays unbiased. `total` sums over processes, so that all have the same means.
     """
 
     values: Tensor

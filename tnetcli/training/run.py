@@ -156,10 +156,6 @@ def _prepare(
             f"{group.size} processes for {step} images per step, {images} in all",
             hint="start fewer processes, or raise batch_size",
         )
-    if recipe.training.sync_batchnorm and group.size > 1 and group.device.type == "cpu":
-        raise RecipeError(
-            "`training.sync_batchnorm` needs CUDA devices", hint="leave it out on CPUs"
-        )
     return run
 
 

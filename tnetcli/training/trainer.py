@@ -30,11 +30,6 @@ def train(run: Run, *, resume: bool = False) -> None:
     device = choose_device(run.device)
     run.model.to(device).to(memory_format=torch.channels_last)
     group.broadcast(run.model)
-    if training.sync_batchnorm and group.size > 1:
-        # torch's own conversion drops the activations inside timm's batch norms.
-        from timm.layers.norm_act import convert_sync_batchnorm
-
-        convert_sync_batchnorm(run.model)  # type: ignore[no-untyped-call]
     progress, saved = folder.load_state() if resume else (Progress(), {})
     _check_step_size(run, progress)
     before = sum(run.steps(config) for config in recipe.stages[: progress.stage])
@@ -65,7 +60,10 @@ def train(run: Run, *, resume: bool = False) -> None:
                 group.average_gradients(stage.modules)
                 state.apply_gradients()
                 for loss in stage.replays(step):
-                    state.replay(loss)
+                    state.optimizer.zero_grad(set_to_none=True)
+                    state.backward(loss)
+                    group.average_gradients(stage.modules)
+                    state.apply_gradients()
                 group.average_buffers(stage.modules)
                 state.average(run.model)
 
@@ -115,7 +113,6 @@ class StageState:
         self, run: Run, stage: Stage, device: torch.device, saved: Mapping[str, Tensor]
     ) -> None:
         training = run.recipe.training
-        self._group, self._modules = run.group, stage.modules
         self._clip = stage.config.optimizer.clip
         self.optimizer = build_optimizer(stage.modules, stage.config.optimizer)
         self.scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
@@ -144,16 +141,6 @@ class StageState:
                 nn.utils.clip_grad_norm_(self._weights(), self._clip)
             self.scaler.step(self.optimizer)
             self.scaler.update()
-
-    def replay(self, loss: Tensor) -> None:
-        """Make a further update from a loss over the replay buffer."""
-        self.optimizer.zero_grad(set_to_none=True)
-        if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
-        self._group.average_gradients(self._modules)
-        if self._clip:
-            nn.utils.clip_grad_norm_(self._weights(), self._clip)
-        self.optimizer.step()  # changes nothing if no process has a gradient
 
     def average(self, model: Model) -> None:
         """Move the averaged weights towards the current ones."""
@@ -199,13 +186,13 @@ def mean_rows(rows: Sequence[Row], weights: Sequence[float] | None = None) -> Ro
 
 def merge_processes(every: Iterable[Any]) -> Row:
     """Return the metrics of one step of several processes, weighted by their images."""
-    read = [(row, images) for row, images in every if images]
+    read: list[tuple[Row, float]] = [(row, images) for row, images in every if images]
     if not read:
         raise ManifestError(
             "no process can read any image of a step", hint="see the warnings above"
         )
     if len(read) == 1:
-        return dict(read[0][0])
+        return read[0][0]
     rows, images = zip(*read, strict=True)
     return {**mean_rows(rows, images), "windows": sum(row["windows"] for row in rows)}
 
