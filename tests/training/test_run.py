@@ -1,7 +1,5 @@
 import json
 import logging
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from tests.runs import (
 )
 from tests.synth.test_landscape import BACKGROUND, RULES, SITES, tile_files
 from tests.synth.test_tiles import write_zip
-from tnetcli.cli.signals import graceful_stop
 from tnetcli.errors import ImageError, ManifestError, ModelError, OutputError, RecipeError
 from tnetcli.models.checkpoint import (
     Description,
@@ -340,22 +337,3 @@ def test_one_torn_image_is_left_out_with_a_warning(tmp_path):
     (warning,) = [text for text in ears.warnings if "skipped" in text]
     assert "`torn.tif`" in warning
     assert files.model.exists()
-
-
-def test_signals_ask_to_stop_and_a_second_interrupt_stops_at_once():
-    before = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
-    with graceful_stop() as asked:
-        assert asked == []
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert asked == [signal.SIGTERM]
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert asked == [signal.SIGTERM] * 2
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert {name: signal.getsignal(name) for name in before} == before
-
-
-def test_a_first_interrupt_is_only_noted():
-    with graceful_stop() as asked:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert asked == [signal.SIGINT]
