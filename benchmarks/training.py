@@ -26,9 +26,8 @@ from memory import status
 from rich.console import Console
 
 from tnetcli.training import run as workflow
-from tnetcli.training.config import StageConfig
 from tnetcli.training.data import FileSource, Source
-from tnetcli.training.recipe import check_recipe
+from tnetcli.training.recipe import StageConfig, check_recipe
 
 ROOT = Path(__file__).parents[1]
 TILES = ROOT.parent / "shared" / "data" / "labelled" / "EuroSAT_RGB.zip"

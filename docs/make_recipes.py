@@ -15,14 +15,16 @@ from tnetcli.cli.recipes import purpose_of, recipe_files
 from tnetcli.data.config import AugmentConfig, DataConfig, LandscapeConfig, TilesConfig
 from tnetcli.models.configs import ModelConfig
 from tnetcli.models.registry import FAMILIES
-from tnetcli.training.config import (
+from tnetcli.training.recipe import (
     LossConfig,
+    ModelSection,
     OptimizerConfig,
+    Recipe,
     ScheduleConfig,
     StageConfig,
     TrainingConfig,
+    read_recipe,
 )
-from tnetcli.training.recipe import ModelSection, Recipe, read_recipe
 from tnetcli.traversal.config import TraversalConfig
 
 PAGE = Path(__file__).with_name("recipes.md")

@@ -105,13 +105,13 @@ class Hands:
         self.best: dict[str, torch.Tensor] = {}
         self.stages: dict[str, dict[str, torch.Tensor]] = {}
 
-    def save(self, model: Any, validation: Any, *, best: bool, stage: str = "") -> None:
-        """Keep a model."""
-        weights = copied(model)
-        if best:
-            self.best = weights
-        else:
-            self.stages[stage] = weights
+    def save_best(self, model: Any, validation: Any) -> None:
+        """Keep the best model."""
+        self.best = copied(model)
+
+    def save_last(self, model: Any, stage: str) -> None:
+        """Keep the last model of a stage."""
+        self.stages[stage] = copied(model)
 
 
 def copied(model: torch.nn.Module) -> dict[str, torch.Tensor]:

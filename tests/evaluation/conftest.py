@@ -1,10 +1,13 @@
 """Models, labelled scenes, and one evaluation of them."""
 
+from typing import NamedTuple
+
 import pytest
 
 from tests.checkpoints import write_tiny
 from tests.images import noise, write_geotiff
 from tnetcli.evaluation.evaluate import evaluate
+from tnetcli.readers.detect import open_image
 
 CLASSES = ["river", "forest", "town"]
 RGB = {
@@ -13,6 +16,18 @@ RGB = {
     "normalisation": {"dtype": "uint8", "mean": [120.0, 128.0, 110.0], "std": [60.0, 55.0, 50.0]},
 }
 IMAGES = 6
+
+
+class LabelledFile(NamedTuple):
+    """An image of a test without a manifest."""
+
+    path: str
+    id: str = "image"
+    label: int = 0
+    boxes: tuple = ()
+
+    def open(self):
+        return open_image(self.path)
 
 
 @pytest.fixture(scope="module")

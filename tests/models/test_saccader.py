@@ -20,7 +20,7 @@ from tnetcli.models.saccader import PatchNet, SaccaderCell, SaccaderLocation, ch
 from tnetcli.prediction.inference import Inference
 from tnetcli.readers.detect import open_image
 from tnetcli.testing.model import ROOT, Case, ModelContract, encode, noise
-from tnetcli.training.episodes import draw_log_probability
+from tnetcli.training.reinforce import draw_log_probability
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import TopK
 

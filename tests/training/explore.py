@@ -11,9 +11,9 @@ from tests.runs import MODEL, UNIT
 from tnetcli.errors import ImageError
 from tnetcli.models.registry import build_model
 from tnetcli.readers.detect import open_image
-from tnetcli.training.config import LossConfig
-from tnetcli.training.data import Batch
-from tnetcli.training.episodes import blocked_cells, build_episodes
+from tnetcli.training.data import Batch, Item
+from tnetcli.training.recipe import LossConfig
+from tnetcli.training.reinforce import blocked_cells, build_episodes
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
 from tnetcli.traversal.rollout import Rollout, rollout, root
@@ -49,13 +49,11 @@ def views_of(model: Any) -> Views:
 
 
 def batch_of(readers: Any, views: Views, seeds: Any = None, labels: Any = None) -> Batch:
+    labels = LABELS[: len(readers)] if labels is None else labels
     return Batch(
-        readers,
-        LABELS[: len(readers)] if labels is None else labels,
+        [Item(*each, (), each[0].path) for each in zip(readers, labels, strict=True)],
         list(range(10, 10 + len(readers))) if seeds is None else seeds,
-        [reader.path for reader in readers],
         [views.submit(reader, root(reader, TWO)) for reader in readers],
-        [None] * len(readers),
     )
 
 
@@ -81,7 +79,7 @@ class Explored:
         return build_episodes(
             self.found,
             self.runner,
-            self.batch.targets,
+            [item.label for item in self.batch.items],
             self.loss,
             min_valid=self.config.min_valid,
             blocked=blocked,
@@ -107,7 +105,8 @@ def explore(
     batch = batch_of(readers, views, seeds, labels).repeated(loss.samples)
     runner = TorchRunner(model, CPU, precision, grad=True)
     policies = [build_policy(config, seed, uniform=loss.uniform) for seed in batch.seeds]
-    found = rollout(batch.readers, runner, views, config, policies, first=batch.first)
+    readers = [item.reader for item in batch.items]
+    found = rollout(readers, runner, views, config, policies, first=batch.first)
     return Explored(found, runner, batch, loss, config)
 
 

@@ -17,13 +17,13 @@ from tnetcli.readers.base import ImageInfo, Level, Pixels
 from tnetcli.training import data as sources
 from tnetcli.training.data import (
     AHEAD,
-    Batches,
     FileSource,
     Item,
     LandscapeSource,
+    batches,
     derive,
+    open_items,
     open_source,
-    take,
 )
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import ScoredRegion
@@ -207,11 +207,12 @@ class Submitted:
         return len(self.windows) - 1
 
 
-def batches(source, views=None, *, size=4, seed=0, fit="stretch", augmentation=None):
-    return Batches(
+def read(source, start, end, views=None, *, size=4, seed=0, fit="stretch", augmentation=None):
+    return batches(
         source,
         views or Submitted(),
         augmentation or AugmentConfig(),
+        range(start, end),
         batch_size=size,
         seed=seed,
         traversal=TraversalConfig(fit=fit),
@@ -219,32 +220,29 @@ def batches(source, views=None, *, size=4, seed=0, fit="stretch", augmentation=N
     )
 
 
-def names(made, start, end):
-    return [batch.names for batch in made.since(start, end)]
+def names(*given, **options):
+    return [[item.name for item in batch.items] for batch in read(*given, **options)]
 
 
 def test_an_epoch_sees_each_image_at_most_once_and_leaves_out_the_remainder():
-    made = batches(Numbers(11))
-    assert made.steps_per_epoch == 2
-    for epoch in range(5):
-        seen = Counter(n for batch in names(made, 2 * epoch, 2 * epoch + 2) for n in batch)
+    found = names(Numbers(11), 0, 10)
+    for epoch in range(5):  # of two steps
+        seen = Counter(chain(*found[2 * epoch : 2 * epoch + 2]))
         assert len(seen) == 8
         assert set(seen.values()) == {1}
 
 
 def test_every_epoch_has_another_order_and_leaves_out_others():
-    made = batches(Numbers(11))
-    found = names(made, 0, 20)
+    found = names(Numbers(11), 0, 20)
     assert found[:2] != found[2:4]
     assert set(chain(*found)) == {str(number) for number in range(11)}
 
 
 def test_labels_seeds_and_epochs_belong_to_their_images():
     source = Numbers(8)
-    found = list(batches(source).since(0, 6))
-    for batch in found:
-        assert [str(reader.number) for reader in batch.readers] == batch.names
-        assert [int(name) % 3 for name in batch.names] == batch.targets
+    found = list(read(source, 0, 6))
+    for item in chain(*(batch.items for batch in found)):
+        assert (str(item.reader.number), int(item.name) % 3) == (item.name, item.label)
     seeds = [seed for batch in found for seed in batch.seeds]
     assert len(set(seeds)) == len(seeds)
     assert Counter((split, epoch) for split, _, epoch in source.opened) == {
@@ -253,38 +251,38 @@ def test_labels_seeds_and_epochs_belong_to_their_images():
 
 
 def test_a_batch_is_no_larger_than_the_number_of_images():
-    made = batches(Numbers(3), size=32)
-    assert (made.batch_size, made.steps_per_epoch) == (3, 1)
-    assert [sorted(each) for each in names(made, 0, 2)] == [["0", "1", "2"]] * 2
+    assert [sorted(each) for each in names(Numbers(3), 0, 2, size=32)] == [["0", "1", "2"]] * 2
+
+
+def seeded(source, start, end, **options):
+    return [
+        [(item.name, item.label, seed) for item, seed in zip(batch.items, batch.seeds, strict=True)]
+        for batch in read(source, start, end, **options)
+    ]
 
 
 def test_the_same_seed_gives_the_same_batches_and_another_seed_others():
-    one, same, other = (
-        [(batch.names, batch.seeds, batch.targets) for batch in made.since(0, 8)]
-        for made in (batches(Numbers(12), seed=s) for s in (1, 1, 2))
-    )
+    one, same, other = (seeded(Numbers(12), 0, 8, seed=seed) for seed in (1, 1, 2))
     assert one == same
     assert one != other
 
 
 def test_batches_do_not_depend_on_where_one_begins():
-    whole = [(b.names, b.seeds) for b in batches(Numbers(11)).since(0, 9)]
-    later = [(b.names, b.seeds) for b in batches(Numbers(11)).since(5, 9)]
-    assert later == whole[5:]
+    assert seeded(Numbers(11), 5, 9) == seeded(Numbers(11), 0, 9)[5:]
 
 
 def test_level_1_of_the_next_batch_is_being_read_before_the_model_works():
     views = Submitted()
-    for number, batch in enumerate(batches(Numbers(40), views).since(0, 6)):
+    for number, batch in enumerate(read(Numbers(40), 0, 6, views)):
         wanted = min(number + AHEAD, 6)  # this batch and those ahead
         assert len(views.windows) == 4 * wanted
-        assert [views.windows[i][0] for i in batch.first] == batch.readers
+        assert [views.windows[i][0] for i in batch.first] == [item.reader for item in batch.items]
 
 
 @pytest.mark.parametrize("fit", ["stretch", "pad"])
 def test_level_1_reads_the_whole_image_as_the_recipe_fits_it(fit):
     views = Submitted()
-    next(batches(Numbers(4), views, fit=fit).since(0, 1))
+    next(read(Numbers(4), 0, 1, views, fit=fit))
     assert {window for _, window in views.windows} == {root_window(Size(40, 30), fit)}
 
 
@@ -292,46 +290,44 @@ def test_augmentation_is_drawn_by_the_seed_of_the_image():
     augmentation = AugmentConfig(crop=(0.3, 0.9), flip="both")
     one, same = (
         [
-            r.pose
-            for b in batches(Numbers(8), augmentation=augmentation).since(0, 4)
-            for r in b.readers
+            item.reader.pose
+            for batch in read(Numbers(8), 0, 4, augmentation=augmentation)
+            for item in batch.items
         ]
         for _ in range(2)
     )
     assert one == same
     assert len(set(map(str, one))) == len(one)
-    plain = next(batches(Numbers(8)).since(0, 1))
-    assert not any(isinstance(reader, Augmented) for reader in plain.readers)
+    plain = next(read(Numbers(8), 0, 1))
+    assert not any(isinstance(item.reader, Augmented) for item in plain.items)
 
 
 def test_an_image_that_cannot_be_opened_is_left_out_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "tnetcli"):
-        found = names(batches(Numbers(8, broken={3})), 0, 2)
+        found = names(Numbers(8, broken={3}), 0, 2)
     assert sorted(chain(*found)) == ["0", "1", "2", "4", "5", "6", "7"]
     assert sorted(map(len, found)) == [3, 4]
     assert "`3` is gone" in caplog.text
 
 
 def test_if_no_image_of_a_batch_can_be_opened_that_is_the_error():
-    made = batches(Numbers(4, broken=range(4)))
     with pytest.raises(ImageError, match="is gone"):
-        next(made.since(0, 1))
+        next(read(Numbers(4, broken=range(4)), 0, 1))
 
 
 def test_an_image_of_a_split_that_is_gone_is_left_out_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "tnetcli"):
-        found = take(Numbers(9, broken={3}), "validation", 2, 6)
+        found, _ = open_items(Numbers(9, broken={3}), "validation", range(2, 6))
     assert [item.name for item in found] == ["2", "4", "5"]
     assert "`3` is gone" in caplog.text
 
 
 def test_samples_lie_side_by_side_with_all_that_belongs_to_their_image():
-    batch = next(batches(Numbers(8)).since(0, 1))
-    assert batch.repeated(1) is batch
+    batch = next(read(Numbers(8), 0, 1))
+    assert batch.repeated(1).seeds == batch.seeds
     twice = batch.repeated(2)
-    for name in ("readers", "targets", "names", "first", "fixed"):
-        each = getattr(batch, name)
-        assert getattr(twice, name) == [value for value in each for _ in range(2)]
+    for one, two in ((batch.items, twice.items), (batch.first, twice.first)):
+        assert two == [value for value in one for _ in range(2)]
     assert len(set(twice.seeds)) == 8
 
 
@@ -341,11 +337,11 @@ def test_fixed_regions_move_with_the_augmented_image():
             fixed = None if number else (ScoredRegion(Window(0, 0, 10, 6), 0.5),)
             return Item(Flat(number), 0, (), str(number), fixed)
 
-    flipped = batches(Given(2), size=2, augmentation=AugmentConfig(flip="both"))
     found = {}
-    for batch in flipped.since(0, 30):
-        for name, fixed in zip(batch.names, batch.fixed, strict=True):
-            found.setdefault(name, set()).add(fixed and (fixed[0].window.box, fixed[0].attention))
+    for batch in read(Given(2), 0, 30, size=2, augmentation=AugmentConfig(flip="both")):
+        for item in batch.items:
+            fixed = item.fixed and (item.fixed[0].window.box, item.fixed[0].attention)
+            found.setdefault(item.name, set()).add(fixed)
     assert found["1"] == {None}
     lefts, tops = (0.0, 30.0), (0.0, 24.0)
     assert found["0"] == {((x, y, x + 10, y + 6), 0.5) for x in lefts for y in tops}

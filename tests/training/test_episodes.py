@@ -24,16 +24,18 @@ from tnetcli.geometry import Grid, Window
 from tnetcli.models.base import EncoderOutput
 from tnetcli.readers.detect import open_image
 from tnetcli.tasks import Classification
-from tnetcli.training.config import LossConfig
-from tnetcli.training.episodes import (
+from tnetcli.training.recipe import LossConfig
+from tnetcli.training.reinforce import (
+    Baselines,
     blocked_cells,
-    chosen_log_probability,
     draw_log_probability,
     entropy_share,
     independent_log_probability,
+    label_terms,
     mix,
+    policy_terms,
+    total_loss,
 )
-from tnetcli.training.reinforce import Baselines, label_terms, policy_terms, total_loss
 
 ATTENTION = [0.3, 0.05, 0.1, 0.15, 0.0, 0.08, 0.2, 0.02, 0.1]
 ALL = torch.ones(1, 9, dtype=torch.bool)
@@ -163,16 +165,6 @@ def test_independent_probabilities_are_those_of_the_papers():
     found = independent_log_probability(torch.tensor([[0.5, 0.0]]), torch.tensor([[0, 1, -1]]))
     expected = [math.log(0.5 + 1e-10), math.log(1e-10), 0.0]
     assert found.tolist()[0] == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("settings", "second"), [({"rule": "paper"}, 0.35), ({"temperature": 1.0}, 0.35 / 0.95)]
-)
-def test_the_way_of_choosing_decides_what_a_choice_is_worth(settings, second):
-    found = chosen_log_probability(
-        torch.tensor([FIVE]), torch.tensor([[1, 0]]), ALL[:, :5], LossConfig(**settings)
-    )
-    assert found.exp().tolist()[0] == pytest.approx([0.05, second])
 
 
 def test_a_mixture_has_its_uniform_share_whatever_is_allowed():

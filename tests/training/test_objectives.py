@@ -15,7 +15,7 @@ from tnetcli.models.configs import (
 )
 from tnetcli.models.two_stream import ranking_loss
 from tnetcli.tasks import Classification
-from tnetcli.training.config import LossConfig
+from tnetcli.training.recipe import LossConfig
 from tnetcli.training.reinforce import Baselines, policy_terms, total_loss
 
 LN3, LN9 = math.log(3), math.log(9)

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +15,11 @@ from PIL import Image
 from benchmarks.paper_tables import PAPERS
 from tests.commands import ROOT
 from tests.images import noise
+from tests.runs import Ears
+from tnetcli.config import apply_overrides
 from tnetcli.models.checkpoint import load_checkpoint
 from tnetcli.models.registry import build_model, read_model_config
-from tnetcli.training.config import StageConfig
-from tnetcli.training.recipe import Recipe, read_recipe
+from tnetcli.training.recipe import Recipe, StageConfig, check_recipe, read_recipe
 from tnetcli.training.run import run_recipe
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -292,25 +292,6 @@ ONE_IMAGE = ["training.batch_size=1"]  # where views are as large as the papers'
 SECOND_TIME = ["model.alignment=pool", "model.view_size=96", "traversal.min_size=4"]
 
 
-class Silent:
-    """Hears a training and remembers its figures."""
-
-    def __init__(self) -> None:
-        self.rows: list[Mapping[str, Any]] = []
-
-    def stage(self, stage: StageConfig, steps: int) -> None: ...
-
-    def step(self, row: Mapping[str, Any], done: int, steps: int) -> None:
-        self.rows.append(row)
-
-    def validation(self, row: Mapping[str, Any], is_best: bool) -> None: ...
-
-    def warn(self, text: str) -> None: ...
-
-    def should_stop(self) -> bool:
-        return False
-
-
 @pytest.fixture(scope="module")
 def manifests(tmp_path_factory) -> dict[int, Path]:
     """Write a list of images for each number of bands: one of a class to train on, one more."""
@@ -377,15 +358,45 @@ def small(
     return read_recipe(path, changes)
 
 
+def compact(path: Path, manifests: Mapping[int, Path], tiles: Path) -> Recipe:
+    """Return a recipe that takes one step in each stage with a network of 0.4 M parameters."""
+    recipe = small(path, "", [], manifests, tiles)
+    arguments, changes = recipe.model.arguments.model_dump(), ["training.validate_every=1"]
+    changes += [f"stages.{number}.steps=1" for number in range(len(recipe.stages))]
+    if recipe.model.family != "saccader":
+        changes.append("model.backbone=compact")
+    if arguments["drop_path"]:
+        changes.append("model.drop_path=0")
+        changes += [f"stages.{n}.drop_path=null" for n in range(len(recipe.stages))]
+    if recipe.model.family in ("tnet", "whole"):
+        changes += SMALLER_VIEWS
+    if "alignment" in arguments:
+        changes.append("model.alignment=pool")
+    return check_recipe(apply_overrides(recipe.as_data(), changes))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_trains_a_compact_network(path, manifests, tiles, tmp_path, monkeypatch):
+    check_training(compact(path, manifests, tiles), tmp_path / "run", 1, monkeypatch)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "name", "settings"), RUNS, ids=NAMES)
 def test_a_recipe_trains(path, name, settings, manifests, tiles, tmp_path, monkeypatch):
     recipe = small(path, name, settings, manifests, tiles)
-    for name in ("run.draw_curves", "run_dir.draw_curves", "run_dir.draw_samples"):  # slow
-        monkeypatch.setattr(f"tnetcli.training.{name}", lambda *_: None)
-    heard = Silent()
-    files = run_recipe(recipe, tmp_path / "run", heard)
+    check_training(recipe, tmp_path / "run", 2, monkeypatch)
+
+
+def check_training(recipe: Recipe, folder: Path, steps: int, monkeypatch) -> None:
+    """Train a recipe of some steps per stage; check the metrics and the model that is stored."""
+    for name in ("draw_curves", "draw_samples"):  # slow
+        monkeypatch.setattr(f"tnetcli.training.run_dir.{name}", lambda *_: None)
+    heard = Ears()
+    files = run_recipe(recipe, folder, heard)
     assert [row["stage"] for row in heard.rows] == [stage.name for stage in recipe.stages]
-    assert [row["step"] for row in heard.rows] == [2 * i + 2 for i in range(len(recipe.stages))]
+    assert [row["step"] for row in heard.rows] == [
+        steps * (i + 1) for i in range(len(recipe.stages))
+    ]
     for row, stage in zip(heard.rows, recipe.stages, strict=True):
         assert np.isfinite(row["loss"])
         if stage.learn == "scenes":  # one accuracy per level

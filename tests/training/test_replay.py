@@ -8,14 +8,12 @@ from tnetcli.geometry import Region, Window
 from tnetcli.models.base import Episodes
 from tnetcli.models.registry import build_model
 from tnetcli.tasks import Classification
-from tnetcli.training.config import StageConfig
+from tnetcli.training.recipe import StageConfig
 from tnetcli.training.reinforce import label_terms, total_loss
 from tnetcli.training.replay import ReplayBuffer
 from tnetcli.traversal.config import TraversalConfig
 
-STAGE = StageConfig(
-    steps=1, freeze=("backbone",), replay=2, replay_size=5, loss={"label_smoothing": 0.1}
-)
+STAGE = StageConfig(steps=1, freeze=("backbone",), replay=2, loss={"label_smoothing": 0.1})
 CONFIG = TraversalConfig(levels=2, keep=(2,))
 TASK = Classification(range(2), label_smoothing=0.1)
 ROOT = Region(Window(0, 0, 96, 96))
@@ -59,9 +57,15 @@ def encode(model, images, seed, regions=3):
     )
 
 
-def buffer_of(model, stage=STAGE, images=3):
-    device = torch.device("cpu")
-    return ReplayBuffer(model, CONFIG, stage, TASK, images=images, seed=1, device=device)
+class Replay:
+    """A buffer with what its losses need."""
+
+    def __init__(self, model, size=5):
+        self.model, self.buffer = model, ReplayBuffer(model, CONFIG, size, images=3, seed=1)
+        self.add = self.buffer.add
+
+    def loss(self, step, number):
+        return self.buffer.loss(self.model, TASK, STAGE.loss, step, number)
 
 
 def label_loss(episodes):
@@ -70,7 +74,7 @@ def label_loss(episodes):
 
 def test_a_replayed_image_costs_what_it_cost_when_it_was_read(model):
     episodes = encode(model, 1, seed=0)
-    buffer = buffer_of(model)
+    buffer = Replay(model)
     buffer.add(episodes)
     assert buffer.loss(0, 0).item() == pytest.approx(label_loss(episodes), rel=1e-5)
 
@@ -78,32 +82,32 @@ def test_a_replayed_image_costs_what_it_cost_when_it_was_read(model):
 def test_pooled_features_may_come_in_another_order(model):
     episodes = encode(model, 1, seed=0)
     rows, pooled = episodes.aux["pooled"]
-    buffer = buffer_of(model)
+    buffer = Replay(model)
     buffer.add(replace(episodes, aux={"pooled": (rows.flip(0), pooled.flip(0))}))
     assert buffer.loss(0, 0).item() == pytest.approx(label_loss(episodes), rel=1e-5)
 
 
 def test_images_with_fewer_regions_are_aggregated_from_what_they_have(model):
     fewer = encode(model, 1, seed=3, regions=2)
-    buffer = buffer_of(model, STAGE.model_copy(update={"replay_size": 1}))
+    buffer = Replay(model, 1)
     buffer.add(encode(model, 1, seed=0))
     buffer.add(fewer)  # in the place of the first
     assert buffer.loss(0, 0).item() == pytest.approx(label_loss(fewer), rel=1e-5)
 
 
 def test_the_oldest_are_replaced_first(model):
-    buffer, labels = buffer_of(model), []
+    buffer, labels = Replay(model), []
     for seed in range(3):
         episodes = replace(encode(model, 2, seed=seed), targets=torch.full((2,), seed % 2))
         labels += episodes.targets.tolist()
         buffer.add(episodes)
-    assert sorted(buffer.state()["labels"].tolist()) == sorted(labels[1:])
+    assert sorted(buffer.buffer.labels.tolist()) == sorted(labels[1:])
 
 
 def test_it_is_the_same_again_from_its_state(model):
-    one, other = buffer_of(model), buffer_of(model)
+    one, other = Replay(model), Replay(model)
     one.add(encode(model, 4, seed=5))
-    other.load(one.state())
+    other.buffer.load_state_dict(one.buffer.state_dict())
     for buffer in (one, other):
         buffer.add(encode(model, 3, seed=6))
     assert all(torch.equal(one.loss(2, i), other.loss(2, i)) for i in range(3))
@@ -111,7 +115,7 @@ def test_it_is_the_same_again_from_its_state(model):
 
 
 def test_only_what_follows_the_backbone_learns_and_attention_does_not(model):
-    buffer = buffer_of(model)
+    buffer = Replay(model)
     buffer.add(encode(model, 4, seed=5))
     buffer.loss(0, 0).backward()
     learned = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}

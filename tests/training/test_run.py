@@ -1,7 +1,5 @@
 import json
 import logging
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from tests.runs import (
 )
 from tests.synth.test_landscape import BACKGROUND, RULES, SITES, tile_files
 from tests.synth.test_tiles import write_zip
-from tnetcli.cli.signals import graceful_stop
 from tnetcli.errors import ImageError, ManifestError, ModelError, OutputError, RecipeError
 from tnetcli.models.checkpoint import (
     Description,
@@ -32,7 +29,7 @@ from tnetcli.models.checkpoint import (
 from tnetcli.models.registry import build_model
 from tnetcli.training.recipe import read_recipe
 from tnetcli.training.run import run_recipe
-from tnetcli.training.run_dir import RunFolder, StoppedError
+from tnetcli.training.run_dir import StoppedError
 
 FILES = {
     "model.safetensors",
@@ -43,6 +40,7 @@ FILES = {
     "metrics.jsonl",
     "curves.png",
     "samples.png",
+    ".training",
 }
 BANDS = ["B02", "B03", "B04", "B08"]
 
@@ -74,8 +72,8 @@ def done(images, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
     """Draw figures only for the shared run: they take longer than the training."""
-    for name in ("run.draw_curves", "run_dir.draw_curves", "run_dir.draw_samples"):
-        monkeypatch.setattr(f"tnetcli.training.{name}", lambda *_: None)
+    for name in ("draw_curves", "draw_samples"):
+        monkeypatch.setattr(f"tnetcli.training.run_dir.{name}", lambda *_: None)
 
 
 def test_a_run_leaves_all_its_files(done):
@@ -213,12 +211,6 @@ def test_a_recipe_chooses_among_bands(cogs, begin):
     assert len(run.normalisation.mean) == 2
 
 
-def test_a_recipe_may_name_the_bands(cogs, begin):
-    run = begin(of_cogs(cogs, bands=["blue", "green", "red", "infrared"]))
-    assert run.checkpointer._description.bands == ("blue", "green", "red", "infrared")
-    assert run.model.bands == 4
-
-
 def test_floats_have_no_range_to_be_scaled_from(tmp_path):
     lines = ["path,label,split"]
     for number in range(4):
@@ -345,27 +337,3 @@ def test_one_torn_image_is_left_out_with_a_warning(tmp_path):
     (warning,) = [text for text in ears.warnings if "skipped" in text]
     assert "`torn.tif`" in warning
     assert files.model.exists()
-
-
-def test_the_folder_of_a_run_is_given_back(done):
-    assert isinstance(done, RunFolder)
-    assert done.path.name == "one"
-
-
-def test_signals_ask_to_stop_and_a_second_interrupt_stops_at_once():
-    before = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
-    with graceful_stop() as asked:
-        assert asked == []
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert asked == [signal.SIGTERM]
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert asked == [signal.SIGTERM] * 2
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert {name: signal.getsignal(name) for name in before} == before
-
-
-def test_a_first_interrupt_is_only_noted():
-    with graceful_stop() as asked:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert asked == [signal.SIGINT]

@@ -8,9 +8,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.runs import recipe_of
 from tnetcli.errors import MissingExtraError, ModelError, OutputError
-from tnetcli.training.config import StageConfig
 from tnetcli.training.recipe import read_recipe
-from tnetcli.training.run_dir import Progress, RunFolder, TensorBoard
+from tnetcli.training.run_dir import Progress, RunFolder
 
 
 @pytest.fixture
@@ -54,8 +53,6 @@ def test_two_do_not_train_into_one_folder(folder):
     other = RunFolder(folder.path)
     with folder.locked():
         assert "another process is training" in refused(enter, other)
-        assert (folder.path / ".training").exists()
-    assert not (folder.path / ".training").exists()
     with other.locked():
         pass
 
@@ -69,14 +66,6 @@ def test_the_lock_file_of_a_killed_run_does_not_block(folder):
     folder.path.mkdir(parents=True)
     (folder.path / ".training").touch()
     enter(folder)
-
-
-def test_a_claim_that_was_just_taken_away_is_none(folder, monkeypatch):
-    monkeypatch.setattr(
-        "tnetcli.training.run_dir.try_lock",
-        lambda file: (folder.path / ".training").unlink() or True,
-    )
-    assert "another process is training" in refused(enter, folder)
 
 
 def test_a_folder_with_a_run_is_refused(folder, recipe):
@@ -171,14 +160,6 @@ def test_lines_that_are_no_metrics_are_left_out(folder, recipe):
     assert folder.rows() == [{"step": 1, "loss": 2.5}]
 
 
-def test_figures_of_steps_that_are_done_again_are_forgotten(folder, recipe):
-    begin(folder, recipe)
-    for row in rows(1, 2, 3, 4):
-        folder.append(row)
-    folder.truncate(2)
-    assert folder.rows() == rows(1, 2)
-
-
 def test_what_is_no_number_is_never_written(folder, recipe):
     begin(folder, recipe)
     with pytest.raises(ValueError, match="JSON"):
@@ -193,7 +174,7 @@ def test_figures_that_cannot_be_written_are_an_output_error(folder, recipe):
 
 def test_a_state_comes_back_to_the_last_bit(folder, recipe):
     begin(folder, recipe)
-    assert folder.load_state() is None
+    assert folder.load_state() == (Progress(), {})
     base = torch.randn(2, 6, 3, 3, generator=torch.Generator().manual_seed(0))
     tensors = {
         "weight": base.to(memory_format=torch.channels_last),
@@ -261,37 +242,12 @@ def test_a_recipe_that_cannot_be_read_is_another_one(folder, recipe, text):
     refused(begin, folder, recipe, resume=True)
 
 
-class Listener:
-    def __init__(self):
-        self.heard = []
-
-    def stage(self, stage, steps):
-        self.heard.append(("stage", stage.name, steps))
-
-    def step(self, row, done, steps):
-        self.heard.append(("step", done, steps))
-
-    def validation(self, row, is_best):
-        self.heard.append(("validation", is_best))
-
-    def warn(self, text):
-        self.heard.append(("warn", text))
-
-    def should_stop(self):
-        return True
-
-
-def test_figures_can_be_read_by_tensorboard_and_are_passed_on(tmp_path):
-    callback = Listener()
-    events = TensorBoard(callback, tmp_path)
-    events.stage(StageConfig(steps=9), 9)
-    events.step({"step": 7, "stage": "train", "loss": 0.5, "accuracy": [0.25, 0.75]}, 7, 9)
-    events.validation({"loss": 0.4, "hit": [0.9]}, True)
-    events.warn("flat")
-    assert events.should_stop()
-    events.close()
-
-    found = EventAccumulator(str(tmp_path)).Reload()
+def test_metrics_are_written_for_tensorboard_as_well(folder, recipe):
+    begin(folder, recipe)
+    with folder.tensorboard():
+        folder.append({"stage": "train", "step": 7, "loss": 0.5, "accuracy": [0.25, 0.75]})
+        folder.append({"stage": "train", "step": 7, "validation": {"loss": 0.25, "hit": [0.5]}})
+    found = EventAccumulator(str(folder.events)).Reload()
     values = {
         tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]
     }
@@ -299,16 +255,13 @@ def test_figures_can_be_read_by_tensorboard_and_are_passed_on(tmp_path):
         "train/loss": [(7, 0.5)],
         "train/accuracy-1": [(7, 0.25)],
         "train/accuracy-2": [(7, 0.75)],
-        "validation/loss": [(7, pytest.approx(0.4))],
-        "validation/hit-1": [(7, pytest.approx(0.9))],
+        "validation/loss": [(7, 0.25)],
+        "validation/hit-1": [(7, 0.5)],
     }
-    assert callback.heard == [
-        ("stage", "train", 9), ("step", 7, 9), ("validation", True), ("warn", "flat"),
-    ]  # fmt: skip
 
 
-def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
+def test_without_the_package_the_extra_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingExtraError, match="tensorboard") as caught:
-        TensorBoard(Listener(), tmp_path)
+    with pytest.raises(MissingExtraError, match="tensorboard") as caught, folder.tensorboard():
+        pass
     assert "tnetcli[tensorboard]" in caught.value.hint

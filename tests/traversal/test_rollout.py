@@ -18,7 +18,7 @@ from tests.training.explore import (
 from tnetcli.errors import ImageError
 from tnetcli.prediction.inference import Inference
 from tnetcli.readers.detect import open_image
-from tnetcli.training.config import LossConfig
+from tnetcli.training.recipe import LossConfig
 from tnetcli.traversal.policies import Random, TopK, build_policy
 from tnetcli.traversal.rollout import by_image, effective, rollout
 from tnetcli.traversal.runner import TorchRunner

@@ -11,7 +11,7 @@ from tnetcli.errors import TnetError
 from tnetcli.text import counted, printable, redacted
 
 if TYPE_CHECKING:
-    from tnetcli.training.config import StageConfig
+    from tnetcli.training.recipe import StageConfig
 
 LONGEST = 2000  # characters of a message
 SECONDS_BETWEEN_LINES = 30.0  # where standard error is not a terminal

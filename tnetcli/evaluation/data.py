@@ -1,10 +1,10 @@
 """Labelled images for evaluation."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tnetcli.config import Split
 from tnetcli.data.config import DataConfig
@@ -18,24 +18,14 @@ from tnetcli.synth.tiles import read_tiles
 from tnetcli.text import shorten
 
 
-@dataclass(frozen=True, slots=True)
-class ComposedScene:
+class ComposedScene(NamedTuple):
     """A synthetic scene that is composed whenever it is opened."""
 
-    maker: LandscapeMaker
-    seed: int
+    id: str
     path: str
     label: int
     boxes: tuple[Window, ...]
-
-    @property
-    def id(self) -> str:
-        """Return the unique name of the scene."""
-        return self.path
-
-    def open(self) -> Reader:
-        """Compose the scene."""
-        return self.maker.scene(self.seed, training=False)
+    open: Callable[[], Reader]
 
 
 LabelledImage: TypeAlias = Example | ComposedScene
@@ -102,8 +92,9 @@ def _compose(data: DataConfig, split: Split, classes: tuple[str, ...]) -> list[C
     maker = LandscapeMaker(read_tiles(data.path), split, landscape)
     counts = {"train": landscape.training, "validation": landscape.validation}
     count = counts.get(split, landscape.test)
-    scenes = (maker.scene(seed, training=False) for seed in range(count))
-    return [
-        ComposedScene(maker, seed, scene.path, classes.index(scene.label), scene.boxes)
-        for seed, scene in enumerate(scenes)
-    ]
+    found = []
+    for seed in range(count):
+        scene = maker.scene(seed, training=False)
+        label, compose = classes.index(scene.label), partial(maker.scene, seed, training=False)
+        found.append(ComposedScene(scene.path, scene.path, label, scene.boxes, compose))
+    return found

@@ -2,20 +2,22 @@
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from functools import partial
+from itertools import product
 from os import PathLike
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tnetcli.config import Split
 from tnetcli.data.config import DataConfig
 from tnetcli.errors import TnetError, UsageError, common_error_class
-from tnetcli.evaluation.attention import AttentionCheck, check_attention
 from tnetcli.evaluation.data import LabelledImage, as_data_config, read_labelled
 from tnetcli.evaluation.metrics import (
     Interval,
@@ -28,19 +30,24 @@ from tnetcli.evaluation.metrics import (
     macro_f1,
     summarise,
 )
+from tnetcli.geometry import Window
 from tnetcli.models.checkpoint import load_model
 from tnetcli.models.cost import Counter, Step, steps_of_config
 from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.prediction.predictor import RegionFile
 from tnetcli.prediction.record import Problem
 from tnetcli.readers.base import Reader
-from tnetcli.readers.wrappers import CropKind
+from tnetcli.readers.wrappers import CropKind, MaskedReader
+from tnetcli.tasks import softmax
 from tnetcli.text import public_name, redacted
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.policies import Fixed, Oracle, Policy, Random, ScoredRegion, build_policy
+from tnetcli.traversal.policies import Fixed, Oracle, Policy, Random, build_policy
 
+DRAWS = 3  # traversals with random regions, to check the attention
+MAX_COUNTS = 8  # regions; a longer traversal is scored at doubling numbers
+MAX_CONFUSED = 2000  # classes; a larger matrix would fill the memory
 log = logging.getLogger(__name__)
-Choice = Literal["attention", "random", "oracle"]
+Choice: TypeAlias = Literal["attention", "random", "oracle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,12 @@ class MeanCost:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSummary:
-    """Means of the attention checks of images of which regions were chosen."""
+    """Mean probability of the predicted class when other pixels are read.
+
+    Images without chosen regions do not count. `own` is that of the prediction. `masked` hides the
+    deepest regions; it is 0 if no pixel is left. `random` is that of traversals with as many random
+    regions. `masked_changed` and `random_changed` are the fractions with another predicted class.
+    """
 
     images: int
     own: Interval
@@ -91,226 +103,6 @@ class Failure:
     image: str
     id: str
     error: Problem
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Traversed:
-    """The part of one traversal that is kept."""
-
-    levels: tuple[int, ...]  # of regions, in the order in which they count
-    outcomes: Outcomes  # for each count, with and then without the whole image
-    hits: dict[int, bool]
-
-
-class Evaluator:
-    """Predict images batch by batch; results do not depend on the batches."""
-
-    def __init__(
-        self,
-        inference: Inference,
-        config: TraversalConfig,
-        choices: Sequence[Choice],
-        counts: Sequence[int],
-        seed: int,
-        *,
-        check_attention: bool = False,
-        regions: RegionFile | None = None,
-    ) -> None:
-        """`regions` replace those that the model chooses."""
-        self.images = 0  # that did not fail
-        self.images_with_boxes = 0
-        self.failures: list[Failure] = []
-        self._errors: list[TnetError] = []
-        self._found: dict[Choice, list[_Traversed]] = {choice: [] for choice in choices}
-        self._costs: list[MeanCost] = []
-        self._checks: list[AttentionCheck] | None = [] if check_attention else None
-        self._regions = regions
-        self._inference, self._config = inference, config
-        self._counts, self._seed = counts, seed
-        model = inference.model
-        self._counter = Counter(
-            model.family, model.config, classes=model.classes, bands=model.bands
-        )
-        self._counted: dict[tuple[tuple[int, ...], int], int] = {}
-        self._number = 0
-
-    def add(self, images: Sequence[LabelledImage]) -> None:
-        """Predict some more images; those that fail are recorded and left out."""
-        seeds = [
-            int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
-            for number in range(self._number, self._number + len(images))
-        ]
-        self._number += len(images)
-        readers: dict[int, Reader] = {}
-        fixed: dict[int, tuple[ScoredRegion, ...]] = {}
-        results: dict[tuple[Choice, int], ImageResult] = {}
-
-        def policy(choice: Choice, n: int) -> Policy:
-            own, grid = build_policy(self._config, seeds[n]), self._inference.model.grid
-            if choice == "random":
-                return Random(own, grid, seeds[n])
-            if choice == "oracle":
-                return Oracle(own, grid, images[n].boxes)
-            return Fixed(own, fixed[n]) if n in fixed else own
-
-        with ExitStack() as stack:
-            for n, image in enumerate(images):
-                try:
-                    reader = stack.enter_context(image.open())
-                    if self._regions is not None:
-                        fixed[n] = self._regions.of(image.id, image.path, reader.size)
-                    readers[n] = reader
-                except TnetError as error:
-                    self._fail(image, error)
-            for choice in self._found:
-                numbers = [n for n in readers if choice != "oracle" or images[n].boxes]
-                policies = [policy(choice, n) for n in numbers]
-                run = self._inference.run([readers[n] for n in numbers], self._config, policies)
-                for n, found in zip(numbers, run, strict=True):
-                    if isinstance(found, ImageResult):
-                        results[choice, n] = found
-                    else:
-                        self._fail(images[n], found)
-                        del readers[n]
-            if self._checks is not None:
-                checks = check_attention(
-                    self._inference,
-                    list(readers.values()),
-                    [results["attention", n] for n in readers],
-                    self._config,
-                    [policy("attention", n) for n in readers],
-                    seeds=[seeds[n] for n in readers],
-                )
-                self._checks += [check for check in checks if check is not None]
-            for n, reader in readers.items():
-                self.images += 1
-                self.images_with_boxes += bool(images[n].boxes)
-                self._costs.append(self._cost(results["attention", n], reader))
-                for choice, kept in self._found.items():
-                    # Images without boxes count in the oracle as chosen by the model.
-                    result = results.get((choice, n), results["attention", n])
-                    kept.append(self._keep(images[n], result))
-
-    def _fail(self, image: LabelledImage, error: TnetError) -> None:
-        log.warning("image `%s` is left out: %s", image.id, error)
-        names = redacted(image.path), public_name(image.id)
-        self.failures.append(Failure(*names, Problem.of(error)))
-        self._errors.append(error)
-
-    def _keep(self, image: LabelledImage, result: ImageResult) -> _Traversed:
-        nodes = result.nodes
-        order = sorted(range(len(nodes)), key=lambda i: (nodes[i].region.level, nodes[i].rank))
-        regions = [nodes[i].region for i in order]
-        logits = self._aggregate(result.features[order], [each.level for each in regions])
-        regions = regions[1:]
-        return _Traversed(
-            tuple(region.level for region in regions),
-            Outcomes.of(logits, np.full(len(logits), image.label)),
-            hit_levels(((region.level, region.window) for region in regions), image.boxes),
-        )
-
-    def _aggregate(
-        self, features: NDArray[np.float32], levels: Sequence[int]
-    ) -> NDArray[np.float32]:
-        """Aggregate the first regions, for each count, then without the whole image.
-
-        (regions, D), the whole image first -> (2 * counts, classes).
-        """
-        import torch
-
-        own = torch.from_numpy(features).unsqueeze(0)  # (1, regions, D)
-        depth = torch.tensor([levels])  # (1, regions)
-        logits = []
-        for start in (0, 1):
-            for count in self._counts:
-                part = slice(start, count + 1) if count and len(features) > 1 else slice(0, 1)
-                mask = torch.ones_like(depth[:, part], dtype=torch.bool)
-                found = self._inference.runner.aggregate(own[:, part], mask, depth[:, part])
-                logits.append(found.logits)
-        aggregated: NDArray[np.float32] = torch.cat(logits).float().cpu().numpy()
-        return aggregated
-
-    def _cost(self, result: ImageResult, reader: Reader) -> MeanCost:
-        levels = tuple(result.levels)
-        return MeanCost(
-            windows=len(levels) - 1,
-            pixels_decoded=result.cost.pixels_decoded,
-            fraction_decoded=result.cost.pixels_decoded / reader.size.pixels,
-            bytes_read=result.cost.bytes_read,
-            multiplications=self._multiply(levels, self._config.levels),
-            read_seconds=result.read_seconds,
-            model_seconds=result.model_seconds,
-        )
-
-    def _multiply(self, levels: Sequence[int], deepest: int) -> int:
-        """Return the multiplications of views on these levels, `deepest` being the last."""
-        key = tuple(np.bincount(levels).tolist()), deepest
-        if key not in self._counted:
-            steps = tuple(
-                Step(level, views, level < deepest) for level, views in enumerate(key[0]) if views
-            )
-            self._counted[key] = self._counter.count(steps)
-        return self._counted[key]
-
-    def check(self) -> None:
-        """Raise an error if no image is left."""
-        if self.images:
-            return
-        first = self._errors[0]
-        raise common_error_class(map(type, self._errors))(
-            f"none of {len(self._errors)} images could be predicted; the first: {first}",
-            hint=first.hint,
-        )
-
-    def outcomes(self, choice: Choice, count: int, *, context: bool = True) -> Outcomes:
-        """Return the outcomes of the images from so many regions."""
-        every = Outcomes.join(found.outcomes for found in self._found[choice])
-        number = self._counts.index(count) + (0 if context else len(self._counts))
-        return Outcomes(*(each.reshape(self.images, -1)[:, number] for each in every.columns))
-
-    def rows(self) -> Iterator[Row]:
-        """Yield scores by choice and number of regions, with and without the whole image."""
-        for choice, found in self._found.items():
-            for context in (True, False):
-                for count in self._counts if context else [each for each in self._counts if each]:
-                    used = [each.levels[:count] for each in found]
-                    work = [self._multiply((1, *each), max((1, *each))) for each in used]
-                    yield Row(
-                        choice,
-                        count,
-                        context,
-                        float(np.mean([len(each) for each in used])),
-                        float(np.mean(work)),
-                        summarise(
-                            self.outcomes(choice, count, context=context),
-                            self._inference.model.classes,
-                        ),
-                    )
-
-    def hit_rates(self) -> dict[Choice, dict[int, Interval]]:
-        """Return by choice and level the fraction of images with boxes that were hit."""
-        return {
-            choice: hit_rate(each.hits for each in found) for choice, found in self._found.items()
-        }
-
-    def attention(self) -> AttentionSummary | None:
-        """Return the means of the attention checks, None if there are none."""
-        if not self._checks:
-            return None
-        columns = np.array([astuple(check) for check in self._checks])  # (images, 5)
-        means = [bootstrap(lambda each: float(each.mean()), column) for column in columns.T]
-        return AttentionSummary(len(columns), *means)
-
-    def cost(self) -> MeanCost:
-        """Return the mean cost of the images."""
-        names = MeanCost.__slots__
-        return MeanCost(
-            *(float(np.mean([getattr(cost, name) for cost in self._costs])) for name in names)
-        )
-
-
-MAX_COUNTS = 8  # regions; a longer traversal is scored at doubling numbers
-MAX_CONFUSED = 2000  # classes; a larger matrix would fill the memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -337,6 +129,183 @@ class Evaluation:
     seconds: float
 
 
+class _Traversed(NamedTuple):
+    """The part of one traversal that is kept."""
+
+    levels: tuple[int, ...]  # of regions, in the order in which they count
+    outcomes: Outcomes  # for each count, with and then without the whole image
+    hits: dict[int, bool]
+
+
+class _Image(NamedTuple):
+    """The part of one image that is kept."""
+
+    has_boxes: bool
+    traversed: dict[Choice, _Traversed]
+    cost: MeanCost
+    check: tuple[float, ...] | None  # the values of AttentionSummary
+
+
+class Evaluator:
+    """Predicts images; results do not depend on the batches.
+
+    `regions` replace those that the model chooses.
+    """
+
+    def __init__(
+        self,
+        inference: Inference,
+        config: TraversalConfig,
+        choices: Sequence[Choice],
+        counts: Sequence[int],
+        *,
+        check_attention: bool = False,
+        regions: RegionFile | None = None,
+    ) -> None:
+        self.errors: list[tuple[LabelledImage, TnetError]] = []
+        self._inference, self._config = inference, config
+        self._choices, self._counts = choices, counts
+        self._checked, self._regions = check_attention, regions
+        self._model = model = inference.model
+        self._counter = Counter(
+            model.family, model.config, classes=model.classes, bands=model.bands
+        )
+        self._counted: dict[tuple[tuple[int, ...], int], int] = {}
+
+    def predict(self, images: Sequence[LabelledImage], seeds: Sequence[int]) -> list[_Image]:
+        """Return the images that do not fail; the others are added to `errors`."""
+        readers: dict[int, Reader] = {}
+        policies: dict[Choice, dict[int, Policy]] = defaultdict(dict)
+        results: dict[Choice, dict[int, ImageResult]] = defaultdict(dict)
+        with ExitStack() as stack:
+            for n, image in enumerate(images):
+                own, grid = build_policy(self._config, seeds[n]), self._model.grid
+                policies["random"][n] = Random(own, grid, seeds[n])
+                if image.boxes:
+                    policies["oracle"][n] = Oracle(own, grid, image.boxes)
+                try:
+                    reader = stack.enter_context(image.open())
+                    if self._regions is not None:
+                        own = Fixed(own, self._regions.of(image.id, image.path, reader.size))
+                    policies["attention"][n], readers[n] = own, reader
+                except TnetError as error:
+                    self._fail(image, error)
+            for choice in self._choices:
+                chosen = {n: policies[choice][n] for n in readers if n in policies[choice]}
+                found = self._run([readers[n] for n in chosen], list(chosen.values()))
+                for n, result in zip(chosen, found, strict=True):
+                    if isinstance(result, ImageResult):
+                        results[choice][n] = result
+                    else:
+                        self._fail(images[n], result)
+                        del readers[n]
+            kept = []
+            for n, reader in readers.items():
+                result, check = results["attention"][n], None
+                if self._checked and len(result.nodes) > 1:
+                    check = self._check(reader, result, policies["attention"][n], seeds[n])
+                # Images without boxes count in the oracle as chosen by the model.
+                traversed = {
+                    choice: self._keep(images[n], results[choice].get(n, result))
+                    for choice in self._choices
+                }
+                cost = self._cost(result, reader)
+                kept.append(_Image(bool(images[n].boxes), traversed, cost, check))
+        return kept
+
+    def _run(
+        self, readers: Sequence[Reader], policies: Sequence[Policy]
+    ) -> Sequence[ImageResult | TnetError]:
+        return self._inference.run(readers, self._config, policies)
+
+    def _fail(self, image: LabelledImage, error: TnetError) -> None:
+        log.warning("image `%s` is left out: %s", image.id, error)
+        self.errors.append((image, error))
+
+    def _check(
+        self, reader: Reader, result: ImageResult, policy: Policy, seed: int
+    ) -> tuple[float, ...] | None:
+        """Repeat a traversal with the deepest regions hidden, and with random regions."""
+        random = [
+            Random(build_policy(self._config, seed), self._model.grid, seed + draw)
+            for draw in range(1, DRAWS + 1)
+        ]
+        hidden = MaskedReader(reader, deepest_windows(result))
+        masked, *others = self._run([hidden, *[reader] * DRAWS], [policy, *random])
+        answer = int(result.logits.argmax())
+        found = [
+            (float(softmax(each.logits)[answer]), float(int(each.logits.argmax()) != answer))
+            for each in others
+            if isinstance(each, ImageResult)
+        ]
+        if len(found) < DRAWS:  # the image cannot be read any more
+            return None
+        without = (0.0, 1.0)
+        if isinstance(masked, ImageResult):
+            changed = float(int(masked.logits.argmax()) != answer)
+            without = float(softmax(masked.logits)[answer]), changed
+        own = float(softmax(result.logits)[answer])
+        return own, *without, *np.mean(found, axis=0).tolist()
+
+    def _keep(self, image: LabelledImage, result: ImageResult) -> _Traversed:
+        nodes = result.nodes
+        order = sorted(range(len(nodes)), key=lambda i: (nodes[i].region.level, nodes[i].rank))
+        regions = [nodes[i].region for i in order]
+        logits = self._aggregate(result.features[order], [each.level for each in regions])
+        regions = regions[1:]
+        return _Traversed(
+            tuple(region.level for region in regions),
+            Outcomes.of(logits, np.full(len(logits), image.label)),
+            hit_levels(((region.level, region.window) for region in regions), image.boxes),
+        )
+
+    def _aggregate(
+        self, features: NDArray[np.float32], levels: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """Aggregate the first regions, for each count, then without the whole image.
+
+        (regions, D), the whole image first -> (2 * counts, classes).
+        """
+        own = torch.from_numpy(features).unsqueeze(0)  # (1, regions, D)
+        depth = torch.tensor([levels])  # (1, regions)
+        logits = []
+        for start in (0, 1):
+            for count in self._counts:
+                part = slice(start, count + 1) if count and len(features) > 1 else slice(0, 1)
+                mask = torch.ones_like(depth[:, part], dtype=torch.bool)
+                found = self._inference.runner.aggregate(own[:, part], mask, depth[:, part])
+                logits.append(found.logits)
+        aggregated: NDArray[np.float32] = torch.cat(logits).float().cpu().numpy()
+        return aggregated
+
+    def _cost(self, result: ImageResult, reader: Reader) -> MeanCost:
+        return MeanCost(
+            windows=len(result.nodes) - 1,
+            pixels_decoded=result.cost.pixels_decoded,
+            fraction_decoded=result.cost.pixels_decoded / reader.size.pixels,
+            bytes_read=result.cost.bytes_read,
+            multiplications=self.multiply(result.levels, self._config.levels),
+            read_seconds=result.read_seconds,
+            model_seconds=result.model_seconds,
+        )
+
+    def multiply(self, levels: Sequence[int], deepest: int) -> int:
+        """Return the multiplications of views on these levels, `deepest` being the last."""
+        key = tuple(np.bincount(levels).tolist()), deepest
+        if key not in self._counted:
+            steps = tuple(
+                Step(level, views, level < deepest) for level, views in enumerate(key[0]) if views
+            )
+            self._counted[key] = self._counter.count(steps)
+        return self._counted[key]
+
+
+def deepest_windows(result: ImageResult) -> list[Window]:
+    """Return the windows below which no other was read."""
+    parents = {node.region.path.rpartition("/")[0] for node in result.nodes}
+    return [node.region.window for node in result.nodes if node.region.path not in parents]
+
+
 def evaluate(
     model: str | PathLike[str],
     data: str | PathLike[str] | DataConfig,
@@ -358,39 +327,14 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a model on the images of a split.
 
-    Parameters
-    ----------
-    model
-        Name or file of a model.
-    data
-        A manifest (CSV with the columns `path` and `label`), a folder with a folder for each
-        class, or the data section of a recipe.
-    split
-        `train`, `validation` or `test`; images without a split belong to `test`.
-    levels, keep
-        Traversal, as trained by default.
-    counts
-        Numbers of regions beside the whole image that are scored; by default all, or doubling.
-    random, oracle
-        Compare with random regions, and with regions that true boxes choose.
-    check_attention
-        Also predict with the deepest regions hidden.
-    seed
-        Random seed.
-    bands, crop
-        Bands in order, and the part of each image to read; as in the data section by default.
-    device, threads, batch_size
-        Device of the model, reading threads, and images per batch.
-    advance
-        Called with the fraction done.
+    `data` is a manifest (CSV with the columns `path` and `label`), a folder with a folder for each
+    class, or the data section of a recipe; images without a split belong to `test`. `levels`,
+    `keep`, `bands` and `crop` are as trained by default. `counts` are the numbers of regions beside
+    the whole image that are scored, by default all or doubling. `random` and `oracle` compare with
+    random regions and with those on true boxes. `advance` is called with the fraction done.
 
-    Raises
-    ------
-    ManifestError
-        The manifest is invalid, or the split is empty.
-    ImageError
-        No image could be read. Single images that fail are listed in `failures`.
-
+    Raise ManifestError if the manifest is invalid or the split is empty, and ImageError if no image
+    can be read; single images that fail are listed in `failures`.
     """
     start = time.perf_counter()
     checkpoint = load_model(model)
@@ -411,20 +355,25 @@ def evaluate(
     with Inference.of(checkpoint, device=device, threads=threads) as inference:
         regions = None if section.regions is None else RegionFile(section.regions)
         evaluator = Evaluator(
-            inference,
-            config,
-            choices,
-            chosen,
-            seed,
-            check_attention=check_attention,
-            regions=regions,
+            inference, config, choices, chosen, check_attention=check_attention, regions=regions
         )
+        seeds = [
+            int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+            for number in range(len(images))
+        ]
+        found: list[_Image] = []
         for first in range(0, len(images), batch_size):
-            evaluator.add(images[first : first + batch_size])
+            part = slice(first, first + batch_size)
+            found += evaluator.predict(images[part], seeds[part])
             if advance is not None:
                 advance(min(1.0, (first + batch_size) / len(images)))
-    evaluator.check()
-    outcomes, classes = evaluator.outcomes("attention", most), len(description.classes)
+    errors, classes = evaluator.errors, len(description.classes)
+    if not found:
+        raise common_error_class(type(error) for _, error in errors)(
+            f"none of {len(errors)} images could be predicted; the first: {errors[0][1]}",
+            hint=errors[0][1].hint,
+        )
+    outcomes = _outcomes(found, "attention", chosen.index(most))
     labels, predicted = outcomes.labels, outcomes.predicted
     return Evaluation(
         model=str(model),
@@ -434,18 +383,51 @@ def evaluate(
         classes=description.classes,
         config=config,
         seed=seed,
-        images=evaluator.images,
-        images_with_boxes=evaluator.images_with_boxes,
-        failures=tuple(evaluator.failures),
+        images=len(found),
+        images_with_boxes=sum(image.has_boxes for image in found),
+        failures=tuple(
+            Failure(redacted(image.path), public_name(image.id), Problem.of(error))
+            for image, error in errors
+        ),
         scores=summarise(outcomes, classes),
         macro_f1=bootstrap(partial(macro_f1, classes=classes), labels, predicted, seed=seed),
         confusion=None if classes > MAX_CONFUSED else confusion_matrix(labels, predicted, classes),
-        rows=tuple(evaluator.rows()),
-        hit_rates=evaluator.hit_rates(),
-        attention=evaluator.attention(),
-        cost=evaluator.cost(),
+        rows=tuple(_rows(found, chosen, evaluator, classes)),
+        hit_rates={
+            choice: hit_rate(image.traversed[choice].hits for image in found) for choice in choices
+        },
+        attention=_attention(found),
+        cost=MeanCost(*np.mean([astuple(image.cost) for image in found], axis=0).tolist()),
         seconds=time.perf_counter() - start,
     )
+
+
+def _outcomes(found: Sequence[_Image], choice: Choice, number: int) -> Outcomes:
+    """Return the outcomes of the images for one count, or for one without the whole image."""
+    every = zip(*(image.traversed[choice].outcomes for image in found), strict=True)
+    return Outcomes(*(np.stack(each)[:, number] for each in every))
+
+
+def _rows(
+    found: Sequence[_Image], counts: Sequence[int], evaluator: Evaluator, classes: int
+) -> Iterator[Row]:
+    """Yield scores by choice and number of regions, with and without the whole image."""
+    for choice in found[0].traversed:
+        for number, (context, count) in enumerate(product((True, False), counts)):
+            if context or count:
+                used = [image.traversed[choice].levels[:count] for image in found]
+                work = [evaluator.multiply((1, *each), max((1, *each))) for each in used]
+                scores = summarise(_outcomes(found, choice, number), classes)
+                mean = float(np.mean([len(each) for each in used]))
+                yield Row(choice, count, context, mean, float(np.mean(work)), scores)
+
+
+def _attention(found: Sequence[_Image]) -> AttentionSummary | None:
+    """Return the means of the attention checks, None if there are none."""
+    checks = [image.check for image in found if image.check is not None]
+    columns = np.array(checks).T  # (5, images)
+    means = [bootstrap(lambda each: float(each.mean()), column) for column in columns]
+    return AttentionSummary(len(checks), *means) if checks else None
 
 
 def choose_counts(counts: Sequence[int] | None, most: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ class Interval:
     high: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Outcomes:
+class Outcomes(NamedTuple):
     """Outcomes of predictions: a few numbers per image, whatever the number of classes."""
 
     labels: Labels
@@ -58,17 +57,6 @@ class Outcomes:
             log_loss=-logs[true],
             brier=(probabilities**2).sum(axis=1) - 2 * truth + 1,
         )
-
-    @classmethod
-    def join(cls, parts: Iterable["Outcomes"]) -> "Outcomes":
-        """Return the outcomes of all images together."""
-        columns = zip(*(part.columns for part in parts), strict=True)
-        return cls(*(np.concatenate(column) for column in columns))
-
-    @property
-    def columns(self) -> tuple[NDArray[Any], ...]:
-        """Return the arrays in the order in which they are declared."""
-        return tuple(getattr(self, name) for name in self.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +109,11 @@ def confusion_matrix(labels: Labels, predicted: Labels, classes: int) -> NDArray
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
 
-def f1_scores(labels: Labels, predicted: Labels, classes: int) -> NDArray[np.float64]:
-    """Return F1 of each class; NaN where a class is neither true nor predicted anywhere."""
-    right = np.bincount(labels[labels == predicted], minlength=classes)
-    total = np.bincount(labels, minlength=classes) + np.bincount(predicted, minlength=classes)
-    with np.errstate(invalid="ignore"):
-        return 2 * right / total
-
-
 def macro_f1(labels: Labels, predicted: Labels, classes: int) -> float:
     """Return the mean F1 of the classes that are true or predicted somewhere."""
-    return float(np.nanmean(f1_scores(labels, predicted, classes)))
+    right = np.bincount(labels[labels == predicted], minlength=classes)
+    total = np.bincount(labels, minlength=classes) + np.bincount(predicted, minlength=classes)
+    return float(np.mean(2 * right[total > 0] / total[total > 0]))
 
 
 def calibration_error(

@@ -3,10 +3,11 @@
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from tnetcli.evaluation.evaluate import Choice, Evaluation
 from tnetcli.evaluation.metrics import Interval
 from tnetcli.files import write_file
 from tnetcli.text import printable, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMA = "tnet.evaluation/1"
 MAX_TABLED = 12  # classes in the printed confusion matrix
@@ -25,34 +29,22 @@ BILLION = 10**9
 
 def as_json(evaluation: Evaluation) -> str:
     """Return the whole evaluation as one line of JSON."""
-    matrix = evaluation.confusion
-    record = {
-        "schema": SCHEMA,
-        "model": evaluation.model,
-        "model_sha256": evaluation.model_sha256,
-        "data": evaluation.data,
-        "split": evaluation.split,
-        "classes": list(evaluation.classes),
+    matrix, record = evaluation.confusion, asdict(evaluation)
+    del record["config"]
+    record |= {
         "traversal": evaluation.config.model_dump(mode="json"),
-        "seed": evaluation.seed,
-        "images": evaluation.images,
-        "images_with_boxes": evaluation.images_with_boxes,
-        "failed": [asdict(failure) for failure in evaluation.failures],
-        "scores": {**asdict(evaluation.scores), "macro_f1": asdict(evaluation.macro_f1)},
-        "rows": [asdict(row) for row in evaluation.rows],
+        "failed": record.pop("failures"),
+        "scores": {**record["scores"], "macro_f1": record.pop("macro_f1")},
         "hit_rates": [
             {"choice": choice, "level": level, **asdict(rate)}
             for choice, rates in evaluation.hit_rates.items()
             for level, rate in rates.items()
         ],
-        "attention": None if evaluation.attention is None else asdict(evaluation.attention),
         "confusion": None if matrix is None else matrix.tolist(),
         "per_class": None if matrix is None else _per_class(matrix, evaluation.classes),
-        "cost": asdict(evaluation.cost),
-        "seconds": evaluation.seconds,
     }
     # File names that are not UTF-8 need escapes.
-    return json.dumps(record, ensure_ascii=True, allow_nan=False)
+    return json.dumps({"schema": SCHEMA, **record}, ensure_ascii=True, allow_nan=False)
 
 
 def _per_class(matrix: NDArray[np.int64], classes: Sequence[str]) -> list[dict[str, Any]]:
@@ -74,16 +66,8 @@ def _per_class(matrix: NDArray[np.int64], classes: Sequence[str]) -> list[dict[s
 
 def as_text(evaluation: Evaluation) -> str:
     """Return the tables that are printed."""
-    parts = [
-        _headline(evaluation),
-        _scores(evaluation),
-        _rows(evaluation),
-        _hit_rates(evaluation),
-        _attention(evaluation),
-        _confusion(evaluation),
-        _cost(evaluation),
-    ]
-    return "\n\n".join(part for part in parts if part)
+    tables = (_headline, _scores, _rows, _hit_rates, _attention, _confusion, _cost)
+    return "\n\n".join(text for each in tables if (text := each(evaluation)))
 
 
 def _headline(evaluation: Evaluation) -> str:
@@ -201,20 +185,11 @@ def draw_confusion(
     matrix: NDArray[np.integer], classes: Sequence[str], path: str | os.PathLike[str]
 ) -> None:
     """Write a PNG of the confusion matrix, coloured by the fraction of the true class."""
-    from matplotlib import style
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     count = len(classes)
     fractions = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    # Dollar signs would start a formula.
-    names = [printable(name, MAX_LABEL).replace("$", r"\$") for name in classes]
+    names = [figure_text(name) for name in classes]
     side = min(max(4.0, 2 + 0.45 * count), 14.0)  # inches
-    content = BytesIO()
-    with style.context("default"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(side + 1.2, side), dpi=100, layout="constrained")
-        FigureCanvasAgg(figure)
+    with png_figure(path, width=side + 1.2, height=side) as figure:
         axes = figure.subplots()
         image = axes.imshow(fractions, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
         figure.colorbar(image, ax=axes, label="fraction of the true class", shrink=0.8)
@@ -225,5 +200,26 @@ def draw_confusion(
         for (row, column), number in np.ndenumerate(matrix) if count <= MAX_NUMBERED else ():
             colour = "black" if fractions[row, column] > 0.5 else "white"
             axes.text(column, row, str(number), ha="center", va="center", fontsize=8, color=colour)
+
+
+def figure_text(name: str) -> str:
+    """Return a short printable name that matplotlib does not read as a formula."""
+    return printable(name, MAX_LABEL).replace("$", r"\$")
+
+
+@contextmanager
+def png_figure(path: str | os.PathLike[str], *, width: float, height: float) -> Iterator["Figure"]:
+    """Write a figure as PNG at the end of the block; equal figures give equal bytes."""
+    from matplotlib import style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    content = BytesIO()
+    with style.context("default"), warnings.catch_warnings():
+        # Missing glyphs are drawn as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
         figure.savefig(content, format="png", metadata={"Software": None})
     write_file(path, content.getvalue())

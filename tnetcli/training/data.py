@@ -2,11 +2,12 @@
 
 import hashlib
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,28 +47,6 @@ class Item:
     fixed: tuple[ScoredRegion, ...] | None = None  # regions of level 2, if given
 
 
-class Source(Protocol):
-    """Labelled images by split and number."""
-
-    classes: tuple[str, ...]
-
-    def count(self, split: str) -> int:
-        """Return the number of images of a split, or of an epoch of training."""
-        ...
-
-    def labels(self) -> Sequence[int]:
-        """Return the labels of the training images; empty if they are drawn."""
-        ...
-
-    def item(self, split: str, number: int, epoch: int = 0) -> Item:
-        """Return an image; composed training scenes differ between epochs."""
-        ...
-
-    def close(self) -> None:
-        """Close all images."""
-        ...
-
-
 class FileSource:
     """Images of a manifest or of class folders; `max_open` of a split stay open."""
 
@@ -79,16 +58,11 @@ class FileSource:
                 (each.id, each.path) for each in (*examples.train, *examples.validation)
             )
         self.classes = examples.classes
-        self._regions = regions
         self._splits: dict[str, tuple[Example, ...]] = {
-            "train": examples.train,
-            "validation": examples.validation,
-            "test": examples.test,
+            split: getattr(examples, split) for split in SPLITS
         }
-        self._max_open = max_open
-        self._open: dict[str, OrderedDict[int, Reader]] = {
-            split: OrderedDict() for split in self._splits
-        }
+        self._max_open, self._regions = max_open, regions
+        self._open: dict[str, OrderedDict[int, Reader]] = defaultdict(OrderedDict)
 
     def count(self, split: str) -> int:
         """Return the number of images of a split."""
@@ -148,6 +122,9 @@ class LandscapeSource:
         """Do nothing: scenes hold no files."""
 
 
+Source: TypeAlias = FileSource | LandscapeSource
+
+
 def open_source(recipe: Recipe, data: DataConfig, advance: Advance | None = None) -> Source:
     """Find and check the training data of a recipe."""
     if data.landscape is None:
@@ -170,121 +147,90 @@ def derive(seed: int, *names: object) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Images of one step; their views of level 1 are being read."""
+    """Augmented images of one step; their views of level 1 are being read."""
 
-    readers: Sequence[Reader]
-    targets: Sequence[int]
+    items: Sequence[Item]
     seeds: Sequence[int]  # one per image
-    names: Sequence[str]
     first: "Sequence[Future[View | TnetError]]"
-    fixed: Sequence[Sequence[ScoredRegion] | None]  # regions of level 2 in place of cells
 
     def repeated(self, samples: int) -> "Batch":
         """Return every image `samples` times in a row, each with its own seed."""
-        if samples == 1:
-            return self
-        order = [i for i in range(len(self.targets)) for _ in range(samples)]
+        order = [i for i in range(len(self.items)) for _ in range(samples)]
         return Batch(
-            [self.readers[i] for i in order],
-            [self.targets[i] for i in order],
+            [self.items[i] for i in order],
             [self.seeds[i] * samples + n % samples for n, i in enumerate(order)],
-            [self.names[i] for i in order],
             [self.first[i] for i in order],
-            [self.fixed[i] for i in order],
         )
 
 
-class Batches:
-    """Batches of training images, in a new order every epoch.
+def batches(
+    source: Source,
+    views: Views,
+    augmentation: AugmentConfig,
+    steps: range,
+    *,
+    batch_size: int,
+    seed: int,
+    traversal: TraversalConfig,
+    value_range: tuple[float, float],
+    group: ProcessGroup = SINGLE,
+) -> Iterator[Batch]:
+    """Yield batches of training images, in a new order every epoch.
 
     Batches depend on the seed and the step only, and each process has its part of every batch.
     Incomplete batches at the end of an epoch are dropped.
     """
+    size = min(batch_size, source.count("train"))
+    own = group.shard(size)
 
-    def __init__(
-        self,
-        source: Source,
-        views: Views,
-        augmentation: AugmentConfig,
-        *,
-        batch_size: int,
-        seed: int,
-        traversal: TraversalConfig,
-        value_range: tuple[float, float],
-        group: ProcessGroup = SINGLE,
-    ) -> None:
-        self._source, self._views, self._augmentation = source, views, augmentation
-        self._seed, self._traversal, self._value_range = seed, traversal, value_range
-        self.batch_size = min(batch_size, source.count("train"))
-        self.steps_per_epoch = source.count("train") // self.batch_size
-        self._is_single = group.size == 1
-        self._own = group.shard(self.batch_size)
-        self._order: tuple[int, NDArray[np.int64]] | None = None
+    @lru_cache(maxsize=1)
+    def order(epoch: int) -> NDArray[np.int64]:
+        random = np.random.default_rng(derive(seed, "order", epoch))
+        return random.permutation(source.count("train"))
 
-    def since(self, step: int, until: int) -> Iterator[Batch]:
-        """Yield the batches of steps `step` to `until`."""
-        waiting: list[Batch] = []
-        for number in range(step, until):
-            while len(waiting) < AHEAD and number + len(waiting) < until:
-                waiting.append(self._begin(number + len(waiting)))
-            yield waiting.pop(0)
-
-    def _begin(self, step: int) -> Batch:
-        epoch, place = divmod(step, self.steps_per_epoch)
-        order = self._epoch(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
-        items = self._open([int(number) for number in order[self._own]], epoch)
-        seeds = [derive(self._seed, "image", step, self._own.start + i) for i in range(len(items))]
-        readers = [
-            augment(item.reader, self._augmentation, seed, value_range=self._value_range)
-            for item, seed in zip(items, seeds, strict=True)
-        ]
-        return Batch(
-            readers,
-            [item.label for item in items],
-            seeds,
-            [item.name for item in items],
-            [self._views.submit(reader, root(reader, self._traversal)) for reader in readers],
-            [_moved(reader, item.fixed) for reader, item in zip(readers, items, strict=True)],
-        )
-
-    def _open(self, numbers: list[int], epoch: int) -> list[Item]:
-        """Open images; skip those that cannot be opened any more, with a warning."""
-        found: list[Item] = []
-        problem: TnetError | None = None
-        for number in numbers:
-            try:
-                found.append(self._source.item("train", number, epoch))
-            except TnetError as error:
-                log.warning("skipping an image: %s", error)
-                problem = error
-        if problem is not None and not found and self._is_single:
+    def begin(step: int) -> Batch:
+        epoch, place = divmod(step, source.count("train") // size)
+        numbers = order(epoch)[place * size : (place + 1) * size][own].tolist()
+        items, problem = open_items(source, "train", numbers, epoch)
+        if problem is not None and not items and group.size == 1:
             raise problem
-        return found
+        seeds = [derive(seed, "image", step, own.start + i) for i in range(len(items))]
+        items = [
+            _augmented(item, augment(item.reader, augmentation, each, value_range=value_range))
+            for item, each in zip(items, seeds, strict=True)
+        ]
+        first = [views.submit(item.reader, root(item.reader, traversal)) for item in items]
+        return Batch(items, seeds, first)
 
-    def _epoch(self, epoch: int) -> NDArray[np.int64]:
-        if self._order is None or self._order[0] != epoch:
-            random = np.random.default_rng(derive(self._seed, "order", epoch))
-            self._order = epoch, random.permutation(self._source.count("train"))
-        return self._order[1]
-
-
-def _moved(reader: Reader, fixed: Sequence[ScoredRegion] | None) -> list[ScoredRegion] | None:
-    """Return fixed regions in coordinates of the augmented image; drop those outside."""
-    if fixed is None:
-        return None
-    return [
-        ScoredRegion(window, each.attention)
-        for each in fixed
-        for window in move_boxes(reader, [each.window])
-    ]
+    waiting: deque[Batch] = deque()
+    for step in steps:
+        waiting.append(begin(step))
+        if len(waiting) == AHEAD:
+            yield waiting.popleft()
+    yield from waiting
 
 
-def take(source: Source, split: str, start: int, end: int) -> list[Item]:
-    """Return images of a split in order, without those that cannot be opened any more."""
-    found = []
-    for number in range(start, end):
+def _augmented(item: Item, reader: Reader) -> Item:
+    """Return an item with an augmented reader; fixed regions outside of it are left out."""
+    fixed = None
+    if item.fixed is not None:
+        fixed = tuple(
+            ScoredRegion(window, each.attention)
+            for each in item.fixed
+            for window in move_boxes(reader, [each.window])
+        )
+    return replace(item, reader=reader, fixed=fixed)
+
+
+def open_items(
+    source: Source, split: str, numbers: Iterable[int], epoch: int = 0
+) -> tuple[list[Item], TnetError | None]:
+    """Return images in order, without those that cannot be opened any more, and the last error."""
+    found, problem = [], None
+    for number in numbers:
         try:
-            found.append(source.item(split, number))
+            found.append(source.item(split, number, epoch))
         except TnetError as error:
             log.warning("skipping an image: %s", error)
-    return found
+            problem = error
+    return found, problem

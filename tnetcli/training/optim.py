@@ -2,14 +2,14 @@
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from tnetcli.errors import RecipeError
 from tnetcli.models.base import Model
-from tnetcli.training.config import OptimizerConfig, ScheduleConfig, StageConfig
+from tnetcli.training.recipe import OptimizerConfig, ScheduleConfig, StageConfig
 
 BACKBONE = "backbone"
 
@@ -55,27 +55,18 @@ def _set_drop_path(model: Model, rate: float | None) -> None:
         path.drop_prob = own if rate is None else rate * own / max(built)
 
 
-def build_optimizer(
-    modules: Iterable[nn.Module], config: OptimizerConfig
-) -> tuple[torch.optim.Optimizer, list[str]]:
-    """Return an optimizer of all trained weights, and their names in its order.
-
-    Weights with one dimension (biases and norms) do not decay.
-    """
-    groups: dict[tuple[float, bool, bool], list[tuple[str, Tensor]]] = {}
+def build_optimizer(modules: Iterable[nn.Module], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return an optimizer of all trained weights; those of one dimension do not decay."""
+    groups: dict[tuple[float, bool, bool], list[Tensor]] = {}
     unused = set(config.lrs)
-    for number, module in enumerate(modules):
-        for name, weight in module.named_parameters():
-            part = next((each for each in config.lrs if f"{name}.".startswith(f"{each}.")), "")
-            unused.discard(part)
-            if weight.requires_grad:
-                lr = config.lr
-                if part:
-                    lr = config.lrs[part]
-                elif config.backbone_lr is not None and is_backbone(name):
-                    lr = config.backbone_lr
-                key = lr, is_backbone(name), weight.ndim > 1
-                groups.setdefault(key, []).append((f"{number}.{name}", weight))
+    for name, weight in (named for module in modules for named in module.named_parameters()):
+        part = next((each for each in config.lrs if f"{name}.".startswith(f"{each}.")), "")
+        unused.discard(part)
+        lr = config.lrs.get(part, config.lr)
+        if not part and is_backbone(name) and config.backbone_lr is not None:
+            lr = config.backbone_lr
+        if weight.requires_grad:
+            groups.setdefault((lr, is_backbone(name), weight.ndim > 1), []).append(weight)
     if unused:
         raise RecipeError(
             f"optimizer.lrs: the model has no part `{min(unused)}`",
@@ -87,17 +78,16 @@ def build_optimizer(
         )
     parameters = [
         {
-            "params": [weight for _, weight in members],
+            "params": weights,
             "lr_scale": lr / config.lr,
             "weight_decay": config.weight_decay if decays else 0.0,
         }
-        for (lr, _, decays), members in groups.items()
+        for (lr, _, decays), weights in groups.items()
     ]
-    names = [name for members in groups.values() for name, _ in members]
     if config.kind == "sgd":
-        return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum), names
+        return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
     adam = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
-    return adam(parameters, lr=config.lr, betas=config.betas, eps=config.epsilon), names
+    return adam(parameters, lr=config.lr, betas=config.betas, eps=config.epsilon)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -119,36 +109,26 @@ def lr_factor(step: int, steps: int, schedule: ScheduleConfig) -> float:
     return 1.0
 
 
-class EMA:
-    """Exponential moving average of a model's weights; without a decay, the model itself."""
+class EMA(nn.Module):
+    """Exponential moving average of a model's weights."""
 
-    def __init__(self, model: Model, decay: float | None) -> None:
-        self._source, self._decay = model, decay or 0.0
-        self.model = model if decay is None else copy.deepcopy(model).requires_grad_(False)
-        self._steps = 0
+    steps: Tensor
 
-    def update(self) -> None:
+    def __init__(self, model: Model, decay: float) -> None:
+        super().__init__()
+        self._decay = decay
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self.register_buffer("steps", torch.tensor(0))
+
+    @torch.no_grad()
+    def update(self, model: Model) -> None:
         """Move the average towards the current weights; the decay grows during the first steps."""
-        if self.model is self._source:
-            return
-        self._steps += 1
-        share = 1 - min(self._decay, self._steps / (self._steps + 10))
+        self.steps += 1
+        steps = int(self.steps)
+        share = 1 - min(self._decay, steps / (steps + 10))
         own = self.model.state_dict()
-        with torch.no_grad():
-            for name, value in self._source.state_dict().items():
-                if value.is_floating_point():
-                    own[name].lerp_(value, share)
-                else:
-                    own[name].copy_(value)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the state to resume from."""
-        if self.model is self._source:
-            return {}
-        return {**self.model.state_dict(), "steps": torch.tensor(self._steps)}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Resume from what `state` returned."""
-        if self.model is not self._source:
-            self._steps = int(state["steps"])
-            self.model.load_state_dict({key: each for key, each in state.items() if key != "steps"})
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                own[name].lerp_(value, share)
+            else:
+                own[name].copy_(value)

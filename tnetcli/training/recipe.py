@@ -1,43 +1,213 @@
 """Read and validate a training recipe."""
 
 import os
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, PlainSerializer, PlainValidator, SerializeAsAny, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializeAsAny,
+    model_validator,
+)
 
-from tnetcli.config import File, Strict, apply_overrides, read_yaml, validate
-from tnetcli.data.config import AugmentConfig, DataConfig
+from tnetcli.config import (
+    File,
+    Fraction,
+    Positive,
+    Strict,
+    Weight,
+    apply_overrides,
+    read_yaml,
+    validate,
+)
+from tnetcli.data.config import AugmentConfig, DataConfig, TilesConfig
 from tnetcli.errors import ModelError, RecipeError
 from tnetcli.geometry import Grid
 from tnetcli.models.configs import ModelConfig, Objective
 from tnetcli.models.registry import find_family, read_model_config
-from tnetcli.text import did_you_mean, shorten
-from tnetcli.training.config import (
-    LossConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    StageConfig,
-    TrainingConfig,
-)
-from tnetcli.traversal.config import TraversalConfig
+from tnetcli.text import counted, did_you_mean, shorten
+from tnetcli.traversal.config import Count, TraversalConfig, as_counts
 
 # Files that a recipe names; relative paths start at the recipe's folder.
 FILES = ("model.pretrained", "init", "data.path", "data.regions")
-STAGED: dict[str, type[Strict]] = {  # sections that a stage may change
-    "augmentation": AugmentConfig,
-    "loss": LossConfig,
-    "objective": Objective,
-    "optimizer": OptimizerConfig,
-    "schedule": ScheduleConfig,
-}
 DEFAULT_EPOCHS = 10  # of a recipe without stages
 MAX_CLASSES = 1_000_000
 MAX_BANDS = 4096
 WEIGHTS = ".safetensors"
+PAPER = {
+    "selection": "top_k",
+    "baseline": "ema",
+    "reward": "correct",
+    "per_feature": "each",
+    "uniform": 0.0,
+}
+AS_RECIPE = "changes to the section of the recipe"
+Part = Literal[
+    "backbone", "location", "position", "aggregator", "head", "anchor", "recurrent",
+    "global_stream", "local_stream",
+]  # fmt: skip
+
+
+Unit = Annotated[float, Field(ge=0, le=1)]
+
+
+class LossConfig(Strict):
+    """Loss of labels and REINFORCE; `rule: paper` is Papadopoulos et al. 2021, sec. 3.3."""
+
+    rule: Literal["paper", "free"] = Field(
+        default="free", description="`paper`: top-k, one running baseline, reward 1 if correct"
+    )
+    selection: Literal["top_k", "sample"] = Field(
+        default="sample", description="choice of cells: the best ones, or a random draw"
+    )
+    temperature: Positive = Field(default=1.0, description="temperature of the draw")
+    uniform: Fraction = Field(
+        default=0.1, description="fraction of the draw that ignores attention"
+    )
+    baseline: Literal["ema", "per_level", "per_class", "leave_one_out"] = Field(
+        default="per_level",
+        description="what a reward is compared with: one running mean, one per level, one per "
+        "level and class, or the other samples of the image",
+    )
+    decay: Fraction = Field(default=0.9, description="decay of the running baselines")
+    reward: Literal["correct", "probability"] = Field(
+        default="probability", description="1 if correct, or the probability of the true class"
+    )
+    samples: int = Field(default=1, ge=1, le=64, description="rollouts per image and step")
+    reinforce: Weight = Field(default=0.1, description="weight of the REINFORCE loss")
+    sequence: Unit = Field(default=0.3, description="label loss: weight of all regions together")
+    reinforce_sequence: Unit = Field(default=0.3, description="the same for the REINFORCE loss")
+    per_feature: Literal["each", "mixture"] = Field(
+        default="each",
+        description="regions alone: the mean of their losses, or the loss of their mean",
+    )
+    cap: Count | None = Field(default=None, description="deepest level with losses per region")
+    level_weights: tuple[Weight, ...] = Field(
+        default=(1.0,), description="weight of regions alone per level; the last one repeats"
+    )
+    entropy: Weight = Field(default=0.0, description="penalty on entropy below half the maximum")
+    contrastive: Weight = Field(default=0.0, description="weight of the contrastive loss")
+    margin: Fraction = Field(default=0.4, description="contrastive loss: similarity of classes")
+    l2: Weight = Field(default=0.0, description="weight of the sum of squared weights")
+    l2_of: Literal["all", "new"] = Field(default="all", description="`new`: without the backbone")
+    label_smoothing: Fraction = Field(default=0.0, description="label smoothing")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_rule(cls, data: object) -> object:
+        """Replace `rule: paper` by its settings; raise ValueError if others contradict them."""
+        if not isinstance(data, dict) or data.get("rule") != "paper":
+            return data
+        for key, value in PAPER.items():
+            if data.get(key, value) != value:
+                raise ValueError(f"`rule: paper` means `{key}: {value}`, not `{data[key]}`")
+        return PAPER | data
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.baseline == "leave_one_out" and self.samples < 2:
+            raise ValueError("`baseline: leave_one_out` needs `samples` of 2 or more")
+        return self
+
+
+class OptimizerConfig(Strict):
+    """Optimiser and learning rates."""
+
+    kind: Literal["adamw", "adam", "sgd"] = Field(default="adamw", description="optimiser")
+    lr: Positive = Field(default=1e-3, description="learning rate")
+    backbone_lr: Weight | None = Field(
+        default=None, description="learning rate of the backbone; 0 freezes it; default `lr`"
+    )
+    lrs: dict[str, Positive] = Field(
+        default={}, description="learning rates of other parts by name"
+    )
+    weight_decay: Weight = Field(default=0.01, description="not applied to biases and norms")
+    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), description="betas of Adam")
+    epsilon: Positive = Field(default=1e-8, description="epsilon of Adam")
+    momentum: Fraction = Field(default=0.9, description="momentum of SGD")
+    clip: Positive | None = Field(default=None, description="maximum norm of the gradient")
+    accumulate: Count = Field(default=1, description="batches per step")
+
+
+class ScheduleConfig(Strict):
+    """Learning rate over the steps of a stage."""
+
+    kind: Literal["cosine", "step", "constant"] = Field(
+        default="cosine", description="cosine decay to zero, drops, or constant"
+    )
+    warmup: Fraction = Field(default=0.05, description="fraction of the steps with linear warm-up")
+    drops: tuple[Fraction, ...] = Field(default=(0.8,), description="`step`: when the rate drops")
+    factor: Fraction = Field(default=0.1, description="`step`: factor of each drop")
+
+
+class StageConfig(Strict):
+    """One stage of a training; its sections override those of the recipe key by key."""
+
+    name: str = Field(
+        default="train", min_length=1, pattern=r"^[\w.-]+$", description="name of the stage"
+    )
+    learn: Literal["scenes", "tiles"] = Field(
+        default="scenes", description="labels of images, or of tiles (`data.kind: mosaic`)"
+    )
+    steps: Count | None = Field(default=None, description="number of steps; or give `epochs`")
+    epochs: Count | None = Field(default=None, description="number of epochs; or give `steps`")
+    levels: Count | None = Field(default=None, description="levels; default `traversal.levels`")
+    keep: Annotated[tuple[Count, ...] | None, BeforeValidator(as_counts)] = Field(
+        default=None, description="cells followed per region; default `traversal.keep`"
+    )
+    freeze: tuple[Part, ...] = Field(default=(), description="parts that are not trained")
+    replay: int = Field(
+        default=0, ge=0, le=256, description="updates from the replay buffer per step"
+    )
+    replay_size: Count = Field(default=2048, description="images in the replay buffer")
+    dropout: Fraction | None = Field(default=None, description="default `model.dropout`")
+    drop_path: Fraction | None = Field(default=None, description="default `model.drop_path`")
+    tiles: TilesConfig = Field(default=TilesConfig(), description="tile pre-training")
+    batch_size: Count | None = Field(default=None, description="default `training.batch_size`")
+    loss: LossConfig = Field(default=LossConfig(), description=AS_RECIPE)
+    objective: SerializeAsAny[Objective] = Field(default=Objective(), description=AS_RECIPE)
+    optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description=AS_RECIPE)
+    schedule: ScheduleConfig = Field(default=ScheduleConfig(), description=AS_RECIPE)
+    augmentation: AugmentConfig = Field(default=AugmentConfig(), description=AS_RECIPE)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("a stage needs `steps` or `epochs`, not both")
+        if self.replay and "backbone" not in self.freeze:
+            raise ValueError("`replay` needs `freeze: [backbone]`: it stores backbone features")
+        return self
+
+
+class TrainingConfig(Strict):
+    """How the run is carried out."""
+
+    batch_size: Count = Field(default=32, description="images per step and process")
+    global_batch: bool = Field(default=False, description="`batch_size` is that of all processes")
+    threads: int = Field(default=2, ge=1, le=256, description="threads that read views")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 or mps")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="precision")
+    average: Fraction | None = Field(
+        default=None, description="decay of the average of the weights"
+    )
+    validate_every: Count | None = Field(
+        default=None, description="steps between validations; default a tenth of each stage"
+    )
+    validation_images: Count | None = Field(default=None, description="their maximum; default all")
+    patience: Count | None = Field(
+        default=None, description="validations without improvement after which a stage ends"
+    )
+    best_by: Literal["accuracy", "loss"] = Field(
+        default="accuracy", description="validation metric that selects the best model"
+    )
+    log_every: Count = Field(default=10, description="steps between lines of metrics.jsonl")
+    half: bool = Field(default=False, description="store weights in 16 bits")
+    tensorboard: bool = Field(default=False, description="write events (extra `tensorboard`)")
 
 
 def _names_or_count(limit: int) -> PlainValidator:
@@ -47,15 +217,12 @@ def _names_or_count(limit: int) -> PlainValidator:
             raise ValueError("give a count above 0 or a list of names")
         if not 1 <= (value if is_count else len(value)) <= limit:
             raise ValueError(f"the count is not within 1 to {limit}")
-        if is_count:
-            return int(value)
-        unnamed = [each for each in value if not isinstance(each, str) or not each.strip()]
-        if unnamed:  # YAML does not read a bare 10, no or null as text
-            raise ValueError(f"not a name: `{shorten(unnamed[0])}`; put it in quotes")
-        ((name, times),) = Counter(value).most_common(1)
-        if times > 1:
-            raise ValueError(f"duplicate name: `{shorten(name)}`")
-        return tuple(value)
+        for name in () if is_count else value:
+            if not isinstance(name, str) or not name.strip():  # YAML reads a bare no as false
+                raise ValueError(f"not a name: `{shorten(name)}`; put it in quotes")
+        if not is_count and len(set(value)) < len(value):
+            raise ValueError(f"duplicate name: `{shorten(max(value, key=value.count))}`")
+        return value if is_count else tuple(value)
 
     return PlainValidator(check)
 
@@ -126,6 +293,14 @@ class ModelSection(Strict):
         return getattr(self.arguments, "grid", None)
 
 
+STAGED: dict[str, type[Strict]] = {  # sections that a stage may change, beside `objective`
+    "augmentation": AugmentConfig,
+    "loss": LossConfig,
+    "optimizer": OptimizerConfig,
+    "schedule": ScheduleConfig,
+}
+
+
 class Recipe(Strict):
     """One experiment; a stage inherits the sections of the recipe that it does not change."""
 
@@ -161,71 +336,89 @@ class Recipe(Strict):
         if not isinstance(data, Mapping):
             return data
         data = {key: section for key, section in data.items() if section is not None}
-        data["stages"] = _complete_stages(data)
-        data = _with_objectives(data)
-        traversal, limit = _table(data, "traversal"), _max_levels(_table(data, "model"))
-        if limit is None or "levels" in traversal:
+        model, traversal = _table(data, "model"), _table(data, "traversal")
+        name = model.get("family", "tnet")
+        if not isinstance(name, str):  # reported with the other keys of `model`
             return data
-        keep = {"keep": ()} if limit == 1 else {}
-        return {**data, "traversal": {**keep, **traversal, "levels": limit}}
+        family = find_family(name)
+
+        def objective(section: Any) -> Objective:
+            return validate(family.objective, section, f"objective of `{name}`", ModelError)
+
+        own_objective = data.get("objective", {})
+        data["objective"] = objective(own_objective)
+        stages = data.get("stages", [{"epochs": DEFAULT_EPOCHS}])
+        if isinstance(stages, list | tuple):
+            # Problems of a section are reported for the recipe only, not for every stage.
+            shared = {
+                key: section
+                for key, kind in STAGED.items()
+                if _is_valid(kind, section := _table(data, key))
+            }
+            shared["objective"] = own_objective
+            for stage in (stages := [_inherit(stage, shared) for stage in stages]):
+                if isinstance(stage, dict):
+                    stage["objective"] = objective(stage["objective"])
+            data["stages"] = stages
+        arguments = {key: each for key, each in model.items() if key in family.config.model_fields}
+        limit = family.config.model_construct(**arguments).max_levels
+        if limit is not None and "levels" not in traversal:
+            keep = {"keep": ()} if limit == 1 else {}
+            data["traversal"] = {**keep, **traversal, "levels": limit}
+        return data
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
         names = [stage.name for stage in self.stages]
-        if not names:
-            raise ValueError("`stages` is empty: leave it out, or add a stage")
-        if len(set(names)) < len(names):
-            raise ValueError(f"two stages have the same name: `{', '.join(names)}`")
         landscape = None if self.data is None else self.data.landscape
+        if not names:
+            yield "`stages` is empty: leave it out, or add a stage"
+        if len(set(names)) < len(names):
+            yield f"two stages have the same name: `{', '.join(names)}`"
         for stage in self.stages:
-            problem = self._stage_problem(stage)
-            if problem:
-                raise ValueError(f"stage `{stage.name}`: {problem}")
+            for problem in self._problems_of(stage):
+                yield f"stage `{stage.name}`: {problem}"
         if landscape is not None and self.model.classes not in (
             len(landscape.classes),
             landscape.classes,
         ):
-            raise ValueError(
-                f"`model.classes` differs from the labels of scenes: `{list(landscape.classes)}`"
-            )
-        problem = self._levels_problem(self.traversal.levels)
-        if problem:
-            raise ValueError(f"`traversal.levels` {problem}")
+            yield f"`model.classes` differs from the labels of scenes: `{list(landscape.classes)}`"
+        for problem in self._problems_of_levels(self.traversal.levels):
+            yield f"`traversal.levels` {problem}"
         deepest = max(self.traversal_of(stage).levels for stage in self.stages)
         if self.data is not None and self.data.regions is not None and deepest < 2:
-            raise ValueError("`data.regions` are regions of level 2, and there is only level 1")
-        return self
+            yield "`data.regions` are regions of level 2, and there is only level 1"
 
-    def _stage_problem(self, stage: StageConfig) -> str:
-        """Return what is wrong with a stage, or ""."""
+    def _problems_of(self, stage: StageConfig) -> Iterator[str]:
         traversal, arguments = self.traversal_of(stage), self.model.arguments
         landscape = None if self.data is None else self.data.landscape
         if stage.learn == "tiles" and landscape is None:
-            return "`learn: tiles` needs `data.kind: mosaic`"
-        if stage.levels is not None and (problem := self._levels_problem(stage.levels)):
-            return f"`levels` {problem}"
+            yield "`learn: tiles` needs `data.kind: mosaic`"
+        for problem in self._problems_of_levels(traversal.levels) if stage.levels else ():
+            yield f"`levels` {problem}"
         if stage.learn == "tiles" and not arguments.pretrains_on_tiles:
-            return f"`{self.model.family}` does not support `learn: tiles`"
+            yield f"`{self.model.family}` does not support `learn: tiles`"
         if stage.replay and not arguments.replays:
-            return f"`{self.model.family}` does not support `replay`"
+            yield f"`{self.model.family}` does not support `replay`"
         if self.data is not None and traversal.levels > 1 and not traversal.keep:
-            return f"`keep` is empty, but there are {traversal.levels} levels"
-        if landscape is None:
-            return ""
-        weights, crowded = stage.tiles.weights, stage.tiles.crowded
-        for name in weights:
-            if name not in landscape.classes:
-                return f"`tiles.weights`: no scene has the label `{shorten(name)}`"
-        for labels, fraction in ((landscape.sites, crowded), (landscape.classes, 1 - crowded)):
-            if fraction > 0 and not any(weights.get(label, 1.0) for label in labels):
-                return "`tiles.weights` leave no label to draw"
-        return ""
+            yield f"`keep` is empty, but there are {traversal.levels} levels"
+        if landscape is not None:
+            weights, crowded = stage.tiles.weights, stage.tiles.crowded
+            for name in set(weights) - set(landscape.classes):
+                yield f"`tiles.weights`: no scene has the label `{shorten(name)}`"
+            for labels, share in ((landscape.sites, crowded), (landscape.classes, 1 - crowded)):
+                if share > 0 and not any(weights.get(label, 1.0) for label in labels):
+                    yield "`tiles.weights` leave no label to draw"
 
-    def _levels_problem(self, levels: int) -> str:
+    def _problems_of_levels(self, levels: int) -> Iterator[str]:
         limit = self.model.arguments.max_levels
-        if limit is None or levels <= limit:
-            return ""
-        return f"is `{levels}`: `{self.model.family}` has {limit} level{'s' * (limit > 1)}"
+        if limit is not None and levels > limit:
+            yield f"is `{levels}`: `{self.model.family}` has {counted(limit, 'level')}"
 
     def traversal_of(self, stage: StageConfig) -> TraversalConfig:
         """Return the traversal of a stage."""
@@ -241,32 +434,26 @@ class Recipe(Strict):
 
     def as_card(self) -> dict[str, Any]:
         """Return plain values for publication: file names without folders."""
-        return self._with_files(lambda name: Path(name).name)
+        data = self.as_data()
+        _rename_files(data, lambda name: Path(name).name)
+        return data
 
     def as_yaml(self, *, absolute: bool = False) -> str:
         """Return the text of a recipe file; with `absolute` paths it works from any folder."""
-        data = self._with_files(os.path.abspath) if absolute else self.as_data()
+        data = self.as_data()
+        if absolute:
+            _rename_files(data, os.path.abspath)
         text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
         return text
-
-    def _with_files(self, rename: Callable[[str], str]) -> dict[str, Any]:
-        data = self.as_data()
-        for name in FILES:
-            section, _, key = name.rpartition(".")
-            table = data[section] if section else data
-            if table and isinstance(table[key], str):
-                table[key] = rename(table[key])
-        return data
 
 
 def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
     """Read a recipe file and apply settings `key.path=value`."""
     data = read_yaml(path)
-    for name in FILES:
-        _anchor(data, name.split("."), path.parent)
+    _rename_files(data, lambda name: str(path.parent / name))
     recipe = check_recipe(apply_overrides(data, settings) if settings else data, f"recipe `{path}`")
     for name, file in (("model.pretrained", recipe.model.pretrained), ("init", recipe.init)):
-        if isinstance(file, Path) and not _is_file(file):
+        if isinstance(file, Path) and not os.path.isfile(file):
             raise RecipeError(
                 f"recipe `{path}`: `{name}` is not a file: `{file}`",
                 hint="paths are relative to the recipe's folder, those of --set to the current one",
@@ -282,95 +469,36 @@ def check_recipe(data: Any, where: str = "recipe") -> Recipe:
         raise RecipeError(f"{where}: {error}", hint=error.hint) from error
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # no file can have this name
-        return False
+def _rename_files(data: Any, rename: Callable[[str], str]) -> None:
+    """Rename the files that a recipe names, in place; an empty name stays."""
+    for name in FILES:
+        section, _, key = name.rpartition(".")
+        table = _table(data, section) if section else data
+        if isinstance(table, dict) and isinstance(file := table.get(key), str) and file.strip():
+            table[key] = rename(file)
 
 
-def _anchor(data: Any, keys: Sequence[str], folder: Path) -> None:
-    """Join a path in a recipe to the recipe's folder."""
-    for key in keys[:-1]:
-        data = data.get(key) if isinstance(data, dict) else None
-    name = data.get(keys[-1]) if isinstance(data, dict) else None
-    if isinstance(name, str) and name.strip():  # an empty path would become the folder
-        data[keys[-1]] = str(folder / name)
-
-
-def _table(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = data.get(key)
+def _table(data: Any, key: str) -> Any:
+    """Return a section; an empty one if there is none that has keys."""
+    found = data.get(key) if isinstance(data, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
-def _complete_stages(data: Mapping[str, Any]) -> Any:
-    """Return the stages with the keys that they inherit from the recipe.
-
-    Invalid sections are left out: their problems are reported for the recipe only.
-    """
-    stages = data.get("stages", [{"epochs": DEFAULT_EPOCHS}])
-    if not isinstance(stages, list | tuple):
-        return stages
-    shared = {
-        key: _table(data, key)
-        for key, kind in STAGED.items()
-        if kind is Objective or _is_valid(kind, data.get(key))
+def _inherit(stage: Any, shared: Mapping[str, Any]) -> Any:
+    """Return a stage with the keys that it inherits from the recipe."""
+    if not isinstance(stage, Mapping):
+        return stage
+    own = {key: section for key, section in stage.items() if section is not None}
+    return own | {
+        key: {**section, **own.get(key, {})}
+        for key, section in shared.items()
+        if isinstance(own.get(key, {}), Mapping)
     }
-    completed = []
-    for stage in stages:
-        if isinstance(stage, Mapping):
-            own = {key: section for key, section in stage.items() if section is not None}
-            stage = own | {
-                key: {**section, **_table(own, key)}
-                for key, section in shared.items()
-                if isinstance(own.get(key, {}), Mapping)
-            }
-        completed.append(stage)
-    return completed
 
 
 def _is_valid(kind: type[Strict], section: Any) -> bool:
     try:
-        kind.model_validate(section or {})
+        kind.model_validate(section)
     except ValueError:
         return False
     return True
-
-
-def _with_objectives(data: dict[str, Any]) -> dict[str, Any]:
-    """Validate the sections `objective` with the family's own model."""
-    family = _table(data, "model").get("family", "tnet")
-    if not isinstance(family, str):
-        return data
-    kind, where = find_family(family).objective, f"objective of `{family}`"
-
-    def read(section: Any) -> Objective:
-        if isinstance(section, Objective):
-            return section
-        if section and not kind.model_fields:
-            key = next(iter(section)) if isinstance(section, Mapping) else section
-            raise ModelError(
-                f"{where}: unknown key `{shorten(key)}`",
-                hint=f"`{family}` has no objective: leave out the section",
-            )
-        return validate(kind, {} if section is None else section, where, ModelError)
-
-    stages = data["stages"]
-    if isinstance(stages, list):
-        stages = [
-            {**each, "objective": read(each.get("objective"))}
-            if isinstance(each, Mapping)
-            else each
-            for each in stages
-        ]
-    return {**data, "objective": read(data.get("objective")), "stages": stages}
-
-
-def _max_levels(model: Mapping[str, Any]) -> int | None:
-    """Return the maximum number of levels of a model section that is not validated yet."""
-    family = model.get("family", "tnet")
-    if not isinstance(family, str):
-        return None
-    kind = find_family(family).config
-    given = {key: value for key, value in model.items() if key in kind.model_fields}
-    return kind.model_construct(**given).max_levels

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,14 +21,11 @@ from tnetcli.training import trainer
 from tnetcli.training.data import Advance, Source, open_source
 from tnetcli.training.distributed import (
     ProcessGroup,
-    note_launch,
     process_group,
     report_once,
-    was_restarted,
 )
-from tnetcli.training.plots import draw_curves
 from tnetcli.training.recipe import Recipe, check_recipe, read_recipe
-from tnetcli.training.run_dir import Callback, Checkpointer, Run, RunFolder, TensorBoard
+from tnetcli.training.run_dir import Callback, Checkpointer, Run, RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -46,28 +43,11 @@ def train(
     overwrite: bool = False,
     callback: Callback | None = None,
 ) -> Path:
-    """Train the model of a recipe and return the path of the best model.
+    """Train the model of a recipe into the folder `output`; return the path of the best model.
 
-    Parameters
-    ----------
-    recipe
-        Recipe, or path of a YAML file.
-    output
-        Run folder: model, recipe, metrics, curves, and the state to resume from.
-    overrides
-        Changes of the recipe as `key.path=value`, such as `optimizer.lr=0.001`.
-    resume, overwrite
-        Resume the run in the folder, or replace it; by default a folder with a run is an error.
-    callback
-        Receives metrics and warnings, and can stop the run.
-
-    Raises
-    ------
-    RecipeError, ManifestError, ModelError, OutputError
-        If the recipe, the data, the training or the folder fail.
-    StoppedError
-        If the callback asks to stop. The state is saved.
-
+    `recipe` may be a YAML file; `overrides` change it, as `key.path=value`. A folder that holds a
+    run is an error unless `resume` or `overwrite` is set. The callback receives metrics and
+    warnings; if it asks to stop, the state is saved and StoppedError raised.
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(Path(recipe), overrides)
@@ -93,43 +73,28 @@ def run_recipe(
     The best model so far is there after the first validation. Raise StoppedError when the
     callback asks to stop; the state is saved then.
     """
+    data = recipe.data
     with ExitStack() as stack:
         with report_once(callback.should_stop):
-            data = _data_section(recipe)
-        group, device = stack.enter_context(
-            process_group(recipe.training.device, callback.should_stop)
-        )
-        # Rank zero decides: other nodes may see an older state of the folder.
-        if group.gather(group.is_rank_zero and was_restarted(folder))[0]:
-            resume, overwrite = True, False
-        files = RunFolder(folder, read_only=not group.is_rank_zero)
-        with group.propagate_errors():
-            files.check(recipe, resume=resume, overwrite=overwrite)  # before anything slow
-        with group.propagate_errors():
-            source = open_source(recipe, data, advance)
-            stack.callback(source.close)
-            run = _prepare(recipe, data, source, files, callback, group)
-            _check_processes(run)
-            stack.enter_context(files.locked())
-            files.start(recipe, resume=resume, overwrite=overwrite)
-            if group.is_rank_zero:
-                note_launch(folder)
+            if data is None:
+                raise RecipeError(
+                    "the recipe has no section `data`",
+                    hint="add data: {path: images.csv}; see `tnet recipes show own-images`",
+                )
+            group, device = stack.enter_context(process_group(recipe.training.device))
         stack.enter_context(report_once(callback.should_stop))
-        if recipe.training.tensorboard and group.is_rank_zero:
-            callback = stack.enter_context(closing(TensorBoard(callback, files.events)))
-        trainer.train(replace(run, callback=callback, device=device), resume=resume)
-        if group.is_rank_zero:
-            draw_curves(files.rows(), files.curves)
+        files = RunFolder(folder, read_only=not group.is_rank_zero)
+        files.check(recipe, resume=resume, overwrite=overwrite)  # before anything slow
+        source = open_source(recipe, data, advance)
+        stack.callback(source.close)
+        run = replace(_prepare(recipe, data, source, files, callback, group), device=device)
+        group.gather(None)  # nothing is written before all processes are ready
+        stack.enter_context(files.locked())
+        files.start(recipe, resume=resume, overwrite=overwrite)
+        if group.is_rank_zero and recipe.training.tensorboard:
+            stack.enter_context(files.tensorboard())
+        trainer.train(run, resume=resume)
     return files
-
-
-def _data_section(recipe: Recipe) -> DataConfig:
-    if recipe.data is None:
-        raise RecipeError(
-            "the recipe has no section `data`",
-            hint="add data: {path: images.csv}; see `tnet recipes show own-images`",
-        )
-    return recipe.data
 
 
 def _prepare(
@@ -183,20 +148,15 @@ def _prepare(
         summary=recipe.summary,
     )
     checkpointer = Checkpointer(files, description, half=recipe.training.half)
-    return Run(recipe, source, normalisation, model, files, callback, checkpointer, group)
-
-
-def _check_processes(run: Run) -> None:
-    """Raise RecipeError if there are more processes than images in a step."""
-    if run.recipe.training.sync_batchnorm:
-        run.group.check_sync_batchnorm()
-    images = run.source.count("train")
-    step = min(run.batch_size(stage) for stage in run.recipe.stages)
-    if run.group.size > min(step, images):
+    run = Run(recipe, source, normalisation, model, files, callback, checkpointer, group)
+    images = source.count("train")
+    step = min(run.batch_size(stage) for stage in recipe.stages)
+    if group.size > min(step, images):
         raise RecipeError(
-            f"{run.group.size} processes for {step} images per step, {images} in all",
+            f"{group.size} processes for {step} images per step, {images} in all",
             hint="start fewer processes, or raise batch_size",
         )
+    return run
 
 
 def _normalisation(data: DataConfig, source: Source) -> Normalisation:
@@ -214,21 +174,14 @@ def _normalisation(data: DataConfig, source: Source) -> Normalisation:
 
 def _load_weights(model: Model, start: Checkpoint, classes: tuple[str, ...]) -> None:
     """Load the weights of a trained model; with other classes the head keeps its initial ones."""
-    same = start.description.classes == classes
-    theirs, own = (
-        {
-            name: value
-            for name, value in each.state_dict().items()
-            if same or not name.startswith("head.")
-        }
-        for each in (start.model, model)
-    )
+    own, theirs = model.state_dict(), start.model.state_dict()
+    if start.description.classes != classes:
+        log.warning("the classes differ from those of `%s`: the head is not loaded", start.path)
+        theirs |= {name: value for name, value in own.items() if name.startswith("head.")}
     shapes, wanted = ({name: each.shape for name, each in of.items()} for of in (theirs, own))
     if other := {name for name, _ in shapes.items() ^ wanted.items()}:
         raise ModelError(
             f"the model of `{start.path}` has another architecture: `{min(other)}` differs",
             hint="copy `model` from its recipe; `tnet models FILE` shows it",
         )
-    model.load_state_dict(theirs, strict=False)
-    if not same:
-        log.warning("the classes differ from those of `%s`: the head is not loaded", start.path)
+    model.load_state_dict(theirs)

@@ -4,11 +4,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import yaml
 from torch import Tensor
 
 from tnetcli.data.normalize import Normalisation
@@ -22,13 +21,15 @@ from tnetcli.models.checkpoint import (
     save_checkpoint,
     write_tensor_file,
 )
-from tnetcli.text import parse_json, reason
-from tnetcli.training.config import StageConfig
+from tnetcli.text import parse_json, reason, shorten
 from tnetcli.training.data import Source
 from tnetcli.training.distributed import SINGLE, ProcessGroup
 from tnetcli.training.plots import draw_curves, draw_samples
-from tnetcli.training.recipe import Recipe
+from tnetcli.training.recipe import Recipe, StageConfig
 from tnetcli.training.validate import Validation
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 MAX_RECIPE = 2**22  # bytes, with all defaults
 MAX_LINE = 2**20  # bytes of metrics
@@ -42,12 +43,18 @@ class StoppedError(Exception):
 class Progress:
     """How far a run has come; stored with the tensors to resume from."""
 
-    stage: int  # from 0
-    step: int  # completed steps of this stage
+    stage: int = 0  # from 0
+    step: int = 0  # completed steps of this stage
     best: float | None = None  # best validation of this stage
     since_best: int = 0  # validations
     pending: tuple[dict[str, Any], ...] = ()  # metrics of the last steps, not written yet
     images: int | None = None  # per step, of all processes together
+
+    def validated(self, score: float) -> "Progress":
+        """Return the progress after a validation; it is the best so far if `since_best` is 0."""
+        if self.best is None or score > self.best:
+            return replace(self, best=score, since_best=0)
+        return replace(self, since_best=self.since_best + 1)
 
 
 class RunFolder:
@@ -67,6 +74,7 @@ class RunFolder:
         self.state = path / "state.safetensors"
         self.events = path / "events"
         self._lock = path / ".training"
+        self._writer: SummaryWriter | None = None
 
     def of_stage(self, name: str) -> Path:
         """Return the path of the last model of a stage."""
@@ -81,26 +89,28 @@ class RunFolder:
             if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
                 raise self._unusable(f"cannot write to `{above}`")
             known = self._known_recipe()
-            if overwrite and not resume:
-                return
-            if known is not None and not resume:
-                raise OutputError(
-                    f"`{self.path}` holds a run already",
-                    hint="resume it with --resume, replace it with --overwrite, or change -o",
-                )
-            if known is not None and known != recipe.as_yaml(absolute=True):
-                key = _first_difference(known, recipe.as_yaml(absolute=True))
-                raise OutputError(
-                    f"`{self.path}` was started with another recipe: `{key}` differs",
-                    hint=f"repeat its --set options (see `{self.recipe}`), or change -o",
-                )
             found = [path for path in self._own_files() if path.exists()]
-            if known is None and not overwrite and found:
-                raise OutputError(
-                    f"`{found[0]}` exists already", hint="replace it with --overwrite, or change -o"
-                )
         except (OSError, UnicodeDecodeError) as error:
-            raise self._unusable(error) from error
+            raise self._unusable(reason(error)) from error
+        if overwrite:
+            return
+        if known is None and found:
+            raise OutputError(
+                f"`{found[0]}` exists already", hint="replace it with --overwrite, or change -o"
+            )
+        if known is not None and not resume:
+            raise OutputError(
+                f"`{self.path}` holds a run already",
+                hint="resume it with --resume, replace it with --overwrite, or change -o",
+            )
+        own = recipe.as_yaml(absolute=True)
+        if known is not None and known != own:
+            lines = zip(known.splitlines(), own.splitlines(), strict=False)
+            theirs = next((one.strip() for one, other in lines if one != other), "its length")
+            raise OutputError(
+                f"`{self.path}` was started with another recipe: `{shorten(theirs)}` differs",
+                hint=f"repeat its --set options (see `{self.recipe}`), or change -o",
+            )
 
     def start(self, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
         """Create the folder and remove files of an earlier run; raise OutputError as `check`."""
@@ -112,8 +122,8 @@ class RunFolder:
             if not resume or self._known_recipe() is None:
                 for path in self._own_files():
                     path.unlink(missing_ok=True)
-        except (OSError, UnicodeDecodeError) as error:
-            raise self._unusable(error) from error
+        except OSError as error:
+            raise self._unusable(reason(error)) from error
         write_file(self.recipe, recipe.as_yaml(absolute=True).encode())
 
     @contextmanager
@@ -127,24 +137,24 @@ class RunFolder:
             check_not_special(self._lock, hint="remove it, or change -o")
             file = self._lock.open("ab")
         except OSError as error:
-            raise self._unusable(error) from error
+            raise self._unusable(reason(error)) from error
         with file:
-            # The previous owner may have removed the file after it was opened here.
-            if not try_lock(file) or not self._is_lock_file(file):
+            if not try_lock(file):
                 raise OutputError(
                     f"another process is training into `{self.path}`",
                     hint=f"wait for it, or change -o; remove `{self._lock}` if its machine is gone",
                 )
-            try:
-                yield
-            finally:
-                self._lock.unlink(missing_ok=True)
+            yield
 
-    def _is_lock_file(self, file: IO[bytes]) -> bool:
+    @contextmanager
+    def tensorboard(self) -> Iterator[None]:
+        """Write metrics also as TensorBoard events."""
         try:
-            return os.path.samestat(os.fstat(file.fileno()), self._lock.stat())
-        except FileNotFoundError:
-            return False
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtraError.of("tensorboard", "`training.tensorboard`") from error
+        with SummaryWriter(self.events) as self._writer:
+            yield
 
     def _known_recipe(self) -> str | None:
         if not self.recipe.exists():
@@ -157,8 +167,7 @@ class RunFolder:
         events = self.events.glob("events.out.tfevents.*")
         return [*own, *self.path.glob("stage-*.safetensors"), *events]
 
-    def _unusable(self, error: Exception | str) -> OutputError:
-        why = reason(error) if isinstance(error, Exception) else error
+    def _unusable(self, why: str) -> OutputError:
         return OutputError(f"cannot use the folder `{self.path}`: {why}", hint="change -o")
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -172,6 +181,15 @@ class RunFolder:
             raise OutputError(
                 f"cannot write `{self.metrics}`: {reason(error)}", hint="check the free disk space"
             ) from error
+        if self._writer is not None:
+            kind = "validation" if "validation" in row else "train"
+            for name, value in row.get(kind, row).items():
+                by_level = isinstance(value, list)
+                for level, each in enumerate(value if by_level else [value], 1):
+                    if name not in ("stage", "step"):
+                        tag = f"{kind}/{name}-{level}" if by_level else f"{kind}/{name}"
+                        self._writer.add_scalar(tag, each, row["step"])
+            self._writer.flush()
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the metrics, without lines that are incomplete."""
@@ -186,7 +204,7 @@ class RunFolder:
                         if isinstance(row, dict) and isinstance(row.get("step"), int):
                             found.append(row)
         except OSError as error:
-            raise self._unusable(error) from error
+            raise self._unusable(reason(error)) from error
         return found
 
     def truncate(self, step: int) -> None:
@@ -204,37 +222,19 @@ class RunFolder:
         text = json.dumps(asdict(progress))
         write_tensor_file(self.state, plain, (STATE_KEY, text), overwrite=True)
 
-    def load_state(self) -> tuple[Progress, dict[str, Tensor]] | None:
-        """Return the stored state, or None."""
+    def load_state(self) -> tuple[Progress, dict[str, Tensor]]:
+        """Return the stored state; that of a new run if there is none."""
         if not os.path.exists(self.state):
-            return None
+            return Progress(), {}
         with open_tensor_file(self.state, "pt") as file:
             try:
                 data = parse_json(file.metadata[STATE_KEY])
                 progress = Progress(**{**data, "pending": tuple(data["pending"])})
-                tensors = dict(file.tensors())
+                return progress, dict(file.tensors())
             except (KeyError, TypeError, ValueError) as error:
                 raise ModelError(
                     f"`{self.state}` is not the state of a run", hint="start again with --overwrite"
                 ) from error
-        return progress, tensors
-
-
-def _first_difference(one: str, other: str) -> str:
-    """Return the first key that differs between two recipes."""
-    try:
-        first, second = (yaml.safe_load(text) for text in (one, other))
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
-        return "all"
-    path = []
-    while isinstance(first, dict) and isinstance(second, dict):
-        keys = dict.fromkeys([*first, *second])
-        key = next((key for key in keys if first.get(key) != second.get(key)), None)
-        if key is None:
-            break
-        path.append(str(key))
-        first, second = first.get(key), second.get(key)
-    return ".".join(path) or "all"
 
 
 class Checkpointer:
@@ -243,28 +243,31 @@ class Checkpointer:
     def __init__(self, folder: RunFolder, description: Description, *, half: bool) -> None:
         self._folder, self._description, self._half = folder, description, half
 
-    def save(
-        self, model: Model, validation: Validation | None, *, best: bool, stage: str = ""
-    ) -> None:
-        """Save a model as the best so far, or as the last of a stage."""
-        folder, description = self._folder, self._description
-        if folder.read_only:
-            return
-        if validation is not None:
-            metrics = {
-                "validation_accuracy": validation.accuracy,
-                "validation_loss": validation.loss,
-                "validation_images": int(validation.row["images"]),
-            }
-            description = description.model_copy(update={"metrics": metrics})
-        targets = [folder.model] if best else [folder.last, folder.of_stage(stage)]
-        if not best and not any("validation" in row for row in folder.rows()):
-            targets.append(folder.model)  # without validation the last model is the best
-        for path in targets:
-            save_checkpoint(path, model, description, overwrite=True, half=self._half)
-        if validation is not None and validation.samples:
-            draw_samples(validation.samples, folder.samples)
-        draw_curves(folder.rows(), folder.curves)
+    def save_best(self, model: Model, validation: Validation) -> None:
+        """Save the model of the best validation so far, and draw some of its images."""
+        metrics = {
+            "validation_accuracy": validation.accuracy,
+            "validation_loss": validation.loss,
+            "validation_images": int(validation.row["images"]),
+        }
+        described = self._description.model_copy(update={"metrics": metrics})
+        self._save(model, described, self._folder.model)
+        if validation.samples and not self._folder.read_only:
+            draw_samples(validation.samples, self._folder.samples)
+
+    def save_last(self, model: Model, stage: str) -> None:
+        """Save the model at the end of a stage; without validation it is the best so far."""
+        folder = self._folder
+        targets = [folder.last, folder.of_stage(stage)]
+        if not any("validation" in row for row in folder.rows()):
+            targets.append(folder.model)
+        self._save(model, self._description, *targets)
+
+    def _save(self, model: Model, description: Description, *paths: Path) -> None:
+        if not self._folder.read_only:
+            for path in paths:
+                save_checkpoint(path, model, description, overwrite=True, half=self._half)
+            draw_curves(self._folder.rows(), self._folder.curves)
 
 
 class Callback(Protocol):
@@ -291,48 +294,6 @@ class Callback(Protocol):
         return False
 
 
-class TensorBoard:
-    """Writes TensorBoard events and forwards all calls to another callback."""
-
-    def __init__(self, callback: Callback, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingExtraError.of("tensorboard", "`training.tensorboard`") from error
-        self._callback, self._step = callback, 0
-        self._writer: Any = SummaryWriter(folder)
-        self.stage, self.should_stop = callback.stage, callback.should_stop
-
-    def step(self, row: Mapping[str, Any], done: int, steps: int) -> None:
-        """Write the metrics of some steps."""
-        self._step = int(row["step"])
-        self._write("train", row)
-        self._callback.step(row, done, steps)
-
-    def validation(self, row: Mapping[str, Any], is_best: bool) -> None:
-        """Write the metrics of a validation."""
-        self._write("validation", row)
-        self._callback.validation(row, is_best)
-
-    def warn(self, text: str) -> None:
-        """Write a warning."""
-        self._writer.add_text("warnings", text, self._step)
-        self._callback.warn(text)
-
-    def close(self) -> None:
-        """Flush and close the event file."""
-        self._writer.close()
-
-    def _write(self, kind: str, row: Mapping[str, Any]) -> None:
-        for name, value in row.items():
-            if isinstance(value, list):
-                for number, each in enumerate(value, 1):
-                    self._writer.add_scalar(f"{kind}/{name}-{number}", float(each), self._step)
-            elif isinstance(value, int | float) and name != "step":
-                self._writer.add_scalar(f"{kind}/{name}", float(value), self._step)
-        self._writer.flush()
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """Everything that a training needs."""
@@ -345,7 +306,12 @@ class Run:
     callback: Callback
     checkpointer: Checkpointer
     group: ProcessGroup = SINGLE
-    device: str | None = None  # overrides the recipe
+    device: str = "auto"
+
+    def warn(self, text: str) -> None:
+        """Warn about something that all processes find."""
+        if self.group.is_rank_zero:
+            self.callback.warn(text)
 
     def batch_size(self, stage: StageConfig) -> int:
         """Return the number of images per step, of all processes together."""

@@ -1,7 +1,7 @@
 """Training stages: what is trained, on which batches, with which loss."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,17 +9,20 @@ from torch import Tensor, nn
 from tnetcli.models.base import Episodes, Model, Terms
 from tnetcli.models.registry import find_family, find_terms
 from tnetcli.tasks import Classification
-from tnetcli.training.config import StageConfig
-from tnetcli.training.data import Batch, Batches, LandscapeSource, derive
-from tnetcli.training.episodes import blocked_cells, build_episodes, kept_images, uniform_fraction
+from tnetcli.training.data import Batch, LandscapeSource, batches, derive
 from tnetcli.training.optim import prepare_parts
+from tnetcli.training.recipe import StageConfig
 from tnetcli.training.reinforce import (
     Baselines,
+    blocked_cells,
+    build_episodes,
     contrastive_term,
+    kept_images,
     l2_penalty,
     label_terms,
     policy_terms,
     total_loss,
+    uniform_fraction,
 )
 from tnetcli.training.replay import ReplayBuffer
 from tnetcli.training.run_dir import Run
@@ -36,48 +39,8 @@ REPLAY_FACTOR = 4  # images per replay update, relative to a batch
 CROP_SCALE = 0.5
 
 
-class Stage(Protocol):
-    """One stage of a training."""
-
-    config: StageConfig
-    steps: int
-    validates: bool
-    modules: list[nn.Module]  # whose parameters are trained and stored
-    views: Views
-
-    def setup(self) -> None:
-        """Freeze and unfreeze parts of the model; called before every step."""
-        ...
-
-    def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
-        """Return the loss of batch `number`, its metrics, and its number of images."""
-        ...
-
-    def replays(self, step: int) -> Iterator[Tensor]:
-        """Yield the losses of further updates after a step."""
-        ...
-
-    def validate(self, model: Model) -> Validation:
-        """Evaluate a model on the validation images."""
-        ...
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the state to resume from."""
-        ...
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Resume from what `state` returned."""
-        ...
-
-
-def build_stage(run: Run, config: StageConfig, device: torch.device) -> Stage:
-    """Return the stage of a recipe."""
-    kind = TileStage if config.learn == "tiles" else SceneStage
-    return kind(run, config, device)
-
-
-class _Stage:
-    """Defaults of all stages."""
+class Stage:
+    """One stage of a training; `modules` are trained, `memory` is stored with them."""
 
     validates = False
 
@@ -85,7 +48,8 @@ class _Stage:
         self.run, self.config, self.device = run, config, device
         self.steps = run.steps(config)
         self.traversal = run.recipe.traversal_of(config)
-        self.modules: list[nn.Module] = [run.model]
+        self.modules = nn.ModuleList([run.model])
+        self.memory = nn.ModuleList()
         self.views = Views(
             run.model.view_size_of,
             run.model.grid,
@@ -96,60 +60,64 @@ class _Stage:
         self.setup()
 
     def setup(self) -> None:
+        """Freeze and unfreeze parts of the model; called before every step."""
         prepare_parts(self.run.model, self.config)
 
+    def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
+        """Return the loss of batch `number`, its metrics, and its number of images."""
+        raise NotImplementedError
+
     def replays(self, step: int) -> Iterator[Tensor]:
+        """Yield the losses of further updates after a step."""
         yield from ()
 
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        pass
-
     def validate(self, model: Model) -> Validation:
-        training = self.run.recipe.training
+        """Evaluate a model on the validation images."""
         return validate(
             model,
             self.run.normalisation,
             self.run.source,
             self.traversal,
-            images=training.validation_images,
+            self.run.recipe.training,
             device=str(self.device),
-            precision=training.precision,
-            threads=training.threads,
             group=self.run.group,
         )
 
 
-class TileStage(_Stage):
+def build_stage(run: Run, config: StageConfig, device: torch.device) -> Stage:
+    """Return the stage of a recipe."""
+    kind = TileStage if config.learn == "tiles" else SceneStage
+    return kind(run, config, device)
+
+
+class TileStage(Stage):
     """Pre-train the encoder on the labels of tiles."""
 
     def __init__(self, run: Run, config: StageConfig, device: torch.device) -> None:
         super().__init__(run, config, device)
         assert isinstance(run.source, LandscapeSource)  # checked by the recipe
         torch.manual_seed(derive(run.recipe.seed, config.name, "tile head"))
-        own = (run.group.rank,) if run.group.rank else ()  # each process has its own scenes
         self._tiles = TilePretraining(
             run.model,
-            run.source,
+            run.source.makers["train"],
             self.views,
             config.tiles,
-            seed=derive(run.recipe.seed, config.name, *own),
+            # Each process has its own scenes.
+            seed=derive(run.recipe.seed, config.name, *run.group.seed_names),
             device=device,
             precision=run.recipe.training.precision,
         )
-        self.modules.append(self._tiles)
+        self.modules.append(self._tiles.dense)
 
     def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
         """Return the loss of views at all levels."""
-        total, parts = self._tiles(number)
+        total, parts = self._tiles.loss(number)
         total = total + l2_penalty(self.run.model, self.config.loss)
-        row = {"loss": float(total.detach()), **parts, "windows": self._tiles.windows}
-        return total, row, self._tiles.windows
+        views = sum(self.config.tiles.views)
+        return total, {"loss": float(total.detach()), **parts, "windows": views}, views
 
 
-class SceneStage(_Stage):
+class SceneStage(Stage):
     """Train on the labels of images, by rollouts of a policy that explores."""
 
     validates = True
@@ -182,27 +150,24 @@ class SceneStage(_Stage):
             self.traversal.levels,
             classes=len(run.source.classes),
             decay=loss.decay,
+            start=float(getattr(model, "baseline", 0.5)),
             total=run.group.sum,
         )
-        self._baselines.start(float(getattr(model, "baseline", torch.tensor(0.5))))
-        self._replay: ReplayBuffer | None = None
-        if config.replay:
-            self._replay = ReplayBuffer(
-                model,
-                self.traversal,
-                config,
-                self._task,
-                images=REPLAY_FACTOR * self._batch_size // run.group.size,
-                seed=derive(recipe.seed, config.name),
-                device=device,
-            )
+        self._replay = ReplayBuffer(
+            model,
+            self.traversal,
+            config.replay_size if config.replay else 0,
+            images=REPLAY_FACTOR * self._batch_size // run.group.size,
+            seed=derive(recipe.seed, config.name),
+        )
+        self.memory.extend([self._baselines, self._replay]).to(device)
         self._batches: Iterator[Batch] | None = None
 
     def loss(self, number: int) -> tuple[Tensor, dict[str, Any], int]:
         """Return the loss of a rollout: labels, rewards and the terms of the family."""
         batch = self._next(number).repeated(self.config.loss.samples)
         found = rollout(
-            batch.readers,
+            [item.reader for item in batch.items],
             self._runner,
             self.views,
             self._exploring,
@@ -216,12 +181,12 @@ class SceneStage(_Stage):
         episodes, distinct = build_episodes(
             found,
             self._runner,
-            batch.targets,
+            [item.label for item in batch.items],
             self.config.loss,
             min_valid=self._exploring.min_valid,
             blocked=self._blocked,
         )
-        if self._replay is not None:
+        if self.config.replay:
             self._replay.add(episodes)
         total, parts = total_loss(self._all_terms(episodes))
         total = total + l2_penalty(self.run.model, self.config.loss)
@@ -239,9 +204,8 @@ class SceneStage(_Stage):
 
     def replays(self, step: int) -> Iterator[Tensor]:
         """Yield label losses of earlier images."""
-        if self._replay is not None:
-            for number in range(self.config.replay):
-                yield self._replay.loss(step, number)
+        for number in range(self.config.replay):
+            yield self._replay.loss(self.run.model, self._task, self.config.loss, step, number)
 
     def validate(self, model: Model) -> Validation:
         """Store the baseline in the models, and evaluate."""
@@ -251,40 +215,26 @@ class SceneStage(_Stage):
                 baseline.fill_(self._baselines.mean)
         return super().validate(model)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the baselines and the replay buffer."""
-        found = {"baselines": self._baselines.values.clone()}
-        if self._replay is not None:
-            found |= {f"replay.{key}": each for key, each in self._replay.state().items()}
-        return found
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Resume from what `state` returned."""
-        self._baselines.load(state["baselines"])
-        if self._replay is not None:
-            self._replay.load(with_prefix(state, "replay."))
-
     def _next(self, number: int) -> Batch:
-        if self._batches is None:
-            batches = Batches(
-                self.run.source,
-                self.views,
-                self.config.augmentation,
-                batch_size=self._batch_size,
-                seed=derive(self.run.recipe.seed, self.config.name),
-                traversal=self.traversal,
-                value_range=self.run.normalisation.value_range(),
-                group=self.run.group,
-            )
-            self._batches = batches.since(number, self.steps * self.config.optimizer.accumulate)
+        self._batches = self._batches or batches(
+            self.run.source,
+            self.views,
+            self.config.augmentation,
+            range(number, self.steps * self.config.optimizer.accumulate),
+            batch_size=self._batch_size,
+            seed=derive(self.run.recipe.seed, self.config.name),
+            traversal=self.traversal,
+            value_range=self.run.normalisation.value_range(),
+            group=self.run.group,
+        )
         return next(self._batches)
 
     def _policies(self, batch: Batch) -> list[Policy]:
         uniform = uniform_fraction(self.run.model.grid, self.config.loss)
         policies = [build_policy(self._exploring, seed, uniform=uniform) for seed in batch.seeds]
         return [
-            policy if fixed is None else Fixed(policy, fixed)
-            for policy, fixed in zip(policies, batch.fixed, strict=True)
+            policy if item.fixed is None else Fixed(policy, item.fixed)
+            for policy, item in zip(policies, batch.items, strict=True)
         ]
 
     def _is_readable(self, found: Rollout, batch: Batch) -> bool:
@@ -295,7 +245,7 @@ class SceneStage(_Stage):
         samples = self.config.loss.samples
         for image in sorted({image // samples for image in found.errors}):
             error = next(e for i, e in found.errors.items() if i // samples == image)
-            self.run.callback.warn(f"`{batch.names[image * samples]}` is skipped: {error}")
+            self.run.callback.warn(f"`{batch.items[image * samples].name}` is skipped: {error}")
         if kept_images(found, samples):
             return True
         if found.errors and self.run.group.size == 1:
@@ -319,12 +269,3 @@ def _mean_entropy(episodes: Episodes) -> dict[str, float]:
         return {} if len(episodes.level_logits) > 1 else {"entropy": 1.0}
     trained = episodes.entropy.requires_grad
     return {"entropy": float(episodes.entropy.detach().mean())} if trained else {}
-
-
-def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix, without it."""
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }

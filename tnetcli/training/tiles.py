@@ -1,6 +1,7 @@
 """Pre-training of the encoder on the labels of tiles."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from tnetcli.data.config import TilesConfig
 from tnetcli.geometry import Grid, Region, Window
 from tnetcli.models.base import Model
 from tnetcli.models.devices import Precision, autocast
-from tnetcli.synth.landscape import AMBIGUOUS, LandscapeScene
-from tnetcli.training.data import LandscapeSource, derive
+from tnetcli.synth.landscape import AMBIGUOUS, LandscapeMaker, LandscapeScene
+from tnetcli.training.data import derive
 from tnetcli.traversal.tree import Node
 from tnetcli.traversal.views import View, Views
 
@@ -29,13 +30,13 @@ class TileBatch(NamedTuple):
     level: Tensor  # (views,)
 
 
-class TilePretraining(nn.Module):
+class TilePretraining:
     """Classifies the tiles under the feature map with a temporary head, and views by features."""
 
     def __init__(
         self,
         model: Model,
-        source: LandscapeSource,
+        maker: LandscapeMaker,
         views: Views,
         tiles: TilesConfig,
         *,
@@ -43,40 +44,33 @@ class TilePretraining(nn.Module):
         device: torch.device,
         precision: Precision,
     ) -> None:
-        super().__init__()
         backbone: Any = model.backbone
         size = backbone.map_size
-        maker = source.makers["train"]
         self.dense = nn.Conv2d(size.channels, len(maker.tile_classes), 1).to(device)
-        self._parts = (model, maker, views)  # a tuple, so that `parameters` omits them
-        self._side, self._tiles, self._seed = size.height, tiles, seed
+        self._model, self._backbone = model, backbone
+        self._maker, self._views, self._tiles = maker, views, tiles
+        self._side, self._seed = size.height, seed
         self._device, self._precision = device, precision
         self._first_site = len(maker.landscape.background)
-        self.windows = sum(tiles.views)
 
-    def forward(self, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
         """Return the loss of a step and its metrics."""
-        model, _, _ = self._parts
         batch = self._prepare(step)
         with autocast(self._device, self._precision):
-            backbone: Any = model.backbone
-            maps, pooled = backbone(batch.values)
+            maps, pooled = self._backbone(batch.values)
             classes = self.dense(maps).permute(0, 2, 3, 1).float()  # (views, side, side, classes)
             positions = [region.position for region in batch.regions]
-            features = model.embed(pooled, torch.tensor(positions, device=pooled.device))
-            scores = model.classify(features, batch.level).float()
+            features = self._model.embed(pooled, torch.tensor(positions, device=pooled.device))
+            scores = self._model.classify(features, batch.level).float()
         dense = self._dense_loss(classes, batch)
         known = batch.labels != AMBIGUOUS
         count = known.sum().clamp(min=1)  # a small batch may have none
         window = functional.cross_entropy(scores[known], batch.labels[known], reduction="sum")
         window = window / count
-        total = self._tiles.dense * dense + self._tiles.window * window
         right = (scores[known].argmax(dim=1) == batch.labels[known]).sum() / count
-        return total, {
-            "dense": float(dense.detach()),
-            "window": float(window.detach()),
-            "window_accuracy": float(right),
-        }
+        parts = {"dense": dense, "window": window, "window_accuracy": right}
+        total = self._tiles.dense * dense + self._tiles.window * window
+        return total, {name: float(value.detach()) for name, value in parts.items()}
 
     def _dense_loss(self, classes: Tensor, batch: TileBatch) -> Tensor:
         """Return the mean over views; within a view, sites have a larger weight."""
@@ -88,22 +82,22 @@ class TilePretraining(nn.Module):
         return ((wrong * weight).sum(dim=(1, 2)) / weight.sum(dim=(1, 2))).mean()
 
     def _prepare(self, step: int) -> TileBatch:
-        model, maker, views = self._parts
+        grid = self._model.grid
         random = np.random.default_rng(derive(self._seed, "tiles", step))
         scenes = [
-            maker.scene(int(seed), training=True, crowd=self._tiles)
+            self._maker.scene(int(seed), training=True, crowd=self._tiles)
             for seed in random.integers(2**48, size=self._tiles.views[0])
         ]
         above = [Node(i, Region(Window.whole(scene.size))) for i, scene in enumerate(scenes)]
-        pixels = [_read(views, above, scenes)]
+        pixels = [self._read(above, scenes)]
         nodes = list(above)
         for level, count in enumerate(self._tiles.views[1:], start=2):
             doubted = random.binomial(count, self._tiles.doubt) if above else 0
             closer = self._doubt(above, pixels[-1], doubted, random) if doubted else []
             for image in random.integers(len(scenes), size=count - doubted):
-                region = self._choose(scenes[image], level, model.grid, random)
+                region = self._choose(scenes[image], level, grid, random)
                 closer.append(Node(int(image), region))
-            pixels.append(_read(views, closer, scenes))
+            pixels.append(self._read(closer, scenes))
             nodes += closer
             above = closer
         regions = [node.region for node in nodes]
@@ -121,7 +115,7 @@ class TilePretraining(nn.Module):
         self, above: Sequence[Node], pixels: Tensor, count: int, random: np.random.Generator
     ) -> list[Node]:
         """Return regions drawn where the coarser views predict a site: hard negatives, mostly."""
-        grid = self._parts[0].grid
+        grid = self._model.grid
         drawn = random.integers(len(above), size=count)
         seen = self._sites(pixels[torch.from_numpy(drawn)]).astype(np.float64)
         # (views, rows, columns): predicted fraction of a site
@@ -137,15 +131,12 @@ class TilePretraining(nn.Module):
     @torch.no_grad()
     def _sites(self, pixels: Tensor) -> NDArray[np.float32]:
         """Return the probability of a site under each pixel of the map (views, side, side)."""
-        backbone: Any = self._parts[0].backbone
-        learning = backbone.training
-        backbone.eval()  # running statistics stay as they are
-        try:
-            with autocast(self._device, self._precision):
-                views = pixels.to(self._device, memory_format=torch.channels_last)
-                classes = self.dense(backbone(views)[0])  # (views, classes, side, side)
-        finally:
-            backbone.train(learning)
+        learning = self._backbone.training
+        self._backbone.eval()  # running statistics stay as they are
+        with autocast(self._device, self._precision):
+            views = pixels.to(self._device, memory_format=torch.channels_last)
+            classes = self.dense(self._backbone(views)[0])  # (views, classes, side, side)
+        self._backbone.train(learning)
         probable = classes.float().softmax(dim=1)[:, self._first_site :].sum(dim=1)
         found: NDArray[np.float32] = probable.cpu().numpy()
         return found
@@ -164,13 +155,11 @@ class TilePretraining(nn.Module):
             region = region.child(grid, *region.window.nearest_cell(grid, x, y))
         return region
 
-
-def _read(views: Views, nodes: Sequence[Node], scenes: Sequence[LandscapeScene]) -> Tensor:
-    """Return the views of nodes (nodes, bands, height, width)."""
-    read = []
-    for batch in views.read(nodes, scenes):
-        for _, view in batch:
+    def _read(self, nodes: Sequence[Node], scenes: Sequence[LandscapeScene]) -> Tensor:
+        """Return the views of nodes (nodes, bands, height, width)."""
+        read = []
+        for _, view in chain.from_iterable(self._views.read(nodes, scenes)):
             if not isinstance(view, View):
                 raise view
             read.append(view.values)
-    return torch.from_numpy(np.stack(read)) if read else torch.empty(0)
+        return torch.from_numpy(np.stack(read)) if read else torch.empty(0)

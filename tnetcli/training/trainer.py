@@ -3,131 +3,135 @@
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tnetcli.errors import ManifestError, ModelError, UsageError
+from tnetcli.models.base import Model
 from tnetcli.models.devices import choose_device
 from tnetcli.training.data import derive
-from tnetcli.training.distributed import sync_batchnorm
 from tnetcli.training.optim import EMA, build_optimizer, lr_factor, set_lr
 from tnetcli.training.run_dir import Progress, Run, StoppedError
-from tnetcli.training.stages import Stage, build_stage, with_prefix
-from tnetcli.training.validate import Validation, attention_warnings
+from tnetcli.training.stages import Stage, build_stage
+from tnetcli.training.validate import attention_warnings
 
 VALIDATIONS = 10  # per stage, unless the recipe sets validate_every
 SCALER_STATE = ("scale", "_growth_tracker")
-SUMMED = ("windows",)  # metrics that are summed over processes; others are averaged
 
 Row = dict[str, Any]
 
 
 def train(run: Run, *, resume: bool = False) -> None:
     """Train through all stages of the recipe, or resume exactly where the run stopped."""
-    device = choose_device(run.device or run.recipe.training.device)
+    recipe, training, group, folder = run.recipe, run.recipe.training, run.group, run.folder
+    device = choose_device(run.device)
     run.model.to(device).to(memory_format=torch.channels_last)
-    run.group.broadcast(run.model)
-    if run.recipe.training.sync_batchnorm and run.group.size > 1:
-        sync_batchnorm(run.model)
-    saved = run.folder.load_state() if resume else None
-    progress = Progress(0, 0) if saved is None else saved[0]
-    if saved is not None:
-        _check_step_size(run, progress)
-    done = sum(run.steps(stage) for stage in run.recipe.stages[: progress.stage])
-    run.folder.truncate(done + progress.step)
-    for number in range(progress.stage, len(run.recipe.stages)):
-        stage = build_stage(run, run.recipe.stages[number], device)
-        state = StageState(run, stage, device, progress if saved else Progress(number, 0))
-        if saved is not None:
-            state.load(saved[1])
-            saved = None
-        run.callback.stage(stage.config, stage.steps)
+    group.broadcast(run.model)
+    progress, saved = folder.load_state() if resume else (Progress(), {})
+    _check_step_size(run, progress)
+    before = sum(run.steps(config) for config in recipe.stages[: progress.stage])
+    folder.truncate(before + progress.step)
+    for config in recipe.stages[progress.stage :]:
+        stage = build_stage(run, config, device)
+        state = StageState(run, stage, device, saved)  # resumed exactly, or new
+        run.callback.stage(config, stage.steps)
+        accumulate = config.optimizer.accumulate
+        every = training.validate_every or max(stage.steps // VALIDATIONS, 1)
+        pending = list(progress.pending)  # metrics that are not written yet
         with stage.views:
-            train_stage(run, stage, state, done)
-        run.checkpointer.save(state.ema.model, None, best=False, stage=stage.config.name)
-        done += stage.steps
+            for step in range(progress.step, stage.steps):
+                if training.patience is not None and progress.since_best >= training.patience:
+                    run.warn(f"stage ends early: no gain in {progress.since_best} validations")
+                    break
+                start = time.perf_counter()
+                torch.manual_seed(derive(recipe.seed, config.name, step, *group.seed_names))
+                stage.setup()  # validation leaves the model in evaluation mode
+                lr = config.optimizer.lr * lr_factor(step, stage.steps, config.schedule)
+                set_lr(state.optimizer, lr)
+                state.optimizer.zero_grad(set_to_none=True)
+                rows: list[Row] = []
+                for micro in range(accumulate):
+                    loss, row, images = stage.loss(step * accumulate + micro)
+                    state.backward(loss * (group.loss_weight(images) / accumulate))
+                    rows.append(merge_processes(group.gather([row, images])))
+                group.average_gradients(stage.modules)
+                state.apply_gradients()
+                for loss in stage.replays(step):
+                    state.optimizer.zero_grad(set_to_none=True)
+                    state.backward(loss)
+                    group.average_gradients(stage.modules)
+                    state.apply_gradients()
+                group.average_buffers(stage.modules)
+                state.average(run.model)
 
-
-def train_stage(run: Run, stage: Stage, state: "StageState", done: int) -> None:
-    """Train until the stage ends or runs out of patience; `done` steps precede the stage."""
-    config, training, group = stage.config, run.recipe.training, run.group
-    every = training.validate_every or max(stage.steps // VALIDATIONS, 1)
-    accumulate = config.optimizer.accumulate
-    own_seed = (group.rank,) if group.rank else ()
-    for step in range(state.step, stage.steps):
-        if state.is_out_of_patience():
-            if group.is_rank_zero and step > state.first_step:
-                run.callback.warn(f"stage ends early: no gain in {state.since_best} validations")
-            return
-        start = time.perf_counter()
-        torch.manual_seed(derive(run.recipe.seed, config.name, step, *own_seed))
-        stage.setup()  # validation leaves the model in evaluation mode
-        lr = config.optimizer.lr * lr_factor(step, stage.steps, config.schedule)
-        set_lr(state.optimizer, lr)
-        state.optimizer.zero_grad(set_to_none=True)
-        rows: list[Row] = []
-        for micro in range(accumulate):
-            loss, row, images = stage.loss(step * accumulate + micro)
-            # The first call to `scale` creates the scale, even if there is nothing to train.
-            loss = state.scaler.scale(loss * (group.loss_weight(images) / accumulate))
-            if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
-            rows.append(merge_processes(group.gather([row, images])))
-        group.average_gradients(stage.modules)
-        state.apply_gradients()
-        for loss in stage.replays(step):
-            state.replay(loss)
-        group.average_buffers(stage.modules)
-        state.ema.update()
-
-        seconds = time.perf_counter() - start
-        row = mean_rows(rows)
-        speed = row["windows"] * accumulate / seconds
-        state.add({**row, "lr": lr, "seconds": seconds, "windows_per_second": speed})
-        number = step + 1
-        place = {"stage": config.name, "step": done + number}
-        stop = group.any(run.callback.should_stop())
-        due = number % every == 0 or number == stage.steps
-        if not _is_finite(state.rows[-1], run.model if due or stop else None):
-            raise _diverged(config.name, number)
-        if number % training.log_every == 0 or number == stage.steps:
-            line = {**place, **state.flush()}
-            run.folder.append(line)
-            run.callback.step(line, number, stage.steps)
-            for warning in attention_warnings(line, config) if group.is_rank_zero else ():
-                run.callback.warn(warning)
-        if stage.validates and due:
-            found = stage.validate(state.ema.model)
-            if not math.isfinite(found.loss):
-                raise _diverged(config.name, number)
-            is_best = state.is_best(found)
-            run.folder.append({**place, "validation": found.row})
-            run.callback.validation(found.row, is_best)
-            if is_best:
-                run.checkpointer.save(state.ema.model, found, best=True)
-        if due or stop:
-            run.folder.save_state(state.progress(number), state.tensors())
-        if stop and number < stage.steps:
-            raise StoppedError
+                seconds = time.perf_counter() - start
+                row = mean_rows(rows)
+                speed = row["windows"] * accumulate / seconds
+                pending.append({**row, "lr": lr, "seconds": seconds, "windows_per_second": speed})
+                number = step + 1
+                place = {"stage": config.name, "step": before + number}
+                stop = group.any(run.callback.should_stop())
+                due = number % every == 0 or number == stage.steps
+                if not _is_finite(pending[-1], run.model if due or stop else None):
+                    raise _diverged(config.name, number)
+                if number % training.log_every == 0 or number == stage.steps:
+                    line = {**place, **mean_rows(pending)}
+                    pending = []
+                    folder.append(line)
+                    run.callback.step(line, number, stage.steps)
+                    for warning in attention_warnings(line, config):
+                        run.warn(warning)
+                if stage.validates and due:
+                    found = stage.validate(state.model)
+                    if not math.isfinite(found.loss):
+                        raise _diverged(config.name, number)
+                    score = -found.loss if training.best_by == "loss" else found.accuracy
+                    progress = progress.validated(score)
+                    is_best = progress.since_best == 0
+                    folder.append({**place, "validation": found.row})
+                    run.callback.validation(found.row, is_best)
+                    if is_best:
+                        run.checkpointer.save_best(state.model, found)
+                if due or stop:
+                    images = run.batch_size(config)
+                    progress = replace(progress, step=number, pending=tuple(pending), images=images)
+                    folder.save_state(progress, state.tensors())
+                if stop and number < stage.steps:
+                    raise StoppedError
+        run.checkpointer.save_last(state.model, config.name)
+        before += stage.steps
+        progress, saved = Progress(progress.stage + 1), {}
 
 
 class StageState:
-    """Optimizer, gradient scaler, averaged weights and progress of one stage; can be resumed."""
+    """Optimizer, gradient scaler and averaged weights of one stage; can be resumed."""
 
-    def __init__(self, run: Run, stage: Stage, device: torch.device, progress: Progress) -> None:
+    def __init__(
+        self, run: Run, stage: Stage, device: torch.device, saved: Mapping[str, Tensor]
+    ) -> None:
         training = run.recipe.training
-        self._run, self._stage, self._clip = run, stage, stage.config.optimizer.clip
-        self.optimizer, _ = build_optimizer(stage.modules, stage.config.optimizer)
+        self._clip = stage.config.optimizer.clip
+        self.optimizer = build_optimizer(stage.modules, stage.config.optimizer)
         self.scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
-        self.ema = EMA(run.model, training.average)
-        self._number, self.step, self.first_step = progress.stage, progress.step, progress.step
-        self.best, self.since_best = progress.best, progress.since_best
-        self.rows: list[Row] = list(progress.pending)  # not written yet
+        self._ema = None if training.average is None else EMA(run.model, training.average)
+        self.model = run.model if self._ema is None else self._ema.model  # to keep
+        average = [] if self._ema is None else [self._ema]
+        self._stored = nn.ModuleList([stage.modules, stage.memory, *average])
+        if saved:
+            self._load(saved)
 
     def _weights(self) -> list[Tensor]:
         return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss."""
+        # The first call to `scale` creates the scale, even if there is nothing to train.
+        loss = self.scaler.scale(loss)
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def apply_gradients(self) -> None:
         """Clip gradients and update the weights, if any weight has a gradient."""
@@ -138,96 +142,59 @@ class StageState:
             self.scaler.step(self.optimizer)
             self.scaler.update()
 
-    def replay(self, loss: Tensor) -> None:
-        """Make a further update from a loss over the replay buffer."""
-        self.optimizer.zero_grad(set_to_none=True)
-        if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
-        self._run.group.average_gradients(self._stage.modules)
-        if self._clip:
-            nn.utils.clip_grad_norm_(self._weights(), self._clip)
-        self.optimizer.step()  # changes nothing if no process has a gradient
-
-    def add(self, row: Row) -> None:
-        """Add the metrics of one step."""
-        self.rows.append(row)
-
-    def flush(self) -> Row:
-        """Return the mean metrics since the last call."""
-        rows, self.rows = self.rows, []
-        return mean_rows(rows)
-
-    def is_best(self, found: Validation) -> bool:
-        """Return True, and remember the validation, if it is the best so far."""
-        by_loss = self._run.recipe.training.best_by == "loss"
-        score = -found.loss if by_loss else found.accuracy
-        is_best = self.best is None or score > self.best
-        self.best = score if is_best else self.best
-        self.since_best = 0 if is_best else self.since_best + 1
-        return is_best
-
-    def is_out_of_patience(self) -> bool:
-        """Return True if as many validations as the recipe allows brought no gain."""
-        patience = self._run.recipe.training.patience
-        return patience is not None and self.since_best >= patience
-
-    def progress(self, step: int) -> Progress:
-        """Return the progress after `step` steps of the stage."""
-        images = self._run.batch_size(self._stage.config)
-        return Progress(self._number, step, self.best, self.since_best, tuple(self.rows), images)
+    def average(self, model: Model) -> None:
+        """Move the averaged weights towards the current ones."""
+        if self._ema is not None:
+            self._ema.update(model)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to resume from."""
-        found = {
-            f"module.{number}.{name}": value
-            for number, module in enumerate(self._stage.modules)
-            for name, value in module.state_dict().items()
-        }
+        found = {f"module.{name}": value for name, value in self._stored.state_dict().items()}
         for index, state in self.optimizer.state_dict()["state"].items():
             for key, value in state.items():
                 if isinstance(value, Tensor):  # SGD without momentum keeps None
                     found[f"optimizer.{index}.{key}"] = value
-        found |= {f"average.{name}": value for name, value in self.ema.state().items()}
-        found |= {f"stage.{name}": value for name, value in self._stage.state().items()}
         for key in SCALER_STATE if self.scaler.is_enabled() else ():
             found[f"scaler.{key}"] = torch.tensor(self.scaler.state_dict()[key])
         return found
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Resume from what `tensors` returned."""
-        for number, module in enumerate(self._stage.modules):
-            module.load_state_dict(with_prefix(tensors, f"module.{number}."))
-        state = self.optimizer.state_dict()
-        for name, value in with_prefix(tensors, "optimizer.").items():
-            index, _, key = name.partition(".")
-            state["state"].setdefault(int(index), {})[key] = value
-        self.optimizer.load_state_dict(state)
-        self.ema.load(with_prefix(tensors, "average."))
-        self._stage.load(with_prefix(tensors, "stage."))
-        scaler = {name: value.item() for name, value in with_prefix(tensors, "scaler.").items()}
-        if scaler:
-            self.scaler.load_state_dict({**self.scaler.state_dict(), **scaler})
+    def _load(self, tensors: Mapping[str, Tensor]) -> None:
+        modules: dict[str, Tensor] = {}
+        optimizer, scaler = self.optimizer.state_dict(), self.scaler.state_dict()
+        for name, value in tensors.items():
+            kind, _, key = name.partition(".")
+            if kind == "module":
+                modules[key] = value
+            elif kind == "optimizer":
+                index, _, key = key.partition(".")
+                optimizer["state"].setdefault(int(index), {})[key] = value
+            else:
+                scaler[key] = value.item()
+        self._stored.load_state_dict(modules)
+        self.optimizer.load_state_dict(optimizer)
+        self.scaler.load_state_dict(scaler)
 
 
-def mean_rows(rows: Sequence[Row]) -> Row:
-    """Return the mean of each metric of the last row over the rows that have it."""
-    return {key: _mean([(row[key], 1) for row in rows if key in row]) for key in rows[-1]}
+def mean_rows(rows: Sequence[Row], weights: Sequence[float] | None = None) -> Row:
+    """Return the (weighted) mean of each metric over the rows that have it."""
+    weighted = list(zip(rows, weights or [1] * len(rows), strict=True))
+    return {
+        key: _mean([(row[key], weight) for row, weight in weighted if key in row])
+        for key in dict.fromkeys(key for row in rows for key in row)
+    }
 
 
 def merge_processes(every: Iterable[Any]) -> Row:
     """Return the metrics of one step of several processes, weighted by their images."""
-    rows: list[tuple[Row, float]] = [(row, images) for row, images in every if images]
-    if not rows:
+    read: list[tuple[Row, float]] = [(row, images) for row, images in every if images]
+    if not read:
         raise ManifestError(
             "no process can read any image of a step", hint="see the warnings above"
         )
-    if len(rows) == 1:
-        return rows[0][0]
-    merged = {}
-    for key in dict.fromkeys(key for row, _ in rows for key in row):
-        values = [(row[key], weight) for row, weight in rows if key in row]
-        merged[key] = sum(value for value, _ in values) if key in SUMMED else _mean(values)
-    return merged
+    if len(read) == 1:
+        return read[0][0]
+    rows, images = zip(*read, strict=True)
+    return {**mean_rows(rows, images), "windows": sum(row["windows"] for row in rows)}
 
 
 def _mean(values: Sequence[tuple[Any, float]]) -> Any:
@@ -252,8 +219,7 @@ def _check_step_size(run: Run, progress: Progress) -> None:
             f"{problem}: epochs would have a different number of steps",
             hint="start as many processes as before",
         )
-    if run.group.is_rank_zero:
-        run.callback.warn(f"{problem}: start as many processes as before for the same result")
+    run.warn(f"{problem}: start as many processes as before for the same result")
 
 
 def _diverged(stage: str, step: int) -> ModelError:

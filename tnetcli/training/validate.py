@@ -1,24 +1,23 @@
 """Validate a model during training."""
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tnetcli.data.normalize import Normalisation, read_small
+from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ManifestError
 from tnetcli.evaluation.metrics import Outcomes, hit_levels, hit_rate
+from tnetcli.exporters.imagery import Imagery
 from tnetcli.models.base import Model
-from tnetcli.models.devices import Precision
 from tnetcli.prediction.inference import ImageResult, Inference
-from tnetcli.readers.base import Reader
-from tnetcli.training.config import StageConfig
-from tnetcli.training.data import Item, Source, take
+from tnetcli.training.data import Item, Source, open_items
 from tnetcli.training.distributed import SINGLE, ProcessGroup
 from tnetcli.training.plots import Sample
+from tnetcli.training.recipe import StageConfig, TrainingConfig
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, Random, build_policy
 
@@ -29,6 +28,24 @@ THUMBNAIL = 320  # pixels a side
 MAX_ENTROPY = 0.995  # relative to the maximum; above it attention is flat
 MIN_ENTROPY = 0.05  # below it attention has collapsed
 MIN_DISTINCT = 0.1  # of the cells chosen in a batch
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Metrics of one validation, and a few of its images."""
+
+    row: dict[str, Any]
+    samples: list[Sample]
+
+    @property
+    def accuracy(self) -> float:
+        """Return the accuracy at the deepest level."""
+        return float(self.row["accuracy"][-1])
+
+    @property
+    def loss(self) -> float:
+        """Return the mean loss of the predictions."""
+        return float(self.row["loss"])
 
 
 def attention_warnings(row: Mapping[str, Any], stage: StageConfig) -> Iterator[str]:
@@ -54,63 +71,40 @@ def attention_warnings(row: Mapping[str, Any], stage: StageConfig) -> Iterator[s
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """Metrics of one validation, and a few of its images."""
-
-    row: dict[str, Any]
-    samples: list[Sample]
-
-    @property
-    def accuracy(self) -> float:
-        """Return the accuracy at the deepest level."""
-        return float(self.row["accuracy"][-1])
-
-    @property
-    def loss(self) -> float:
-        """Return the mean loss of the predictions."""
-        return float(self.row["loss"])
-
-
 def validate(
     model: Model,
     normalisation: Normalisation,
     source: Source,
     config: TraversalConfig,
+    training: TrainingConfig,
     *,
-    images: int | None,
-    device: str,
-    precision: Precision,
-    threads: int,
+    device: str = "cpu",
     group: ProcessGroup = SINGLE,
 ) -> Validation:
     """Traverse the validation images as in prediction, and some of them with a random policy.
 
     Each process traverses its part; the result is the same in all of them.
     """
-    count = min(images or source.count("validation"), source.count("validation"))
+    count = min(training.validation_images or math.inf, source.count("validation"))
     compared = min(count, COMPARED) if config.levels > 1 else 0
-    own = group.shard(count)
+    own = group.shard(int(count))
     config = config.changed(confidence=None)  # every level is validated
     with Inference(
         model,
         normalisation,
         background=config.background,
         device=device,
-        precision=precision,
-        threads=threads,
+        precision=training.precision,
+        threads=training.threads,
     ) as inference:
-
-        def run(until: int, *, at_random: bool) -> Iterator[tuple[Item, ImageResult]]:
-            stop = min(own.stop, until)
-            for start in range(own.start, stop, BATCH):
-                items = take(source, "validation", start, min(start + BATCH, stop))
-                yield from _run(inference, items, config, at_random=at_random)
-
-        found = list(run(count, at_random=False))
-        random = list(run(compared, at_random=True))
-    scores = [each for part in group.gather([_score(*pair) for pair in found]) for each in part]
-    baseline = [each for part in group.gather([_score(*pair) for pair in random]) for each in part]
+        numbers = range(own.start, own.stop)
+        found = list(_run(inference, source, numbers, config))
+        numbers = range(own.start, min(own.stop, int(compared)))
+        random = list(_run(inference, source, numbers, config, at_random=True))
+    scores, baseline = (
+        [score for part in group.gather([_score(*pair) for pair in pairs]) for score in part]
+        for pairs in (found, random)
+    )
     if not scores:
         raise ManifestError("no validation image can be read", hint="check them with `tnet info`")
     levels = max(len(each["right"]) for each in scores)
@@ -132,22 +126,29 @@ def validate(
 
 
 def _run(
-    inference: Inference, items: list[Item], config: TraversalConfig, *, at_random: bool
+    inference: Inference,
+    source: Source,
+    numbers: range,
+    config: TraversalConfig,
+    *,
+    at_random: bool = False,
 ) -> Iterator[tuple[Item, ImageResult]]:
-    """Yield the results of the images that can be read."""
-    policies: list[Policy] = []
-    for item in items:
-        seed = zlib.crc32(item.name.encode())
-        policy = build_policy(config, seed)
-        if at_random:
-            policy = Random(policy, inference.model.grid, seed)
-        elif item.fixed is not None:
-            policy = Fixed(policy, item.fixed)
-        policies.append(policy)
-    results = inference.run([item.reader for item in items], config, policies)
-    for item, result in zip(items, results, strict=True):
-        if isinstance(result, ImageResult):
-            yield item, result
+    """Yield the validation images that can be read, and their results."""
+    for start in range(0, len(numbers), BATCH):
+        items, _ = open_items(source, "validation", numbers[start : start + BATCH])
+        policies: list[Policy] = []
+        for item in items:
+            seed = zlib.crc32(item.name.encode())
+            policy = build_policy(config, seed)
+            if at_random:
+                policy = Random(policy, inference.model.grid, seed)
+            elif item.fixed is not None:
+                policy = Fixed(policy, item.fixed)
+            policies.append(policy)
+        results = inference.run([item.reader for item in items], config, policies)
+        for item, result in zip(items, results, strict=True):
+            if isinstance(result, ImageResult):
+                yield item, result
 
 
 def _score(item: Item, result: ImageResult) -> dict[str, Any]:
@@ -172,27 +173,14 @@ def _outcome(item: Item, result: ImageResult) -> Outcomes:
 
 
 def _sample(item: Item, result: ImageResult, classes: tuple[str, ...]) -> Sample:
-    outcome = _outcome(item, result)
+    outcome, size = _outcome(item, result), item.reader.size
+    small = size.within(THUMBNAIL)
     return Sample(
-        _thumbnail(item.reader),
-        item.reader.size,
+        Imagery(item.reader).show((0, 0, size.width, size.height), small.width, small.height),
+        size,
         [(node.region.window, node.region.level, node.attention) for node in result.nodes[1:]],
         classes[item.label],
         classes[int(outcome.predicted[0])],
         float(outcome.confidence[0]),
         item.boxes,
     )
-
-
-def _thumbnail(reader: Reader) -> NDArray[np.uint8]:
-    """Return a small RGB image (height, width, 3); types other than 8 bits are stretched."""
-    pixels = read_small(reader, THUMBNAIL)
-    values = pixels.values[[0, 1, 2] if len(pixels.values) >= 3 else [0, 0, 0]].astype(np.float64)
-    known = values[:, pixels.valid & np.isfinite(values).all(axis=0)]
-    low, high = 0.0, 255.0
-    if reader.dtype != np.uint8 and known.size:
-        low, high = np.percentile(known, (1, 99)).tolist()
-    with np.errstate(invalid="ignore"):
-        scaled = np.clip((values - low) / max(high - low, 1e-12), 0, 1) * 255
-    image: NDArray[np.uint8] = np.nan_to_num(scaled).round().astype(np.uint8).transpose(1, 2, 0)
-    return image
