@@ -307,6 +307,8 @@ class TestWeights:
         loaded = build("bagnet77", 77, bands=4, pretrained=tmp_path / "a.safetensors").net
         assert loaded.stem.weight.shape == (64, 4, 3, 3)
         assert torch.equal(loaded.head.weight, net.head.weight)
+        with pytest.raises(ModelError, match="does not fit the backbone"):
+            build("compact", 64, pretrained=tmp_path / "a.safetensors")
 
     def test_a_pickle_a_truncated_file_or_no_file_is_an_error(self, file, tmp_path):
         path = tmp_path / "a.safetensors"

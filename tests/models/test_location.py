@@ -196,7 +196,7 @@ class TestAlignment:
         assert "bagnet77 5x5" in caught.value.hint
 
     def test_a_view_of_another_size_than_the_published_is_an_error(self):
-        with pytest.raises(ModelError, match="9 pixels a side, this one has 27 x 27"):
+        with pytest.raises(ModelError, match="9 pixels a side, not 27"):
             align("bagnet77", FIVE, 224)
 
     def test_a_pick_takes_rows_and_columns_of_the_map(self):

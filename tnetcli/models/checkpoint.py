@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 from safetensors import SafetensorError, safe_open
 
 from tnetcli import __version__
@@ -45,18 +45,17 @@ Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
+def _known_task(name: str) -> str:
+    if name not in TASKS:
+        raise ValueError(f"unknown task: `{shorten(name)}`")
+    return name
+
+
 class TaskDescription(Strict):
     """The task of a model and the state fitted to its training targets."""
 
-    name: str = "classification"
+    name: Annotated[str, AfterValidator(_known_task)] = "classification"
     state: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in TASKS:
-            raise ValueError(f"unknown task: `{shorten(name)}`")
-        return name
 
 
 class Description(Strict):
@@ -262,14 +261,10 @@ def save_checkpoint(
 
     With `half`, parameters are stored as float16 where they fit; running statistics stay float32.
     """
-    for name, described, actual in (
-        ("family", description.family, model.family),
-        ("config", description.config, model.config.model_dump(mode="json")),
-        ("classes", len(description.classes), model.classes),
-        ("bands", len(description.bands), model.bands),
-    ):
-        if described != actual:
-            raise ValueError(f"`{name}` does not fit the model: `{described}`, not `{actual}`")
+    described = (description.family, len(description.classes), len(description.bands))
+    config = model.config.model_dump(mode="json")
+    if (*described, description.config) != (model.family, model.classes, model.bands, config):
+        raise ValueError(f"the description of a `{description.family}` does not fit the model")
     parameters = {name for name, _ in model.named_parameters()} if half else set()
     tensors = {
         name: _stored(name, value, half=name in parameters)

@@ -45,10 +45,8 @@ class Backbone(nn.Module):
         if maps.ndim != 4 or maps.shape[2] != maps.shape[3]:
             raise ModelError(f"no map with channels first: {tuple(maps.shape[1:])}", hint=USE_INDEX)
         if features.ndim != 2:
-            raise ModelError(
-                f"`{config.backbone}` does not end in one vector: {tuple(features.shape[1:])}",
-                hint="choose another backbone",
-            )
+            problem = f"`{config.backbone}` does not end in one vector: {tuple(features.shape[1:])}"
+            raise ModelError(problem, hint="choose another backbone")
         self.feature_size = int(features.shape[1])
         self.map_size = MapSize(*maps.shape[1:])
 
@@ -81,10 +79,8 @@ class Stream(Backbone):
         """Return the last map and its pooled features without dropout."""
         maps = self.net.forward_features(views)
         if maps.ndim != 4:
-            raise ModelError(
-                f"the last layer has no map with channels first: {tuple(maps.shape[1:])}",
-                hint="choose a convolutional network, such as `vgg19`, `resnet34` or `compact`",
-            )
+            hint = "choose a convolutional network, such as `vgg19`, `resnet34` or `compact`"
+            raise ModelError(f"no map with channels first: {tuple(maps.shape[1:])}", hint=hint)
         return maps, pool_map(maps, self.pooling)
 
 
@@ -107,10 +103,8 @@ def build_backbone(
         return Backbone(_TapByName(net, tap, pooling), config, bands=bands)
     stages = getattr(net, "feature_info", None)
     if not stages or not all(stage["reduction"] for stage in stages):
-        raise ModelError(
-            f"`{name}` does not list its stages",
-            hint="set `tap` to the name of one of its modules, or choose another backbone",
-        )
+        hint = "set `tap` to the name of one of its modules, or choose another backbone"
+        raise ModelError(f"`{name}` does not list its stages", hint=hint)
     if tap is None:
         sides = [config.view_size // stage["reduction"] for stage in stages]
         fine = [index for index, side in enumerate(sides) if side >= PIXELS_PER_CELL * cells]
@@ -167,9 +161,8 @@ class _TapByName(nn.Module):
         self._maps: dict[int, Any] = {}  # by thread, as threads may share a model
         named = dict(net.named_modules())
         if name not in named:
-            raise ModelError(
-                f"the backbone has no module `{name}`", hint=did_you_mean(name, named, USE_INDEX)
-            )
+            hint = did_you_mean(name, named, USE_INDEX)
+            raise ModelError(f"the backbone has no module `{name}`", hint=hint)
         self.hook = named[name].register_forward_hook(self._keep)
 
     def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -224,12 +217,8 @@ def build_timm(config: ModelConfig, *, bands: int, pretrained: Weights = False) 
     try:
         net: Any = timm.create_model(name, num_classes=0, in_chans=bands, **settings)
     except FAILURES as error:
-        raise ModelError(
-            f"cannot build `{name}`: {first_line(error)}",
-            hint="remove drop_path"
-            if settings
-            else f"check its tag, and if it takes {bands} bands",
-        ) from error
+        hint = "remove drop_path" if settings else f"check its tag, and if it takes {bands} bands"
+        raise ModelError(f"cannot build `{name}`: {first_line(error)}", hint=hint) from error
     if "efficientnet" in name:
         _set_drop_path(net, config.drop_path)
         if not pretrained:
@@ -269,18 +258,16 @@ def load_weights(net: Any, name: str, pretrained: Weights) -> None:
         found = {key: each for key, each in found.items() if not key.startswith(f"{classifier}.")}
     own = net.state_dict()
     for key in (f"{first}.weight" for first in _names(settings.get("first_conv"))):
-        colours = found.get(key)
-        if colours is not None and colours.ndim == 4 and colours.shape[1] == 3:
+        is_known = key in own and key in found
+        if is_known and found[key].ndim == 4 and found[key].shape[1] == 3:
             from timm.models import adapt_input_conv
 
-            found[key] = adapt_input_conv(own[key].shape[1], colours)
+            found[key] = adapt_input_conv(own[key].shape[1], found[key])
     try:
         net.load_state_dict(found)
     except RuntimeError as error:
-        raise ModelError(
-            f"`{path}` does not fit the backbone: {printable(one_line(error), 300)}",
-            hint="use a file of the same network",
-        ) from error
+        problem = f"`{path}` does not fit the backbone: {printable(one_line(error), 300)}"
+        raise ModelError(problem, hint="use a file of the same network") from error
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -297,7 +284,5 @@ def _download(name: str, settings: dict[str, Any]) -> Path:
     try:
         return Path(hf_hub_download(hub, "model.safetensors"))
     except Exception as error:  # the hub's errors have no base class
-        raise ModelError(
-            f"cannot download the weights of `{name}`: {first_line(error)}",
-            hint=f"without internet access, {USE_FILE}",
-        ) from error
+        problem = f"cannot download the weights of `{name}`: {first_line(error)}"
+        raise ModelError(problem, hint=f"without internet access, {USE_FILE}") from error

@@ -191,9 +191,7 @@ class SameConv2d(nn.Conv2d):
         for length in (x.shape[-1], x.shape[-2]):  # functional.pad takes the last axis first
             total = max((-(-length // stride) - 1) * stride + kernel - length, 0)
             sides += [total // 2, total - total // 2]
-        return functional.conv2d(
-            functional.pad(x, sides), self.weight, self.bias, self.stride, 0, 1, self.groups
-        )
+        return super().forward(functional.pad(x, sides))
 
 
 MOMENTUM = 0.03  # of batch norm: each level moves the running statistics
@@ -216,9 +214,8 @@ class Compact(nn.Module):
             Residual(MIDDLE),
             Residual(MIDDLE),
         )
-        self.to_features = nn.Sequential(
-            Convolution(MIDDLE, LAST, stride=2), nn.ReLU(), Residual(LAST)
-        )
+        last = Convolution(MIDDLE, LAST, stride=2), nn.ReLU(), Residual(LAST)
+        self.to_features = nn.Sequential(*last)
 
     def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Return the map for the location module and the pooled features."""

@@ -46,10 +46,8 @@ def find_reference(backbone: str, grid: Grid) -> Reference:
     found = REFERENCES.get((backbone.split(".")[0], grid.rows))
     if found is None or grid.rows != grid.columns:
         known = ", ".join(f"{name} {side}x{side}" for name, side in REFERENCES)
-        raise ModelError(
-            f"no published alignment of `{backbone}` with {grid.rows} x {grid.columns} cells",
-            hint=f"use alignment `pool`; published: {known}",
-        )
+        problem = f"no published alignment of `{backbone}` with {grid.rows} x {grid.columns} cells"
+        raise ModelError(problem, hint=f"use alignment `pool`; published: {known}")
     return found
 
 
@@ -179,10 +177,9 @@ class Pick(nn.Module):
 
     def __init__(self, size: MapSize, reference: Reference) -> None:
         super().__init__()
-        if (size.height, size.width) != (reference.map_side, reference.map_side):
+        if (side := reference.map_side) != size.height:  # views are square, so maps are too
             raise ModelError(
-                f"the published alignment needs a map of {reference.map_side} pixels a side, this "
-                f"one has {size.height} x {size.width}",
+                f"the published alignment needs a map of {side} pixels a side, not {size.height}",
                 hint="use the published view_size (77 for bagnet77, 224 otherwise), or `pool`",
             )
         self.channels = size.channels
