@@ -6,7 +6,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from benchmarks.receptive_field import trace
 from tnetcli.models.base import Model
-from tnetcli.models.cost import Steps, count_parameters, steps_of
+from tnetcli.models.cost import Step, Steps, count_parameters, steps_of
 from tnetcli.models.lsp import LSP_SETTINGS, LspSetting, count_candidates
 from tnetcli.models.registry import build_model
 from tnetcli.text import table
@@ -384,14 +384,24 @@ def multiply(model: Model, steps: Steps) -> Multiplications:
     """Count the multiplications of a traversal on a model without numbers."""
     views = sum(step.views for step in steps)
     with count_layers(model) as count:
-        for step in steps:
-            side = model.view_size_of(step.regions(model.grid)[0])
-            shown = torch.empty(step.views, model.bands, side, side, device="meta")
-            positions = torch.empty(step.views, 3, dtype=torch.long, device="meta")
-            model.encoder(step.level)(shown, positions, step.scored)
         features = torch.empty(1, views, model.feature_size, device="meta")
         levels = torch.ones(1, views, dtype=torch.long, device="meta")
         model.aggregate(features, levels > 0, levels)
+    for step in steps:
+        view = _multiply_view(model, min(step.level, 2), step.scored)
+        count.layers += step.views * view.layers
+        count.scaling += step.views * view.scaling
+    return count
+
+
+@lru_cache
+def _multiply_view(model: Model, level: int, scored: bool) -> Multiplications:
+    """Count the multiplications of one view; levels after the first have one encoder."""
+    side = model.view_size_of(Step(level, 1, scored).regions(model.grid)[0])
+    shown = torch.empty(1, model.bands, side, side, device="meta")
+    positions = torch.empty(1, 3, dtype=torch.long, device="meta")
+    with count_layers(model) as count:
+        model.encoder(level)(shown, positions, scored)
     return count
 
 

@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from tnetcli.geometry import Grid
-from tnetcli.models.aggregators import Mean, WeightedMean
-from tnetcli.models.base import EncoderOutput
+from tnetcli.models.base import EncoderOutput, WeightedMean
 from tnetcli.models.configs import ModelConfig
 
 
@@ -16,8 +15,7 @@ class SmallModel(WeightedMean):
 
     def __init__(self, *, view_size=32, grid=Grid(3, 3, 0.5), classes=3, bands=3, seed=0):  # noqa: B008
         super().__init__(ModelConfig(view_size=view_size), grid=grid, classes=classes, bands=bands)
-        self.aggregator, self.dropout = Mean(), nn.Dropout(0.0)
-        self.head = nn.Linear(self.feature_size, classes)
+        self.add_head(16 * bands)
         generator = torch.Generator().manual_seed(seed)
         nn.init.normal_(self.head.weight, generator=generator)
         nn.init.zeros_(self.head.bias)
@@ -25,10 +23,6 @@ class SmallModel(WeightedMean):
         self.register_buffer("down", torch.tensor(down, dtype=torch.float32))
         self.register_buffer("across", torch.tensor(across.T.copy(), dtype=torch.float32))
         self.batches = []
-
-    @property
-    def feature_size(self):
-        return 16 * self.bands
 
     def forward(self, views, positions, score_cells=True):
         assert len(views) == len(positions)

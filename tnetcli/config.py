@@ -51,7 +51,9 @@ def validate(model: type[Model], data: Any, where: str, problem: type[TnetError]
             message = message.removeprefix("Value error, ")
             if each["type"] in UNKNOWN_KEY:
                 sentence, message = f"unknown key `{key}`", ""
-                guess = did_you_mean(str(keys[-1]), table, f"known keys: {', '.join(table) or 'none'}")
+                guess = did_you_mean(
+                    str(keys[-1]), table, f"known keys: {', '.join(table) or 'none'}"
+                )
             elif each["type"] == "missing":
                 sentence, message, guess = f"`{key}` is missing", "", ""
             else:

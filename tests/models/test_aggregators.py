@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from tests.small_model import SmallModel
-from tnetcli.models.aggregators import Gated, Mean
+from tnetcli.models.base import Gated, Mean
 from tnetcli.testing.model import noise
 
 

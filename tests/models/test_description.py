@@ -139,7 +139,7 @@ def test_a_wrong_description_is_an_error_of_one_line_with_a_hint(tmp_path, conte
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize("depth", [10, 500, 950, 1000, 100_000])
+@pytest.mark.parametrize("depth", [10, 950, 100_000])
 @pytest.mark.parametrize("key", ["recipe", "config", "metrics"])
 def test_a_deeply_nested_description_is_read_or_an_error(tmp_path, depth, key):
     text = json.dumps({"schema": SCHEMA, **fields(**{key: {"a": "deep"}})})

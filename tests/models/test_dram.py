@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.models.published import billions, count_layers, count_parameters, outline, traverse
+from tests.models.published import count_layers, outline, traverse
 from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid, Window
 from tnetcli.models.dram import Emission, Glimpses, LstmCell, State, cell_centres, glimpse_fields
@@ -32,7 +32,7 @@ class TestDram(ModelContract):
 
 
 class TestDramOnAllScales(ModelContract):
-    case = Case("dram", SMALL | {"backbone": "resnet18", "sharp_only": False, "glimpses": 2})
+    case = Case("dram", SMALL | {"pooling": "mean_max", "sharp_only": False, "glimpses": 2})
 
 
 def test_a_recurrent_step_is_one_of_torch_with_the_forget_gate_raised():
@@ -95,7 +95,7 @@ def brute_force(view, place, field, size):
     return fine.reshape(bands + 2, size, field, size, field).mean(axis=(2, 4))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     st.integers(8, 20),
     st.integers(0, 14),
@@ -107,7 +107,7 @@ def test_a_glimpse_is_the_crop_of_each_field_and_its_area_mean(size, more, scale
     view = noise(2, size + more, size + more)
     glimpses = Glimpses(size + more, size, scales)
     found = glimpses(view[None], torch.tensor([[y, x]]))[0].numpy()
-    assert found.shape == (glimpses.channels(2), size, size) == (scales * 4, size, size)
+    assert found.shape == (scales * 4, size, size)
     for number, field in enumerate(glimpse_fields(size + more, size, scales)):
         expected = brute_force(view.double().numpy(), (y, x), field, size)
         np.testing.assert_allclose(found[4 * number : 4 * number + 4], expected, atol=2e-6)
@@ -119,43 +119,22 @@ def test_the_published_glimpses_show_77_150_and_224_pixels():
     assert glimpse_fields(64, 64, 2) == (64, 64)
 
 
-@pytest.mark.parametrize(
-    ("place", "rows", "columns"),
-    [
-        ((-1, -1), (0, 8), (0, 8)),
-        ((1, 1), (16, 24), (16, 24)),
-        ((-1, 1), (0, 8), (16, 24)),
-        ((0, 0), (8, 16), (8, 16)),
-    ],
-)
-def test_a_glimpse_at_the_end_of_its_reach_shows_the_edge_of_the_view(place, rows, columns):
-    view = noise(1, 3, 24, 24)
-    reach = 1 - 8 / 24
+@pytest.mark.parametrize("place", [(-1, -1), (1, 1), (-1, 1)])
+def test_a_glimpse_at_the_end_of_its_reach_shows_the_edge_of_the_view(place):
+    view, reach = noise(1, 3, 24, 24), 1 - 8 / 24
     found = Glimpses(24, 8, 1)(view, reach * torch.tensor([place], dtype=torch.float32))
-    assert torch.equal(found[:, :3], view[:, :, slice(*rows), slice(*columns)])
+    top, left = (8 * (each + 1) for each in place)
+    assert torch.equal(found[:, :3], view[:, :, top : top + 8, left : left + 8])
 
 
 def test_with_sharp_only_the_coarser_scales_are_their_mean():
     view, place = noise(3, 3, 30, 30), noise(3, 2).tanh() / 2
     glimpses = Glimpses(30, 10, 3)
+    assert not glimpses.state_dict()
     whole, sharp = glimpses(view, place), glimpses(view, place, sharp_only=True)
     assert torch.equal(sharp[:, :5], whole[:, :5])
     wide = sharp[:, 5:]
     torch.testing.assert_close(wide, whole[:, 5:].mean(dim=(2, 3), keepdim=True).expand_as(wide))
-
-
-def test_glimpses_have_no_gradient_and_are_not_saved():
-    glimpses, place = Glimpses(20, 9, 2), torch.zeros(1, 2, requires_grad=True)
-    assert not glimpses(noise(1, 3, 20, 20), place).requires_grad
-    assert not glimpses.state_dict()
-
-
-def test_glimpses_at_several_places_share_the_attention(model):
-    means = torch.stack([model.centres[0], model.centres[48]])[None]
-    attention = model._attention(means)[0]
-    torch.testing.assert_close(attention[0], attention[48])
-    assert attention[0] > 0.2 > attention[24]
-    torch.testing.assert_close(attention.sum(), torch.tensor(1.0))
 
 
 def test_glimpses_are_taken_one_after_another(model):
@@ -212,21 +191,10 @@ def test_attention_is_highest_where_the_glimpse_was():
         assert divmod(int(attention.argmax()), 7) == (row, column)
 
 
-def test_positions_are_sampled_in_training_only(model):
-    views = noise(1, 3, 64, 64).expand(8, -1, -1, -1)
-    torch.manual_seed(0)
-    drawn = build().train().glimpse(views, sample=True).places
-    assert len({tuple(each.flatten().tolist()) for each in drawn}) == 8
-    one, other = model.glimpse(views).places, model.glimpse(views).places
-    assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
         ({"glimpse_size": 65}, "a view has 64 pixels"),
-        ({"cells": 65}, "a view has 64 pixels"),
-        ({"cells": 1}, "cells"),
         ({"glimpses": 0}, "glimpses"),
         ({"scales": 0}, "scales"),
         ({"deviation": 0}, "deviation"),
@@ -242,45 +210,21 @@ def test_a_backbone_that_does_not_accept_glimpses_is_an_error():
         build_model("dram", SMALL | {"backbone": "bagnet77", "glimpse_size": 16}, classes=2)
 
 
-# What is published: 45.61 million parameters, and 1.86, 3.10, 5.58 and 13.03 billion
-# multiplications for 2, 4, 8 and 20 glimpses.
-PRINTED = {2: 1.86, 4: 3.10, 8: 5.58, 20: 13.03}
-
-
-def published(glimpses):
-    return outline("dram", {"glimpses": glimpses}, 1000)
-
-
-def test_parameters_are_45_59_million_for_45_61_published():
-    counted = count_parameters(published(2))
-    assert (counted.trainable, counted.total) == (45_544_746, 45_590_186)
-    assert abs(counted.total / 1e6 - 45.61) < 0.02 * 45.61
-
-
 ONE_PASS = 617_462_720  # of ResNet-50 over a glimpse of 77 pixels
 
 
-def test_encoding_a_glimpse_takes_617_million_multiplications():
-    model = published(2)
+def test_multiplications_are_those_of_the_layers():
+    model = outline("dram", {"glimpses": 4}, 1000)
     with count_layers(model.backbone) as count:
         model.backbone(torch.zeros(1, 15, 77, 77, device="meta"))
     assert count.layers == ONE_PASS
+    one_more = 5 * (ONE_PASS + 3072 * 4096)  # encoded, and the recurrent step
+    expected = one_more + 4 * (2048 * 4096 + 1024 * 2) + 1024 * 1000
+    assert traverse(model).layers == expected
 
 
-@pytest.mark.parametrize(
-    ("glimpses", "ours"), [(2, 1.9079), (4, 3.1848), (8, 5.7386), (20, 13.3998)]
-)
-def test_multiplications_are_2_to_3_percent_above_the_published_ones(glimpses, ours):
-    counted = traverse(published(glimpses)).layers
-    one_more = (glimpses + 1) * (ONE_PASS + 3072 * 4096)  # encoded, and the recurrent step
-    assert counted == one_more + glimpses * (2048 * 4096 + 1024 * 2) + 1024 * 1000
-    assert billions(counted) == ours
-    assert 1.02 < ours / PRINTED[glimpses] < 1.03
-
-
-@pytest.mark.parametrize("grid", [Grid(3, 5, 0.4), Grid(1, 2, 0.5)])
-def test_cell_centres_span_a_view_from_minus_1_to_1(grid):
-    window = Window(-1, -1, 2, 2)
-    for (row, column), found in zip(grid.cells(), cell_centres(grid).flatten(0, 1), strict=True):
+def test_cell_centres_span_a_view_from_minus_1_to_1():
+    grid, window = Grid(7, 7, 0.4), Window(-1, -1, 2, 2)
+    for (row, column), found in zip(grid.cells(), cell_centres(grid), strict=True):
         x, y = window.cell(grid, row, column).centre
         assert found.tolist() == pytest.approx([y, x], abs=1e-6)

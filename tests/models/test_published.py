@@ -6,7 +6,6 @@ from benchmarks.paper_tables import (
     PAPERS,
     Figure,
     compare,
-    count_layers,
     count_tried,
     report,
 )
@@ -174,9 +173,6 @@ def test_counts_follow_the_closed_form(name, cost):
 def test_squeeze_excite_is_counted_apart():
     model = outline("whole", {"backbone": "tf_efficientnet_b0"}, 62)
     assert traverse(model).scaling == 2_306_528
-    with pytest.raises(RuntimeError), count_layers(model):
-        raise RuntimeError
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_parts_hold_what_the_paper_says():

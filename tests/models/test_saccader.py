@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tests.images import noise as image_noise
 from tests.images import write_geotiff
-from tests.models.published import billions, count_parameters, outline, traverse
+from tests.models.published import outline, traverse
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError
 from tnetcli.models.configs import SaccaderConfig
@@ -65,10 +65,6 @@ class TestSaccaderOfOnePosition(ModelContract):
         },
     )
 
-    def test_attention_trains_the_location_module_only(self, learner, batch):
-        _, where = self.losses(learner, batch)
-        assert where == 0
-
 
 def step_by_hand(mixed, weight, taken):
     """Return the probability of each position of a map (channels, positions) to be next."""
@@ -101,7 +97,7 @@ def test_the_cell_chooses_as_plain_loops_do():
             taken.append(best)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(1, 12), st.booleans(), st.integers(0, 5), st.sampled_from([0.1, 3, 1e3, 1e7]))
 def test_no_position_is_chosen_twice(places, sample, seed, scale):
     mixed = scale * noise(3, 4, places, seed=seed)
@@ -122,12 +118,6 @@ def test_attention_gives_the_chosen_positions_the_probabilities_of_their_steps(g
     )  # as a policy draws cells
     # The last of all places is certain, whatever is left of it.
     torch.testing.assert_close(drawn, found.log_p, rtol=0, atol=1e-6)
-
-
-def test_no_position_is_chosen_twice_in_mixed_precision(model):
-    with torch.autocast("cpu", torch.bfloat16):
-        out = encode(model, noise(2, 3, 101, 101), [ROOT] * 2)
-    assert all(len(set(places)) == 3 for places in places_of(model, out).tolist())
 
 
 def test_given_positions_are_followed():
@@ -210,16 +200,6 @@ def test_a_glimpse_sees_its_box_and_nothing_else():
         assert any(window == pytest.approx(cell) for cell in cells)
 
 
-def test_positions_are_sampled_in_training_only(model):
-    learner = build().train()
-    views = noise(1, 3, 101, 101).expand(16, -1, -1, -1)
-    torch.manual_seed(0)
-    drawn = places_of(learner, encode(learner, views, [ROOT] * 16))
-    assert len({tuple(each) for each in drawn.tolist()}) > 1
-    best = places_of(model, encode(model, views, [ROOT] * 16))
-    assert torch.equal(best, best[:1].expand_as(best))
-
-
 def test_all_positions_count_while_the_location_module_is_frozen():
     model, views = build(), noise(2, 3, 101, 101)
     model.train()
@@ -233,7 +213,7 @@ def test_all_positions_count_while_the_location_module_is_frozen():
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"backbone": "resnet18"}, "Saccader needs `bagnet77`"),
+        ({"backbone": "resnet18"}, "`backbone` is `resnet18`"),
         ({"pooling": "mean_max"}, "pooling `mean`"),
         ({"drop_path": 0.1}, "no drop_path"),
         ({"view_size": 76}, "view_size"),
@@ -252,14 +232,8 @@ def test_weights_of_the_network_are_loaded_for_other_bands(tmp_path):
     model = build_model("saccader", SMALL, classes=2, bands=4, pretrained=path)
     assert torch.equal(model.backbone.head[0].weight, other.head[0].weight)
     assert model.backbone.to_map[0].weight.shape[1] == 4
-
-
-def test_there_are_no_published_weights(tmp_path):
     with pytest.raises(ModelError, match="no weights of `saccader` are published"):
         build_model("saccader", SMALL, classes=2, pretrained=True)
-    (tmp_path / "a.pt").write_bytes(b"\x80\x04N.")
-    with pytest.raises(ModelError, match="safetensors"):
-        build_model("saccader", SMALL, classes=2, pretrained=tmp_path / "a.pt")
 
 
 def test_a_traversal_reads_the_positions_with_the_most_attention(model, tmp_path):
@@ -280,20 +254,7 @@ def test_a_traversal_reads_the_positions_with_the_most_attention(model, tmp_path
     assert np.array_equal(result.level_logits[0], alone.logits)
 
 
-# What is published: 35.58 million parameters and 19.5 billion multiplications (TNet's tables);
-# 33.58 million and 21.6 billion (AnchorNet's).
-
-
-def test_parameters_are_35_58_million_as_published():
-    counted = count_parameters(outline("saccader", PUBLISHED, 1000))
-    assert (counted.trainable, counted.total) == (35_523_112, 35_583_400)
-    assert round(counted.total / 1e6, 2) == 35.58
-
-
-def test_multiplications_are_19_32_billion_and_19_50_with_logits_at_every_position():
+def test_multiplications_with_logits_at_every_position_are_the_published_19_50_billion():
     model = outline("saccader", PUBLISHED, 1000)
-    ours = traverse(model).layers
-    assert billions(ours) == 19.3192
-    assert abs(ours / 1e9 - 19.5) < 0.02 * 19.5
-    everywhere = ours + (19 * 19 - 1) * 512 * 1000
+    everywhere = traverse(model).layers + (19 * 19 - 1) * 512 * 1000
     assert everywhere == 19_503_521_024  # counted apart, layer by layer, from the public code

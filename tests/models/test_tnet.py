@@ -84,13 +84,6 @@ def test_features_depend_on_the_position_of_a_region_and_attention_does_not(mode
     torch.testing.assert_close(out.cell_logits[0], out.cell_logits[2])
 
 
-def test_the_head_is_a_dense_layer_on_the_mean_of_the_features(model):
-    features = features_of(model, [ROOT, ROOT.child(model.grid, 1, 1)])
-    expected = features.mean(0, keepdim=True) @ model.head.weight.T + model.head.bias
-    torch.testing.assert_close(aggregate(model, features).logits, expected)
-    torch.testing.assert_close(model.classify(features.mean(0, keepdim=True), LEVEL), expected)
-
-
 def test_dropout_is_drawn_for_the_aggregate_and_for_every_vector():
     model = build(dropout=0.5).train()
     features = torch.ones(3, 512)
@@ -125,12 +118,6 @@ def test_the_precision_of_the_weights_is_kept_but_for_half_precision_cell_logits
     parts = (out.features, out.aux["pooled"], *aggregate(model, out.features)[:3])
     assert {part.dtype for part in parts} == {dtype}
     assert out.cell_logits.dtype == logits
-
-
-def test_no_views_give_no_features(model):
-    out = model(torch.zeros(0, 3, 32, 32), torch.zeros(0, 3, dtype=torch.long))
-    assert out.features.shape == (0, 512)
-    assert out.cell_logits.shape == (0, 9, 1)
 
 
 def test_a_grid_of_one_row_is_scored():
@@ -178,12 +165,6 @@ def test_the_encoding_equals_plain_python_at_any_depth():
     assert code_of(13, 4, 2, 27).tolist() == pytest.approx([*expected, 0, 0, 0], abs=1e-7)
     place = 5**9 + 1  # level 10 of a 5 x 5 grid
     assert float(code_of(place, 0, 9, 512)[0]) == pytest.approx(math.sin(place), abs=1e-6)
-
-
-def test_an_encoding_needs_two_frequencies():
-    assert code_of(0, 0, 0, 12).shape == (12,)
-    with pytest.raises(ValueError, match="at least 12"):
-        code_of(0, 0, 0, 11)
 
 
 @pytest.mark.parametrize(

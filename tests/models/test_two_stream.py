@@ -12,9 +12,9 @@ from tests.images import noise as image_noise
 from tests.images import write_geotiff
 from tests.models.published import count_layers, count_parameters
 from tnetcli.data.normalize import Normalisation
-from tnetcli.errors import ModelError
 from tnetcli.geometry import Grid
 from tnetcli.models.configs import TwoStreamConfig
+from tnetcli.models.nets import pool_map
 from tnetcli.models.two_stream import Recurrence, StepAttention, TwoStream
 from tnetcli.prediction.inference import Inference, record_result
 from tnetcli.prediction.record import Prediction
@@ -26,7 +26,6 @@ from tnetcli.testing.model import (
     encode,
     learned_parts,
     noise,
-    proposed,
     unmasked,
 )
 from tnetcli.traversal.config import TraversalConfig
@@ -70,12 +69,14 @@ class TestTwoStream(ModelContract):
     case = Case("two_stream", SMALL)
 
 
-class TestTwoStreamOfSmallerRegions(ModelContract):
+class TestTwoStreamByTheLastStep(ModelContract):
     case = Case(
         "two_stream",
         SMALL
         | {
-            "local_backbone": "resnet18",
+            "steps": "last",
+            "pooling": "mean_max",
+            "patches": "even",
             "local_size": 48,
             "local_weight": 0.3,
             "grid": {"rows": 2, "columns": 4, "cell_fraction": 0.4},
@@ -85,32 +86,16 @@ class TestTwoStreamOfSmallerRegions(ModelContract):
     )
 
 
-class TestTwoStreamWithMaxima(ModelContract):
-    case = Case("two_stream", SMALL | {"pooling": "mean_max", "patches": "even"})
-
-
 @pytest.mark.slow  # timm draws the weights of VGG's head, which is then removed
 class TestTwoStreamOnVGG(ModelContract):  # smaller than published
-    case = Case("two_stream", SMALL | {"backbone": "vgg11", "view_size": 32})
-
-
-class TestTwoStreamByTheLastStep(ModelContract):
-    case = Case("two_stream", SMALL | {"steps": "last"})
-
-
-class TestTwoStreamWithoutSteps(ModelContract):
-    case = Case("two_stream", SMALL | {"steps": "none"})
+    case = Case("two_stream", SMALL | {"backbone": "vgg11", "view_size": 32, "steps": "none"})
 
 
 class TestPublished:
-    @pytest.mark.parametrize(
-        ("more", "attention"),
-        [({}, 512 * 10), ({"step_count": 4}, 512 * 4)],
-    )
-    def test_the_size_is_the_sum_of_its_published_parts(self, more, attention):
+    def test_the_size_is_the_sum_of_its_published_parts(self):
         heads = 2 * (512 * 200 + 200)
-        expected = 2 * 20_024_384 + 4_202_496 + attention + heads
-        found = count_parameters(published(**more))
+        found = count_parameters(published(step_count=4))
+        expected = 2 * 20_024_384 + 4_202_496 + 512 * 4 + heads
         assert found.trainable == found.total == expected
 
     def test_multiplications_are_those_of_the_layers(self):
@@ -129,8 +114,8 @@ class TestEncoding:
     def test_the_whole_is_encoded_by_one_stream_and_regions_by_the_other(self, model):
         views = noise(2, 3, 64, 64)
         whole, local = (encode(model, views, [region] * 2).features for region in (ROOT, CELL))
-        assert torch.equal(whole, model.global_stream(views).features)  # 96 numbers
-        assert torch.equal(local[:, :16], model.local_stream(views).features)
+        assert torch.equal(whole, model.global_stream(views, None).features)  # 96 numbers
+        assert torch.equal(local, model.local_stream(views, None).features)
         assert not local[:, 16:].any()
         expected = (
             model.global_stream.head(whole),
@@ -138,18 +123,6 @@ class TestEncoding:
         )
         for features, level, logits in ((whole, 1, expected[0]), (local, 2, expected[1])):
             assert torch.equal(model.classify(features, torch.tensor(level)), logits)
-
-    def test_streams_share_nothing(self, model):
-        names = [
-            {id(p) for p in part.parameters()} for part in (model.global_stream, model.local_stream)
-        ]
-        assert not names[0] & names[1]
-        other = build()
-        for parameter in other.local_stream.parameters():
-            parameter.zero_()
-        views = noise(1, 3, 64, 64)
-        one, two = (encode(each, views, [ROOT]).features for each in (other, model))
-        assert torch.equal(one, two)
 
     @pytest.mark.parametrize(("size", "expected"), [(None, 64), (32, 32)])
     def test_regions_are_read_at_the_size_of_the_local_stream(self, size, expected):
@@ -166,24 +139,12 @@ class TestEncoding:
         assert out.features.dtype == logits.dtype == torch.bfloat16
         assert out.cell_logits.dtype == torch.float32
 
-    def test_mixed_precision_keeps_the_weights_of_steps(self, model):
-        with torch.autocast("cpu", torch.bfloat16):
-            out = encode(model, noise(2, 3, 64, 64), [ROOT, CELL])
-        weights = out.aux["step_weights"].float()
-        assert weights.sum(dim=1).tolist() == pytest.approx([1], abs=0.02)
-
-
-def maps_of(stream, views):
-    """Return the maps of the global stream, and the vectors that are classified."""
-    maps = stream.backbone(views)
-    return maps, stream.backbone.pool(maps)
-
 
 class TestPatches:
     def test_the_evidence_of_cells_is_the_mean_class_activation_under_them(self):
         model = build(grid={"rows": 2, "columns": 2, "cell_fraction": 0.5})
         stream = model.global_stream
-        seen, vectors = maps_of(stream, noise(2, 3, 64, 64))
+        seen, vectors = stream.backbone(noise(2, 3, 64, 64))
         assert seen.shape[2:] == (4, 4)
         found = stream.cell_evidence(seen, vectors)
         for view in range(2):
@@ -200,30 +161,18 @@ class TestPatches:
     def test_with_maxima_the_evidence_is_the_logit_of_the_cell_alone(self):
         grid = {"rows": 2, "columns": 2, "cell_fraction": 0.5}
         stream = build(grid=grid, pooling="mean_max").global_stream
-        seen, vectors = maps_of(stream, noise(1, 3, 64, 64))
+        seen, vectors = stream.backbone(noise(1, 3, 64, 64))
         label = int(stream.head(vectors).argmax())
-        corner = stream.backbone.pool(seen[:, :, 2:, :2])
+        corner = pool_map(seen[:, :, 2:, :2], "mean_max")
         expected = stream.head(corner)[0, label] - stream.head.bias[label]
         torch.testing.assert_close(stream.cell_evidence(seen, vectors)[0, 1, 0], expected)
 
     def test_cells_with_more_evidence_get_more_attention(self, model):
         views = noise(4, 3, 64, 64)
         stream = model.global_stream
-        evidence = stream.cell_evidence(*maps_of(stream, views)).flatten(1)
+        evidence = stream.cell_evidence(*stream.backbone(views)).flatten(1)
         logits = encode(model, views, [ROOT] * 4).cell_logits[..., 0]
         assert torch.equal(evidence.argsort(dim=1), logits.argsort(dim=1))
-
-    def test_a_lower_temperature_is_sharper(self, model):
-        sharp, plain = (
-            proposed(each, encode(each, noise(1, 3, 64, 64), [ROOT])).max()
-            for each in (build(temperature=0.1), model)
-        )
-        assert sharp > plain
-
-    def test_even_cells_and_cells_of_regions_have_equal_attention(self):
-        model = build(patches="even")
-        found = proposed(model, encode(model, noise(2, 3, 64, 64), [ROOT, CELL]))
-        torch.testing.assert_close(found, torch.full((2, 9), 1 / 9).double())
 
 
 class TestAggregating:
@@ -273,12 +222,6 @@ class TestLearning:
         functional.cross_entropy(logits, torch.tensor([1, 0])).backward()
         assert learned_parts(model) == {part}
 
-    def test_dropout_is_before_both_heads(self):
-        model = build(dropout=0.5).train()
-        features, levels = torch.ones(2, model.feature_size), torch.tensor([1, 2])
-        one, two = model.classify(features, levels), model.classify(features, levels)
-        assert (one != two).any(dim=1).all()
-
 
 class TestSteps:
     """The ablations, all with the weights of one model."""
@@ -295,7 +238,7 @@ class TestSteps:
         """Return the output of each step by torch's own LSTM."""
         stream = model.local_stream
         lstm = torch_lstm(stream.memory, 96).float()
-        x = stream.backbone.net(self.view)[1]
+        _, x = stream.backbone(self.view)
         return lstm(x.unsqueeze(1).expand(-1, 5, -1))[0].detach()
 
     def encode(self, model):
@@ -316,7 +259,7 @@ class TestSteps:
     def test_without_steps_the_mean_of_the_map_is_classified(self, model):
         other = build(seed=1, steps="none")
         other.local_stream.backbone.load_state_dict(model.local_stream.backbone.state_dict())
-        vectors = model.local_stream.backbone.net(self.view)[1]
+        _, vectors = model.local_stream.backbone(self.view)
         logits, aux = self.encode(other)
         torch.testing.assert_close(logits, other.local_stream.head(vectors))
         assert not aux
@@ -409,14 +352,6 @@ class TestConfig:
         for stream in (model.global_stream, model.local_stream):
             weight = stream.backbone.net.to_map[0][0].weight
             assert torch.equal(weight, net.to_map[0][0].weight)
-
-    def test_one_file_cannot_hold_two_networks(self, tmp_path):
-        config = TwoStreamConfig(**SMALL | {"local_backbone": "resnet18"})
-        path = tmp_path / "weights.safetensors"
-        net = build().global_stream.backbone.net
-        safetensors.torch.save_file(net.state_dict(), path)
-        with pytest.raises(ModelError, match="cannot hold the weights of `compact` and `resnet18`"):
-            TwoStream(config, classes=2, pretrained=path)
 
 
 # The recurrence, against torch's own LSTM.

@@ -134,8 +134,8 @@ def test_the_first_draw_follows_attention_and_temperature_over_seeds(temperature
     valid = np.ones((3, 3))
     valid[2, 0] = 0.0
     own = config(2, (1,), "sample", temperature=temperature)
-    found = run(own, always(valid=valid), roots=[ROOT] * 2000)
-    counts = Counter(cells_of(node)[0] for node in found.nodes[:2000])
+    found = run(own, always(valid=valid), roots=[ROOT] * 1000)
+    counts = Counter(cells_of(node)[0] for node in found.nodes[:1000])
     # 99.99 % of a chi-square of 6 degrees of freedom lies below.
     assert chi_square(counts, chances_at(temperature, valid)) < 27.9
 
@@ -144,7 +144,7 @@ def test_a_part_of_the_draw_ignores_attention():
     valid, cells = np.ones((3, 3)), np.flatnonzero(CHANCES)
     probs = CHANCES.ravel()[cells]
     keys = [Sample(seed, uniform=0.4).preference(Region(ROOT), cells, probs, 1.0)
-            for seed in range(2000)]  # fmt: skip
+            for seed in range(1000)]  # fmt: skip
     counts = Counter(int(cells[each.argmax()]) for each in keys)
     own = chances_at(1.0, valid)
     assert chi_square(counts, {cell: 0.6 * own[cell] + 0.4 / 8 for cell in own}) < 29.9
@@ -153,7 +153,7 @@ def test_a_part_of_the_draw_ignores_attention():
 def test_a_draw_of_two_has_the_probability_of_its_order():
     chances = np.array([0.5, 0.3, 0.2])
     found = run(config(2, (2,), "sample"), always(chances[None]), grid=Grid(1, 3, 0.4),
-                roots=[ROOT] * 4000)  # fmt: skip
+                roots=[ROOT] * 1200)  # fmt: skip
     orders = Counter(
         tuple(edge.cell for edge in sorted(node.edges, key=lambda edge: edge.order))
         for node in found.nodes
@@ -297,7 +297,7 @@ class TestFixed:
 
     def test_more_regions_than_a_grid_has_cells_can_be_drawn_from(self):
         many = [ScoredRegion(Window(left, 0, 5, 5), 1 / 40) for left in range(40)]
-        drawn = [self.run(many, policy="sample", keep=(1,), seeds=(seed,)) for seed in range(300)]
+        drawn = [self.run(many, policy="sample", keep=(1,), seeds=(seed,)) for seed in range(120)]
         assert len({paths(found)[1] for found in drawn}) > 30
 
     def test_no_regions_are_a_dead_end(self):
@@ -306,12 +306,12 @@ class TestFixed:
 
     def test_a_draw_follows_attention(self):
         drawn = Counter(
-            paths(self.run(policy="sample", keep=(1,), seeds=(seed,)))[1] for seed in range(4000)
+            paths(self.run(policy="sample", keep=(1,), seeds=(seed,)))[1] for seed in range(800)
         )
         for number, each in enumerate(self.regions, start=1):
-            # Four standard deviations of a share of 4000 draws.
-            spread = 4 * math.sqrt(each.attention * (1 - each.attention) / 4000)
-            assert drawn[f"root/w{number}"] / 4000 == pytest.approx(each.attention, abs=spread)
+            # Four standard deviations of a share of 800 draws.
+            spread = 4 * math.sqrt(each.attention * (1 - each.attention) / 800)
+            assert drawn[f"root/w{number}"] / 800 == pytest.approx(each.attention, abs=spread)
 
     def test_the_best_of_all_may_be_fixed_or_a_cell(self):
         found = self.run(policy="best_first", budget=4, levels=3, max_overlap=0.0)
@@ -325,7 +325,7 @@ class TestFixed:
 
 
 UNEVEN = Grid(3, 4, 0.4)
-IMAGES = 1000
+IMAGES = 400
 WHOLE = Region(Window(0, 0, 1000, 1000))
 OWN = np.arange(1.0, 13) / 78  # the last cell is the best
 LOGITS = np.log(OWN)[:, None]

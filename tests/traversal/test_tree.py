@@ -29,7 +29,6 @@ from tests.traversal.world import (
     worlds,
 )
 from tnetcli.geometry import Grid, Region, Window
-from tnetcli.traversal.policies import BestFirst
 from tnetcli.traversal.tree import SAME, traverse
 
 
@@ -453,16 +452,6 @@ def test_every_image_stops_for_a_reason_that_is_true(world, config):
         assert (stop == "native_resolution") <= (config.min_size is not None)
         assert (stop == "exhausted") <= config.deduplicate
         assert stop not in ("failed", "confidence")
-
-
-def test_there_is_one_answer_per_region():
-    with pytest.raises(ValueError, match="2 answers for 1 regions"):
-        run(config(2, (1,)), lambda nodes: [None, None])
-
-
-def test_there_is_one_policy_per_image():
-    with pytest.raises(ValueError, match="2 policies for 1 images"):
-        traverse([ROOT], always(), GRID, config(), [BestFirst(), BestFirst()])
 
 
 def overlap(one, other):

@@ -4,14 +4,12 @@
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from tnetcli.errors import ModelError
 from tnetcli.models.base import (
@@ -25,9 +23,10 @@ from tnetcli.models.base import (
     masked_features,
     side_loss,
 )
-from tnetcli.models.configs import ANCHORNET, AnchorNetConfig, AnchorNetObjective
+from tnetcli.models.configs import ANCHORNET, AnchorNetConfig, AnchorNetObjective, Weights
 from tnetcli.models.encoders import build_backbone
 from tnetcli.models.lsp import LSP_SETTINGS, AnchorGrid, propose_patches
+from tnetcli.models.nets import SqueezeExcite
 from tnetcli.tasks import Task
 
 STEM, CHANNELS = 16, 96
@@ -51,44 +50,31 @@ ATTENTION_EXPANDED = 192
 
 
 class AnchorNet(Model):
-    """AnchorNet encodes the whole image; a second network classifies its patches.
-
-    Features are class logits. With a backbone for patches there are two levels; an AnchorNet that
-    encodes its own patches can go deeper.
-    """
+    """AnchorNet encodes the whole image, and its patches unless a second network does."""
 
     family = "anchornet"
     grid: AnchorGrid
 
     def __init__(
-        self,
-        config: AnchorNetConfig,
-        *,
-        classes: int,
-        bands: int = 3,
-        pretrained: bool | Path = False,
+        self, config: AnchorNetConfig, *, classes: int, bands: int = 3, pretrained: Weights = False
     ) -> None:
         super().__init__(config, grid=config.grid, classes=classes, bands=bands)
+        self.feature_size = classes  # a feature vector is one logit per class
         self.anchor = Anchors(config, classes=classes, bands=bands)
         self.lsp = LSP_SETTINGS[config.patches]
         self.max_patches = self.lsp.max_patches(config.view_size)
         self.encodes_patches = config.backbone == ANCHORNET
+        if self.encodes_patches and pretrained:
+            raise ModelError(
+                f"`{ANCHORNET}` has no backbone to load weights into",
+                hint="start from a trained model (init: FILE), or choose another backbone",
+            )
         if self.encodes_patches:
-            if pretrained:
-                raise ModelError(
-                    f"`{ANCHORNET}` has no backbone to load weights into",
-                    hint="start from a trained model (init: FILE), or choose another backbone",
-                )
             return
         self.backbone = build_backbone(config, bands=bands, pretrained=pretrained)
         self.dropout = nn.Dropout(config.dropout)
         self.head = nn.Linear(self.backbone.feature_size, classes)
         init_weights(config.backbone, self.head)
-
-    @property
-    def feature_size(self) -> int:
-        """Return the length of a feature vector: one logit per class."""
-        return self.classes
 
     def encoder(self, level: int) -> nn.Module:
         """Return AnchorNet itself for level 1, the classifier of patches below it."""
@@ -109,7 +95,7 @@ class AnchorNet(Model):
         maps = views.new_zeros(views.shape[0], self.grid.rows, self.grid.columns)
         for number, each in enumerate(branches if score_cells else ()):
             block = self.grid.block_of(number)
-            maps[:, block, block] = each.class_map(label).detach().to(maps)
+            maps[:, block, block] = each.maps[rows, label].detach().to(maps)
         aux = {"branch": branch}
         if self.training:
             auxiliary = [each.auxiliary for each in branches if each.auxiliary is not None]
@@ -122,8 +108,7 @@ class AnchorNet(Model):
         """Return logits (n, places, 1) of the patches that LSP selects, -inf for all others."""
         if "branch" not in aux:  # of patches, which have no cells
             return cell_logits
-        heat, branch = cell_logits[..., 0], aux["branch"]
-        return propose_patches(heat, branch, self.grid, self.lsp)[..., None]
+        return propose_patches(cell_logits[..., 0], aux["branch"], self.grid, self.lsp)[..., None]
 
     def aggregate(
         self, features: Tensor, mask: Tensor, levels: Tensor, unread: Tensor | None = None
@@ -187,26 +172,23 @@ class BranchOutput(NamedTuple):
     maps: Tensor  # (n, classes, height, width), logits of each position by its attention
     auxiliary: Tensor | None  # (n, classes), logits for training
 
-    def class_map(self, labels: Tensor) -> Tensor:
-        """Return the map (n, height, width) of one class per view (n,)."""
-        index = labels.view(-1, 1, 1, 1).expand(-1, 1, *self.maps.shape[2:])
-        return self.maps.gather(1, index).squeeze(1)
-
 
 class Anchors(nn.Module):
-    """The trunk and its three branches."""
+    """The trunk, where a position sees 47 pixels a side, 8 from the next, and three branches."""
 
     def __init__(self, config: AnchorNetConfig, *, classes: int, bands: int) -> None:
         super().__init__()
-        squeeze = config.squeeze == "output"
-        self.trunk = Trunk(bands, squeeze=squeeze)
-        self.branches = nn.ModuleList(
-            Branch(kernels, classes=classes, squeeze=squeeze, auxiliary=config.auxiliary)
-            for kernels in KERNELS
-        )
+        squeeze, inputs = config.squeeze == "output", STEM
+        stem = nn.Conv2d(bands, STEM, 3, 2, bias=False)
+        self.trunk = nn.Sequential(stem, nn.BatchNorm2d(STEM), nn.Hardswish())
+        for expanded, outputs, kernel, stride, late in TRUNK:
+            sizes = (inputs, expanded, outputs, kernel, stride)
+            self.trunk.append(Bottleneck(*sizes, squeeze=squeeze and late, swish=late))
+            inputs = outputs
+        branches = [Branch(kernels, classes, squeeze, config.auxiliary) for kernels in KERNELS]
+        self.branches = nn.ModuleList(branches)
         init_efficientnet(self)
-        for branch in self.branches:
-            assert isinstance(branch, Branch)
+        for branch in branches:
             for layer in (branch.head, branch.auxiliary, branch.attention.score):
                 if layer is not None:
                     nn.init.normal_(layer.weight, std=HEAD_DEVIATION)
@@ -217,38 +199,11 @@ class Anchors(nn.Module):
         return [branch(x) for branch in self.branches]
 
 
-class Trunk(nn.Sequential):
-    """Layers that all branches share: a position sees 47 pixels a side, 8 from the next."""
-
-    def __init__(self, bands: int, *, squeeze: bool) -> None:
-        blocks: list[nn.Module] = [
-            nn.Conv2d(bands, STEM, 3, 2, bias=False),
-            nn.BatchNorm2d(STEM),
-            nn.Hardswish(),
-        ]
-        inputs = STEM
-        for expanded, outputs, kernel, stride, late in TRUNK:
-            activation = nn.Hardswish if late else nn.ReLU
-            blocks.append(
-                Bottleneck(
-                    inputs,
-                    expanded,
-                    outputs,
-                    kernel,
-                    stride,
-                    squeeze=squeeze and late,
-                    activation=activation,
-                )
-            )
-            inputs = outputs
-        super().__init__(*blocks)
-
-
 class Branch(nn.Module):
     """Score each position of a map for each class, and weight positions by attention."""
 
     def __init__(
-        self, kernels: tuple[int, int], *, classes: int, squeeze: bool, auxiliary: bool
+        self, kernels: tuple[int, int], classes: int, squeeze: bool, auxiliary: bool
     ) -> None:
         super().__init__()
         self.blocks = nn.Sequential(
@@ -306,11 +261,12 @@ class Bottleneck(nn.Module):
         stride: int = 1,
         *,
         squeeze: bool,
-        activation: type[nn.Module] = nn.Hardswish,
+        swish: bool = True,
     ) -> None:
         super().__init__()
+        activation = nn.Hardswish if swish else nn.ReLU
         self.cut = (kernel - 1) // 2 if stride == 1 and inputs == outputs else None
-        layers: list[nn.Module] = [
+        self.layers = nn.Sequential(
             nn.Conv2d(inputs, expanded, 1, bias=False),
             nn.BatchNorm2d(expanded),
             activation(),
@@ -319,10 +275,9 @@ class Bottleneck(nn.Module):
             activation(),
             nn.Conv2d(expanded, outputs, 1, bias=False),
             nn.BatchNorm2d(outputs),
-        ]
+        )
         if squeeze:
-            layers.append(SqueezeExcite(outputs))
-        self.layers = nn.Sequential(*layers)
+            self.layers.append(SqueezeExcite(outputs, outputs // SQUEEZE_RATIO, hard=True))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a map (n, outputs, height, width)."""
@@ -331,20 +286,6 @@ class Bottleneck(nn.Module):
             return maps
         height, width = maps.shape[2:]
         return maps + x[:, :, self.cut : self.cut + height, self.cut : self.cut + width]
-
-
-class SqueezeExcite(nn.Module):
-    """Scale channels by a gate on the mean of the map; the only layer that is not local."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.reduce = nn.Conv2d(channels, channels // SQUEEZE_RATIO, 1)
-        self.expand = nn.Conv2d(channels // SQUEEZE_RATIO, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a map of the same shape."""
-        mean = x.mean(dim=(2, 3), keepdim=True)  # (n, channels, 1, 1)
-        return x * functional.hardsigmoid(self.expand(functional.relu(self.reduce(mean))))
 
 
 def objective(episodes: Episodes, task: Task, config: AnchorNetObjective) -> Terms:

@@ -1,4 +1,4 @@
-"""The interface of models, and the losses that families share."""
+"""The interface of models, the aggregators, and the losses that families share."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tnetcli.geometry import Grid, Region
 from tnetcli.models.configs import ModelConfig
@@ -58,24 +59,16 @@ class Model(nn.Module, ABC):
     """
 
     family: str
-    max_levels: int | None  # None: no limit
+    feature_size: int  # length of a feature vector
     min_view_size: int  # pixels per side; a smaller region has reached native resolution
 
     def __init__(self, config: ModelConfig, *, grid: Grid, classes: int, bands: int) -> None:
         super().__init__()
         if classes < 1 or bands < 1:
             raise ValueError(f"a model needs a class and a band: `{classes}`, `{bands}`")
-        self.config = config
-        self.max_levels = config.max_levels
-        self.grid = grid
-        self.classes = classes
-        self.bands = bands
+        self.config, self.grid, self.classes, self.bands = config, grid, classes, bands
+        self.max_levels = config.max_levels  # None: no limit
         self.view_size = self.min_view_size = config.view_size
-
-    @property
-    @abstractmethod
-    def feature_size(self) -> int:
-        """Return the length of a feature vector."""
 
     def encoder(self, level: int) -> nn.Module:
         """Return the module (views, positions, score_cells=True) -> EncoderOutput of a level.
@@ -120,13 +113,62 @@ class Model(nn.Module, ABC):
 
 
 def masked_features(features: Tensor, mask: Tensor, unread: Tensor | None) -> Tensor:
-    """Return features with zeros where `mask` is false, as 0 times NaN would be NaN.
-
-    Raise ValueError if unread evidence is given: no family uses it yet.
-    """
+    """Return features with zeros where `mask` is false, as 0 times NaN would be NaN."""
     if unread is not None:
         raise ValueError("this aggregator does not use unread evidence")
     return features.masked_fill(~mask.unsqueeze(-1), 0)
+
+
+class WeightedMean(Model):
+    """A model whose head is a dense layer on the weighted mean of the feature vectors."""
+
+    def add_head(self, size: int, aggregator: nn.Module | None = None) -> None:
+        """Add aggregator, dropout and head for features of a size; equal weights by default."""
+        self.feature_size = size
+        self.aggregator = aggregator or Mean()
+        self.dropout = nn.Dropout(self.config.dropout)
+        self.head = nn.Linear(size, self.classes)
+
+    def aggregate(
+        self, features: Tensor, mask: Tensor, levels: Tensor, unread: Tensor | None = None
+    ) -> Aggregated:
+        """Classify the weighted mean of the unmasked features."""
+        features = masked_features(features, mask, unread)
+        weights: Tensor = self.aggregator(features, mask)  # (images, regions)
+        mean = (weights.unsqueeze(-1) * features).sum(dim=1)  # (images, D)
+        return Aggregated(self.classify(mean, levels), weights.detach(), mean, {})
+
+    def classify(self, features: Tensor, levels: Tensor) -> Tensor:
+        """Return the logits of feature vectors; all levels share the head."""
+        logits: Tensor = self.head(self.dropout(features))
+        return logits
+
+
+class Mean(nn.Module):
+    """Equal weights."""
+
+    def forward(self, features: Tensor, mask: Tensor) -> Tensor:
+        """(images, regions, D), (images, regions) -> weights (images, regions)."""
+        return mask.to(features) / mask.sum(dim=1, keepdim=True)
+
+
+class Gated(Mean):
+    """Weights learned from each region and a gate on the mean of all (CUB and NABirds)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        inner = max(size // 4, 1)
+        self.reduce = nn.Linear(size, inner)
+        self.expand = nn.Linear(inner, size)
+        self.score = nn.Linear(size, 1)
+
+    def forward(self, features: Tensor, mask: Tensor) -> Tensor:
+        """(images, regions, D), (images, regions) -> weights (images, regions)."""
+        mean = (super().forward(features, mask).unsqueeze(-1) * features).sum(dim=1)  # (images, D)
+        gate = self.expand(functional.silu(self.reduce(mean))).sigmoid()
+        scores = self.score(features * gate.unsqueeze(1)).squeeze(-1)  # (images, regions)
+        weights: Tensor = scores.masked_fill(~mask, -torch.inf).softmax(dim=1)
+        return weights
 
 
 # Loss terms by name, each with its weight; a term with weight None is only a metric.
@@ -164,12 +206,9 @@ class Episodes:
 FamilyTerms: TypeAlias = Callable[[Episodes, Task, Any], Terms]
 
 
-def side_loss(episodes: Episodes, task: Task) -> Tensor:
-    """Return the loss of `side_logits` (views, heads, outputs), all with the image's label.
-
-    Sum over heads, mean over the views of an image, mean over images.
-    """
-    region, logits = episodes.aux["side_logits"]
+def side_loss(episodes: Episodes, task: Task, name: str = "side_logits") -> Tensor:
+    """Return the loss of logits (views, heads, outputs): sum of heads, mean of views and images."""
+    region, logits = episodes.aux[name]
     image, heads = episodes.image[region], logits.shape[1]
     weights = image_weights(image, episodes, task).repeat_interleave(heads)
     targets = episodes.targets[image].repeat_interleave(heads)
@@ -187,10 +226,7 @@ def glimpse_loss(episodes: Episodes) -> Tensor:
 def image_weights(
     image: Tensor, episodes: Episodes, task: Task, weights: Tensor | None = None
 ) -> Tensor:
-    """Return weights (n,) of rows such that each image counts by its importance.
-
-    The rows of an image share its weight equally, or in proportion to `weights` (n,).
-    """
+    """Return weights (n,): rows share their image's importance, equally or by `weights` (n,)."""
     images = len(episodes.targets)
     own = torch.ones_like(image, dtype=torch.float32) if weights is None else weights.float()
     total = own.new_zeros(images).index_add(0, image, own)  # (images,)
@@ -219,20 +255,23 @@ def init_bagnet(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.Conv2d | nn.Linear):
             nn.init.xavier_normal_(part.weight)
-            _zero_bias(part)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
 
 
 def init_efficientnet(module: nn.Module) -> None:
     """Scale variance by fan-out: truncated normal for convolutions, uniform for dense layers."""
     for part in module.modules():
+        if not isinstance(part, nn.Conv2d | nn.Linear):
+            continue
         if isinstance(part, nn.Conv2d):
             fan_out = part.out_channels // part.groups * math.prod(part.kernel_size)
             _truncated_normal(part.weight, math.sqrt(2 / fan_out) / TRUNCATED)
-            _zero_bias(part)
-        elif isinstance(part, nn.Linear):
+        else:
             bound = math.sqrt(1 / part.out_features)
             nn.init.uniform_(part.weight, -bound, bound)
-            _zero_bias(part)
+        if part.bias is not None:
+            nn.init.zeros_(part.bias)
 
 
 def _truncated_normal(weight: Tensor, deviation: float) -> None:
@@ -241,8 +280,3 @@ def _truncated_normal(weight: Tensor, deviation: float) -> None:
     end = math.erf(math.sqrt(2))
     with torch.no_grad():
         weight.uniform_(-end, end).erfinv_().mul_(deviation * math.sqrt(2))
-
-
-def _zero_bias(layer: nn.Conv2d | nn.Linear) -> None:
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)

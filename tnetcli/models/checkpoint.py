@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 from safetensors import SafetensorError, safe_open
 
 from tnetcli import __version__
@@ -45,18 +45,17 @@ Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
+def _known_task(name: str) -> str:
+    if name not in TASKS:
+        raise ValueError(f"unknown task: `{shorten(name)}`")
+    return name
+
+
 class TaskDescription(Strict):
     """The task of a model and the state fitted to its training targets."""
 
-    name: str = "classification"
+    name: Annotated[str, AfterValidator(_known_task)] = "classification"
     state: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in TASKS:
-            raise ValueError(f"unknown task: `{shorten(name)}`")
-        return name
 
 
 class Description(Strict):
@@ -124,8 +123,7 @@ class Description(Strict):
     @property
     def grid(self) -> Grid:
         """Return the cells of a region; a single one if the family has no grid."""
-        grid = getattr(self.model_settings, "grid", None) or Grid(1, 1, 1.0)
-        assert isinstance(grid, Grid)
+        grid: Grid = getattr(self.model_settings, "grid", Grid(1, 1, 1.0))
         return grid
 
     @property
@@ -138,32 +136,23 @@ class Description(Strict):
     def traversal_config(
         self, *, levels: int | None = None, keep: tuple[int, ...] | None = None
     ) -> TraversalConfig:
-        """Return the traversal of training, with other levels or cells if given.
-
-        Beyond the trained depth the last number of `keep` repeats; `levels` is limited to what the
-        family supports. Both are logged as warnings.
-        """
-        trained = self.traversal
-        depth, most = levels or trained.levels, self.model_settings.max_levels
+        """Return the traversal of training, with other levels or cells; warn about too many."""
+        trained, most = self.traversal, self.model_settings.max_levels
+        depth = levels or trained.levels
         if most is not None and depth > most:
             log.warning("the family `%s` has %d levels: %d requested", self.family, most, depth)
             depth = most
         if depth > trained.levels:
-            log.warning(
-                "the model was trained with %d levels, %d requested: deeper levels follow as many "
-                "cells as the last one",
-                trained.levels,
-                depth,
-            )
+            problem = f"the model was trained with {trained.levels} levels, {depth} requested"
+            log.warning("%s: deeper levels follow as many cells as the last one", problem)
         if keep is not None:
             warn_unused(depth, keep)
         return trained.changed(levels=depth, keep=keep or trained.keep or (1,))
 
     def as_json(self) -> str:
         """Return the text that is stored in the file."""
-        return json.dumps(
-            {"schema": SCHEMA, **self.model_dump(mode="json")}, ensure_ascii=False, allow_nan=False
-        )
+        fields = {"schema": SCHEMA, **self.model_dump(mode="json")}
+        return json.dumps(fields, ensure_ascii=False, allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +162,7 @@ class TensorFile:
     path: Path
     metadata: dict[str, str]
     shapes: dict[str, tuple[int, ...]]
+    size: int  # bytes
     _file: BufferedReader
     _opened: Any
 
@@ -180,11 +170,6 @@ class TensorFile:
         """Yield name and values of each tensor."""
         for name in self.shapes:
             yield name, self._opened.get_tensor(name)
-
-    @property
-    def size(self) -> int:
-        """Return the size of the file in bytes."""
-        return os.fstat(self._file.fileno()).st_size
 
     @property
     def sha256(self) -> str:
@@ -208,9 +193,9 @@ def open_tensor_file(
             open(open_descriptor(path), "rb") as file,
             _open_checked(path, file, framework) as opened,
         ):
-            names = opened.offset_keys()
+            names, size = opened.offset_keys(), os.fstat(file.fileno()).st_size
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
-            yield TensorFile(path, opened.metadata() or {}, shapes, file, opened)
+            yield TensorFile(path, opened.metadata() or {}, shapes, size, file, opened)
     except SafetensorError as error:
         raise ModelError(
             f"not a valid safetensors file: `{path}`: {printable(first_line(error), 200)}",
@@ -276,14 +261,10 @@ def save_checkpoint(
 
     With `half`, parameters are stored as float16 where they fit; running statistics stay float32.
     """
-    for name, described, actual in (
-        ("family", description.family, model.family),
-        ("config", description.config, model.config.model_dump(mode="json")),
-        ("classes", len(description.classes), model.classes),
-        ("bands", len(description.bands), model.bands),
-    ):
-        if described != actual:
-            raise ValueError(f"`{name}` does not fit the model: `{described}`, not `{actual}`")
+    described = (description.family, len(description.classes), len(description.bands))
+    config = model.config.model_dump(mode="json")
+    if (*described, description.config) != (model.family, model.classes, model.bands, config):
+        raise ValueError(f"the description of a `{description.family}` does not fit the model")
     parameters = {name for name, _ in model.named_parameters()} if half else set()
     tensors = {
         name: _stored(name, value, half=name in parameters)
@@ -294,7 +275,6 @@ def save_checkpoint(
 
 
 def _stored(name: str, value: "Tensor", *, half: bool) -> "Tensor":
-    value = value.detach().cpu()
     if value.is_floating_point():
         value = value.float()
         if not value.isfinite().all():
@@ -302,17 +282,14 @@ def _stored(name: str, value: "Tensor", *, half: bool) -> "Tensor":
                 f"the weights are not finite: `{name}`",
                 hint="training diverged: lower the learning rate",
             )
-        small = value.half()
-        if half and small.isfinite().all():
-            value = small
-    return value.contiguous().clone()  # safetensors rejects tensors that share memory
+        if half and value.half().isfinite().all():
+            value = value.half()
+    # A copy, as safetensors rejects tensors that share memory.
+    return value.detach().cpu().contiguous().clone()
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, device: str = "cpu") -> Checkpoint:
-    """Load and check a model file for inference; nothing is unpickled.
-
-    The global random state is left unchanged.
-    """
+    """Load and check a model file for inference; the global random state is left unchanged."""
     import torch
 
     from tnetcli.models.devices import choose_device
@@ -324,39 +301,29 @@ def load_checkpoint(path: str | os.PathLike[str], *, device: str = "cpu") -> Che
             # On the meta device first, so that a description cannot allocate more memory than the
             # file has. Backbones that compute while they are built fail here (`gemma4_vit`).
             with torch.device("meta"):
-                _check_shapes(file, _build(description).state_dict())
-            model = _build(description)
-            expected, values = model.state_dict(), {}
-            for name, value in file.tensors():
-                _check_values(name, value, expected[name], half=description.weights == "float16")
-                values[name] = value
+                expected = _build(description).state_dict()
+            _check_shapes(file, expected)
+            model, values = _build(description), dict(file.tensors())
+            for name, value in values.items():
+                allowed = {expected[name].dtype}
+                if description.weights == "float16" and value.is_floating_point():
+                    allowed.add(torch.float16)
+                if value.dtype not in allowed:
+                    wanted = expected[name].dtype
+                    raise ModelError(f"the tensor `{name}` is {value.dtype}, expected {wanted}")
+                if not value.isfinite().all():
+                    raise ModelError(f"the weights are not finite: `{name}`")
         sha256 = file.sha256
     model.load_state_dict(values)
     return Checkpoint(model.eval().to(place), description, sha256, file.path)
 
 
 def _check_shapes(file: TensorFile, expected: "Mapping[str, Tensor]") -> None:
-    for kind, names in (
-        ("missing", [name for name in expected if name not in file.shapes]),
-        ("unknown", [name for name in file.shapes if name not in expected]),
-    ):
-        if names:
-            raise ModelError(f"a tensor is {kind}: `{names[0]}` (1 of {len(names)})")
+    for name in sorted(expected.keys() ^ file.shapes.keys()):
+        raise ModelError(f"a tensor is {'missing' if name in expected else 'unknown'}: `{name}`")
     for name, value in expected.items():
         if file.shapes[name] != (shape := tuple(value.shape)):
             raise ModelError(f"the tensor `{name}` has shape {file.shapes[name]}, expected {shape}")
-
-
-def _check_values(name: str, value: "Tensor", expected: "Tensor", *, half: bool) -> None:
-    import torch
-
-    allowed = {expected.dtype} | (
-        {torch.float16} if half and expected.is_floating_point() else set()
-    )
-    if value.dtype not in allowed:
-        raise ModelError(f"the tensor `{name}` is {value.dtype}, expected {expected.dtype}")
-    if not value.isfinite().all():
-        raise ModelError(f"the weights are not finite: `{name}`")
 
 
 def _build(description: Description) -> "Model":
@@ -439,6 +406,5 @@ def find_model_file(name_or_path: str | os.PathLike[str]) -> Path:
         raise ModelError(f"a model is a local file: `{text}`", hint="download it first")
     if text and (path.name != text or path.suffix or os.path.exists(text)):
         return path
-    names = f"bundled models: {', '.join(bundled)}" if bundled else "no model is bundled"
-    hint = did_you_mean(text, bundled, f"{names}; or give a {SUFFIX} file")
+    hint = did_you_mean(text, bundled, f"bundled: {', '.join(bundled)}; or give a {SUFFIX} file")
     raise ModelError(f"unknown model: `{text}`", hint=hint)

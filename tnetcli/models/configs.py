@@ -1,6 +1,7 @@
 """Configuration of each family: plain values, validated without torch."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -9,15 +10,18 @@ from tnetcli.geometry import Grid
 from tnetcli.models.lsp import FIELDS, STRIDE, AnchorGrid, LspSetting
 
 MAX_CELLS = 256  # per side
-MAX_CHANNELS = 65_536
-MIN_TEMPERATURE = 0.02  # below, single precision rounds probabilities to 0
 BAGNET_FIELD, BAGNET_STRIDE = 77, 8  # pixels seen by one position of BagNet-77's map, and its step
 ANCHORNET = "anchornet"  # the backbone of an AnchorNet that encodes its own patches
+DRAM_CELLS = 7  # per side, of the attention that DRAM reports
+Weights: TypeAlias = bool | Path  # random, from the hub (True), or from a file
 Pooling = Literal["mean", "mean_max"]
 PositionMode = Literal["add", "concat", "mix"]
-Steps = Literal["attention", "last", "none"]
+Name = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(ge=0)]
+Channels = Annotated[int, Field(ge=1, le=65_536)]
+Side = Annotated[int, Field(ge=8, le=4096)]
+Temperature = Annotated[float, Field(ge=0.02)]  # below, single precision rounds to 0
 
 
 class Objective(Strict):
@@ -31,17 +35,15 @@ class ModelConfig(Strict):
     # whether the family can be pre-trained on labelled tiles.
     replays: ClassVar[bool] = False
     pretrains_on_tiles: ClassVar[bool] = False
+    depth: ClassVar[int | None] = None  # maximum number of levels
 
-    backbone: str = Field(
+    backbone: Name = Field(
         "tf_efficientnet_b0",
-        min_length=1,
         description="encoder network: `bagnet77`, `compact` or the name of a timm model",
     )
-    view_size: int = Field(224, ge=8, le=4096, description="side of a view in pixels")
+    view_size: Side = Field(224, description="side of a view in pixels")
     pooling: Pooling = Field(
-        "mean",
-        description="pooling of the feature map; `mean_max` appends the maximum, which keeps small "
-        "objects visible",
+        "mean", description="pooling of the map; `mean_max` appends maxima, for small objects"
     )
     feature_dropout: Fraction = Field(
         0.0, description="dropout rate of the pooled features, before all other modules"
@@ -54,18 +56,25 @@ class ModelConfig(Strict):
     @property
     def max_levels(self) -> int | None:
         """Return the maximum number of levels, None for no limit."""
-        return None
+        return self.depth
+
+    @model_validator(mode="after")
+    def _check_grid(self) -> Self:
+        grid = self.__dict__.get("grid")  # a key, not a property
+        if grid is not None and max(grid.rows, grid.columns) > min(MAX_CELLS, self.view_size):
+            side = "rows" if grid.rows >= grid.columns else "columns"
+            raise ValueError(
+                f"`grid.{side}` is `{getattr(grid, side)}`: at most {MAX_CELLS}, and not above the "
+                f"view's {self.view_size} pixels"
+            )
+        return self
 
 
 class WholeConfig(ModelConfig):
     """Baseline: one view of the whole image."""
 
     replays: ClassVar[bool] = True
-
-    @property
-    def max_levels(self) -> int:
-        """Return 1."""
-        return 1
+    depth: ClassVar[int | None] = 1
 
 
 class TNetConfig(ModelConfig):
@@ -79,81 +88,49 @@ class TNetConfig(ModelConfig):
     )
     tap: Annotated[int, Field(strict=True)] | str | None = Field(
         None,
-        description="feature map that the location module reads: the index of a stage, or the name "
-        "of a module; default: the deepest map with two pixels per cell",
+        description="map that the location module reads, by index of a stage or name of a module; "
+        "default: the deepest one with two pixels per cell",
     )
     alignment: Literal["reference", "pool"] = Field(
-        "pool",
-        description="how the map becomes one vector per cell: `pool` averages the pixels of the "
-        "cell, `reference` picks the published positions",
+        "pool", description="vector of a cell: the mean of its pixels, or the published position"
     )
     location: Literal["squeeze", "context"] = Field(
-        "squeeze",
-        description="location module: `squeeze` (squeeze-excitation) or `context` (cells beside "
-        "the features of the whole view)",
+        "squeeze", description="location module: squeeze-excitation, or with the view as context"
     )
-    location_size: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_CHANNELS,
-        description="channels inside the location module; default: as published",
+    location_size: Channels | None = Field(
+        None, description="channels inside the location module; default: as published"
     )
     centered: bool = Field(
         False, description="subtract the mean of the cell logits before they are normalised"
     )
-    temperature: float = Field(
-        1.0,
-        ge=MIN_TEMPERATURE,
-        description="temperature of the attention: 0.1 allows a sharp one, 1 keeps it near uniform",
+    temperature: Temperature = Field(
+        1.0, description="temperature of the attention: 0.1 is sharp, 1 is near uniform"
     )
     position: PositionMode = Field(
-        "add",
-        description="how the positional encoding enters the features: `add`, `concat`, or `mix` "
-        "(concatenate, then SiLU)",
+        "add", description="how the positional encoding enters; `mix` is `concat`, then SiLU"
     )
-    position_size: int | None = Field(
-        None,
-        ge=12,
-        le=MAX_CHANNELS,
-        description="width of the positional encoding; default: as published",
+    position_size: Annotated[int, Field(ge=12, le=65_536)] | None = Field(
+        None, description="width of the positional encoding; default: as published"
     )
     aggregator: Literal["mean", "gated"] = Field(
         "mean", description="weights of the regions: equal (`mean`) or learned (`gated`)"
     )
 
-    @model_validator(mode="after")
-    def _check_grid(self) -> Self:
-        check_grid(self.grid, self.view_size)
-        return self
-
-
-def check_grid(grid: Grid, view_size: int) -> None:
-    """Raise ValueError if a grid has more cells per side than a view has pixels, or than 256."""
-    for side in ("rows", "columns"):
-        count = getattr(grid, side)
-        if count > min(MAX_CELLS, view_size):
-            raise ValueError(
-                f"`grid.{side}` is `{count}`: at most {MAX_CELLS}, and not above the view's "
-                f"{view_size} pixels"
-            )
-
 
 class AnchorNetObjective(Objective):
     """Loss terms of AnchorNet."""
 
-    side: Weight = Field(
-        default=1.0, description="weight of the loss of each branch and auxiliary head"
-    )
+    side: Weight = Field(1.0, description="weight of the loss of each branch and auxiliary head")
 
 
 class AnchorNetConfig(ModelConfig):
     """Patches selected from class maps of small receptive fields, and a classifier for them."""
 
-    backbone: str = Field(
+    depth: ClassVar[int | None] = 2
+
+    backbone: Name = Field(
         "tf_efficientnet_b0",
-        min_length=1,
-        description="network that classifies the patches: `bagnet77`, `compact`, the name of a "
-        f"timm model, or `{ANCHORNET}`, which encodes its own patches to any depth",
+        description=f"network that classifies patches; `{ANCHORNET}` encodes its own, to any depth",
     )
     view_size: int = Field(
         224,
@@ -162,9 +139,7 @@ class AnchorNetConfig(ModelConfig):
         description="side of a view in pixels; patches have 63, 95 and 111 of them",
     )
     patches: LspSetting = Field(
-        "loose",
-        description="number of patches and their overlap: `strict` to visualise, `loose` to "
-        "classify",
+        "loose", description="number and overlap of patches: `strict` to visualise them"
     )
     squeeze: Literal["output", "none"] = Field(
         "output", description="squeeze-excitation of the output of each block, or none"
@@ -176,7 +151,7 @@ class AnchorNetConfig(ModelConfig):
     @property
     def max_levels(self) -> int | None:
         """Return 2, or None if AnchorNet encodes its own patches."""
-        return None if self.backbone == ANCHORNET else 2
+        return None if self.backbone == ANCHORNET else self.depth
 
     @property
     def grid(self) -> AnchorGrid:
@@ -187,65 +162,45 @@ class AnchorNetConfig(ModelConfig):
 class TwoStreamObjective(Objective):
     """Loss terms of the two streams."""
 
-    local: Weight = Field(default=1.0, description="weight of the loss of the local stream")
+    local: Weight = Field(1.0, description="weight of the loss of the local stream")
     ranking: Weight = Field(
-        default=0.5, description="weight of the ranking loss between local and global predictions"
+        0.5, description="weight of the ranking loss between local and global predictions"
     )
-    margin: float = Field(
-        default=0.5,
-        ge=0,
-        lt=1,
-        description="margin by which the local probability of the true class should exceed the "
-        "global one",
+    margin: Fraction = Field(
+        0.5, description="by how much the local probability of the class should be higher"
     )
     hold_global: bool = Field(
-        default=False, description="stop the gradient of the ranking loss to the global stream"
+        False, description="stop the gradient of the ranking loss to the global stream"
     )
 
 
 class TwoStreamConfig(ModelConfig):
     """A stream for the whole image and a recurrent stream for its regions."""
 
+    depth: ClassVar[int | None] = 2
+
     grid: Grid = Field(
         Grid(3, 3, 0.5), description="cells of the whole image: rows, columns, cell_fraction"
     )
     patches: Literal["cam", "even"] = Field(
-        "cam",
-        description="scores of the cells: `cam`, the class activation map of the predicted class, "
-        "or `even`, all equal, for sampled or fixed regions",
+        "cam", description="scores of the cells: class activation map, or `even` (all equal)"
     )
-    temperature: float = Field(
-        1.0,
-        ge=MIN_TEMPERATURE,
-        description="temperature of the cell scores: 0.1 allows a sharp choice, 1 keeps it near "
-        "uniform",
+    temperature: Temperature = Field(
+        1.0, description="temperature of the cell scores: 0.1 is sharp, 1 is near uniform"
     )
-    local_backbone: str | None = Field(
-        None,
-        min_length=1,
-        description="backbone of the local stream; default: `backbone`, with its own weights",
-    )
-    local_size: int | None = Field(
-        None,
-        ge=8,
-        le=4096,
-        description="side of the local stream's views in pixels; default: `view_size`",
+    local_size: Side | None = Field(
+        None, description="side of the local stream's views in pixels; default: `view_size`"
     )
     local_weight: float = Field(
         1.0, gt=0, le=1000, description="weight of the local logits beside the global ones"
     )
-    steps: Steps = Field(
+    steps: Literal["attention", "last", "none"] = Field(
         "attention",
-        description="use of the recurrent steps: their mean by learned weights (`attention`), the "
-        "last step (`last`; each step has a loss), or no recurrence (`none`)",
+        description="use of the recurrent steps: weighted mean, the last (each has a loss), or no "
+        "recurrence",
     )
     step_count: int = Field(10, ge=1, le=1000, description="number of recurrent steps")
-    state_size: int = Field(512, ge=1, le=MAX_CHANNELS, description="size of the recurrent state")
-
-    @property
-    def max_levels(self) -> int:
-        """Return 2: each stream has one level."""
-        return 2
+    state_size: Channels = Field(512, description="size of the recurrent state")
 
     @property
     def local_view_size(self) -> int:
@@ -258,32 +213,33 @@ class TwoStreamConfig(ModelConfig):
             raise ValueError(
                 f"`local_size` is `{self.local_size}`, above `view_size`: {self.view_size}"
             )
-        check_grid(self.grid, self.view_size)
         return self
 
 
 class SaccaderObjective(Objective):
     """Loss terms of Saccader."""
 
-    glimpses: Weight = Field(default=1.0, description="weight of REINFORCE for the glimpses")
+    glimpses: Weight = Field(1.0, description="weight of REINFORCE for the glimpses")
     imitation: Weight = Field(
-        default=0.0, description="weight of imitating the positions with the most evidence"
+        0.0, description="weight of imitating the positions with the most evidence"
     )
 
 
 class SaccaderConfig(ModelConfig):
     """Hard attention over the positions of one feature map (Elsayed et al. 2019)."""
 
-    backbone: str = Field(
-        "bagnet77", min_length=1, description="`bagnet77`; each position sees 77 pixels"
+    backbone: Literal["bagnet77"] = Field(
+        "bagnet77", description="`bagnet77`; each position sees 77 pixels"
     )
-    view_size: int = Field(224, ge=BAGNET_FIELD, le=2304, description="side of a view in pixels")
+    view_size: int = Field(
+        224,
+        ge=BAGNET_FIELD,
+        le=BAGNET_FIELD + MAX_CELLS * BAGNET_STRIDE - 1,
+        description="side of a view in pixels",
+    )
     glimpses: int = Field(6, ge=1, description="glimpses per view; no position twice")
     width: float = Field(
-        1.0,
-        ge=1 / 16,
-        le=2.0,
-        description="width multiplier: 1 as published; 0.125 trains on a laptop",
+        1.0, ge=1 / 16, le=2, description="width; 1 as published, 0.125 trains on a laptop"
     )
 
     @property
@@ -298,12 +254,8 @@ class SaccaderConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.backbone != "bagnet77":
-            raise ValueError(f"`backbone` is `{self.backbone}`: Saccader needs `bagnet77`")
         if self.pooling != "mean" or self.drop_path:
             raise ValueError("`bagnet77` supports pooling `mean` only, and no drop_path")
-        if self.positions > MAX_CELLS:
-            raise ValueError(f"`view_size` is `{self.view_size}`: above {MAX_CELLS} positions")
         if self.glimpses > self.positions**2:
             raise ValueError(
                 f"`glimpses` is `{self.glimpses}`: a view has {self.positions**2} positions"
@@ -314,18 +266,15 @@ class SaccaderConfig(ModelConfig):
 class DramObjective(Objective):
     """Loss terms of DRAM."""
 
-    side: Weight = Field(
-        default=1.0, description="weight of the loss after each glimpse but the last"
-    )
-    glimpses: Weight = Field(default=1.0, description="weight of REINFORCE for the glimpses")
+    side: Weight = Field(1.0, description="weight of the loss after each glimpse but the last")
+    glimpses: Weight = Field(1.0, description="weight of REINFORCE for the glimpses")
 
 
 class DramConfig(ModelConfig):
     """A recurrent network that takes one glimpse after another (Ba et al. 2014)."""
 
-    backbone: str = Field(
+    backbone: Name = Field(
         "resnetv2_50",
-        min_length=1,
         description="encoder of the glimpses: `bagnet77`, `compact` or the name of a timm model",
     )
     glimpses: int = Field(
@@ -336,27 +285,17 @@ class DramConfig(ModelConfig):
         3, ge=1, le=16, description="scales of a glimpse, from its own size to the whole view"
     )
     sharp_only: bool = Field(
-        True,
-        description="classify by the finest scale, as published; the others only choose the first "
-        "position",
+        True, description="classify by the finest scale; the others choose the first position"
     )
-    state_size: int = Field(
-        1024, ge=1, le=MAX_CHANNELS, description="units of each of the two recurrent layers"
-    )
+    state_size: Channels = Field(1024, description="units of each of the two recurrent layers")
     deviation: float = Field(
-        0.1,
-        ge=0.001,
-        le=1.0,
-        description="standard deviation of sampled positions in training; a view is 2 wide",
-    )
-    cells: int = Field(
-        7, ge=2, le=MAX_CELLS, description="cells per side of the grid of the reported attention"
+        0.1, ge=0.001, le=1, description="deviation of sampled positions; a view is 2 wide"
     )
 
     @property
     def grid(self) -> Grid:
         """Return cells as large as a glimpse."""
-        return Grid(self.cells, self.cells, self.glimpse_size / self.view_size)
+        return Grid(DRAM_CELLS, DRAM_CELLS, self.glimpse_size / self.view_size)
 
     @property
     def of_glimpses(self) -> ModelConfig:
@@ -366,7 +305,8 @@ class DramConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in ("glimpse_size", "cells"):
-            if (value := getattr(self, name)) > self.view_size:
-                raise ValueError(f"`{name}` is `{value}`: a view has {self.view_size} pixels")
+        if self.glimpse_size > self.view_size:
+            raise ValueError(
+                f"`glimpse_size` is `{self.glimpse_size}`: a view has {self.view_size} pixels"
+            )
         return self

@@ -13,8 +13,6 @@ from tnetcli.traversal.config import TraversalConfig
 if TYPE_CHECKING:
     from torch import nn
 
-    from tnetcli.models.base import Model
-
 MAX_VIEWS = 2000  # per level; more is a mistake in keep or levels
 
 
@@ -27,11 +25,8 @@ class Parameters(NamedTuple):
 
 def count_parameters(model: "nn.Module") -> Parameters:
     """Count parameters and buffers, without batch norm's counts of batches."""
-    total = sum(
-        value.numel()
-        for name, value in model.state_dict().items()
-        if not name.endswith("num_batches_tracked")
-    )
+    state = model.state_dict().items()
+    total = sum(value.numel() for name, value in state if not name.endswith("num_batches_tracked"))
     return Parameters(sum(each.numel() for each in model.parameters()), total)
 
 
@@ -55,12 +50,10 @@ Steps = tuple[Step, ...]
 
 def steps_of(keep: Sequence[int], *, root_always_scored: bool = False) -> Steps:
     """Return the steps of a traversal that follows `keep` cells per region of each level."""
-    views, steps = 1, []
-    for level, count in enumerate((*keep, 0), 1):
-        scored = level <= len(keep) or (root_always_scored and level == 1)
-        steps.append(Step(level, views, scored))
-        views *= count
-    return tuple(steps)
+    scored = [True] * len(keep) + [False]
+    scored[0] = scored[0] or root_always_scored
+    views = [math.prod(keep[:level]) for level in range(len(scored))]
+    return tuple(map(Step, range(1, len(scored) + 1), views, scored))
 
 
 def steps_of_config(config: TraversalConfig, grid: Grid, *, most: int | None = None) -> Steps:
@@ -103,7 +96,17 @@ class Counter:
     def __init__(
         self, family: str, config: ModelConfig | dict[str, Any], *, classes: int, bands: int = 3
     ) -> None:
-        self.model = _build_on_meta(family, config, classes=classes, bands=bands)
+        import torch
+
+        try:
+            with torch.device("meta"):
+                model = build_model(family, config, classes=classes, bands=bands)
+        except RuntimeError as error:
+            if "meta" not in str(error).lower():
+                raise
+            # Some timm networks compute while they are built.
+            model = build_model(family, config, classes=classes, bands=bands)
+        self.model = model.eval().to("meta")
         self._per_view: dict[tuple[bool, bool], int] = {}
 
     def count(self, steps: Steps) -> int:
@@ -136,19 +139,3 @@ def _multiplications(run: Callable[[], Any]) -> int:
     with FlopCounterMode(display=False) as flops, torch.no_grad():
         run()
     return int(flops.get_total_flops()) // 2
-
-
-def _build_on_meta(
-    family: str, config: ModelConfig | dict[str, Any], *, classes: int, bands: int
-) -> "Model":
-    import torch
-
-    try:
-        with torch.device("meta"):
-            model = build_model(family, config, classes=classes, bands=bands)
-    except RuntimeError as error:
-        if "meta" not in str(error).lower():
-            raise
-        # Some timm networks compute while they are built.
-        model = build_model(family, config, classes=classes, bands=bands)
-    return model.eval().to("meta")

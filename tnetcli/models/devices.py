@@ -13,29 +13,20 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 def choose_device(name: str) -> torch.device:
     """Return the named torch device; `auto` is CUDA, else MPS, else the CPU."""
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = [kind for kind in found if found[kind]] + ["cpu"]
     if name == "auto":
-        return torch.device(next(kind for kind in available if available[kind]))
-    kind = name.split(":")[0]
+        return torch.device(available[0])
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(
-            f"unknown device: `{name}`", hint="use auto, cpu, cuda, cuda:1 or mps"
-        ) from error
-    if not available.get(kind, False):
-        raise UsageError(
-            f"no `{kind}` device is available to torch",
-            hint="use --device auto to select an available device",
-        )
-    if kind == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"no such device: `{name}`", hint=f"{torch.cuda.device_count()} are available"
-        )
+        hint = "use auto, cpu, cuda, cuda:1 or mps"
+        raise UsageError(f"unknown device: `{name}`", hint=hint) from error
+    if device.type not in available:
+        hint = "use --device auto to select an available device"
+        raise UsageError(f"no `{device.type}` device is available to torch", hint=hint)
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise UsageError(f"no such device: `{name}`", hint=f"{count} are available")
     return device
 
 
@@ -52,10 +43,7 @@ def limit_threads(count: int) -> None:
 
 @contextmanager
 def sharing_cores(lanes: int, device: torch.device) -> Iterator[None]:
-    """Divide torch's threads by the number of concurrent forward passes on the CPU.
-
-    With all threads in each pass, every layer would wait for a core that another pass occupies.
-    """
+    """Divide torch's threads by the number of concurrent forward passes on the CPU."""
     before = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(max(1, before // lanes))

@@ -5,6 +5,7 @@
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ class Lsp(NamedTuple):
     fractions: tuple[float, ...]
 
     def select(self, heat: NDArray[np.floating], branch: int) -> NDArray[np.intp]:
-        """Return the positions (patches, 2), row and column, that LSP takes from a map, best first.
+        """Return the positions (patches, 2), row and column, that LSP takes, best first.
 
         Equal values are taken in row-major order. The highest position is always taken.
         """
@@ -80,6 +81,16 @@ def overlap_of(
     return overlap
 
 
+@lru_cache
+def _spans(view_size: int) -> tuple[tuple[int, int], ...]:
+    """Return start and length in view pixels of each row of patches, branch by branch."""
+    return tuple(
+        (STRIDE * position, side)
+        for side in FIELDS
+        for position in range(count_positions(view_size, side))
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class AnchorGrid(Grid):
     """The patches of all branches as cells: one block of rows and columns per branch.
@@ -99,38 +110,31 @@ class AnchorGrid(Grid):
     def __post_init__(self) -> None:
         if self.view_size < max(FIELDS):
             raise ValueError(f"a view is smaller than {max(FIELDS)} pixels: `{self.view_size}`")
-        object.__setattr__(self, "rows", sum(self.counts))
-        object.__setattr__(self, "columns", sum(self.counts))
+        object.__setattr__(self, "rows", len(_spans(self.view_size)))
+        object.__setattr__(self, "columns", self.rows)
         object.__setattr__(self, "cell_fraction", min(FIELDS) / self.view_size)
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Return the positions per side of each branch."""
-        return tuple(count_positions(self.view_size, each) for each in FIELDS)
 
     def describe(self) -> str:
         """Return a description such as `955 patches of 63, 95 and 111 pixels`."""
-        patches = sum(count**2 for count in self.counts)
         *sizes, largest = FIELDS
-        return f"{patches} patches of {', '.join(map(str, sizes))} and {largest} pixels"
+        sizes_text = f"{', '.join(map(str, sizes))} and {largest}"
+        return f"{int(self.choices().sum())} patches of {sizes_text} pixels"
 
     def block_of(self, branch: int) -> slice:
         """Return the rows, which are also the columns, of a branch."""
-        first = sum(self.counts[:branch])
-        return slice(first, first + self.counts[branch])
+        counts = [count_positions(self.view_size, each) for each in FIELDS]
+        return slice(sum(counts[:branch]), sum(counts[: branch + 1]))
 
     def choices(self) -> NDArray[np.bool_]:
         """Return True for the cells (rows, columns) that are a patch."""
-        found = np.zeros((self.rows, self.columns), np.bool_)
-        for branch in range(len(FIELDS)):
-            found[self.block_of(branch), self.block_of(branch)] = True
+        sides = np.array(_spans(self.view_size))[:, 1]  # (rows,); each branch has its own
+        found: NDArray[np.bool_] = np.equal.outer(sides, sides)
         return found
 
     def row_span(self, start: float, length: float, row: int) -> tuple[float, float]:
         """Return start and length of a row of cells in a span of `length` from `start`."""
-        branch, position = self._branch_and_position(row)
-        before = length * (STRIDE * position) / self.view_size
-        return start + before, length * FIELDS[branch] / self.view_size
+        before, side = _spans(self.view_size)[row]
+        return start + length * before / self.view_size, length * side / self.view_size
 
     def column_span(self, start: float, length: float, column: int) -> tuple[float, float]:
         """Return start and length of a column of cells."""
@@ -138,30 +142,19 @@ class AnchorGrid(Grid):
 
     def overlap(self, row: int, column: int) -> NDArray[np.float64]:
         """Return the fraction (rows, columns) of each cell that one cell covers."""
-        return np.outer(self._axis_shared(row), self._axis_shared(column))
-
-    def _axis_shared(self, index: int) -> NDArray[np.float64]:
-        side = float(self.view_size)  # so that spans are whole numbers
-        spans = np.array([self.row_span(0.0, side, each) for each in range(self.rows)])
-        starts, lengths = spans[:, 0], spans[:, 1]  # (rows,)
+        starts, lengths = np.array(_spans(self.view_size), np.float64).T  # (rows,) each
         ends = starts + lengths
-        common = np.minimum(ends, ends[index]) - np.maximum(starts, starts[index])
-        shared: NDArray[np.float64] = np.maximum(common, 0.0) / lengths
-        return shared
-
-    def _branch_and_position(self, index: int) -> tuple[int, int]:
-        for branch, count in enumerate(self.counts):
-            if 0 <= index < count:
-                return branch, index
-            index -= count
-        raise ValueError(f"no row or column `{index + self.rows}` of {self.rows}")
+        down, across = (
+            np.maximum(np.minimum(ends, ends[i]) - np.maximum(starts, starts[i]), 0) / lengths
+            for i in (row, column)
+        )
+        return np.outer(down, across)
 
 
 def patch_attention(heat: NDArray[np.floating], positions: NDArray[np.intp]) -> NDArray[np.float64]:
     """Return the attention (patches,) of selected patches, above 0 and with sum 1.
 
-    It is proportional to the height above the minimum of the map: evidence is additive, and a
-    softmax would leave nothing to all but one.
+    It is the height above the minimum of the map; a softmax would leave nothing to all but one.
     """
     values = heat.astype(np.float64)
     low, high = values.min(), values.max()

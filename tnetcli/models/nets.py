@@ -1,4 +1,4 @@
-"""Built-in encoder networks, BagNet-77 and the compact net, and the pooling of feature maps."""
+"""Built-in networks, BagNet-77 and the compact net, and what models do with feature maps."""
 
 from typing import Literal, NamedTuple
 
@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tnetcli.geometry import Grid
 from tnetcli.models.configs import Pooling
 
 SLOPE = 0.2  # of all leaky ReLUs: TensorFlow's default
+MIN_NORM = 1e-12
 
 
 class MapSize(NamedTuple):
@@ -23,6 +25,72 @@ def pool_map(maps: Tensor, pooling: Pooling) -> Tensor:
     """(n, channels, height, width) -> (n, channels), or twice as many with the maxima."""
     mean = maps.mean(dim=(2, 3))
     return mean if pooling == "mean" else torch.cat([mean, maps.amax(dim=(2, 3))], dim=1)
+
+
+class Pool(nn.Module):
+    """Take the area mean of the map in each cell; with `mean_max`, append the maximum."""
+
+    down: Tensor
+    across: Tensor
+
+    def __init__(self, size: MapSize, grid: Grid, pooling: Pooling = "mean") -> None:
+        super().__init__()
+        rows, columns = grid.row_weights(size.height), grid.column_weights(size.width)
+        down = torch.tensor(rows, dtype=torch.float32)
+        across = torch.tensor(columns, dtype=torch.float32)
+        self.register_buffer("down", down, persistent=False)  # (rows, height)
+        self.register_buffer("across", across.T.contiguous(), persistent=False)  # (width, columns)
+        self.pooling = pooling
+        self.channels = size.channels if pooling == "mean" else 2 * size.channels
+        self._row_spans = [_span(each.tolist()) for each in rows]
+        self._column_spans = [_span(each.tolist()) for each in columns]
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(n, channels, height, width) -> (n, channels, rows, columns)."""
+        mean = self.down.to(maps) @ maps @ self.across.to(maps)
+        if self.pooling == "mean":
+            return mean
+        most = torch.stack([maps[:, :, span].amax(dim=2) for span in self._row_spans], dim=2)
+        most = torch.stack([most[..., span].amax(dim=3) for span in self._column_spans], dim=3)
+        return torch.cat([mean, most], dim=1)
+
+
+def _span(weights: list[float]) -> slice:
+    """Return the map pixels that a cell covers by half or more of the best covered one."""
+    least = max(weights) / 2
+    inside = [index for index, weight in enumerate(weights) if weight >= least]
+    return slice(inside[0], inside[-1] + 1)
+
+
+def normalised_logits(logits: Tensor, *, centered: bool, temperature: float) -> Tensor:
+    """Scale logits (n, rows, columns) to unit norm, then divide by the temperature: (n, cells).
+
+    The result has single precision or better. The unit norm keeps logits from diverging; at
+    temperature 1 attention stays close to uniform. Centering removes a common offset first.
+    """
+    exact = torch.promote_types(logits.dtype, torch.float32)  # MIN_NORM underflows in half
+    flat = logits.flatten(1).to(exact)  # (n, cells)
+    if centered:
+        flat = flat - flat.mean(dim=1, keepdim=True)
+    return functional.normalize(flat, dim=1, eps=MIN_NORM) / temperature
+
+
+class SqueezeExcite(nn.Module):
+    """Scale channels by a gate on the mean of the map; AnchorNet's is `hard` (MobileNetV3)."""
+
+    def __init__(self, channels: int, inner: int, *, hard: bool = False) -> None:
+        super().__init__()
+        self.hard = hard
+        self.reduce = nn.Conv2d(channels, inner, 1)
+        self.expand = nn.Conv2d(inner, channels, 1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Return a map of the same shape."""
+        reduced = self.reduce(maps.mean(dim=(2, 3), keepdim=True))  # (n, inner, 1, 1)
+        if self.hard:
+            return maps * functional.hardsigmoid(self.expand(functional.relu(reduced)))
+        gate: Tensor = self.expand(functional.silu(reduced)).sigmoid()
+        return maps * gate
 
 
 class BagNetBlocks(NamedTuple):
@@ -64,15 +132,17 @@ class BagNet77(nn.Module):
 
     def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Return the map for the location module and the features (n, 512)."""
-        maps = self.to_map(functional.leaky_relu(self.stem(views), SLOPE))
-        return maps, self._last_map(maps).mean(dim=(2, 3))  # (n, 1024, 9, 9) at 77 pixels
+        maps, final = self._maps(views)
+        return maps, final.mean(dim=(2, 3))
 
     def forward_features(self, views: Tensor) -> Tensor:
         """Return the last map (n, 512, height, width)."""
-        return self._last_map(self.to_map(functional.leaky_relu(self.stem(views), SLOPE)))
+        return self._maps(views)[1]
 
-    def _last_map(self, maps: Tensor) -> Tensor:
-        return functional.leaky_relu(self.head(self.to_features(maps)), SLOPE)
+    def _maps(self, views: Tensor) -> tuple[Tensor, Tensor]:
+        maps = self.to_map(functional.leaky_relu(self.stem(views), SLOPE))
+        final = functional.leaky_relu(self.head(self.to_features(maps)), SLOPE)
+        return maps, final  # (n, 1024, 9, 9) and (n, 512, 7, 7) at 77 pixels
 
 
 def _build_blocks(channels: int, groups: tuple[BagNetBlocks, ...]) -> tuple[nn.Sequential, int]:
@@ -121,9 +191,7 @@ class SameConv2d(nn.Conv2d):
         for length in (x.shape[-1], x.shape[-2]):  # functional.pad takes the last axis first
             total = max((-(-length // stride) - 1) * stride + kernel - length, 0)
             sides += [total // 2, total - total // 2]
-        return functional.conv2d(
-            functional.pad(x, sides), self.weight, self.bias, self.stride, 0, 1, self.groups
-        )
+        return super().forward(functional.pad(x, sides))
 
 
 MOMENTUM = 0.03  # of batch norm: each level moves the running statistics
@@ -146,9 +214,8 @@ class Compact(nn.Module):
             Residual(MIDDLE),
             Residual(MIDDLE),
         )
-        self.to_features = nn.Sequential(
-            Convolution(MIDDLE, LAST, stride=2), nn.ReLU(), Residual(LAST)
-        )
+        last = Convolution(MIDDLE, LAST, stride=2), nn.ReLU(), Residual(LAST)
+        self.to_features = nn.Sequential(*last)
 
     def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Return the map for the location module and the pooled features."""

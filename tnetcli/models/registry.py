@@ -86,6 +86,7 @@ FAMILIES: Registry[Family] = Registry(
     plural="families",
     error=ModelError,
 )
+find_family = FAMILIES.load
 # Backbones that are tested; any other name of timm works too.
 BACKBONES = {
     "bagnet77": "BagNet-77, the small-patch network of the TNet paper (views of 77 pixels)",
@@ -96,11 +97,6 @@ BACKBONES = {
     "convnext_tiny": "ConvNeXt; also convnext_atto, convnext_small",
     "vit_small_patch16_224": "Vision Transformer; also vit_tiny_patch16_224",
 }
-
-
-def find_family(name: str) -> Family:
-    """Return a family; raise ModelError with the closest name if it is unknown."""
-    return FAMILIES.load(name)
 
 
 def read_model_config(family: str, config: Mapping[str, Any]) -> ModelConfig:
@@ -122,10 +118,8 @@ def build_model(
     """
     if not isinstance(config, ModelConfig):
         config = read_model_config(family, config)
-    found = find_family(family)
-    if not isinstance(config, found.config):
-        raise TypeError(f"`{type(config).__name__}` is not the configuration of a `{family}`")
-    model: Model = _load(found.model)(config, classes=classes, bands=bands, pretrained=pretrained)
+    build = _load(find_family(family).model)
+    model: Model = build(config, classes=classes, bands=bands, pretrained=pretrained)
     return model
 
 

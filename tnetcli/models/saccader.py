@@ -6,24 +6,29 @@ docs/decisions/0011 lists the differences.
 """
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tnetcli.models.aggregators import Mean, WeightedMean
 from tnetcli.models.base import (
     EncoderOutput,
     Episodes,
     Terms,
+    WeightedMean,
     glimpse_loss,
     init_bagnet,
     mean_by_image,
 )
-from tnetcli.models.configs import BAGNET_FIELD, BAGNET_STRIDE, SaccaderConfig, SaccaderObjective
-from tnetcli.models.encoders import load_own_weights
+from tnetcli.models.configs import (
+    BAGNET_FIELD,
+    BAGNET_STRIDE,
+    SaccaderConfig,
+    SaccaderObjective,
+    Weights,
+)
+from tnetcli.models.encoders import load_weights
 from tnetcli.tasks import Task
 
 STEM, EXPANSION = 64, 4
@@ -46,40 +51,24 @@ class Saccader(WeightedMean):
     family = "saccader"
 
     def __init__(
-        self,
-        config: SaccaderConfig,
-        *,
-        classes: int,
-        bands: int = 3,
-        pretrained: bool | Path = False,
+        self, config: SaccaderConfig, *, classes: int, bands: int = 3, pretrained: Weights = False
     ) -> None:
         super().__init__(config, grid=config.grid, classes=classes, bands=bands)
         self.glimpses = config.glimpses
         self.backbone = PatchNet(bands, config.width)
         channels, narrow = self.backbone.channels, self.backbone.feature_size
         self.location = SaccaderLocation(channels, narrow)
-        self.aggregator = Mean()
         self.feature_dropout = nn.Dropout(config.feature_dropout)
-        self.dropout = nn.Dropout(config.dropout)
-        self.head = nn.Linear(narrow, classes)
+        self.add_head(narrow)
         init_bagnet(self)
-        load_own_weights(self.backbone, self.family, pretrained)
-
-    @property
-    def feature_size(self) -> int:
-        """Return the length of a feature vector."""
-        return self.backbone.feature_size
+        load_weights(self.backbone, self.family, pretrained)
 
     def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the mean of the features at the chosen positions.
 
-        The head is linear, so its logits are the mean of those at the positions. In training,
-        positions are sampled; otherwise the best are taken. If the location module is frozen, as in
-        the first published stage, all positions count.
-
-        In training `aux` has `log_p` (n,) of the sampled positions and `imitation` (n,), the loss
-        of not choosing the positions with the most evidence; neither if the location module is
-        frozen.
+        In training, positions are sampled, and `aux` has their `log_p` (n,) and `imitation` (n,),
+        the loss of not choosing the positions with the most evidence; otherwise the best are taken.
+        If the location module is frozen, as in the first published stage, all positions count.
         """
         wide, narrow = self.backbone(views)
         # Detached: the backbone learns from labels, the location module from rewards.
@@ -89,44 +78,32 @@ class Saccader(WeightedMean):
         if self.training and not self.location.training:
             features = self.feature_dropout(narrow.mean(dim=(2, 3)))
             return EncoderOutput(features, cell_logits, {})
-        each = self._features_at(narrow, chosen.positions)  # (n, glimpses, features)
-        aux = {"glimpse_boxes": self._boxes(chosen.positions), "glimpse_features": each}
+        flat = narrow.flatten(2).transpose(1, 2)  # (n, positions, features)
+        index = chosen.positions.unsqueeze(2).expand(-1, -1, flat.shape[2])
+        each = self.feature_dropout(flat.gather(1, index))  # (n, glimpses, features)
+        columns = self.grid.columns
+        corner = torch.stack([chosen.positions % columns, chosen.positions // columns], dim=2)
+        start = BAGNET_STRIDE * corner  # (n, glimpses, 2), pixels across and down
+        boxes = torch.cat([start, start + BAGNET_FIELD], dim=2) / self.view_size
+        aux = {"glimpse_boxes": boxes, "glimpse_features": each}
         if self.training:
-            targets = self._most_evident(narrow.detach())
+            targets = self._most_evident(flat.detach())
             followed = choose_positions(self.location.cell, mixed, targets.shape[1], follow=targets)
             aux["log_p"] = chosen.log_p.sum(dim=1)
             aux["imitation"] = -followed.log_p.mean(dim=1)
         return EncoderOutput(each.mean(dim=1), cell_logits, aux)
 
-    def _boxes(self, positions: Tensor) -> Tensor:
-        """Return the receptive fields of positions (n, glimpses), as fractions of the view."""
-        columns = self.grid.columns
-        corner = torch.stack([positions % columns, positions // columns], dim=2)
-        start = BAGNET_STRIDE * corner  # (n, glimpses, 2), pixels across and down
-        return torch.cat([start, start + BAGNET_FIELD], dim=2) / self.view_size
-
     @torch.no_grad()
-    def _most_evident(self, narrow: Tensor) -> Tensor:
+    def _most_evident(self, flat: Tensor) -> Tensor:
         """Return the positions (n, several) with the most evidence for the predicted class."""
-        flat = narrow.flatten(2).transpose(1, 2)  # (n, positions, features)
         scores: Tensor = self.head(flat)  # (n, positions, classes)
         best = scores.mean(dim=1).argmax(dim=1)  # (n,)
         of_best = scores.gather(2, best[:, None, None].expand(-1, scores.shape[1], 1))
-        several = min(IMITATED * self.glimpses, scores.shape[1])
-        return of_best.squeeze(2).topk(several, dim=1).indices
-
-    def _features_at(self, narrow: Tensor, positions: Tensor) -> Tensor:
-        flat = narrow.flatten(2).transpose(1, 2)  # (n, positions, features)
-        index = positions.unsqueeze(2).expand(-1, -1, flat.shape[2])
-        found: Tensor = self.feature_dropout(flat.gather(1, index))
-        return found
+        return of_best.squeeze(2).topk(min(IMITATED * self.glimpses, scores.shape[1])).indices
 
 
 class PatchNet(nn.Module):
-    """BagNet-77 of Saccader: unpadded, with batch norm; each position sees 77 pixels a side.
-
-    TNet's BagNet-77 (`nets.py`) pads some layers and has no batch norm.
-    """
+    """Saccader's BagNet-77: unpadded, with batch norm; each position sees 77 pixels a side."""
 
     def __init__(self, bands: int, width: float = 1.0) -> None:
         super().__init__()
@@ -194,33 +171,20 @@ class SaccaderLocation(nn.Module):
 
     def __init__(self, channels: int, narrow: int) -> None:
         super().__init__()
-        self.attention = AttentionNetwork(channels)
-        self.mix = nn.Conv2d(self.attention.channels + narrow, narrow, 1)
+        layers: list[nn.Module] = []
+        for _ in range(ATTENTION_GROUPS):  # wider receptive fields
+            inputs, channels = channels, channels // 2
+            layers += [*_normed(inputs, channels, 1), nn.ReLU()]
+            dilated = nn.Conv2d(channels, channels, 3, padding=2, dilation=2, bias=False)
+            layers += [dilated, nn.BatchNorm2d(channels), nn.ReLU()]
+        self.attention = nn.Sequential(*layers)
+        self.mix = nn.Conv2d(channels + narrow, narrow, 1)
         self.cell = SaccaderCell(narrow)
 
     def mixed(self, wide: Tensor, narrow: Tensor) -> Tensor:
         """Return the features (n, channels, positions) by which positions are chosen."""
         mixed: Tensor = self.mix(torch.cat([self.attention(wide), narrow], dim=1))
         return mixed.flatten(2)
-
-
-class AttentionNetwork(nn.Sequential):
-    """Widen the receptive field: per group a 1 x 1 and a dilated 3 x 3 convolution."""
-
-    def __init__(self, channels: int) -> None:
-        layers: list[nn.Module] = []
-        for _ in range(ATTENTION_GROUPS):
-            inputs, channels = channels, channels // 2
-            layers += [
-                nn.Conv2d(inputs, channels, 1, bias=False),
-                nn.BatchNorm2d(channels),
-                nn.ReLU(),
-                nn.Conv2d(channels, channels, 3, padding=2, dilation=2, bias=False),
-                nn.BatchNorm2d(channels),
-                nn.ReLU(),
-            ]
-        super().__init__(*layers)
-        self.channels = channels
 
 
 class SaccaderCell(nn.Module):
@@ -231,19 +195,13 @@ class SaccaderCell(nn.Module):
         self.score = nn.Linear(channels, 1, bias=False)
 
     def forward(self, mixed: Tensor) -> Tensor:
-        """Return logits (n, positions) for features (n, channels, positions).
-
-        They do not depend on earlier choices, so one call serves all steps.
-        """
+        """Return logits (n, positions) for features (n, channels, positions), for all steps."""
         logits: Tensor = self.score(mixed.transpose(1, 2)).squeeze(2)
         return logits / math.sqrt(mixed.shape[1])
 
     @staticmethod
     def step(mixed: Tensor, logits: Tensor, taken: Tensor) -> Tensor:
-        """Return the log-probability (n, positions) of each position to be next.
-
-        `taken` (n, positions) marks the positions already chosen.
-        """
+        """Return the log-probability (n, positions) to be next; those `taken` have almost none."""
         lowest = torch.finfo(mixed.dtype).min  # not -inf: all positions may be taken
         shares = logits.masked_fill(taken, lowest).softmax(dim=1)  # (n, positions)
         channels = (mixed @ shares.unsqueeze(2)).to(mixed).softmax(dim=1)  # (n, channels, 1)
@@ -270,11 +228,9 @@ def choose_positions(
     """Choose `glimpses` positions of a map (n, channels, positions), one after another.
 
     Each step takes the best position, with `sample` a random one, or the next of `follow`
-    (n, glimpses), which must be distinct.
-
-    The attention is one distribution for all steps: sampling from it without replacement gives the
-    chosen positions, in their order, the probabilities that they had at their steps. The rest is
-    divided among the other positions as one more step would.
+    (n, glimpses), which must be distinct. The attention is one distribution for all steps: sampling
+    from it without replacement gives the chosen positions, in their order, the probabilities that
+    they had at their steps. The other positions divide the rest as one more step would.
     """
     single = torch.promote_types(mixed.dtype, torch.float32)  # many probabilities are multiplied
     logits, mixed = cell(mixed).to(single), mixed.to(single)
@@ -292,8 +248,7 @@ def choose_positions(
             position = log_probs.argmax(dim=1, keepdim=True)
         here = torch.zeros_like(taken).scatter(1, position, True)
         attention = attention + left * probs * here
-        left = left * (probs * ~here).sum(dim=1, keepdim=True)
-        taken = taken | here
+        left, taken = left * (probs * ~here).sum(dim=1, keepdim=True), taken | here
         chosen.append(position)
         log_p.append(log_probs.gather(1, position))
     rest = cell.step(mixed, logits, taken).exp() * ~taken

@@ -4,14 +4,11 @@
 """
 
 import math
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tnetcli.errors import ModelError
 from tnetcli.geometry import Region
 from tnetcli.models.base import (
     Aggregated,
@@ -22,61 +19,39 @@ from tnetcli.models.base import (
     image_weights,
     init_weights,
     masked_features,
+    side_loss,
 )
-from tnetcli.models.configs import TwoStreamConfig, TwoStreamObjective
+from tnetcli.models.configs import TwoStreamConfig, TwoStreamObjective, Weights
 from tnetcli.models.encoders import Stream
-from tnetcli.models.location import Pool, normalised_logits
+from tnetcli.models.nets import Pool, normalised_logits
 from tnetcli.tasks import Task, at_least_single
 
 
 class TwoStream(Model):
-    """The global stream encodes level 1, the local stream level 2; they share no weights.
-
-    Feature vectors of the shorter stream are padded with zeros.
-    """
+    """The global stream encodes level 1, the local stream level 2; they share no weights."""
 
     family = "two_stream"
 
     def __init__(
-        self,
-        config: TwoStreamConfig,
-        *,
-        classes: int,
-        bands: int = 3,
-        pretrained: bool | Path = False,
+        self, config: TwoStreamConfig, *, classes: int, bands: int = 3, pretrained: Weights = False
     ) -> None:
         super().__init__(config, grid=config.grid, classes=classes, bands=bands)
-        local_backbone = config.local_backbone or config.backbone
-        if isinstance(pretrained, Path) and local_backbone != config.backbone:
-            raise ModelError(
-                f"`{pretrained}` cannot hold the weights of `{config.backbone}` and "
-                f"`{local_backbone}`",
-                hint="use one backbone for both streams, or the hub's weights: pretrained: true",
-            )
-        local = {"backbone": local_backbone, "view_size": config.local_view_size}
-        self.global_stream = GlobalStream(
-            config, Stream(config, bands=bands, pretrained=pretrained), classes
-        )
-        self.local_stream = LocalStream(
-            config,
-            Stream(config.model_copy(update=local), bands=bands, pretrained=pretrained),
-            classes,
-        )
-        init_weights(local_backbone, self.local_stream.head)
-        self.dropout = nn.Dropout(config.dropout)
-        self.local_weight = config.local_weight
         self.local_size = self.min_view_size = config.local_view_size
-        self.steps = self.local_stream.steps
-
-    @property
-    def feature_size(self) -> int:
-        """Return the length of a feature vector."""
-        return max(self.global_stream.feature_size, self.local_stream.feature_size)
+        backbone = Stream(config, bands=bands, pretrained=pretrained)
+        self.global_stream = GlobalStream(config, backbone, classes)
+        of_regions = config.model_copy(update={"view_size": self.local_size})
+        backbone = Stream(of_regions, bands=bands, pretrained=pretrained)
+        self.local_stream = LocalStream(config, backbone, classes)
+        init_weights(config.backbone, self.local_stream.head)
+        self.local_weight = config.local_weight
+        streams = (self.global_stream, self.local_stream)
+        self.feature_size = max(stream.feature_size for stream in streams)
+        for stream in streams:
+            stream.padding = self.feature_size - stream.feature_size
 
     def encoder(self, level: int) -> nn.Module:
-        """Return the stream of a level, with features of the common length."""
-        stream = self.global_stream if level == 1 else self.local_stream
-        return StreamEncoder(stream, self.feature_size, self.dropout)
+        """Return the stream of a level."""
+        return self.global_stream if level == 1 else self.local_stream
 
     def view_size_of(self, region: Region) -> int:
         """Return the side in pixels at which a region is read: each stream has its own."""
@@ -85,10 +60,7 @@ class TwoStream(Model):
     def aggregate(
         self, features: Tensor, mask: Tensor, levels: Tensor, unread: Tensor | None = None
     ) -> Aggregated:
-        """Add the logits of the whole image and the weighted mean logits of its regions.
-
-        If only one stream has features, its logits are returned.
-        """
+        """Add logits of the whole and mean logits of its regions; or take those that there are."""
         features = masked_features(features, mask, unread)
         logits = self.classify(features, levels)  # (images, regions, classes)
         local = levels > 1
@@ -107,28 +79,11 @@ class TwoStream(Model):
 
     def classify(self, features: Tensor, levels: Tensor) -> Tensor:
         """Return the logits of single regions, each from the stream of its level."""
-        whole, local = self.global_stream, self.local_stream
-        return torch.where(
-            (levels > 1).unsqueeze(-1),
-            local.head(self.dropout(features[..., : local.feature_size])),
-            whole.head(self.dropout(features[..., : whole.feature_size])),
+        local, whole = (
+            stream.head(stream.dropout(features[..., : stream.feature_size]))
+            for stream in (self.local_stream, self.global_stream)
         )
-
-
-class StreamEncoder(nn.Module):
-    """One stream with its feature vectors padded to the common length."""
-
-    def __init__(self, stream: "GlobalStream | LocalStream", size: int, dropout: nn.Module) -> None:
-        super().__init__()
-        self.stream, self.dropout = stream, dropout
-        self.padding = size - stream.feature_size
-
-    def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
-        """Encode views (n, bands, side, side)."""
-        features, cell_logits, aux = self.stream(views, score_cells)
-        if "step_outputs" in aux:
-            aux["step_logits"] = self.stream.head(self.dropout(aux.pop("step_outputs")))
-        return EncoderOutput(functional.pad(features, (0, self.padding)), cell_logits, aux)
+        return torch.where((levels > 1).unsqueeze(-1), local, whole)
 
 
 class GlobalStream(nn.Module):
@@ -140,25 +95,25 @@ class GlobalStream(nn.Module):
         self.uses_cam, self.temperature = config.patches == "cam", config.temperature
         self.pool_cells = Pool(backbone.map_size, config.grid, config.pooling)
         self.feature_size = self.pool_cells.channels
+        self.dropout = nn.Dropout(config.dropout)
         self.head = nn.Linear(self.feature_size, classes)
+        self.grid, self.padding = config.grid, 0  # zeros that are appended to a feature vector
         init_weights(config.backbone, self.head)
 
-    def forward(self, views: Tensor, score_cells: bool = True) -> EncoderOutput:
+    def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the pooled map, and as cell logits the evidence for the predicted class."""
-        maps = self.backbone(views)  # (n, channels, height, width)
-        vectors = self.backbone.pool(maps)  # (n, features)
-        rows, columns = self.pool_cells.down.shape[0], self.pool_cells.across.shape[1]
-        evidence = vectors.new_zeros(vectors.shape[0], rows, columns)
+        maps, vectors = self.backbone(views)  # (n, channels, height, width), (n, features)
+        evidence = vectors.new_zeros(vectors.shape[0], self.grid.rows, self.grid.columns)
         if score_cells and self.uses_cam:
             evidence = self.cell_evidence(maps.detach(), vectors.detach())
         logits = normalised_logits(evidence, centered=True, temperature=self.temperature)
-        return EncoderOutput(vectors, logits.unsqueeze(2), {})
+        features = functional.pad(vectors, (0, self.padding))
+        return EncoderOutput(features, logits.unsqueeze(2), {})
 
     def cell_evidence(self, maps: Tensor, vectors: Tensor) -> Tensor:
         """Return the class activation map of the predicted class, pooled (n, rows, columns).
 
-        That is the logit of the class, without its bias, if the view were only the cell. It has no
-        gradient.
+        It is the class's logit, without bias or gradient, if the view were only the cell.
         """
         label = self.head(vectors).argmax(dim=1)  # (n,)
         weights = self.head.weight.detach()[label]  # (n, features)
@@ -175,27 +130,31 @@ class LocalStream(nn.Module):
         self.steps = 0 if config.steps == "none" else config.step_count
         self.last_only = config.steps == "last"
         self.places = config.grid.rows * config.grid.columns
-        self.feature_size = backbone.feature_size
+        self.feature_size, self.padding = backbone.feature_size, 0
         if self.steps:
             size = self.feature_size = config.state_size
             self.memory = Recurrence(backbone.feature_size, size)
-            self.weigh: nn.Module = (
-                LastStep() if self.last_only else StepAttention(self.steps, size)
-            )
+            if not self.last_only:
+                self.weigh = StepAttention(self.steps, size)
+        self.dropout = nn.Dropout(config.dropout)
         self.head = nn.Linear(self.feature_size, classes)
 
-    def forward(self, views: Tensor, score_cells: bool = True) -> EncoderOutput:
+    def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the features of views; all cell logits are 0, as no level follows."""
-        maps = self.backbone(views)  # (n, channels, height, width)
-        cell_logits = maps.new_zeros(views.shape[0], self.places, 1).float()
-        if not self.steps:
-            return EncoderOutput(self.backbone.pool(maps), cell_logits, {})
-        outputs: Tensor = self.memory(self.backbone.pool(maps), self.steps)  # (n, steps, size)
-        weights = self.weigh(outputs)  # (n, steps)
-        aux = {"step_weights": weights}
-        if self.training and self.last_only:
-            aux["step_outputs"] = outputs
-        return EncoderOutput((weights.unsqueeze(2) * outputs).sum(dim=1), cell_logits, aux)
+        _, vectors = self.backbone(views)  # (n, features)
+        cell_logits, aux = vectors.new_zeros(views.shape[0], self.places, 1).float(), {}
+        if self.steps:
+            outputs: Tensor = self.memory(vectors, self.steps)  # (n, steps, size)
+            if self.last_only:
+                last = torch.arange(self.steps, device=views.device) == self.steps - 1
+                weights = last.to(outputs).expand(len(outputs), -1)  # (n, steps)
+            else:
+                weights = self.weigh(outputs)
+            vectors = (weights.unsqueeze(2) * outputs).sum(dim=1)
+            aux["step_weights"] = weights
+            if self.training and self.last_only:
+                aux["step_logits"] = self.head(self.dropout(outputs))
+        return EncoderOutput(functional.pad(vectors, (0, self.padding)), cell_logits, aux)
 
 
 class StepAttention(nn.Module):
@@ -211,28 +170,8 @@ class StepAttention(nn.Module):
         return (outputs * self.vectors).sum(dim=2).softmax(dim=1)
 
 
-class LastStep(nn.Module):
-    """Weight 1 for the last step."""
-
-    def forward(self, outputs: Tensor) -> Tensor:
-        """(n, steps, size) -> weights (n, steps)."""
-        weights = outputs.new_zeros(outputs.shape[1])
-        weights[-1] = 1
-        return weights.expand(outputs.shape[0], -1)
-
-
-class State(NamedTuple):
-    """State of one LSTM layer."""
-
-    output: Tensor  # (n, size)
-    cell: Tensor  # (n, size)
-
-
 class LstmLayer(nn.Module):
-    """One LSTM layer; gates are in torch's order: input, forget, cell, output.
-
-    It consists of dense layers, so that its multiplications are counted.
-    """
+    """One LSTM layer, of dense layers, so that its multiplications are counted."""
 
     def __init__(self, inputs: int, size: int) -> None:
         super().__init__()
@@ -241,12 +180,11 @@ class LstmLayer(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -1 / math.sqrt(size), 1 / math.sqrt(size))
 
-    def forward(self, entered: Tensor, state: State) -> State:
-        """Return the next state from the output of `enter` (n, 4 x size)."""
-        gates = entered + self.recall(state.output)
-        enter, forget, new, out = gates.chunk(4, dim=1)  # (n, size) each
-        cell = forget.sigmoid() * state.cell + enter.sigmoid() * new.tanh()
-        return State(out.sigmoid() * cell.tanh(), cell)
+    def forward(self, entered: Tensor, output: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the next output and cell (n, size) from the output of `enter` (n, 4 x size)."""
+        enter, forget, new, out = (entered + self.recall(output)).chunk(4, dim=1)  # (n, size) each
+        cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
+        return out.sigmoid() * cell.tanh(), cell
 
 
 class Recurrence(nn.Module):
@@ -261,17 +199,15 @@ class Recurrence(nn.Module):
 
     def forward(self, inputs: Tensor, steps: int) -> Tensor:
         """Feed the same inputs (n, inputs) at every step; return outputs (n, steps, size)."""
-        first, *others = self.layers
-        assert isinstance(first, LstmLayer)
-        entered = first.enter(inputs)  # the same at every step
+        layers = [each for each in self.layers if isinstance(each, LstmLayer)]
+        first = layers[0].enter(inputs)  # the same at every step
         zeros = inputs.new_zeros(inputs.shape[0], self.size)
-        states, outputs = [State(zeros, zeros) for _ in self.layers], []
+        states, outputs = [(zeros, zeros)] * len(layers), []
         for _ in range(steps):
-            states[0] = first(entered, states[0])
-            for number, layer in enumerate(others, 1):
-                assert isinstance(layer, LstmLayer)
-                states[number] = layer(layer.enter(states[number - 1].output), states[number])
-            outputs.append(states[-1].output)
+            for number, layer in enumerate(layers):
+                entered = layer.enter(states[number - 1][0]) if number else first
+                states[number] = layer(entered, *states[number])
+            outputs.append(states[-1][0])
         return torch.stack(outputs, dim=1)
 
 
@@ -291,14 +227,8 @@ def objective(episodes: Episodes, task: Task, config: TwoStreamObjective) -> Ter
     local_logits, image = episodes.region_logits[local], episodes.image[local]  # (patches, ...)
     weights, truth = image_weights(image, episodes, task), targets[image]  # (patches,)
     if "step_logits" in episodes.aux:
-        region, logits = episodes.aux["step_logits"]
-        steps, step_image = logits.shape[1], episodes.image[region]
-        step_weights = image_weights(step_image, episodes, task) / steps
-        ce_local = task.loss(
-            logits.flatten(0, 1),
-            targets[step_image].repeat_interleave(steps),
-            step_weights.repeat_interleave(steps),
-        )
+        steps = episodes.aux["step_logits"][1].shape[1]
+        ce_local = side_loss(episodes, task, "step_logits") / steps
     else:
         ce_local = task.loss(local_logits, truth, weights)
     reference = global_logits[image].detach() if config.hold_global else global_logits[image]
@@ -317,10 +247,7 @@ def objective(episodes: Episodes, task: Task, config: TwoStreamObjective) -> Ter
 def ranking_loss(
     global_logits: Tensor, local_logits: Tensor, targets: Tensor, *, margin: float
 ) -> Tensor:
-    """Return by how much the local probability misses the global one plus the margin (n,).
-
-    Both are probabilities of the true class, from logits (n, classes).
-    """
+    """Return by how much the local probability of the class misses the global one plus margin."""
     local = true_probability(local_logits, targets)
     return (true_probability(global_logits, targets) + margin - local).clamp(min=0)
 

@@ -158,8 +158,7 @@ class Fixed(_Wrapper):
 class Random(_Wrapper):
     """Ignore the attention: the baseline that learned attention is compared with.
 
-    Probabilities are drawn cell by cell, so that the largest are a draw without replacement. They
-    depend on the seed and on the path of the region, not on the batch.
+    Probabilities are drawn cell by cell, by the seed and the path of the region, not by the batch.
     """
 
     def __init__(self, inner: Policy, grid: Grid, seed: int) -> None:
@@ -169,8 +168,7 @@ class Random(_Wrapper):
     def probabilities(self, region: Region, logits: Numbers) -> Numbers:
         """Return random probabilities (places,) of all cells that the grid offers."""
         random = np.random.default_rng([self.seed, 0, *region.path.encode()])
-        drawn = random.exponential(size=(self.grid.rows, self.grid.columns))
-        drawn = np.where(self.grid.choices(), drawn, 0)
+        drawn = random.exponential(size=(self.grid.rows, self.grid.columns)) * self.grid.choices()
         probs: Numbers = (drawn / drawn.sum()).ravel()
         return probs
 
@@ -192,9 +190,8 @@ class Oracle(_Wrapper):
         if not self.boxes:
             return attention
         cells = [region.window.cell(self.grid, *cell) for cell in self.grid.cells()]
-        overlap = [
-            box_coverage(cell, self.boxes) + window_coverage(cell, self.boxes) for cell in cells
-        ]
+        coverages = (box_coverage, window_coverage)
+        overlap = [sum(each(cell, self.boxes) for each in coverages) for cell in cells]
         known = np.where(self.grid.choices().ravel(), np.array(overlap) + TIE * attention, 0)
         total = known.sum()
         return known / total if total > 0 else attention

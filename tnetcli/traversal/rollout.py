@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tnetcli.errors import ImageError, TnetError
 from tnetcli.geometry import Region
@@ -64,8 +65,7 @@ class Rollout:
 def effective(config: TraversalConfig, model: Model, *, scale: float = 1.0) -> TraversalConfig:
     """Return the configuration limited to the levels and the smallest view of a model.
 
-    By default a cell is at least `scale` times as large as the model's view, so that no view is
-    finer than the image.
+    By default a cell is at least `scale` views wide, so that no view is finer than the image.
     """
     return config.changed(
         min_size=scale * model.min_view_size if config.min_size is None else config.min_size,
@@ -134,11 +134,7 @@ class _State:
                 break
             for node, view in batch:
                 self._note(node, view)
-            good = [
-                (node, view)
-                for node, view in batch
-                if isinstance(view, View) and node.image not in self.errors
-            ]
+            good = [(n, v) for n, v in batch if isinstance(v, View) and n.image not in self.errors]
             if good:
                 scores |= self._encode(good)
         # An image may have failed after the first regions of the round were encoded.
@@ -160,14 +156,12 @@ class _State:
         if node.region.level > 1 or self.runner.grad:
             return
         if view.valid == 0:
-            error = ImageError(
-                f"`{self.readers[node.image].path}` has no valid pixels",
-                hint="check its nodata value and mask with `tnet info`",
-            )
-            self.errors.setdefault(node.image, error)
-            return
-        # Invalid pixels are zero: the mean of the rest is that of all by the valid fraction.
-        spent.band_means = view.values.mean(axis=(1, 2)) / np.float32(view.valid)
+            problem = f"`{self.readers[node.image].path}` has no valid pixels"
+            hint = "check its nodata value and mask with `tnet info`"
+            self.errors.setdefault(node.image, ImageError(problem, hint=hint))
+        else:
+            # Invalid pixels are zero: the mean of the rest is that of all by the valid fraction.
+            spent.band_means = view.values.mean(axis=(1, 2)) / np.float32(view.valid)
 
     def _encode(self, good: list[tuple[Node, View]]) -> dict[Node, CellScores]:
         start = time.perf_counter()
@@ -216,12 +210,11 @@ class _State:
         features = torch.cat(self.features) if self.features else torch.zeros(0, 0)
         if rows != list(range(len(features))):
             features = features[rows]
-        device = features.device
         number = {node: index for index, node in enumerate(kept)}
         aux = {}
         for name, parts in self.aux.items():
             owners = [number.get(node, -1) for own, _ in parts for node in own]
-            known = torch.tensor(owners, device=device)
+            known = torch.tensor(owners, device=features.device)
             values = torch.cat([value for _, value in parts])
             if min(owners) < 0:
                 values, known = values[known >= 0], known[known >= 0]
@@ -232,10 +225,8 @@ class _State:
             stops=stops,
             errors=self.errors,
             features=features,
-            image=torch.tensor([node.image for node in kept], device=device, dtype=torch.long),
-            level=torch.tensor(
-                [node.region.level for node in kept], device=device, dtype=torch.long
-            ),
+            image=features.new_tensor([node.image for node in kept], dtype=torch.long),
+            level=features.new_tensor([node.region.level for node in kept], dtype=torch.long),
             valid=np.array([self.valid[row] for row in rows], np.float32),
             aux=aux,
             rounds=self.rounds,
@@ -247,15 +238,9 @@ class _State:
 def by_image(features: Tensor, image: Tensor, level: Tensor, images: int) -> tuple[Tensor, Tensor]:
     """Return features (images, most, D) and their levels (images, most), 0 where there is none."""
     order = torch.argsort(image, stable=True)
-    counts = torch.bincount(image, minlength=images)  # (images,)
-    starts = counts.cumsum(0) - counts
-    slot = torch.arange(len(image), device=image.device) - starts[image[order]]  # within its image
-    most = int(counts.max())
-    place = image[order] * most + slot
-    padded = features.new_zeros(images * most, features.shape[1])
-    padded = padded.index_copy(0, place, features[order]).view(images, most, -1)
-    levels = level.new_zeros(images * most).index_copy(0, place, level[order]).view(images, most)
-    return padded, levels
+    counts = torch.bincount(image, minlength=images).tolist()
+    padded = pad_sequence(list(features[order].split_with_sizes(counts)), batch_first=True)
+    return padded, pad_sequence(list(level[order].split_with_sizes(counts)), batch_first=True)
 
 
 def root(reader: Reader, config: TraversalConfig) -> Region:

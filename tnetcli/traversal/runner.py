@@ -27,11 +27,11 @@ os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 class TorchRunner:
-    """Run one model with torch; several threads may share a runner.
+    """Run one model with torch; threads may share it, and take turns if it is not on the CPU.
 
-    On the CPU they run concurrently, on other devices one after the other. Without `grad`, batches
-    have at most `max_batch` views, which is halved once if memory runs out, and outputs are
-    float32 tensors in main memory. With `grad`, a batch is one forward pass, as batch norm needs.
+    Without `grad`, batches have at most `max_batch` views, which is halved once if memory runs out,
+    and outputs are float32 tensors in main memory. With `grad`, a batch is one forward pass, as
+    batch norm needs.
     """
 
     def __init__(
@@ -119,11 +119,13 @@ class TorchRunner:
         assert self.max_batch is not None
         tried = min(self.max_batch, len(regions))
         try:
-            found = []
-            for start in range(0, len(regions), tried):
-                part = slice(start, start + tried)
-                for rows, out in self._encode(views[part], regions[part], score_cells):
-                    found.append(([start + row for row in rows], out))
+            return [
+                ([start + row for row in rows], out)
+                for start in range(0, len(regions), tried)
+                for rows, out in self._encode(
+                    views[start : start + tried], regions[start : start + tried], score_cells
+                )
+            ]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -132,8 +134,6 @@ class TorchRunner:
                     f"not enough memory for {tried} views at once",
                     hint="choose a smaller batch or another device",
                 ) from error
-        else:
-            return found
         if self.max_batch >= tried:  # otherwise another thread has halved it
             self._halved = True
             self.max_batch = tried // 2

@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,9 +43,8 @@ class Node:
 
     `attention` is the probability that its parent gave the cell, `joint` the product along the
     path; both are 1 for the whole image. `rank` 1 is the most probable of its image and level by
-    `joint`; ties go to the earlier. `edges` lead to the cells that were read, in reading order, and
-    not to fixed regions. Several parents may share a node; path, attention and joint are those of
-    the first. Where a cell is as large as its region, an edge may lead back to the node.
+    `joint`; ties go to the earlier. `edges` lead to the cells that were read, in reading order, not
+    to fixed regions. Parents may share a node, which keeps path and attention of the first.
     """
 
     image: int
@@ -88,13 +88,10 @@ def traverse(
     `encode` is called once per round with the new nodes of all images and returns the scores of
     each; None stops that image while the others continue. Nodes are ordered image by image, parents
     in their own order, the cells of a parent in reading order. A round is a level, or for
-    persistent policies the next regions at any level.
-
-    A level that would overspend the budget keeps its best regions by joint probability. After every
-    round `confident` returns which of the images that would continue may stop.
+    persistent policies the next regions at any level. A level that would overspend the budget keeps
+    its best regions by joint probability. After every round `confident` returns which of the images
+    that would continue may stop.
     """
-    if len(policies) != len(roots):
-        raise ValueError(f"{len(policies)} policies for {len(roots)} images")
     nodes: list[Node] = []
     trees = [
         _Tree(image, Region(root), grid, config, policy)
@@ -105,13 +102,9 @@ def traverse(
         rounds = [tree.enter() for tree in active]
         fresh = [node for own in rounds for node in own]
         nodes += fresh
-        answers = encode(fresh)
-        if len(answers) != len(fresh):
-            raise ValueError(f"{len(answers)} answers for {len(fresh)} regions")
-        start = 0
+        answers = iter(encode(fresh))
         for tree, own in zip(active, rounds, strict=True):
-            tree.choose(answers[start : start + len(own)])
-            start += len(own)
+            tree.choose(list(islice(answers, len(own))))
         active = [tree for tree in active if tree.stop is None]
         if confident is not None and active:
             sure = confident([tree.image for tree in active])
@@ -153,17 +146,13 @@ class _Pool:
         self.prob = np.concatenate([self.prob, probs])
         self.key = np.concatenate([self.key, keys])
 
-    def pop_best(self) -> tuple[int, int, float]:
-        """Remove and return parent, cell and attention of the best; ties: the earlier."""
-        best = int(self.key.argmax())
-        found = int(self.parent[best]), int(self.cell[best]), float(self.prob[best])
+    def pop_best(self) -> tuple[int, int, float] | None:
+        """Remove and return parent, cell and attention of the best, if any; ties: the earlier."""
+        best = int(self.key.argmax()) if self.key.size else -1
+        if best < 0 or self.key[best] == -np.inf:
+            return None
         self.key[best] = -np.inf
-        return found
-
-    @property
-    def is_empty(self) -> bool:
-        """Return True if no candidate is left."""
-        return not self.key.size or bool(self.key.max() == -np.inf)
+        return int(self.parent[best]), int(self.cell[best]), float(self.prob[best])
 
 
 class _Tree:
@@ -210,12 +199,9 @@ class _Tree:
         new = [node for node in chosen if node not in self._numbers]
         budget = self._config.budget
         left = math.inf if budget is None else budget - len(self._read)
-        if not new:
-            dead_end = next(reason for reason in DEAD_ENDS if reason in self._dead_ends)
-            self.stop = "budget" if self._cut else dead_end
-            self._link()
-        elif left < 1:
-            self.stop = "budget"
+        if not new or left < 1:
+            dead_ends = (reason for reason in DEAD_ENDS if reason in self._dead_ends)
+            self.stop = "budget" if new or self._cut else next(dead_ends)
             self._link()
         elif len(new) > left:
             self._cut = True
@@ -257,8 +243,8 @@ class _Tree:
 
     def _choose_from_pool(self) -> None:
         new: set[Node] = set()  # two candidates may show the same pixels
-        while len(new) < self._policy.batch and not self._pool.is_empty:
-            number, cell, attention = self._pool.pop_best()
+        while len(new) < self._policy.batch and (best := self._pool.pop_best()) is not None:
+            number, cell, attention = best
             parent = self._read[number]
             if not self._stands_apart(parent, cell):
                 continue
@@ -272,15 +258,15 @@ class _Tree:
         most = self._config.max_overlap
         if most == 1 or self._policy.fixed(parent.region) is not None:
             return True
-        columns = self._grid.columns
-        place = divmod(cell, columns)
-        return all(
-            self._grid.overlap(*divmod(other, columns))[place] <= most * (1 + SAME)
-            for other in self._chosen[parent]
-        )
+        others = [divmod(other, self._grid.columns) for other in self._chosen[parent]]
+        place = divmod(cell, self._grid.columns)
+        return all(self._grid.overlap(*other)[place] <= most * (1 + SAME) for other in others)
 
     def _follow(self, parent: Node, cell: int, attention: float) -> Node:
-        region = self._child(parent.region, cell)
+        if (fixed := self._policy.fixed(parent.region)) is not None:
+            region = parent.region.fixed(self._grid, fixed[cell].window, cell + 1)
+        else:
+            region = parent.region.child(self._grid, *divmod(cell, self._grid.columns))
         node = self._find(region.window)
         if node is None:
             node = self._node(region, attention, parent.joint * attention)
@@ -288,11 +274,6 @@ class _Tree:
             self._dead_ends.add("exhausted")
         self._choices.append((parent, cell, node))
         return node
-
-    def _child(self, region: Region, cell: int) -> Region:
-        if (fixed := self._policy.fixed(region)) is not None:
-            return region.fixed(self._grid, fixed[cell].window, cell + 1)
-        return region.child(self._grid, *divmod(cell, self._grid.columns))
 
     def _node(self, region: Region, attention: float, joint: float) -> Node:
         node = Node(self.image, region, attention, joint)
@@ -308,10 +289,8 @@ class _Tree:
         end = bisect_right(self._known, (window.left + across, math.inf))
         for _, _, node in self._known[start:end]:
             other = node.region.window
-            same_rows = (
-                abs(other.top - window.top) <= down and abs(other.bottom - window.bottom) <= down
-            )
-            if same_rows and abs(other.right - window.right) <= across:
+            moved = max(abs(other.top - window.top), abs(other.bottom - window.bottom))
+            if moved <= down and abs(other.right - window.right) <= across:
                 return node
         return None
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import TnetError
 from tnetcli.geometry import Grid, Region, Size, Window
-from tnetcli.readers.base import Pixels, Reader
+from tnetcli.readers.base import Reader
 from tnetcli.readers.watch import READ_TIMEOUT, ReadingThreads
 from tnetcli.traversal.config import Fit
 from tnetcli.traversal.tree import Node
@@ -126,12 +126,14 @@ class Views:
         self, nodes: Sequence[Node], readers: Sequence[Reader], stop: threading.Event
     ) -> "list[Future[View | TnetError]]":
         # Neighbours share blocks of the file, which are cached: read them one after another.
-        order = sorted(range(len(nodes)), key=lambda index: _locality(nodes[index]))
-        futures: dict[int, Future[View | TnetError]] = {}
-        for index in order:
-            node = nodes[index]
-            futures[index] = self.submit(readers[node.image], node.region, stop)
-        return [futures[index] for index in range(len(nodes))]
+        def place(node: Node) -> tuple[int, float, float]:
+            return node.image, node.region.window.top, node.region.window.left
+
+        futures = {
+            node: self.submit(readers[node.image], node.region, stop)
+            for node in sorted(nodes, key=place)
+        }
+        return [futures[node] for node in nodes]
 
     def _read_one(
         self, reader: Reader, region: Region, stop: threading.Event | None
@@ -145,24 +147,16 @@ class Views:
         except TnetError as error:
             return error
         values, known = self._normalisation.apply(pixels)
+        usable = known  # (height, width)
+        if self._background is not None:
+            low, high = self._background
+            inside = (pixels.values >= low) & (pixels.values <= high)  # (bands, height, width)
+            usable = known & ~inside.all(axis=0)
         weights = self._weights.get(side)
         if weights is None:
             weights = self._weights[side] = _CellWeights(self._grid, side)
-        return View(
-            values,
-            float(known.mean()),
-            weights.fractions(self._usable(known, pixels)),
-            time.perf_counter() - start,
-        )
-
-    def _usable(self, known: NDArray[np.bool_], pixels: Pixels) -> NDArray[np.bool_]:
-        """Return which pixels (height, width) hold data that is not background."""
-        if self._background is None:
-            return known
-        low, high = self._background
-        inside = (pixels.values >= low) & (pixels.values <= high)  # (bands, height, width)
-        empty: NDArray[np.bool_] = np.logical_and.reduce(inside, axis=0)
-        return known & ~empty
+        cell_valid = weights.fractions(usable)
+        return View(values, float(known.mean()), cell_valid, time.perf_counter() - start)
 
 
 class _CellWeights:
@@ -195,8 +189,3 @@ def _within(weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return 1 for the pixels that a cell covers most, which is in full where there are such."""
     full: NDArray[np.bool_] = weights >= weights.max(axis=1, keepdims=True) * (1 - 1e-9)
     return full.astype(np.float64)
-
-
-def _locality(node: Node) -> tuple[int, float, float]:
-    window = node.region.window
-    return node.image, window.top, window.left
