@@ -7,8 +7,6 @@ import signal
 import pytest
 from hypothesis import settings
 
-# Before numpy is imported: its threads spin, which takes most of the time of small products.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 HOUR = 3600  # seconds, for a slow test on a busy machine
 # `ci` is quick and repeatable; HYPOTHESIS_PROFILE=nightly searches further, at random.
 settings.register_profile("ci", max_examples=20, deadline=None, derandomize=True)
