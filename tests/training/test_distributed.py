@@ -27,7 +27,7 @@ from tnetcli.training.recipe import read_recipe
 from tnetcli.training.run import run_recipe
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-STEPS = 20
+STEPS = 12
 RECIPE = f"""
 model:
   classes: [{", ".join(CLASSES)}]
@@ -41,7 +41,7 @@ augmentation: {{flip: both, colour: true}}
 loss: {{baseline: per_class, reinforce: 0.5}}
 optimizer: {{lr: 0.003}}
 stages: [{{steps: {STEPS}}}]
-training: {{batch_size: 4, validate_every: 5, log_every: 5, threads: 1, device: cpu}}
+training: {{batch_size: 4, validate_every: 3, log_every: 3, threads: 1, device: cpu}}
 """
 
 

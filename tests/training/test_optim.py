@@ -90,21 +90,6 @@ def test_the_recipe_names_the_optimizer(kind, expected):
         assert (group["betas"], group["eps"]) == ((0.8, 0.95), 1e-3)
 
 
-def test_one_step_of_sgd_with_decay_is_the_closed_form():
-    layer = nn.Linear(1, 1)
-    with torch.no_grad():
-        layer.weight.fill_(2.0)
-        layer.bias.fill_(2.0)
-    optimizer = build_optimizer(
-        [layer], OptimizerConfig(kind="sgd", lr=0.5, momentum=0.0, weight_decay=0.1)
-    )
-    layer.weight.grad, layer.bias.grad = torch.ones(1, 1), torch.ones(1)
-    set_lr(optimizer, 0.25)
-    optimizer.step()
-    assert layer.weight.item() == pytest.approx(2 - 0.25 * (1 + 0.1 * 2))
-    assert layer.bias.item() == pytest.approx(2 - 0.25)
-
-
 @pytest.mark.parametrize("kind", ["cosine", "step", "constant"])
 def test_warmup_grows_evenly_to_the_full_rate(kind):
     schedule = ScheduleConfig(kind=kind, warmup=0.2)

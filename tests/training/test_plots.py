@@ -106,11 +106,6 @@ class TestSamples:
         picture = pixels(tmp_path / "a.png")
         assert not any(is_colour(picture, of_hex(colour)).any() for colour in COLOURS)
 
-    def test_the_shape_of_the_image_is_kept(self, tmp_path):
-        draw_samples([sample()], tmp_path / "a.png")
-        left, top, right, bottom = bounds(is_colour(pixels(tmp_path / "a.png"), GREEN))
-        assert (right - left) / (bottom - top) == pytest.approx(2, rel=0.03)
-
     def test_a_true_box_is_dashed(self, tmp_path):
         draw_samples([sample(boxes=[Window(400, 200, 1200, 600)])], tmp_path / "a.png")
         picture = pixels(tmp_path / "a.png")
