@@ -11,17 +11,8 @@ from hypothesis import strategies as st
 
 from tests.images import noise, write_constant_levels_tiff, write_geotiff
 from tests.strategies import numbers, windows_near
-from tnetcli.data.augment import (
-    AMOUNTS,
-    ORDERS,
-    Augmented,
-    Jitter,
-    Pose,
-    augment,
-    draw_jitter,
-    draw_pose,
-    move_boxes,
-)
+from tnetcli.data.augment import Augmented, Pose, augment, draw_pose, move_boxes
+from tnetcli.data.colour import AMOUNTS, ORDERS, Blur, Jitter, draw_jitter
 from tnetcli.data.config import AugmentConfig
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box, Cost, ImageInfo, Level, Pixels, Reader, Resolution
@@ -31,7 +22,7 @@ from tnetcli.testing.reader import ReaderContract, area_mean, assert_equal, rand
 SIZE = Size(90, 60)
 WHOLE = Box(0, 0, 90, 60)
 EVERYTHING = AugmentConfig(
-    flip="both", turns=True, crop=(0.4, 0.9), shift=0.2, rotate=30, colour=True
+    flip="both", turns=True, crop=(0.4, 0.9), shift=0.2, rotate=30, colour=True, blur=2
 )
 
 
@@ -541,7 +532,7 @@ def test_brightness_of_16_bits_is_a_part_of_the_range_given():
 
 def test_saturation_and_hue_are_left_out_of_images_that_are_no_colours():
     for seed in range(30):
-        jitter = draw_jitter(4, (0, 255), np.random.default_rng(seed))
+        jitter = draw_jitter(AugmentConfig(colour=True), 4, (0, 255), np.random.default_rng(seed))
         if jitter is not None:
             assert {name for name, _ in jitter.steps} == {"brightness", "contrast"}
 
@@ -549,7 +540,7 @@ def test_saturation_and_hue_are_left_out_of_images_that_are_no_colours():
 def test_every_order_of_the_jitter_and_none_are_about_equally_likely():
     counts = {}
     for seed in range(500):
-        jitter = draw_jitter(3, (0, 255), np.random.default_rng(seed))
+        jitter = draw_jitter(AugmentConfig(colour=True), 3, (0, 255), np.random.default_rng(seed))
         names = None if jitter is None else tuple(name for name, _ in jitter.steps)
         counts[names] = counts.get(names, 0) + 1
         for name, amount in jitter.steps if jitter else ():
@@ -568,7 +559,32 @@ def test_floats_need_a_range_for_their_colours():
 
 def test_invalid_pixels_stay_zero_whatever_the_colours():
     jitter = Jitter((("brightness", 0.2), ("contrast", 0.5)), 0, 255)
-    reader = Augmented(ArrayReader(IMAGE, HOLES), Pose(WHOLE), jitter)
+    reader = Augmented(ArrayReader(IMAGE, HOLES), Pose(WHOLE), jitter, Blur(1.0))
     pixels = reader.read(Window.whole(SIZE), SIZE)
     assert np.array_equal(pixels.valid, HOLES)
     assert not pixels.values[:, ~HOLES].any()
+
+
+# Blur
+
+
+def test_blur_is_a_gaussian_in_pixels_of_the_view():
+    point = np.zeros((1, 41, 41), np.float32)
+    point[0, 20, 20] = 1000
+    reader = Augmented(ArrayReader(point), Pose(Box(0, 0, 41, 41)), blur=Blur(1.5))
+    values = reader.read(Window(0, 0, 41, 41), Size(41, 41)).values[0]
+    away = np.arange(-4, 5)
+    bell = np.exp(-(away**2) / (2 * 1.5**2))
+    expected = 1000 * np.outer(bell, bell) / bell.sum() ** 2
+    assert np.allclose(values[16:25, 16:25], expected, rtol=0.02, atol=0.5)
+    assert values.sum() == pytest.approx(1000, rel=1e-5)
+
+
+def test_blur_near_the_edge_and_holes_is_of_valid_pixels_only():
+    image = np.full((1, 30, 30), 77, np.uint8)
+    valid = np.ones((30, 30), bool)
+    valid[10:14, 10:14] = False
+    reader = Augmented(ArrayReader(image, valid), Pose(Box(0, 0, 30, 30)), blur=Blur(2.0))
+    pixels = reader.read(Window(-3, -3, 36, 36), Size(36, 36))
+    assert (pixels.values[:, pixels.valid] == 77).all()
+    assert np.array_equal(pixels.valid[3:33, 3:33], valid)
