@@ -190,17 +190,10 @@ def check(scene):
 
 
 @pytest.mark.parametrize("crs", PLACES)
-@settings(max_examples=20)
-@given(data=st.data())
-def test_corners_lie_where_the_pixels_are(crs, data):
-    check(data.draw(scenes(crs)))
-
-
-@pytest.mark.parametrize("crs", ["EPSG:32633", "EPSG:3857", "EPSG:3413"])
-@settings(max_examples=20)
-@given(data=st.data())
-def test_corners_of_turned_images_lie_where_the_pixels_are(crs, data):
-    check(data.draw(scenes(crs, turned=True)))
+@settings(max_examples=25)
+@given(data=st.data(), turned=st.booleans())
+def test_corners_lie_where_the_pixels_are(crs, data, turned):
+    check(data.draw(scenes(crs, turned=turned)))
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,8 @@ from hypothesis import strategies as st
 
 from tests.images import noise, write_constant_levels_tiff, write_geotiff
 from tests.strategies import numbers, windows_near
-from tnetcli.data.augment import (
-    AMOUNTS,
-    ORDERS,
-    Augmented,
-    Jitter,
-    Pose,
-    augment,
-    draw_jitter,
-    draw_pose,
-    move_boxes,
-)
+from tnetcli.data.augment import Augmented, Pose, augment, draw_pose, move_boxes
+from tnetcli.data.colour import AMOUNTS, ORDERS, Blur, Jitter, draw_jitter
 from tnetcli.data.config import AugmentConfig
 from tnetcli.geometry import Size, Window
 from tnetcli.readers.base import Box, Cost, ImageInfo, Level, Pixels, Reader, Resolution
@@ -31,7 +22,7 @@ from tnetcli.testing.reader import ReaderContract, area_mean, assert_equal, rand
 SIZE = Size(90, 60)
 WHOLE = Box(0, 0, 90, 60)
 EVERYTHING = AugmentConfig(
-    flip="both", turns=True, crop=(0.4, 0.9), shift=0.2, rotate=30, colour=True
+    flip="both", turns=True, crop=(0.4, 0.9), shift=0.2, rotate=30, colour=True, blur=2
 )
 
 
@@ -131,13 +122,9 @@ def padded(array, window):
     left, top, width, height = (
         int(edge) for edge in (window.left, window.top, window.width, window.height)
     )
-    out = np.zeros((*array.shape[:-2], height, width), array.dtype)
-    for row in range(height):
-        for column in range(width):
-            y, x = row + top, column + left
-            if 0 <= y < array.shape[-2] and 0 <= x < array.shape[-1]:
-                out[..., row, column] = array[..., y, x]
-    return out
+    margin = [(0, 0)] * (array.ndim - 2) + [(100, 100)] * 2
+    rows, columns = slice(top + 100, top + 100 + height), slice(left + 100, left + 100 + width)
+    return np.pad(array, margin)[..., rows, columns]
 
 
 IMAGE = noise((90, 60), 3, seed=5)
@@ -284,14 +271,6 @@ def test_a_turned_view_reads_about_as_many_pixels_as_it_shows():
     assert all(size.pixels < 2.5 * 64**2 for _, size in image.asked)
 
 
-def test_an_upright_view_costs_one_read():
-    image = ArrayReader(IMAGE)
-    reader = Augmented(image, Pose(Box(10, 5, 70, 50), True, True, False, 3, 4))
-    reader.read(Window(2, 2, 20, 30), Size(10, 10))
-    assert len(image.asked) == 1
-    assert reader.cost == image.cost
-
-
 def test_outside_of_the_crop_nothing_is_read():
     image = ArrayReader(IMAGE)
     reader = Augmented(image, Pose(Box(10, 5, 70, 50)))
@@ -299,6 +278,9 @@ def test_outside_of_the_crop_nothing_is_read():
     assert not pixels.valid.any()
     assert reader.estimate(Window(71, 0, 5, 5), Size(5, 5)) == 0
     assert image.asked == []
+    reader.read(Window(2, 2, 20, 30), Size(10, 10))
+    assert len(image.asked) == 1
+    assert reader.cost == image.cost
 
 
 def test_nothing_to_do_gives_the_reader_itself():
@@ -526,16 +508,12 @@ def test_the_mean_is_of_valid_pixels_and_read_once():
     assert len(source.asked) == 4
 
 
-def test_values_are_clipped_to_what_the_type_holds():
+@pytest.mark.parametrize(("amount", "values"), [(0.1, [28, 154, 255]), (-0.1, [0, 102, 226])])
+def test_values_are_clipped_to_what_the_type_holds(amount, values):
     image = np.stack([np.full((8, 8), value, np.uint8) for value in (3, 128, 252)])
-    reader = Augmented(
-        ArrayReader(image), Pose(Box(0, 0, 8, 8)), Jitter((("brightness", 0.1),), 0, 255)
-    )
-    assert reader.read(Window(0, 0, 8, 8), Size(1, 1)).values.ravel().tolist() == [28, 154, 255]
-    reader = Augmented(
-        ArrayReader(image), Pose(Box(0, 0, 8, 8)), Jitter((("brightness", -0.1),), 0, 255)
-    )
-    assert reader.read(Window(0, 0, 8, 8), Size(1, 1)).values.ravel().tolist() == [0, 102, 226]
+    jitter = Jitter((("brightness", amount),), 0, 255)
+    reader = Augmented(ArrayReader(image), Pose(Box(0, 0, 8, 8)), jitter)
+    assert reader.read(Window(0, 0, 8, 8), Size(1, 1)).values.ravel().tolist() == values
 
 
 def test_brightness_of_16_bits_is_a_part_of_the_range_given():
@@ -554,7 +532,7 @@ def test_brightness_of_16_bits_is_a_part_of_the_range_given():
 
 def test_saturation_and_hue_are_left_out_of_images_that_are_no_colours():
     for seed in range(30):
-        jitter = draw_jitter(4, (0, 255), np.random.default_rng(seed))
+        jitter = draw_jitter(AugmentConfig(colour=True), 4, (0, 255), np.random.default_rng(seed))
         if jitter is not None:
             assert {name for name, _ in jitter.steps} == {"brightness", "contrast"}
 
@@ -562,7 +540,7 @@ def test_saturation_and_hue_are_left_out_of_images_that_are_no_colours():
 def test_every_order_of_the_jitter_and_none_are_about_equally_likely():
     counts = {}
     for seed in range(500):
-        jitter = draw_jitter(3, (0, 255), np.random.default_rng(seed))
+        jitter = draw_jitter(AugmentConfig(colour=True), 3, (0, 255), np.random.default_rng(seed))
         names = None if jitter is None else tuple(name for name, _ in jitter.steps)
         counts[names] = counts.get(names, 0) + 1
         for name, amount in jitter.steps if jitter else ():
@@ -581,7 +559,32 @@ def test_floats_need_a_range_for_their_colours():
 
 def test_invalid_pixels_stay_zero_whatever_the_colours():
     jitter = Jitter((("brightness", 0.2), ("contrast", 0.5)), 0, 255)
-    reader = Augmented(ArrayReader(IMAGE, HOLES), Pose(WHOLE), jitter)
+    reader = Augmented(ArrayReader(IMAGE, HOLES), Pose(WHOLE), jitter, Blur(1.0))
     pixels = reader.read(Window.whole(SIZE), SIZE)
     assert np.array_equal(pixels.valid, HOLES)
     assert not pixels.values[:, ~HOLES].any()
+
+
+# Blur
+
+
+def test_blur_is_a_gaussian_in_pixels_of_the_view():
+    point = np.zeros((1, 41, 41), np.float32)
+    point[0, 20, 20] = 1000
+    reader = Augmented(ArrayReader(point), Pose(Box(0, 0, 41, 41)), blur=Blur(1.5))
+    values = reader.read(Window(0, 0, 41, 41), Size(41, 41)).values[0]
+    away = np.arange(-4, 5)
+    bell = np.exp(-(away**2) / (2 * 1.5**2))
+    expected = 1000 * np.outer(bell, bell) / bell.sum() ** 2
+    assert np.allclose(values[16:25, 16:25], expected, rtol=0.02, atol=0.5)
+    assert values.sum() == pytest.approx(1000, rel=1e-5)
+
+
+def test_blur_near_the_edge_and_holes_is_of_valid_pixels_only():
+    image = np.full((1, 30, 30), 77, np.uint8)
+    valid = np.ones((30, 30), bool)
+    valid[10:14, 10:14] = False
+    reader = Augmented(ArrayReader(image, valid), Pose(Box(0, 0, 30, 30)), blur=Blur(2.0))
+    pixels = reader.read(Window(-3, -3, 36, 36), Size(36, 36))
+    assert (pixels.values[:, pixels.valid] == 77).all()
+    assert np.array_equal(pixels.valid[3:33, 3:33], valid)

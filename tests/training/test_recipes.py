@@ -17,6 +17,7 @@ from tests.commands import ROOT
 from tests.images import noise
 from tests.runs import Ears
 from tnetcli.config import apply_overrides
+from tnetcli.data.colour import AMOUNTS
 from tnetcli.models.checkpoint import load_checkpoint
 from tnetcli.models.registry import build_model, read_model_config
 from tnetcli.training.recipe import Recipe, StageConfig, check_recipe, read_recipe
@@ -230,8 +231,8 @@ def _check_augmentation(stage: StageConfig, run: Run) -> None:
     assert (changed.colour, changed.shift, changed.rotate) == (
         (True, 0, 0) if coloured else (False, 0.1, 20)
     )
-    limits = (changed.brightness, changed.saturation, changed.hue, changed.contrast)
-    assert limits == (32 / 255, 0.5, 0.2, 0.5)
+    reaches = [reach for _, reach in AMOUNTS.values()]  # brightness, saturation, hue, contrast
+    assert reaches == [32 / 255, 0.5, 0.2, 0.5]
     assert (changed.turns, changed.blur) == (False, 0)
 
 

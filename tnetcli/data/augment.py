@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tnetcli.data.colour import Blur, Jitter, Mask, Values, draw_jitter
 from tnetcli.data.config import AugmentConfig
 from tnetcli.data.normalize import finite, read_small
 from tnetcli.geometry import Size, Window
@@ -21,25 +22,8 @@ from tnetcli.readers.resample import LEAST_SHARE, round_within
 MAX_TRIES = 50  # to place a crop; then the whole image is kept
 MEAN_SIDE = 64  # pixels a side of the copy that the mean of an image is taken from
 MIN_WEIGHT = 0.5  # of valid pixels around a sample, so that edges stay in place
-# The four orders of the papers; "no change" is a fifth case, equally likely.
-ORDERS = (
-    ("brightness", "saturation", "hue", "contrast"),
-    ("saturation", "brightness", "contrast", "hue"),
-    ("contrast", "hue", "brightness", "saturation"),
-    ("hue", "saturation", "contrast", "brightness"),
-)
-# The amount that changes nothing, and how far from it an amount may be. Brightness is a fraction
-# of the value range, hue of the circle; the others are factors.
-AMOUNTS = {
-    "brightness": (0.0, 32 / 255),
-    "saturation": (1.0, 0.5),
-    "hue": (0.0, 0.2),
-    "contrast": (1.0, 0.5),
-}
-COLOUR_ONLY = ("saturation", "hue")  # need three bands
+MIN_SIGMA = 0.1  # a weaker blur has no effect
 Coordinates = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-Values = NDArray[Any]
 
 
 def augment(
@@ -61,9 +45,13 @@ def augment(
         if reader.dtype.kind == "f":
             raise ValueError("float images need a `value_range`")
         limits = float(np.iinfo(reader.dtype).min), float(np.iinfo(reader.dtype).max)
-    jitter = draw_jitter(len(reader.bands), limits, random) if config.colour else None
+    jitter = draw_jitter(config, len(reader.bands), limits, random)
+    sigma = config.blur * float(random.random())
+    blur = Blur(sigma) if sigma > MIN_SIGMA else None
     unmoved = Pose(Box(0, 0, reader.size.width, reader.size.height))
-    return reader if pose == unmoved and jitter is None else Augmented(reader, pose, jitter)
+    if pose == unmoved and jitter is None and blur is None:
+        return reader
+    return Augmented(reader, pose, jitter, blur)
 
 
 def move_boxes(reader: Reader, boxes: Sequence[Window]) -> tuple[Window, ...]:
@@ -241,10 +229,12 @@ class Augmented(Reader):
     A pixel of a view that straddles the edge of the crop includes pixels beyond the edge.
     """
 
-    def __init__(self, image: Reader, pose: Pose, jitter: "Jitter | None" = None) -> None:
+    def __init__(
+        self, image: Reader, pose: Pose, jitter: Jitter | None = None, blur: Blur | None = None
+    ) -> None:
         self.name, self.path, self.info = image.name, image.path, pose.layout(image.info)
         self.pose = pose
-        self._image, self._jitter = image, jitter
+        self._image, self._jitter, self._blur = image, jitter, blur
         crop = as_window(pose.crop)
         # In pixels of the image, without the angle.
         frame = crop if pose.angle else pose.window(Window.whole(pose.size))
@@ -265,16 +255,18 @@ class Augmented(Reader):
 
     def read(self, window: Window, out_size: Size) -> Pixels:
         """Resample `window` to exactly `out_size`; see `Reader.read`."""
-        pixels = self._read_in_pose(window, out_size)
-        if pixels.values.dtype == self.dtype and self._jitter is None:
+        pixels = self._read_in_pose(*self._grown(window, out_size))
+        if pixels.values.dtype == self.dtype and self._jitter is None and self._blur is None:
             return pixels
-        values = pixels.values.astype(self._float)
+        values, valid = pixels.values.astype(self._float), pixels.valid
         with np.errstate(invalid="ignore", over="ignore"):  # floats may be infinite
             if self._jitter is not None:
                 values = self._jitter.apply(values, self._find_centre())
-                values = np.where(pixels.valid, values, values.dtype.type(0))
+                values = np.where(valid, values, values.dtype.type(0))
+            if self._blur is not None:
+                values, valid = self._blur.apply(values, valid)
             round_within(values, self.dtype)
-            return Pixels(values.astype(self.dtype), pixels.valid)
+            return Pixels(values.astype(self.dtype), valid)
 
     def estimate(self, window: Window, out_size: Size) -> int:
         """Return how many pixels `read` would decode at most, without reading."""
@@ -282,8 +274,17 @@ class Augmented(Reader):
         if self._before is not None and self._centre is None:
             bare = Augmented(self._image, self.pose)
             measured = bare.estimate(Window.whole(self.size), self.size.within(MEAN_SIDE))
-        asked = self._asked(window, out_size)
+        asked = self._asked(*self._grown(window, out_size))
         return measured + (0 if asked is None else self._image.estimate(*asked))
+
+    def _grown(self, window: Window, out_size: Size) -> tuple[Window, Size]:
+        """Return the window with the margin that the blur needs."""
+        if self._blur is None:
+            return window, out_size
+        reach = self._blur.reach
+        x, y = reach * window.width / out_size.width, reach * window.height / out_size.height
+        grown = Window(window.left - x, window.top - y, window.width + 2 * x, window.height + 2 * y)
+        return grown, Size(out_size.width + 2 * reach, out_size.height + 2 * reach)
 
     def _asked(self, window: Window, out_size: Size) -> tuple[Window, Size] | None:
         """Return the window and size to read from the image; None if the window is outside."""
@@ -406,82 +407,3 @@ def _reached(start: float, length: float, count: int, low: float, high: float) -
     shared = np.minimum(edges[1:], high) - np.maximum(edges[:-1], low)
     reached: Mask = shared > LEAST_SHARE * min(length / count, 1.0)
     return reached
-
-
-@dataclass(frozen=True, slots=True)
-class Jitter:
-    """A sequence of colour changes of values between `low` and `high`."""
-
-    steps: tuple[tuple[str, float], ...]
-    low: float
-    high: float
-
-    def apply(self, values: Values, centre: Values | None) -> Values:
-        """Return changed floats (bands, height, width); contrast needs the mean (bands,)."""
-        for name, amount in self.steps:
-            if name == "brightness":
-                values = values + values.dtype.type(amount * (self.high - self.low))
-            elif name == "contrast":
-                if centre is None:
-                    raise ValueError("contrast needs the mean of the image")
-                middle = centre.astype(values.dtype)[:, None, None]
-                values = (values - middle) * values.dtype.type(amount) + middle
-            elif name == "saturation":
-                values = saturate(values - values.dtype.type(self.low), amount) + self.low
-            else:
-                values = turn_hue(values, amount)
-        return values
-
-    def before_contrast(self) -> "Jitter | None":
-        """Return the steps before contrast; None without a contrast step."""
-        names = [name for name, _ in self.steps]
-        if "contrast" not in names:
-            return None
-        return replace(self, steps=self.steps[: names.index("contrast")])
-
-
-def draw_jitter(
-    bands: int, limits: tuple[float, float], random: np.random.Generator
-) -> Jitter | None:
-    """Draw an order and amounts; return None if nothing changes."""
-    number, draws = int(random.integers(len(ORDERS) + 1)), random.uniform(-1, 1, 4).tolist()
-    if number == len(ORDERS):
-        return None
-    amounts = {
-        name: unchanged + reach * draw
-        for (name, (unchanged, reach)), draw in zip(AMOUNTS.items(), draws, strict=True)
-    }
-    names = [name for name in ORDERS[number] if bands == 3 or name not in COLOUR_ONLY]
-    return Jitter(tuple((name, amounts[name]) for name in names), *limits)
-
-
-def saturate(colours: Values, factor: float) -> Values:
-    """Multiply the HSV saturation of colours (3, height, width) above zero."""
-    value, least = colours.max(axis=0), colours.min(axis=0)
-    chroma = value - least
-    with np.errstate(divide="ignore", invalid="ignore"):
-        most = np.where(chroma > 0, value / chroma, 1.0)  # full saturation
-    missing: Values = value - colours
-    missing *= np.clip(most, 0.0, factor).astype(colours.dtype)
-    np.subtract(value, missing, out=missing)
-    return missing
-
-
-def turn_hue(colours: Values, amount: float) -> Values:
-    """Shift the hue of colours (3, height, width) by a fraction of the circle."""
-    red, green, blue = colours
-    value, least = colours.max(axis=0), colours.min(axis=0)
-    chroma = value - least
-    with np.errstate(divide="ignore", invalid="ignore"):
-        hue = np.where(
-            value == red,
-            (green - blue) / chroma,
-            np.where(value == green, 2 + (blue - red) / chroma, 4 + (red - green) / chroma),
-        )  # in sixths of the circle
-    hue = np.where(chroma > 0, hue, 0) + 6 * amount
-    turned = np.empty_like(colours)
-    for band in range(3):
-        away = hue - 2 * band
-        away -= 6 * np.floor(away / 6)  # several times as fast as %
-        turned[band] = least + chroma * np.clip(np.abs(away - 3) - 1, 0, 1)
-    return turned

@@ -181,6 +181,7 @@ class AugmentConfig(Strict):
     colour: bool = Field(
         default=False, description="colour jitter in one of four random orders, or none"
     )
+    blur: Weight = Field(default=0.0, description="maximum Gaussian sigma in pixels of the view")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
