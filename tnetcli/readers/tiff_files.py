@@ -3,7 +3,7 @@
 import os
 import struct
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import tifffile
 
@@ -54,7 +54,8 @@ UNREAD_STACKS = {
 }  # fmt: skip
 
 
-class _Tag(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Tag:
     """An entry of a directory; `place` is the offset of its value, None if inline."""
 
     code: int
