@@ -60,7 +60,7 @@ class _Tag:
 
     code: int
     kind: int
-    count: int
+    values: int  # how many
     raw: bytes
     length: int  # bytes
     place: int | None
@@ -166,7 +166,7 @@ class Directories:
         }
         samples = numbers.get(SAMPLES, 1)
         check_band_count(self._path, samples)
-        counts = {tag.code: tag.count for tag in tags}
+        counts = {tag.code: tag.values for tag in tags}
         self.has_metadata |= GDAL_METADATA in counts
         if counts.get(UIC1, 0) * max(counts.get(UIC2, 1), 1) > MOST_UIC_READS:
             raise self._refused("has too many MetaMorph properties")
@@ -193,8 +193,8 @@ class Directories:
         for tag in tags:
             if tag.code != SUBDIRECTORIES or self._is_ndpi:
                 continue
-            if tag.count > MOST_SUBDIRECTORIES_OF_ONE:
-                raise self._refused(f"has a page with {tag.count:,} subdirectories")
+            if tag.values > MOST_SUBDIRECTORIES_OF_ONE:
+                raise self._refused(f"has a page with {tag.values:,} subdirectories")
             raw, each = self._content(tag), TYPE_BYTES.get(tag.kind, 1)
             found += [self._number(raw[at : at + each]) for at in range(0, len(raw), each)]
         return [offset for offset in found if offset >= 8]  # tifffile ignores others, too
