@@ -51,8 +51,6 @@ Part = Literal[
     "backbone", "location", "position", "aggregator", "head", "anchor", "recurrent",
     "global_stream", "local_stream",
 ]  # fmt: skip
-
-
 Unit = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -66,9 +64,7 @@ class LossConfig(Strict):
         default="sample", description="choice of cells: the best ones, or a random draw"
     )
     temperature: Positive = Field(default=1.0, description="temperature of the draw")
-    uniform: Fraction = Field(
-        default=0.1, description="fraction of the draw that ignores attention"
-    )
+    uniform: Fraction = Field(default=0.1, description="fraction of the draw without attention")
     baseline: Literal["ema", "per_level", "per_class", "leave_one_out"] = Field(
         default="per_level",
         description="what a reward is compared with: one running mean, one per level, one per "
