@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 
 import pytest
 from hypothesis import settings
@@ -42,9 +43,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
-def reset_log():
-    """Give each test the logger of a fresh process; commands configure it in this one."""
+def fresh_process():
+    """Give each test the logger of a fresh process, and no request to stop of the test before."""
     # Not the state before the test: shared fixtures run commands before that.
+    if watch := sys.modules.get("tnetcli.readers.watch"):
+        watch._watch.begin()
     logger = logging.getLogger("tnetcli")
     logger.handlers, logger.propagate = [], True
     logger.setLevel(logging.NOTSET)

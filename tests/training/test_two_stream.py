@@ -92,7 +92,7 @@ def test_every_switch_can_be_trained(arguments, folder, tmp_path):
     assert np.isfinite(row["loss"])
     assert {"ce_global", "ce_local", "ranking"} <= row.keys()
     loaded = load_checkpoint(files.model).model
-    assert loaded.steps == {"none": 0}.get(arguments.get("steps"), 3)
+    assert loaded.local_stream.steps == {"none": 0}.get(arguments.get("steps"), 3)
 
 
 class TestFixedRegions:
