@@ -403,6 +403,21 @@ def test_the_size_of_jpeg_is_that_of_pillow():
         assert tiff_tiles.jpeg(jpeg_of(width, height, **options)) == (width, height, 3)
 
 
+def test_the_frame_is_searched_for_behind_complete_tables_only():
+    tables = b"\xff\xd8" + b"\xff\xdb\x00\x04ab" + b"\xff\xc4\x00\x05abc"
+    assert tiff_tiles._after_tables(tables) == len(tables)
+    for unsure in (
+        tables[:-1],
+        tables + b"\xff",
+        tables + b"\xff\xd9\x00\x02",
+        b"\xff\xd8abcd",
+    ):
+        assert tiff_tiles._after_tables(unsure) == 2
+    # A last table that is longer than the rest would hide the frame that libjpeg finds.
+    stream = jpeg_of(64, 48)[2:]
+    assert tiff_tiles.jpeg(tables + stream, len(tables)) == (64, 48, 3)
+
+
 CODECS = {
     "jpeg 2000": (34712, tiff_tiles.jpeg_2000, imagecodecs.jpeg2k_encode, {"codecformat": "J2K"}),
     "jp2": (34712, tiff_tiles.jpeg_2000, imagecodecs.jpeg2k_encode, {"codecformat": "JP2"}),

@@ -314,7 +314,7 @@ class BlockCache:
     def unlock(self) -> None:
         """Begin anew: a fork may copy a lock that is held, and blocks that no thread decodes."""
         self._lock = threading.Lock()
-        self._making: dict[Key, threading.Event] = {}
+        self._making: dict[Key, threading.Lock] = {}  # held while a thread makes the block
 
     def obtain(self, key: Key, make: Callable[[], NDArray[Any]]) -> tuple[NDArray[Any], bool]:
         """Return the block, and whether `make` was called; concurrent calls wait for the first."""
@@ -325,16 +325,18 @@ class BlockCache:
                     return block, False
                 other = self._making.get(key)
                 if other is None:
-                    made = self._making[key] = threading.Event()
+                    made = self._making[key] = threading.Lock()
+                    made.acquire()
                     break
-            other.wait()  # the other thread may have failed, or the block be too large to keep
+            with other:  # wait; the other thread may have failed, or the block be too large to keep
+                pass
         try:
             block = make()
             self.put(key, block)
         finally:
             with self._lock:
                 del self._making[key]
-            made.set()
+            made.release()
         return block, True
 
     def get(self, key: Key) -> NDArray[Any] | None:

@@ -45,12 +45,12 @@ class Declared(NamedTuple):
     samples: int | None = None
 
 
-def jpeg(stream: bytes) -> Declared | None:
+def jpeg(stream: bytes, at: int = 2) -> Declared | None:
     """Return what the frame of a JPEG stream declares, as libjpeg finds it; None without one.
 
-    Raises ValueError for more scans than an encoder writes.
+    `at` is the start of a segment before the frame. Raises ValueError for more scans than an
+    encoder writes.
     """
-    at = 2
     try:
         while True:
             start, marker, length = SEGMENT.unpack_from(stream, at)
@@ -68,6 +68,17 @@ def jpeg(stream: bytes) -> Declared | None:
     if marker in PROGRESSIVE and stream.count(b"\xff\xda", at) > MOST_SCANS:
         raise ValueError("a JPEG stream of too many scans")
     return Declared(width, height, samples)
+
+
+def _after_tables(start: bytes) -> int:
+    """Return where to search for the frame behind JPEG tables: after them if all are complete."""
+    at = 2
+    while at + 4 <= len(start):
+        first, marker, length = SEGMENT.unpack_from(start, at)
+        if first != 0xFF or marker in WITHOUT_LENGTH or marker in (0xFF, SCAN, END):
+            return 2
+        at += 2 + max(length, 2)
+    return at if at == len(start) else 2  # a last segment that is longer hides what follows
 
 
 def jpeg_2000(data: bytes) -> Declared:
@@ -251,6 +262,8 @@ class PageTiles:
             self._raw_dtype = np.dtype(key.dtype).newbyteorder(key.parent.byteorder)
             self.block = Size(self.size.width, 1)
         self._usual = Declared(self.block.width, self.block.height, in_block)
+        if self._jpeg is not None:
+            self._declared = partial(jpeg, at=_after_tables(self._jpeg_start))
         check_block_size(path, self.block, in_block * self.dtype.itemsize)
 
     def _check_tables(self, file_bytes: int) -> None:
