@@ -43,24 +43,11 @@ SETTINGS = {
     "GDAL_DISABLE_READDIR_ON_OPEN": "FALSE",  # overviews are found in the folder
     "GDAL_PAM_ENABLED": "NO",  # metadata outside of the file would be lost
 }
-COG = {
-    "driver": "COG",
-    "BLOCKSIZE": TILE,
-    "COMPRESS": "DEFLATE",
-    "PREDICTOR": "NO",  # predictors enlarge even rectangles: 8 bytes instead of 5, measured
-    "OVERVIEWS": "FORCE_USE_EXISTING",
-    "NUM_THREADS": 1,
-}
-SPARSE = {
-    "driver": "GTiff",
-    "count": 1,
-    "dtype": "float32",
-    "nodata": math.nan,
-    "tiled": True,
-    "blockxsize": TILE,
-    "blockysize": TILE,
-    "SPARSE_OK": True,
-}
+# Predictors enlarge even rectangles: 8 bytes instead of 5, measured.
+COG = {"driver": "COG", "BLOCKSIZE": TILE, "COMPRESS": "DEFLATE", "PREDICTOR": "NO"}
+COG |= {"OVERVIEWS": "FORCE_USE_EXISTING", "NUM_THREADS": 1}
+SPARSE = {"driver": "GTiff", "count": 1, "dtype": "float32", "nodata": math.nan, "SPARSE_OK": True}
+SPARSE |= {"tiled": True, "blockxsize": TILE, "blockysize": TILE}
 
 
 class HeatmapOptions(RegionOptions):
@@ -208,8 +195,7 @@ def keys_of(levels: Floats, values: NDArray[np.float32]) -> Keys:
 
 def values_of(keys: Keys) -> NDArray[np.float32]:
     """Return the values of keys, NaN for 0."""
-    values = (keys & np.uint64(2**32 - 1)).astype(np.uint32).view(np.float32)
-    return np.where(keys > 0, values, np.float32(np.nan))
+    return np.where(keys > 0, keys.astype(np.uint32).view(np.float32), np.float32(np.nan))
 
 
 def halved(keys: Keys) -> Keys:
@@ -282,12 +268,12 @@ def _write_sparse(
     Return the size of each, and how many of its cells hold a value.
     """
     import rasterio
+    from rasterio.windows import Window
 
     sizes = [painting.size]
     while max(sizes[-1].width, sizes[-1].height) > TILE:
         sizes.append(Size(-(-sizes[-1].width // 2), -(-sizes[-1].height // 2)))
     counts = [0] * len(sizes)
-    total, squares, low, high = 0.0, 0.0, math.inf, -math.inf
     with ExitStack() as stack:
         levels = []
         for number, size in enumerate(sizes):
@@ -295,35 +281,20 @@ def _write_sparse(
             own = {"width": size.width, "height": size.height, **({} if number else profile)}
             levels.append(stack.enter_context(rasterio.open(name, "w", **SPARSE, **own)))
         for left, top, keys in painting.patches():
-            values = values_of(keys[keys > 0]).astype(np.float64)
-            total, squares = total + float(values.sum()), squares + float((values**2).sum())
-            low, high = min(low, float(values.min())), max(high, float(values.max()))
             for number, level in enumerate(levels):
-                _write_tiles(level, left >> number, top >> number, values_of(keys))
+                values, x, y = values_of(keys), left >> number, top >> number
+                for row, column in np.ndindex(*(-(-side // TILE) for side in keys.shape)):
+                    tile = values[row * TILE :, column * TILE :][:TILE, :TILE]
+                    if not np.isnan(tile).all():
+                        place = Window(x + column * TILE, y + row * TILE, *tile.shape[::-1])
+                        level.write(tile, 1, window=place)
                 counts[number] += int(np.count_nonzero(keys))
                 keys = halved(keys)
-        statistics: dict[str, float] = {"VALID_PERCENT": 100 * counts[0] / sizes[0].pixels}
         if counts[0]:
-            mean = total / counts[0]
-            deviation = math.sqrt(max(squares / counts[0] - mean**2, 0.0))
-            statistics |= {"MINIMUM": low, "MAXIMUM": high, "MEAN": mean, "STDDEV": deviation}
-        named = {f"STATISTICS_{name}": repr(each) for name, each in statistics.items()}
+            levels[0].update_stats()
         levels[0].set_band_description(1, value)
-        levels[0].update_tags(1, **named)
         levels[0].update_tags(**tags)
     return list(zip(sizes, counts, strict=True))
-
-
-def _write_tiles(level: Any, left: int, top: int, values: NDArray[np.float32]) -> None:
-    """Write the tiles, or parts of tiles, that are not empty."""
-    from rasterio.windows import Window
-
-    for y in range(0, values.shape[0], TILE):
-        for x in range(0, values.shape[1], TILE):
-            tile = values[y : y + TILE, x : x + TILE]
-            if not np.isnan(tile).all():
-                rows, columns = tile.shape
-                level.write(tile, 1, window=Window(left + x, top + y, columns, rows))
 
 
 def _check(

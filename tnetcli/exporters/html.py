@@ -8,17 +8,19 @@ import json
 import logging
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.resources import files
+from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from pydantic import Field
 
 from tnetcli.errors import ImageError, OutputError
@@ -37,9 +39,6 @@ from tnetcli.exporters.imagery import ImageOptions, Imagery, open_imagery
 from tnetcli.prediction.record import BoxEdges, Prediction
 from tnetcli.text import counted
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 OpenImagery: TypeAlias = Callable[[Prediction], AbstractContextManager[Imagery]]
 Facts: TypeAlias = dict[str, Any]
 TITLE = "tnet predictions"
@@ -47,8 +46,7 @@ CONTROLS = re.compile("[\x00-\x1f\x7f]+")
 PREVIEW = 96  # pixels, twice as many as the list shows, for fine screens
 QUALITY = 85
 MAX_REGIONS = 250  # of a level: more cannot be distinguished on a screen
-MAX_CLASSES = 20  # bars of the image
-MAX_REGION_CLASSES = 5  # bars of a region
+MAX_CLASSES, MAX_REGION_CLASSES = 20, 5  # bars of the image and of a region
 MAX_WARNINGS = 20
 MAX_FACT = 200  # characters
 log = logging.getLogger(__name__)
@@ -79,16 +77,12 @@ EXPORTER = HTMLExporter()
 
 
 class Detail(NamedTuple):
-    """Sizes of pictures while the page has fewer than `until` characters.
-
-    `overview` and `thumbnail` are longest sides in pixels; `thumbnails` is the number of regions
-    per image that have one.
-    """
+    """Sizes of pictures while the page has fewer than `until` characters."""
 
     until: int
-    overview: int
+    overview: int  # pixels of the longest side
     thumbnail: int
-    thumbnails: int
+    thumbnails: int  # regions per image that have one
 
 
 # Browsers open a page of 300 MB, but not of gigabytes: detail falls with the images before.
@@ -142,11 +136,8 @@ class Drawn:
 
     def spread(self, most: int) -> list[int]:
         """Return the places of at most so many regions, in turn from every level."""
-        turns: Counter[int] = Counter()
-        order = []
-        for place, (region, _) in enumerate(self.regions):
-            order.append((turns[region.level], place))
-            turns[region.level] += 1
+        turns = defaultdict[int, Iterator[int]](count)
+        order = [(next(turns[each.level]), place) for place, (each, _) in enumerate(self.regions)]
         return sorted(place for _, place in sorted(order)[:most])
 
     def note(self) -> list[str]:
@@ -158,13 +149,13 @@ class Drawn:
 
 def strongest(prediction: Prediction, levels: frozenset[int] | None = None) -> Drawn:
     """Return the regions of the highest attention of each level."""
-    found: dict[int, list[RegionWithJoint]] = {}
+    found = defaultdict[int, list[RegionWithJoint]](list)
     for each in regions_of(prediction, levels):
-        found.setdefault(each[0].level, []).append(each)
-    chosen: list[RegionWithJoint] = []
-    for level in sorted(found):
-        chosen += sorted(found[level], key=lambda each: -each[0].attention)[:MAX_REGIONS]
-    return Drawn(tuple(chosen), {level: len(found[level]) for level in sorted(found)})
+        found[each[0].level].append(each)
+    counts = {level: len(found[level]) for level in sorted(found)}
+    order = {level: sorted(found[level], key=lambda each: -each[0].attention) for level in counts}
+    chosen = chain.from_iterable(each[:MAX_REGIONS] for each in order.values())
+    return Drawn(tuple(chosen), counts)
 
 
 @dataclass(slots=True)
@@ -213,15 +204,13 @@ def size_within(box: BoxEdges, longest: int) -> tuple[int, int]:
     return max(math.floor(width * scale + 0.5), 1), max(math.floor(height * scale + 0.5), 1)
 
 
-def _as_image(pixels: NDArray[np.uint8]) -> "Image":
+def _as_image(pixels: NDArray[np.uint8]) -> Image.Image:
     """Return (height, width, 4) as an image, without alpha if it is opaque."""
-    from PIL import Image
-
     opaque = bool((pixels[..., 3] == 255).all())
     return Image.fromarray(np.ascontiguousarray(pixels[..., : 3 if opaque else 4]))
 
 
-def _encoded(image: "Image") -> Facts:
+def _encoded(image: Image.Image) -> Facts:
     """Return a picture as a data URL, with its size in pixels."""
     file = io.BytesIO()
     kind = "jpeg" if image.mode == "RGB" else "webp"  # a tenth of the size of a PNG
@@ -280,10 +269,7 @@ def _facts(prediction: Prediction, drawn: Drawn, pictures: Pictures) -> Facts:
         )
     levels = Counter(region.level for region, _ in drawn.regions)
     facts = {
-        "id": prediction.id,
-        "status": prediction.status,
-        "width": prediction.width,
-        "height": prediction.height,
+        **{name: getattr(prediction, name) for name in ("id", "status", "width", "height")},
         "reason": prediction.reason or "",
         "label": None if prediction.label is None else number(prediction.label),
         "probability": prediction.probability,
@@ -298,9 +284,9 @@ def _facts(prediction: Prediction, drawn: Drawn, pictures: Pictures) -> Facts:
         "notes": pictures.notes + drawn.note(),
         "warnings": list(prediction.warnings[:MAX_WARNINGS]),
         "stopped": prediction.stopped_in_words(),
-        "cost": None if prediction.cost is None else asdict(prediction.cost),
+        "cost": prediction.cost and asdict(prediction.cost),
         "facts": _details(prediction),
-        "error": None if prediction.error is None else asdict(prediction.error),
+        "error": prediction.error and asdict(prediction.error),
         "overview": pictures.overview,
     }
     return facts | {"names": [[name, as_hex(class_colour(name, classes))] for name in names]}
@@ -360,12 +346,12 @@ def _template(title: str) -> tuple[str, str]:
         f"script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
     )
     plain = CONTROLS.sub(" ", clean_text(title)).strip()
-    parts = {"policy": policy, "title": html.escape(plain or TITLE), "style": style}
-    parts["script"] = script
-    pieces = re.split(r"\{\{(\w+)\}\}", _asset("page.html"))
-    filled = [parts.get(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
-    middle = filled.index(None)  # {{images}}
-    return "".join(map(str, filled[:middle])), "".join(map(str, filled[middle + 1 :]))
+    parts = {"{{policy}}": policy, "{{style}}": style, "{{script}}": script}
+    parts["{{title}}"] = html.escape(plain or TITLE)  # last: nothing in it is replaced
+    before, after = _asset("page.html").split("{{images}}")
+    for name, part in parts.items():
+        before, after = before.replace(name, part), after.replace(name, part)
+    return before, after
 
 
 def _asset(name: str) -> str:

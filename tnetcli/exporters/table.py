@@ -110,13 +110,9 @@ class ParquetExporter:
         shapes = np.array([row.shape for row in rows], object)  # (rows,)
         boxes = shapely.bounds(shapes).tolist()  # of all parts on one map: filters miss nothing
         columns = [*zip(*(row.cells for row in rows), strict=True)] or [()] * len(fields)
-        columns.append(tuple(shapely.to_wkb(shapes, byte_order=1)))
-        columns.append(
-            tuple(
-                None if shape is None else dict(zip(SIDES, box, strict=True))
-                for shape, box in zip(shapes, boxes, strict=True)
-            )
-        )
+        sides = [dict(zip(SIDES, box, strict=True)) for box in boxes]
+        known = [None if shape is None else s for shape, s in zip(shapes, sides, strict=True)]
+        columns += [tuple(shapely.to_wkb(shapes, byte_order=1)), tuple(known)]
         arrays = [pyarrow.array(c, field.type) for c, field in zip(columns, schema, strict=True)]
         with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
             if rows:
@@ -131,15 +127,10 @@ CSV, PARQUET = CSVExporter(), ParquetExporter()
 def csv_text(predictions: Iterable[Prediction], options: TableOptions) -> Iterator[str]:
     """Yield the lines of the table of some images; unknown values are empty."""
     table = Table(predictions, options)
-    yield _line(table.columns)
-    for row in table.rows():
-        yield _line(row.cells)
-
-
-def _line(cells: Iterable[Value]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(map(neutral, cells))
-    return text.getvalue()
+    for cells in chain([table.columns], (row.cells for row in table.rows())):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow(map(neutral, cells))
+        yield text.getvalue()
 
 
 def neutral(value: Value) -> Value:
@@ -170,11 +161,7 @@ class Table:
     """
 
     def __init__(
-        self,
-        predictions: Iterable[Prediction],
-        options: TableOptions,
-        *,
-        with_shapes: bool = False,
+        self, predictions: Iterable[Prediction], options: TableOptions, with_shapes: bool = False
     ) -> None:
         self._options, self._with_shapes = options, with_shapes
         self._rest = iter(predictions)
@@ -210,12 +197,12 @@ class Table:
     ) -> Iterator[Row]:
         """Yield rows with the columns in order, and where their boxes are."""
         order = self._class_order(prediction)
-        globe = globe_of(prediction) if prediction.is_done else None
-        is_map = globe is not None if prediction.is_done else None
+        is_done = prediction.is_done
+        globe = globe_of(prediction) if is_done else None
+        is_map = globe is not None if is_done else None
         centres = [None] * len(boxes) if globe is None else globe.centres(boxes)
-        shapes = [None] * len(boxes)
-        if self._with_shapes and prediction.is_done:
-            shapes = _shapes(globe, boxes)
+        wanted = self._with_shapes and is_done
+        shapes = _shapes(globe, boxes) if wanted else [None] * len(boxes)
         for (cells, probabilities), centre, shape in zip(rows, centres, shapes, strict=True):
             cells["longitude"], cells["latitude"] = centre or (None, None)
             ordered: list[Value] = [probabilities[each] for each in order if probabilities]
@@ -237,16 +224,12 @@ class Table:
 
 def _region_cells(prediction: Prediction, region: RegionRecord, joint: float | None) -> Cells:
     x0, y0, x1, y1 = region.box
+    place = {"minx": x0, "miny": y0, "width": x1 - x0, "height": y1 - y0}
     cells: dict[str, Value] = {
         **measurements(region, joint, prediction),
-        "image": prediction.image,
-        "id": prediction.id,
-        "path": region.path,
-        "label": region.label,
-        "minx": round(x0, 6),
-        "miny": round(y0, 6),
-        "width": round(x1 - x0, 6),
-        "height": round(y1 - y0, 6),
+        **{"image": prediction.image, "id": prediction.id},
+        **{"path": region.path, "label": region.label},
+        **{name: round(each, 6) for name, each in place.items()},
     }
     return cells, region.probabilities
 
@@ -285,13 +268,9 @@ def _shapes(globe: Globe | None, boxes: Sequence[BoxEdges]) -> list[shapely.Geom
     """Return the outline of each box in longitude and latitude, or in pixels without a globe."""
     if globe is None:
         return [shapely.Polygon([(x, y), (a, y), (a, b), (x, b)]) for x, y, a, b in boxes]
-    polygons = [
-        [shapely.Polygon(ring) for ring in outline.rings] if outline else []
-        for outline in globe.outlines(boxes)
-    ]
-    return [
-        shapely.MultiPolygon(some) if len(some) > 1 else next(iter(some), None) for some in polygons
-    ]
+    rings = [outline.rings if outline else [] for outline in globe.outlines(boxes)]
+    polygons = [[shapely.Polygon(ring) for ring in each] for each in rings]
+    return [shapely.MultiPolygon(p) if len(p) > 1 else next(iter(p), None) for p in polygons]
 
 
 def _metadata(rows: Sequence[Row], shapes: NDArray[Any]) -> dict[str, Any]:

@@ -195,11 +195,9 @@ class DigitMaker:
         of_label, of_others = (3, 2) if side >= CROWDED else (2, 1)
         noise = _scattered(random, side)
         left, top = _apart(random, of_label + of_others, side - SIDE)
-        chosen = []
-        others = [each for each in range(DIGITS) if each != digit]
-        for count, digits in ((of_label, [digit]), (of_others, others)):
-            usable = np.flatnonzero(np.isin(self.glyphs.labels, digits))
-            chosen.append(random.choice(usable, count))
+        is_label = self.glyphs.labels == digit
+        groups = ((of_label, is_label), (of_others, ~is_label))
+        chosen = [random.choice(np.flatnonzero(usable), count) for count, usable in groups]
         placed = Pasted(self.glyphs.images, np.concatenate(chosen), left, top)
         boxes = [Window(float(x), float(y), SIDE, SIDE) for x, y in zip(left, top, strict=True)]
         layers = (noise, placed) if self.digits.over == "digits" else (placed, noise)
@@ -227,11 +225,9 @@ class DigitMaker:
 
     @cached_property
     def _details(self) -> list[NDArray[np.int16]]:
-        images, labels = self.glyphs.images, self.glyphs.labels
-        return [
-            digit_details(images[labels == digit], self.digits.hidden_from)
-            for digit in range(self.digits.classes)
-        ]
+        images, labels, hidden = self.glyphs.images, self.glyphs.labels, self.digits.hidden_from
+        kinds = range(self.digits.classes)
+        return [digit_details(images[labels == digit], hidden) for digit in kinds]
 
     @cached_property
     def _clutter(self) -> NDArray[np.int16]:

@@ -1,6 +1,6 @@
 """Scenes composed of labelled tiles."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -38,7 +38,7 @@ class Composition:
     turns: NDArray[np.uint8]  # (rows, columns), quarter turns; 4 more if mirrored first
     shift: tuple[int, int]  # x, y
     sites: tuple[tuple[str, Box], ...]  # class and place in tiles
-    gain: NDArray[np.float32] | None  # (bands,)
+    gain: NDArray[np.float32] | None = None  # (bands,)
     offset: float = 0.0
 
 
@@ -52,9 +52,8 @@ class LandscapeMaker:
         self.tile_classes = (*landscape.background, *landscape.sites)
         known = [name for name in self.tile_classes if name in tiles.classes]
         self._members = [tiles.chosen(split, name) for name in known]
-        missing = set(self.tile_classes) - set(known)
-        missing |= {name for name, some in zip(known, self._members, strict=True) if not len(some)}
-        if missing:
+        found = {name for name, some in zip(known, self._members, strict=True) if len(some)}
+        if missing := set(self.tile_classes) - found:
             raise RecipeError(
                 f"`{tiles.path}` has no tiles of `{', '.join(sorted(missing))}` for {split}",
                 hint=f"there are tiles of {', '.join(tiles.classes)}; index.csv assigns splits",
@@ -80,9 +79,7 @@ class LandscapeMaker:
         """
         return LandscapeScene(self, seed, training, crowd)
 
-    def compose(
-        self, seed: int, *, training: bool, crowd: TilesConfig | None = None
-    ) -> Composition:
+    def compose(self, seed: int, training: bool, crowd: TilesConfig | None = None) -> Composition:
         """Draw labels, shift, fields, sites, tiles and colours, in this order."""
         random = np.random.default_rng((SPLITS.index(self.split), seed))
         rules, side = self.landscape, self.tiles.side
@@ -98,14 +95,13 @@ class LandscapeMaker:
         label = labels[0] if len(labels) == 1 else ""
         tiles = self._choose_tiles(random, kinds)
         turns = random.integers(8, size=kinds.shape, dtype=np.uint8)
-        gains: NDArray[np.float32] | None = None
-        offset = 0.0
-        if training:
-            gain = 1 + rules.gain * random.uniform(-1, 1)
-            varied = gain * (1 + rules.channel_gain * random.uniform(-1, 1, self.tiles.bands))
-            gains = varied.astype(np.float32)
-            offset = WHITE * rules.offset * random.uniform(-1, 1)
-        return Composition(label, kinds, tiles, turns, shift, tuple(sites), gains, offset)
+        made = Composition(label, kinds, tiles, turns, shift, tuple(sites))
+        if not training:
+            return made
+        gain = 1 + rules.gain * random.uniform(-1, 1)
+        gains = gain * (1 + rules.channel_gain * random.uniform(-1, 1, self.tiles.bands))
+        offset = WHITE * rules.offset * random.uniform(-1, 1)
+        return replace(made, gain=gains.astype(np.float32), offset=offset)
 
     def _labels(self, random: np.random.Generator, crowd: TilesConfig | None) -> list[str]:
         """Return one label, or the classes of several sites."""
@@ -188,7 +184,7 @@ class LandscapeScene(LevelReader):
         self._tiles = tiles = maker.tiles
         self._rules = maker.landscape
         self._kinds = len(maker.tile_classes)
-        self.composition = composition = maker.compose(seed, training=training, crowd=crowd)
+        self.composition = composition = maker.compose(seed, training, crowd)
         self.path = f"{tiles.path}#{maker.split}-{seed}"
         self.label = composition.label
         side, (x, y) = tiles.side, composition.shift
@@ -261,10 +257,8 @@ class LandscapeScene(LevelReader):
         gain = self.composition.gain
         if gain is None:
             return values
-        height, width, bands = values.shape
-        lines = np.multiply(
-            values.reshape(height, width * bands), np.tile(gain, width), dtype=np.float32
-        )
+        height, width, _ = values.shape
+        lines = np.multiply(values.reshape(height, -1), np.tile(gain, width), dtype=np.float32)
         lines += np.float32(self.composition.offset)
         np.rint(lines, out=lines)
         np.clip(lines, 0, WHITE, out=lines)
@@ -310,10 +304,8 @@ class LandscapeScene(LevelReader):
             if width <= 0 or height <= 0:
                 continue
             touched, shared = True, width * height
-            if (
-                shared >= LEAST_OF_SITE * site.width * site.height
-                or shared >= LEAST_OF_WINDOW * window.width * window.height
-            ):
+            least = LEAST_OF_SITE * site.width * site.height
+            if shared >= min(least, LEAST_OF_WINDOW * window.width * window.height):
                 found.add(label)
         if len(found) == 1:
             return self._rules.classes.index(found.pop())
@@ -324,11 +316,9 @@ class LandscapeScene(LevelReader):
 def _turned(side: int) -> NDArray[np.intp]:
     """Return the first pixel, the step down and the step across of each of 8 turns: (3, 8)."""
     plain = np.arange(side * side).reshape(side, side)
-    turned = [np.rot90(each, turn) for each in (plain, plain[:, ::-1]) for turn in range(4)]
-    first = [int(each[0, 0]) for each in turned]
-    down = [int(each[1, 0] - each[0, 0]) for each in turned]
-    across = [int(each[0, 1] - each[0, 0]) for each in turned]
-    return np.array([first, down, across])
+    turned = np.stack([np.rot90(each, n) for each in (plain, plain[:, ::-1]) for n in range(4)])
+    first, down, across = turned[:, 0, 0], turned[:, 1, 0], turned[:, 0, 1]
+    return np.stack([first, down - first, across - first])
 
 
 @lru_cache(maxsize=64)

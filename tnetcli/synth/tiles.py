@@ -117,10 +117,7 @@ class Files:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._archive = None if path.is_dir() else Archive(str(path))
-        if self._archive is None:
-            self.names = list(self._list_folder())
-        else:
-            self.names = [each.filename for each in self._archive.infolist() if not each.is_dir()]
+        self.names = self._archive.namelist() if self._archive else list(self._list_folder())
 
     def _list_folder(self) -> Iterator[str]:
         for at, folders, names in os.walk(self._path, followlinks=True):
@@ -318,10 +315,8 @@ def _decode(data: bytes) -> NDArray[np.uint8]:
 def _pyramid(full: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], ...]:
     """Return area means of (tiles, side, side, bands) down to one pixel, each rounded once."""
     tiles, side, _, bands = full.shape
-    levels = [full]
-    while side > 1:
-        side //= 2
-        levels.append(np.empty((tiles, side, side, bands), np.uint8))
+    sides = [side >> level for level in range(1, side.bit_length())]
+    levels = [full, *(np.empty((tiles, each, each, bands), np.uint8) for each in sides)]
     exact = np.float32 if len(levels) <= 9 else np.float64  # 8 bits, and 2 more per halving
     for first in range(0, tiles, AT_ONCE):
         some = slice(first, first + AT_ONCE)

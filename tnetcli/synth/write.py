@@ -19,7 +19,7 @@ from tnetcli.config import SPLITS, Split, validate
 from tnetcli.data.config import LandscapeConfig
 from tnetcli.errors import OutputError, RecipeError, UsageError
 from tnetcli.files import open_regular, temporary_folder, write_file
-from tnetcli.geometry import Size, Window
+from tnetcli.geometry import Size
 from tnetcli.readers.base import Box
 from tnetcli.readers.pyramid import content_stamp
 from tnetcli.synth.digits import DigitMaker, Digits, DigitScene, check_size
@@ -139,7 +139,8 @@ def synthesise(
             scene = _scene(makers[split], config.seed * 2**32 + number * SEEDS_APART, label)
             name = f"{number:05d}"
             path = out / IMAGES / f"{name}{SUFFIXES[config.format]}"
-            boxes = ";".join(map(_format_box, scene.boxes))
+            # `x0 y0 x1 y1` without trailing zeros.
+            boxes = ";".join(" ".join(f"{e:.10g}" for e in each.box) for each in scene.boxes)
             rows.append((f"{IMAGES}/{path.name}", label, split, name, name, boxes))
 
             def report(fraction: float, before: int = number - 1) -> None:
@@ -155,13 +156,12 @@ def synthesise(
     except OSError as error:
         problem = f"cannot write to `{out}`: {reason(error)}"
         raise OutputError(problem, hint="check the permissions and the disk space") from error
-    labels, splits = (Counter(row[place] for row in rows) for place in (1, 2))
+    _, labels, splits, *_ = (Counter(column) for column in zip(*rows, strict=True))
     kept = f", {len(rows) - made} of them kept" if made < len(rows) else ""
     by_split = ", ".join(f"{count} {split}" for split, count in splits.items())
     by_label = ", ".join(f"{label} ({count})" for label, count in sorted(labels.items()))
-    classes_found = counted(len(labels), "class", "classes")
-    images = f"{counted(len(rows), 'image')}{kept}"
-    return f"{images}; {by_split}; {classes_found}: {by_label}; {out / MANIFEST}"
+    classes_found = f"{counted(len(labels), 'class', 'classes')}: {by_label}"
+    return f"{counted(len(rows), 'image')}{kept}; {by_split}; {classes_found}; {out / MANIFEST}"
 
 
 def _makers(config: SynthConfig, advance: Advance) -> tuple[Sequence[str], Mapping[Split, Maker]]:
@@ -180,19 +180,20 @@ def _makers(config: SynthConfig, advance: Advance) -> tuple[Sequence[str], Mappi
 
 
 def _landscape(scenes: TileScenes, tiles: TileSet) -> LandscapeConfig:
-    sites, background, known = scenes.sites, scenes.background, tiles.classes
+    sites, background = scenes.sites, scenes.background
     if sites is None and background is None:
-        if not {*SITES, *BACKGROUND} <= set(known):
+        if not {*SITES, *BACKGROUND} <= set(tiles.classes):
             raise UsageError(
                 f"--sites is not given, and the classes of `{tiles.path}` are not EuroSAT's",
-                hint=f"give --sites A,B of: {', '.join(known)}",
+                hint=f"give --sites A,B of: {', '.join(tiles.classes)}",
             )
         sites, background = SITES, BACKGROUND
-    if sites is None:
-        sites = tuple(each for each in known if each not in (background or ()))
-    if background is None:
-        background = tuple(each for each in known if each not in sites)
-    rules = {"size": scenes.size, "sites": sites, "background": background}
+    rest = tuple(each for each in tiles.classes if each not in (sites or background or ()))
+    rules = {
+        "size": scenes.size,
+        "sites": rest if sites is None else sites,
+        "background": rest if background is None else background,
+    }
     return validate(LandscapeConfig, rules, "cannot compose these tiles", UsageError)
 
 
@@ -211,11 +212,6 @@ def _scene(maker: Maker, first_seed: int, label: str) -> Scene:
     seeds = range(first_seed, first_seed + SEEDS_APART)
     scenes = (maker.scene(seed, training=False) for seed in seeds)
     return next(scene for scene in scenes if scene.label == label)
-
-
-def _format_box(window: Window) -> str:
-    """Return `x0 y0 x1 y1` without trailing zeros."""
-    return " ".join(f"{each:.10g}" for each in window.box)
 
 
 # --- the folder -------------------------------------------------------------------------------
