@@ -30,25 +30,17 @@ SEQUENCES = (".geojsons", ".geojsonl", ".geojsons.gz", ".geojsonl.gz")
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "tnet.prediction/1")
 MAX_OPACITY = 0.6  # the image below stays visible
 Colour: TypeAlias = tuple[int, int, int]
+
+
+def _colours(text: str) -> tuple[Colour, ...]:
+    red, green, blue = (bytes.fromhex(text)[channel::3] for channel in range(3))
+    return tuple(zip(red, green, blue, strict=True))
+
+
 # The colour-blind safe palette of Okabe and Ito, without black and pale yellow.
-CLASS_COLOURS: tuple[Colour, ...] = (
-    (0, 114, 178),
-    (230, 159, 0),
-    (0, 158, 115),
-    (204, 121, 167),
-    (86, 180, 233),
-    (213, 94, 0),
-)
+CLASS_COLOURS = _colours("0072b2 e69f00 009e73 cc79a7 56b4e9 d55e00")
 # From dark to bright, so that it also reads in grey: violet, red, orange, pale yellow.
-ATTENTION_COLOURS: tuple[Colour, ...] = (
-    (40, 11, 84),
-    (101, 21, 110),
-    (159, 42, 99),
-    (212, 72, 66),
-    (245, 125, 21),
-    (250, 193, 39),
-    (252, 255, 164),
-)
+ATTENTION_COLOURS = _colours("280b54 65156e 9f2a63 d44842 f57d15 fac127 fcffa4")
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2  # of a turn: consecutive hues stay far apart
 Feature: TypeAlias = dict[str, Any]
 Longitudes: TypeAlias = tuple[float, float]  # west and east; west > east across 180 degrees
