@@ -256,12 +256,23 @@ def atomic_file(path: AnyPath, what: str = "the file") -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, target)
+            _sync_folder(target.parent)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(
             f"cannot write {what}, {reason(error)}: `{path}`", hint=UNWRITABLE
         ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name durable, where the system can sync a folder."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_file(path: AnyPath, content: bytes, what: str = "the file") -> None:

@@ -146,6 +146,11 @@ class Window:
         """Return the window that covers an image of `size` exactly."""
         return cls(0.0, 0.0, float(size.width), float(size.height))
 
+    @classmethod
+    def of_box(cls, x0: float, y0: float, x1: float, y1: float) -> "Window":
+        """Return the window with these edges."""
+        return cls(x0, y0, x1 - x0, y1 - y0)
+
     @property
     def right(self) -> float:
         """Return the x of the right edge."""

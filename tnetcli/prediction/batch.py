@@ -16,6 +16,7 @@ from tnetcli.errors import ClusterError, ImageError, ModelError, UsageError
 from tnetcli.files import absolute, check_not_input
 from tnetcli.models.checkpoint import Checkpoint, find_model_file, load_checkpoint
 from tnetcli.models.devices import limit_threads, sharing_cores
+from tnetcli.prediction.inference import Inference
 from tnetcli.prediction.jsonl import PredictionFile
 from tnetcli.prediction.predictor import DEFAULT_MODEL, PredictConfig, Predictor, checked
 from tnetcli.prediction.record import Prediction
@@ -141,13 +142,16 @@ class ExecutionConfig:
 
     def load(self, model: AnyPath | Checkpoint, config: PredictConfig) -> Predictor:
         """Load a model on the device of this process."""
-        return Predictor(
-            model if isinstance(model, Checkpoint) else load_checkpoint(find_model_file(model)),
-            config,
+        if not isinstance(model, Checkpoint):
+            model = load_checkpoint(find_model_file(model))
+        inference = Inference.of(
+            model,
             device=self.device,
+            precision=config.precision,
             threads=self.threads or available_cores(),
             read_timeout=self.read_timeout,
         )
+        return Predictor(model, config, inference)
 
 
 def predict_images(

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
@@ -39,12 +39,20 @@ log = logging.getLogger(__name__)
 AnyPath = str | os.PathLike[str]
 
 
-class Line(NamedTuple):
-    """One line of a file, the byte it starts at, and its record."""
+class _Place(NamedTuple):
+    """Where a record is stored, in bytes."""
 
-    text: bytes
+    file: Path
     start: int
+    length: int
+
+
+class Line(NamedTuple):
+    """One line of a file; `is_whole` unless its end is missing."""
+
     record: Prediction
+    place: _Place
+    is_whole: bool
 
 
 def read_predictions(path: AnyPath) -> Iterator[Prediction]:
@@ -84,7 +92,7 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
                 raise OutputError(
                     f"`{path}`, line {number}: {problem}", hint=_advice(text)
                 ) from error
-            yield Line(text, start, record)
+            yield Line(record, _Place(Path(path), start, len(text)), text.endswith(b"\n"))
         start += len(text)
 
 
@@ -198,33 +206,26 @@ class PredictionFile:
         the images to predict: its record stays. Failed records are removed, abstained ones stay.
         """
         done: list[str] = []
-        known: set[str] = set()
-        kept: set[int] = set()
-        size = 0  # bytes that are kept
-        for number, line in enumerate(() if self._overwrite else read_lines(self.path)):
-            record, current = line.record, is_current(line.record)
+        kept: dict[str, _Place] = {}
+        for record, place, is_whole in () if self._overwrite else read_lines(self.path):
+            current = is_current(record)
             stays = current is None or (record.is_done and current)
             if (record.is_done or stays) and (found := differences(record, sha256, config)):
                 raise OutputError(
                     f"`{self.path}` was made with other settings: {'; '.join(found)}",
                     hint="name another file with -o, or replace it with --overwrite",
                 )
-            if stays and record.id not in known and line.text.endswith(b"\n"):
-                known.add(record.id)
-                kept.add(number)
-                size += len(line.text)
-                done += [record.id] if current else []
-        if size != self.path.stat().st_size:
-            self._replace(kept)
+            if stays and is_whole and kept.setdefault(record.id, place) is place and current:
+                done.append(record.id)
+        if sum(place.length for place in kept.values()) != self.path.stat().st_size:
+            self._replace(kept.values())
         return done
 
-    def _replace(self, kept: Collection[int]) -> None:
-        """Replace the file by one with the lines of these numbers."""
+    def _replace(self, kept: Iterable[_Place]) -> None:
+        """Replace the file by one with some of its records."""
         with ExitStack() as on_error:
             with atomic_file(self.path) as file:
-                for number, line in enumerate(read_lines(self.path) if kept else ()):
-                    if number in kept:
-                        file.write(line.text)
+                _copy(kept, file)
                 # Locked before it gets its name, so that no other process can come between.
                 renewed = on_error.enter_context(self._open(file.name))
             on_error.pop_all()
@@ -300,12 +301,10 @@ class Merged(NamedTuple):
         return "\n".join([", ".join(parts), *(f"  {printable(id, 500)}" for id in self.missing)])
 
 
-class _Place(NamedTuple):
-    """Where a record is stored."""
+class _Chosen(NamedTuple):
+    """The record of an id that is merged."""
 
-    file: Path
-    start: int
-    length: int  # bytes
+    place: _Place
     failed: bool
     answer: int  # a digest of the prediction
 
@@ -327,11 +326,11 @@ def merge(
     check_output(output, overwrite=overwrite)
     if any(os.path.realpath(file) == os.path.realpath(output) for file in files):
         raise OutputError(f"`{output}` is one of the files", hint="name another with -o")
-    chosen: dict[str, _Place] = {}
+    chosen: dict[str, _Chosen] = {}
     repeated = contradicted = 0
     made = None
     for file in files:
-        for text, start, record in read_lines(file):
+        for record, place, _ in read_lines(file):
             made = made or record.provenance
             if found := differences(record, made.sha256, made.config):
                 raise OutputError(
@@ -340,15 +339,13 @@ def merge(
                 )
             check_not_input(output, [record.image])
             answer = hash((record.label, round(record.probability or 0.0, 5)))
-            place = _Place(file, start, len(text), not record.is_done, answer)
-            before = chosen.setdefault(record.id, place)
-            if before is place:
-                continue
-            repeated += 1
-            if before.failed and not place.failed:
-                chosen[record.id] = place
-            elif not (before.failed or place.failed):
-                contradicted += before.answer != place.answer
+            now = _Chosen(place, not record.is_done, answer)
+            before = chosen.setdefault(record.id, now)
+            repeated += before is not now
+            if before.failed and not now.failed:
+                chosen[record.id] = now
+            elif not (before.failed or now.failed):
+                contradicted += before.answer != now.answer
     if contradicted:
         repeats = counted(contradicted, "record")
         log.warning("found twice with different predictions: %s; the first is taken", repeats)
@@ -358,10 +355,10 @@ def merge(
         log.warning("not among the expected images: %s: %s", counted(len(others), "record"), some)
     present = [chosen[id] for id in [*order, *others] if id in chosen]
     with atomic_file(output) as target:
-        _copy(present, target)
+        _copy([each.place for each in present], target)
     return Merged(
         records=len(present),
-        failed=sum(place.failed for place in present),
+        failed=sum(each.failed for each in present),
         repeated=repeated,
         missing=tuple(id for id in order if id not in chosen),
     )

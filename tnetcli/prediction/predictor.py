@@ -17,8 +17,7 @@ import numpy as np
 from pydantic import JsonValue, ValidationError
 
 from tnetcli import __version__
-from tnetcli.data.images import Image
-from tnetcli.data.listing import Problems, locate, read_rows
+from tnetcli.data.images import Image, Problems, locate, read_rows
 from tnetcli.errors import (
     ImageError,
     ManifestError,
@@ -27,7 +26,7 @@ from tnetcli.errors import (
     UsageError,
     error_class,
 )
-from tnetcli.files import absolute, is_pipe, open_regular, read_chunks
+from tnetcli.files import absolute, is_pipe, open_regular
 from tnetcli.geometry import Size, Window
 from tnetcli.models.checkpoint import Checkpoint, find_model_file, load_checkpoint
 from tnetcli.models.devices import Precision
@@ -37,7 +36,6 @@ from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.pyramid import fingerprint
-from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.readers.wrappers import CroppedReader
 from tnetcli.text import escape_surrogates, first_line, reason, shorten
 from tnetcli.traversal.config import TraversalConfig
@@ -82,22 +80,12 @@ class PredictConfig:
 class Predictor:
     """A model that is loaded once and predicts images; several threads may share it.
 
-    The prediction of an image does not depend on the other images of a batch. `threads` read
-    views, and a read without progress for `read_timeout` seconds fails. A context manager: closing
-    it ends its threads.
+    The prediction of an image does not depend on the other images of a batch. A context manager:
+    closing it ends the threads of `inference`.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        config: PredictConfig | None = None,
-        *,
-        device: str = "auto",
-        threads: int = 4,
-        read_timeout: float = READ_TIMEOUT,
-        inference: Inference | None = None,
-    ) -> None:
-        self.checkpoint, self.config = checkpoint, config or PredictConfig()
+    def __init__(self, checkpoint: Checkpoint, config: PredictConfig, inference: Inference) -> None:
+        self.checkpoint, self.config, self.inference = checkpoint, config, inference
         description = checkpoint.description
         self.traversal = self.config.traversal(checkpoint)
         self.classes = tuple(map(escape_surrogates, description.classes))
@@ -105,13 +93,6 @@ class Predictor:
         if self.config.regions is not None:
             self._regions = RegionFile(self.config.regions)
             _check_levels(self.traversal, checkpoint.model.max_levels)
-        self.inference = inference or Inference.of(
-            checkpoint,
-            device=device,
-            precision=self.config.precision,
-            threads=threads,
-            read_timeout=read_timeout,
-        )
         self.provenance = Provenance(
             model=description.name or checkpoint.path.stem,
             sha256=checkpoint.sha256,
@@ -132,7 +113,7 @@ class Predictor:
     def configured(self, config: PredictConfig) -> "Predictor":
         """Return a predictor with other settings that shares the model and its threads."""
         config = replace(config, precision=self.config.precision)
-        return Predictor(self.checkpoint, config, inference=self.inference)
+        return Predictor(self.checkpoint, config, self.inference)
 
     def predict(self, image: str | os.PathLike[str]) -> Prediction:
         """Return the prediction of one image; raise TnetError if it cannot be predicted.
@@ -306,7 +287,8 @@ def load_model(
     ...         print(path, model.predict(path).label)
     """
     checkpoint = load_checkpoint(find_model_file(name_or_path))
-    return Predictor(checkpoint, PredictConfig(precision=precision), device=device)
+    inference = Inference.of(checkpoint, device=device, precision=precision)
+    return Predictor(checkpoint, PredictConfig(precision=precision), inference)
 
 
 def checked(record: Prediction) -> Prediction:
@@ -362,18 +344,16 @@ class RegionFile:
                 f"`{path}` is a pipe, and several processes may read the regions",
                 hint="write them to a file first",
             )
-        digest, start = hashlib.sha256(), b""
         try:
             with open_regular(path) as file:
-                for chunk in read_chunks(file):
-                    start = start or chunk[:64]
-                    digest.update(chunk)
+                start = file.read(64)
+                file.seek(0)
+                self.digest = hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             raise ManifestError(
                 f"cannot read the regions `{path}`: {reason(error)}",
                 hint="give predictions (FILE.jsonl), or a CSV with path, left, top, right, bottom",
             ) from error
-        self.digest = digest.hexdigest()
         if start.lstrip().startswith(b"{"):
             self._read_predictions()
         else:
@@ -445,19 +425,16 @@ class RegionFile:
             problems.check()
         windows: dict[str, dict[Window, None]] = {}
         for row in rows:
-            texts = [row[edge] for edge in EDGES]
             key = row["id"] or (row["path"] and absolute(locate(self.path, row["path"])))
             if not key:
                 problems.add("no image", line=row.line, hint="fill in its path or id")
-            try:
-                left, top, right, bottom = map(float, texts)
-                window = Window(left, top, right - left, bottom - top)
+            texts = [row[edge] for edge in EDGES]
+            try:  # a repeated region would take the place of another
+                windows.setdefault(key, {})[Window.of_box(*map(float, texts))] = None
             except ValueError:
                 problem = f"not a region: `{shorten(', '.join(texts))}`"
                 hint = "four numbers: right is larger than left, and bottom larger than top"
                 problems.add(problem, line=row.line, hint=hint)
-            else:  # a repeated one would take the place of another
-                windows.setdefault(key, {})[window] = None
         problems.check()
         for key, own in windows.items():
             self._found[key] = None, tuple(ScoredRegion(each, 1 / len(own)) for each in own)
@@ -465,13 +442,11 @@ class RegionFile:
 
 def _regions_of(record: Prediction) -> tuple[ScoredRegion, ...]:
     """Return the windows of level 2, the best first."""
-    found = []
-    for each in chain.from_iterable((window, *window.glimpsed()) for window in record.windows):
-        if each.level == LEVEL:
-            x0, y0, x1, y1 = each.box
-            # A sum of 32-bit numbers may exceed one a little.
-            found.append(ScoredRegion(Window(x0, y0, x1 - x0, y1 - y0), min(each.attention, 1.0)))
-    return tuple(sorted(found, key=lambda each: -each.attention))
+    windows = chain.from_iterable((window, *window.glimpsed()) for window in record.windows)
+    # A sum of 32-bit numbers may exceed one a little.
+    found = [(each.box, min(each.attention, 1.0)) for each in windows if each.level == LEVEL]
+    found.sort(key=lambda each: -each[1])
+    return tuple(ScoredRegion(Window.of_box(*box), attention) for box, attention in found)
 
 
 def _overlaps(window: Window, size: Size) -> bool:
