@@ -67,7 +67,7 @@ def open_descriptor(path: AnyPath, *, follow_links: bool = True) -> int:
     return descriptor
 
 
-def open_regular(path: AnyPath) -> BinaryIO:
+def open_regular(path: AnyPath) -> io.BufferedReader:
     """Open a regular file to read bytes; OSError for a pipe, device, socket or folder."""
     return open(open_descriptor(path), "rb")
 

@@ -27,7 +27,7 @@ from tnetcli.errors import (
     error_class,
 )
 from tnetcli.files import absolute, is_pipe, open_regular
-from tnetcli.geometry import Size, Window
+from tnetcli.geometry import Size, Window, box_coverage
 from tnetcli.models.checkpoint import Checkpoint, find_model_file, load_checkpoint
 from tnetcli.models.devices import Precision
 from tnetcli.prediction.inference import ImageResult, Inference, record_result
@@ -92,7 +92,14 @@ class Predictor:
         self._regions = None
         if self.config.regions is not None:
             self._regions = RegionFile(self.config.regions)
-            _check_levels(self.traversal, checkpoint.model.max_levels)
+            most = checkpoint.model.max_levels
+            if min(self.traversal.levels, most or self.traversal.levels) < 2:
+                raise UsageError(
+                    "--regions sets the regions of level 2, and the traversal has level 1 only",
+                    hint="choose a model with more than one level"
+                    if most == 1
+                    else "give --levels 2",
+                )
         self.provenance = Provenance(
             model=description.name or checkpoint.path.stem,
             sha256=checkpoint.sha256,
@@ -132,9 +139,8 @@ class Predictor:
         except Exception as error:
             if len(images) > 1:  # find out which image failed
                 return [record for image in images for record in self.predict_batch([image])]
-            (image,) = images
-            log.debug("`%s` failed", image.path, exc_info=True)
-            return [self.failure(image, error)]
+            log.debug("`%s` failed", images[0].path, exc_info=True)
+            return [self.failure(images[0], error)]
 
     def _fingerprint(self, image: Image) -> str:
         """Return a text that changes with the file of an image and with its read options."""
@@ -175,26 +181,23 @@ class Predictor:
 
     def _predict_together(self, images: Sequence[Image]) -> list[Prediction]:
         records: dict[str, Prediction] = {}
-        opened: list[tuple[Image, Reader, str]] = []
-        policies: list[Policy] = []
+        opened: list[tuple[Image, Reader, str, Policy]] = []
         with ExitStack() as closing:
             for image in images:
                 try:
                     work = partial(self._open, image)
                     reader, mark = self.inference.opening.run(image.path, work)
                     closing.enter_context(reader)
-                    policies.append(self._policy(image, reader))
-                    opened.append((image, reader, mark))
+                    opened.append((image, reader, mark, self._policy(image, reader)))
                 except TnetError as error:
                     records[image.id] = self.failure(image, error)
-            readers = [reader for _, reader, _ in opened]
+            readers, policies = [each[1] for each in opened], [each[3] for each in opened]
             results = self.inference.run(readers, self.traversal, policies)
-            for (image, reader, mark), result in zip(opened, results, strict=True):
-                records[image.id] = (
-                    self.failure(image, result)
-                    if isinstance(result, TnetError)
-                    else self._record(image, reader, result, mark)
-                )
+            for (image, reader, mark, _), result in zip(opened, results, strict=True):
+                if isinstance(result, TnetError):
+                    records[image.id] = self.failure(image, result)
+                else:
+                    records[image.id] = self._record(image, reader, result, mark)
         return [records[image.id] for image in images]
 
     def _open(self, image: Image) -> tuple[Reader, str]:
@@ -298,14 +301,6 @@ def checked(record: Prediction) -> Prediction:
     return record
 
 
-def _check_levels(config: TraversalConfig, most: int | None) -> None:
-    if min(config.levels, most or config.levels) < 2:
-        raise UsageError(
-            "--regions sets the regions of level 2, and the traversal has level 1 only",
-            hint="give --levels 2" if most != 1 else "choose a model with more than one level",
-        )
-
-
 def _as_json(options: ReadOptions) -> dict[str, JsonValue]:
     return options.model_dump(mode="json", exclude_defaults=True)
 
@@ -364,10 +359,9 @@ class RegionFile:
 
         Raise ImageError if the file has none for it, or if they do not fit the image.
         """
-        name, found = f"`{shorten(id)}`", self._find(id, path)
-        if found is None:
+        name, (predicted, regions) = f"`{shorten(id)}`", self._find(id, path) or (None, None)
+        if regions is None:
             raise ImageError(f"`{self.path}` has no regions of {name}", hint=NAME_IMAGES)
-        predicted, regions = found
         if predicted not in (None, size):
             raise ImageError(
                 f"{name} has {size} pixels, its regions in `{self.path}` are from an image of "
@@ -376,7 +370,9 @@ class RegionFile:
             )
         for window in (region.window for region in regions):
             # Regions of a padded image may reach past its edges.
-            if not (_overlaps(window, size) if predicted else window.is_inside(size)):
+            if not (
+                box_coverage(Window.whole(size), [window]) if predicted else window.is_inside(size)
+            ):
                 edges = ", ".join(f"{edge:g}" for edge in window.box)
                 raise ImageError(
                     f"the region `{edges}` of `{self.path}` is outside {name}, {size} pixels",
@@ -403,10 +399,8 @@ class RegionFile:
         try:
             for record in read_predictions(self.path):
                 if record.id in known:
-                    raise ManifestError(
-                        f"`{self.path}` has two predictions of `{shorten(record.id)}`",
-                        hint="`tnet merge` merges files, each image once",
-                    )
+                    problem = f"`{self.path}` has two predictions of `{shorten(record.id)}`"
+                    raise ManifestError(problem, hint="`tnet merge` merges files, each image once")
                 known.add(record.id)
                 if record.is_done:
                     regions = Size(record.width, record.height), _regions_of(record)
@@ -420,21 +414,19 @@ class RegionFile:
     def _read_table(self) -> None:
         rows, problems = read_rows(self.path, EDGES), Problems(str(self.path))
         if not {"id", "path"} & rows[0].values.keys():
-            hint = "name the image of each region in one of them"
-            problems.add("no column `path` or `id`", hint=hint)
+            problems.add("no column `path` or `id`", "name the image of each region in one of them")
             problems.check()
         windows: dict[str, dict[Window, None]] = {}
         for row in rows:
             key = row["id"] or (row["path"] and absolute(locate(self.path, row["path"])))
             if not key:
-                problems.add("no image", line=row.line, hint="fill in its path or id")
+                problems.add("no image", "fill in its path or id", line=row.line)
             texts = [row[edge] for edge in EDGES]
             try:  # a repeated region would take the place of another
                 windows.setdefault(key, {})[Window.of_box(*map(float, texts))] = None
             except ValueError:
-                problem = f"not a region: `{shorten(', '.join(texts))}`"
                 hint = "four numbers: right is larger than left, and bottom larger than top"
-                problems.add(problem, line=row.line, hint=hint)
+                problems.add(f"not a region: `{shorten(', '.join(texts))}`", hint, line=row.line)
         problems.check()
         for key, own in windows.items():
             self._found[key] = None, tuple(ScoredRegion(each, 1 / len(own)) for each in own)
@@ -447,8 +439,3 @@ def _regions_of(record: Prediction) -> tuple[ScoredRegion, ...]:
     found = [(each.box, min(each.attention, 1.0)) for each in windows if each.level == LEVEL]
     found.sort(key=lambda each: -each[1])
     return tuple(ScoredRegion(Window.of_box(*box), attention) for box, attention in found)
-
-
-def _overlaps(window: Window, size: Size) -> bool:
-    starts = window.left < size.width and window.top < size.height
-    return starts and min(window.right, window.bottom) > 0
