@@ -256,23 +256,18 @@ def atomic_file(path: AnyPath, what: str = "the file") -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, target)
-            _sync_folder(target.parent)
+            with suppress(OSError):  # not every system can sync a folder, which keeps the new name
+                folder = os.open(target.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(
             f"cannot write {what}, {reason(error)}: `{path}`", hint=UNWRITABLE
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new name durable, where the system can sync a folder."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def write_file(path: AnyPath, content: bytes, what: str = "the file") -> None:
@@ -305,13 +300,9 @@ def temporary_folder(
             raise
 
 
-def remove_stale(folder: AnyPath) -> None:
-    """Remove temporary files and folders in `folder` whose process was killed."""
-    _remove_stale(os.path.abspath(folder))
-
-
 @lru_cache(maxsize=1024)  # a folder with thousands of results is listed once
-def _remove_stale(folder: str) -> None:
+def remove_stale(folder: Path) -> None:
+    """Remove temporary files and folders in `folder` whose process was killed."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in [each for each in entries if _is_stale(each)]:
             if entry.is_dir(follow_symlinks=False):

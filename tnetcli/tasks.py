@@ -87,9 +87,7 @@ class Classification:
 
     def fit(self, targets: Sequence[int]) -> None:
         """Derive the weight of each class from the training labels."""
-        weights = None
-        if len(targets):
-            weights = class_weights(self._class_weights, targets, self.classes)
+        weights = class_weights(self._class_weights, targets, self.classes)
         self.state = {} if weights is None else {"class_weights": weights.tolist()}
 
     def importance(self, targets: "Tensor") -> "Tensor":
@@ -161,7 +159,7 @@ def class_weights(
     `balanced` gives every class the same total weight. Classes that a mapping does not name have
     weight 1 before scaling. None stands for equal weights.
     """
-    if choice == "none":
+    if choice == "none" or not len(labels):
         return None
     counts = np.bincount(np.asarray(labels, np.intp), minlength=len(classes))  # (classes,)
     if choice == "balanced":

@@ -64,16 +64,13 @@ def name_images(
     cropped to if `crop` is `box` or `context`.
     """
     if crop != "none" and manifest is None:
-        raise UsageError(
-            f"--crop {crop} needs boxes, which only a manifest has",
-            hint="give --manifest FILE.csv with a column `box`",
-        )
+        hint = "give --manifest FILE.csv with a column `box`"
+        raise UsageError(f"--crop {crop} needs boxes, which only a manifest has", hint=hint)
     if manifest is not None and not arguments:
         return _listed(manifest, options, crop)
     named: dict[str, Image] = {}
     for path in find_images(arguments, manifest=manifest, recursive=recursive, null=null):
-        id = _tidy(path)
-        image = Image(path, id, id, options)
+        image = Image(path, _tidy(path), _tidy(path), options)
         named.setdefault(image.id, image)
     return list(named.values())
 
@@ -96,8 +93,8 @@ def _listed(manifest: Path, options: ReadOptions, crop: CropKind) -> list[Image]
             read_crop(row, crop, str(manifest), problems),
         )
         if known.setdefault(image.id, image) != image:
-            problem = f"duplicate id `{shorten(image.id)}`"
-            problems.add(problem, "give each image its own `id`", line=row.line)
+            hint = "give each image its own `id`"
+            problems.add(f"duplicate id `{shorten(image.id)}`", hint, line=row.line)
     problems.check()
     return list(known.values())
 
@@ -129,7 +126,14 @@ def find_images(
 def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
     if argument == STANDARD:
         content = b"".join(read_chunks(standard_input())).removeprefix(codecs.BOM_UTF8)
-        _check_separator(content, null)  # names are bytes
+        # Names are bytes. A list that is separated otherwise would be read as one long name.
+        if not null and b"\0" in content:
+            raise UsageError("the list on stdin is separated by NUL", hint="add -0")
+        if null and b"\n" in content and b"\0" not in content and not os.path.lexists(content):
+            raise UsageError(
+                "-0 is given, but the list on stdin contains no NUL",
+                hint="omit -0 for one name per line; `find … -print0` separates names by NUL",
+            )
         lines = content.split(b"\0") if null else content.replace(b"\r\n", b"\n").split(b"\n")
         yield from (os.fsdecode(line) for line in lines if line.strip())
     elif is_remote(argument):
@@ -145,17 +149,6 @@ def _expand(argument: str, recursive: bool, null: bool) -> Iterator[str]:
         yield from paths
     else:
         yield argument
-
-
-def _check_separator(content: bytes, null: bool) -> None:
-    """Raise UsageError for a list that would be read as one long name."""
-    if not null and b"\0" in content:
-        raise UsageError("the list on stdin is separated by NUL", hint="add -0")
-    if null and b"\n" in content and b"\0" not in content and not os.path.lexists(content):
-        raise UsageError(
-            "-0 is given, but the list on stdin contains no NUL",
-            hint="omit -0 for one name per line; `find … -print0` separates names by NUL",
-        )
 
 
 @dataclass(frozen=True, slots=True)

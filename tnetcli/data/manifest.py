@@ -205,8 +205,7 @@ def _check_duplicates(listed: Sequence[Example], problems: Problems) -> None:
     ids: dict[str, Example] = {}
     files: dict[str, Example] = {}
     for each in listed:
-        first = ids.setdefault(each.id, each)
-        if first is not each:
+        if (first := ids.setdefault(each.id, each)) is not each:
             problem = f"duplicate id `{shorten(each.id)}`, first on line {first.line}"
             hint = "list an image once, or give each row its own `id`"
             problems.add(problem, hint, line=each.line)
@@ -329,7 +328,7 @@ def _inspect(file: tuple[str, ReadOptions]) -> tuple[Size, PixelKind] | TnetErro
     path, options = file
     try:
         with open_image(path, options=options) as reader:
-            return reader.size, PixelKind.of(reader)
+            return reader.size, PixelKind(reader.bands, reader.dtype)
     except MissingExtraError:
         raise  # not a problem of the list
     except TnetError as error:

@@ -119,11 +119,6 @@ class PixelKind(NamedTuple):
     bands: tuple[str, ...]
     dtype: np.dtype[Any]
 
-    @classmethod
-    def of(cls, reader: Reader) -> "PixelKind":
-        """Return the kind of an open image."""
-        return cls(reader.bands, reader.dtype)
-
     def is_like(self, other: "PixelKind") -> bool:
         """Return True if one model takes both: equal band count, equal type or any floats."""
         floats = self.dtype.kind == other.dtype.kind == "f"
@@ -150,11 +145,11 @@ def estimate(readers: Sequence[Reader], *, threads: int = 4) -> Normalisation:
     if not readers:
         raise ValueError("no image to estimate from")
     first = readers[0]
-    kind = PixelKind.of(first)
+    kind = PixelKind(first.bands, first.dtype)
     for reader in readers:
-        if not PixelKind.of(reader).is_like(kind):
+        if not (own := PixelKind(reader.bands, reader.dtype)).is_like(kind):
             raise ManifestError(
-                f"`{reader.path}` has {PixelKind.of(reader)}, `{first.path}` has {kind}",
+                f"`{reader.path}` has {own}, `{first.path}` has {kind}",
                 hint="choose the same bands of all images in one order with `data.bands`",
             )
     with ThreadPoolExecutor(threads, thread_name_prefix="statistics") as pool:
