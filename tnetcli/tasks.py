@@ -42,25 +42,20 @@ class Task(Protocol):
 
     def fit(self, targets: Sequence[int]) -> None:
         """Derive the state from training targets."""
-        ...
 
     def importance(self, targets: "Tensor") -> "Tensor":
         """Return the weight of each target (n,) in the loss, 1 on average."""
-        ...
 
     def loss(
         self, logits: "Tensor", targets: "Tensor", weights: "Tensor | None" = None
     ) -> "Tensor":
         """Return the loss () of logits (n, outputs): its mean, or the sum by `weights` (n,)."""
-        ...
 
     def reward(self, logits: "Tensor", targets: "Tensor") -> "Tensor":
         """Return the reward in [0, 1] of logits (..., outputs) for targets (...), no gradient."""
-        ...
 
     def decide(self, logits: NDArray[np.floating]) -> Decision:
         """Return the answer for the logits (outputs,) of one image."""
-        ...
 
 
 class Classification:

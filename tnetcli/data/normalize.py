@@ -14,7 +14,7 @@ from tnetcli.config import Strict
 from tnetcli.errors import ImageError, ManifestError
 from tnetcli.geometry import Window
 from tnetcli.readers.base import Pixels, Reader
-from tnetcli.text import shorten
+from tnetcli.text import aligned, shorten
 
 SAMPLE_SIDE = 256  # pixels a side that are read of each image
 MIN_DEVIATION = 1e-6  # of the mean; less is rounding of a constant
@@ -102,11 +102,9 @@ class Normalisation(Strict):
 
     def as_text(self, bands: Sequence[str]) -> str:
         """Return one line per band."""
-        width = max(len(name) for name in bands)
-        return "\n".join(
-            f"{name:<{width}}  mean {mean:>10.5g}  std {std:>10.5g}"
-            for name, mean, std in zip(bands, self.mean, self.std, strict=True)
-        )
+        values = zip(self.mean, self.std, strict=True)
+        texts = [f"mean {mean:>10.5g}  std {std:>10.5g}" for mean, std in values]
+        return "\n".join(aligned(zip(bands, texts, strict=True), indent=""))
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
