@@ -212,9 +212,8 @@ def check_not_input(path: AnyPath, inputs: Iterable[AnyPath]) -> None:
     for each in inputs if os.path.exists(path) else ():
         with suppress(OSError, ValueError):  # it does not exist, or has a NUL in its name
             if os.path.samefile(each, path):
-                raise OutputError(
-                    f"`{path}` is an input and is not overwritten", hint="name another file with -o"
-                )
+                problem = f"`{path}` is an input and is not overwritten"
+                raise OutputError(problem, hint="name another file with -o")
 
 
 def check_not_special(path: AnyPath, hint: str = "name a regular file") -> None:
@@ -265,9 +264,8 @@ def atomic_file(path: AnyPath, what: str = "the file") -> Iterator[BinaryIO]:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise OutputError(
-            f"cannot write {what}, {reason(error)}: `{path}`", hint=UNWRITABLE
-        ) from error
+        problem = f"cannot write {what}, {reason(error)}: `{path}`"
+        raise OutputError(problem, hint=UNWRITABLE) from error
 
 
 def write_file(path: AnyPath, content: bytes, what: str = "the file") -> None:
@@ -288,9 +286,8 @@ def temporary_folder(
         try:
             folder.mkdir(mode=0o700)
         except OSError as error:
-            raise OutputError(
-                f"cannot write {what}, {reason(error)}: `{path}`", hint=hint
-            ) from error
+            problem = f"cannot write {what}, {reason(error)}: `{path}`"
+            raise OutputError(problem, hint=hint) from error
         yield folder
     finally:
         try:

@@ -77,10 +77,8 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
         if number > 1 and text.isspace():
             empty = empty or number
         elif empty:
-            raise OutputError(
-                f"`{path}`, line {empty}: empty, and more follow",
-                hint="remove it: every line is a record",
-            )
+            hint = "remove it: every line is a record"
+            raise OutputError(f"`{path}`, line {empty}: empty, and more follow", hint=hint)
         else:
             try:
                 record = Prediction.model_validate_json(text)
@@ -88,10 +86,8 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
                 if BEGINNING.startswith(text[: len(BEGINNING)]) and not text.endswith(b"\n"):
                     log.warning("`%s`, line %d is cut off and skipped", path, number)
                     return
-                problem = printable(_first_problem(error), 200)
-                raise OutputError(
-                    f"`{path}`, line {number}: {problem}", hint=_advice(text)
-                ) from error
+                problem = f"`{path}`, line {number}: {printable(_first_problem(error), 200)}"
+                raise OutputError(problem, hint=_advice(text)) from error
             yield Line(record, _Place(Path(path), start, len(text)), text.endswith(b"\n"))
         start += len(text)
 
@@ -101,15 +97,12 @@ def _lines(path: AnyPath) -> Iterator[bytes]:
         with open_regular(path) as file:
             while text := file.readline(MAX_LINE + 1):
                 if len(text) > MAX_LINE:
-                    size = f"{MAX_LINE >> 20} MiB"
-                    raise OutputError(
-                        f"`{path}` has a line of more than {size}", hint=NO_PREDICTIONS
-                    )
+                    problem = f"`{path}` has a line of more than {MAX_LINE >> 20} MiB"
+                    raise OutputError(problem, hint=NO_PREDICTIONS)
                 yield text
     except OSError as error:
-        raise OutputError(
-            f"cannot read `{path}`: {reason(error)}", hint="check the path and its permissions"
-        ) from error
+        hint = "check the path and its permissions"
+        raise OutputError(f"cannot read `{path}`: {reason(error)}", hint=hint) from error
 
 
 def _advice(text: bytes) -> str:

@@ -335,10 +335,8 @@ class RegionFile:
         # By id and by absolute path; predictions state the size of the image.
         self._found: dict[str, tuple[Size | None, tuple[ScoredRegion, ...]]] = {}
         if is_pipe(path):
-            raise ManifestError(
-                f"`{path}` is a pipe, and several processes may read the regions",
-                hint="write them to a file first",
-            )
+            problem = f"`{path}` is a pipe, and several processes may read the regions"
+            raise ManifestError(problem, hint="write them to a file first")
         try:
             with open_regular(path) as file:
                 start = file.read(64)
