@@ -72,7 +72,7 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
 
     Empty lines after the last record are skipped.
     """
-    start = empty = 0  # number of the first empty line
+    file, start, empty = Path(path), 0, 0  # `empty` is the number of the first empty line
     for number, text in enumerate(_lines(path), start=1):
         if number > 1 and text.isspace():
             empty = empty or number
@@ -88,7 +88,7 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
                     return
                 problem = f"`{path}`, line {number}: {printable(_first_problem(error), 200)}"
                 raise OutputError(problem, hint=_advice(text)) from error
-            yield Line(record, _Place(Path(path), start, len(text)), text.endswith(b"\n"))
+            yield Line(record, _Place(file, start, len(text)), text.endswith(b"\n"))
         start += len(text)
 
 
