@@ -234,6 +234,21 @@ class TestAtomicFile:
         assert target.read_bytes() == b"after"
         assert os.listdir(tmp_path) == ["a.txt"]
 
+    @posix
+    def test_the_folder_is_synced_after_the_new_name_is_there(self, tmp_path, monkeypatch):
+        synced, sync = [], os.fsync
+
+        def noted(descriptor):
+            synced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), os.listdir(tmp_path)))
+            sync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", noted)
+        write_file(tmp_path / "a.txt", b"after")
+        (_, before), (is_folder, names) = synced
+        assert before != ["a.txt"]
+        assert is_folder
+        assert names == ["a.txt"]
+
     def test_the_target_of_a_link_is_replaced_and_the_link_stays(self, tmp_path):
         (tmp_path / "real").write_bytes(b"before")
         (tmp_path / "link").symlink_to("real")

@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import pyproj
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -236,6 +237,16 @@ def test_a_degree_of_longitude_at_60_north_is_half_a_degree_of_latitude():
     here = Georeference("EPSG:4326", (0.001, 0.0, 10.0, 0.0, -0.001, 60.05))
     across, down = here.ground_size(Size(100, 100))
     assert across == pytest.approx(down / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("step", [1e-6, 1e-4, 1.0])
+def test_a_pixel_in_degrees_is_as_large_as_on_the_sphere_of_pyproj(step):
+    here = Georeference("OGC:CRS84", (step, 0.0, 10.0, 0.0, -step, 60.0))
+    (left, right, *_), (*_, top, bottom) = here.to_lonlat([1.5, 2.5, 2, 2], [2, 2, 1.5, 2.5])
+    x, y = here.to_lonlat([2], [2])
+    globe = pyproj.Geod(a=6_371_008.8, f=0)
+    sides = globe.inv([left, x[0]], [y[0], top], [right, x[0]], [y[0], bottom])[2]
+    assert here.ground_size(Size(4, 4)) == pytest.approx(sides, rel=1e-8)
 
 
 def test_a_pixel_that_is_rotated_keeps_its_ground_size():

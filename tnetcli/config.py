@@ -51,18 +51,16 @@ def validate(model: type[Model], data: Any, where: str, problem: type[TnetError]
             message = message.removeprefix("Value error, ")
             if each["type"] in UNKNOWN_KEY:
                 sentence, message = f"unknown key `{key}`", ""
-                guess = did_you_mean(
-                    str(keys[-1]), table, f"known keys: {', '.join(table) or 'none'}"
-                )
+                known = f"known keys: {', '.join(table) or 'none'}"
+                guess = did_you_mean(str(keys[-1]), table, known)
             elif each["type"] == "missing":
                 sentence, message, guess = f"`{key}` is missing", "", ""
             else:
                 given = shorten(each["input"])
                 sentence = f"`{key}` is `{given}`: " if key else ""
-                message = (
-                    "not a table of keys and values" if each["type"] in NOT_A_TABLE else message
-                )
                 message = f"{message[:1].lower()}{message[1:]}"
+                if each["type"] in NOT_A_TABLE:
+                    message = "not a table of keys and values"
                 choices = re.findall("'(.*?)'", str(each.get("ctx", {}).get("expected", "")))
                 one_of = f"one of: {', '.join(choices)}" if choices else ""
                 guess = did_you_mean(given, choices, one_of)
@@ -245,15 +243,11 @@ def _put(table: Any, keys: list[str], value: Any) -> None:
         name: Any = int(key) if isinstance(table, list) and key.isdecimal() else key
         is_index = isinstance(name, int) and name < len(table)
         if not is_index and not isinstance(table, dict):
-            what = (
-                f"a list of {len(table)}"
-                if isinstance(table, list)
-                else "neither a table nor a list"
-            )
+            what = "neither a table nor a list"
+            what = f"a list of {len(table)}" if isinstance(table, list) else what
             parent = ".".join(keys[:depth]) or "the recipe"
-            raise RecipeError(
-                f"cannot set `{'.'.join(keys)}`: `{parent}` is {what}", hint="set it as a whole"
-            )
+            problem = f"cannot set `{'.'.join(keys)}`: `{parent}` is {what}"
+            raise RecipeError(problem, hint="set it as a whole")
         if depth == len(keys) - 1:
             table[name] = value
         elif (table[name] if is_index else table.get(name)) is None:

@@ -1,18 +1,7 @@
-"""Errors that a user can fix, each with the exit code of the command that raises it.
-
-TnetError
-├── UsageError         2   the command line is wrong
-├── ImageError         3   an image cannot be opened or read
-├── ManifestError      4   a list of images is wrong
-├── RecipeError        4   a recipe is wrong
-├── ModelError         5   a model cannot be built or loaded
-├── MissingExtraError  6   an optional dependency is not installed
-├── OutputError        7   an output exists or cannot be written
-├── SomeFailedError    8   some images failed, the rest are done
-└── ClusterError      75   other processes of a distributed run are gone; run it again to resume
-"""
+"""Errors that a user can fix, each with the exit code of the command that raises it."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import ClassVar
 
 
@@ -27,11 +16,7 @@ class TnetError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # The default would lose the hint on the way back from a worker process.
-        return (_rebuild, (type(self), str(self), self.hint))
-
-
-def _rebuild(kind: type[TnetError], problem: str, hint: str) -> TnetError:
-    return kind(problem, hint=hint)
+        return partial(type(self), hint=self.hint), (str(self),)
 
 
 def error_class(name: str) -> type[TnetError]:
@@ -101,6 +86,6 @@ class SomeFailedError(TnetError):
 
 
 class ClusterError(TnetError):
-    """Other processes of a distributed run are gone; finished work is saved."""
+    """Other processes of a distributed run are gone; finished work is saved, run it to resume."""
 
     exit_code = 75

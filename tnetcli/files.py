@@ -67,7 +67,7 @@ def open_descriptor(path: AnyPath, *, follow_links: bool = True) -> int:
     return descriptor
 
 
-def open_regular(path: AnyPath) -> BinaryIO:
+def open_regular(path: AnyPath) -> io.BufferedReader:
     """Open a regular file to read bytes; OSError for a pipe, device, socket or folder."""
     return open(open_descriptor(path), "rb")
 
@@ -212,9 +212,8 @@ def check_not_input(path: AnyPath, inputs: Iterable[AnyPath]) -> None:
     for each in inputs if os.path.exists(path) else ():
         with suppress(OSError, ValueError):  # it does not exist, or has a NUL in its name
             if os.path.samefile(each, path):
-                raise OutputError(
-                    f"`{path}` is an input and is not overwritten", hint="name another file with -o"
-                )
+                problem = f"`{path}` is an input and is not overwritten"
+                raise OutputError(problem, hint="name another file with -o")
 
 
 def check_not_special(path: AnyPath, hint: str = "name a regular file") -> None:
@@ -256,12 +255,17 @@ def atomic_file(path: AnyPath, what: str = "the file") -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, target)
+            with suppress(OSError):  # not every system can sync a folder, which keeps the new name
+                folder = os.open(target.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise OutputError(
-            f"cannot write {what}, {reason(error)}: `{path}`", hint=UNWRITABLE
-        ) from error
+        problem = f"cannot write {what}, {reason(error)}: `{path}`"
+        raise OutputError(problem, hint=UNWRITABLE) from error
 
 
 def write_file(path: AnyPath, content: bytes, what: str = "the file") -> None:
@@ -282,9 +286,8 @@ def temporary_folder(
         try:
             folder.mkdir(mode=0o700)
         except OSError as error:
-            raise OutputError(
-                f"cannot write {what}, {reason(error)}: `{path}`", hint=hint
-            ) from error
+            problem = f"cannot write {what}, {reason(error)}: `{path}`"
+            raise OutputError(problem, hint=hint) from error
         yield folder
     finally:
         try:
@@ -294,13 +297,9 @@ def temporary_folder(
             raise
 
 
-def remove_stale(folder: AnyPath) -> None:
-    """Remove temporary files and folders in `folder` whose process was killed."""
-    _remove_stale(os.path.abspath(folder))
-
-
 @lru_cache(maxsize=1024)  # a folder with thousands of results is listed once
-def _remove_stale(folder: str) -> None:
+def remove_stale(folder: Path) -> None:
+    """Remove temporary files and folders in `folder` whose process was killed."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in [each for each in entries if _is_stale(each)]:
             if entry.is_dir(follow_symlinks=False):

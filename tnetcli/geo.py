@@ -120,27 +120,25 @@ class Globe:
             if not bent.any() or len(knots) > MAX_KNOTS:
                 break
             knots = np.sort(np.append(knots, ((knots[:-1] + knots[1:]) / 2)[bent]))
-        return outline_of(_points(x[0, :-1], y[0, :-1]), self._pole_within(box), self.decimals)
+        poles = zip((90.0, -90.0), *self._poles, strict=True)
+        inside = (
+            latitude
+            for latitude, column, row in poles
+            if box[0] <= column <= box[2] and box[1] <= row <= box[3]
+        )
+        return outline_of(_points(x[0, :-1], y[0, :-1]), next(inside, None), self.decimals)
 
     def _clip(self, box: Box) -> Box | None:
         x0, y0 = max(box[0], 0.0), max(box[1], 0.0)
         x1, y1 = min(box[2], float(self._size.width)), min(box[3], float(self._size.height))
         return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 and (x0, y0, x1, y1) != box else None
 
-    def _pole_within(self, box: Box) -> float | None:
-        for latitude, column, row in zip((90.0, -90.0), *self._poles, strict=True):
-            if box[0] <= column <= box[2] and box[1] <= row <= box[3]:
-                return latitude
-        return None
-
 
 def _ring(edges: Floats, knots: Floats) -> tuple[Floats, Floats]:
     """Return columns and rows (boxes, knots) around boxes, from the upper left to the right."""
     left, top, right, bottom = edges.T[:, :, None]
-    across, down = (
-        np.interp(knots, CORNERS, [0, 1, 1, 0, 0]),
-        np.interp(knots, CORNERS, [0, 0, 1, 1, 0]),
-    )
+    across = np.interp(knots, CORNERS, [0, 1, 1, 0, 0])
+    down = np.interp(knots, CORNERS, [0, 0, 1, 1, 0])
     return (1 - across) * left + across * right, (1 - down) * top + down * bottom
 
 
@@ -212,7 +210,11 @@ def outline_of(ring: Sequence[Point], pole: float | None, decimals: int) -> Outl
     else:
         rings = [[_rounded(x - shift, y, decimals) for x, y in plane]]
     # A piece that only touches the edge of the map is a line.
-    rings = [piece for piece in map(_without_repeats, rings) if _area(piece) > 0]
+    rings = [
+        [point for index, point in enumerate(piece) if point != piece[index - 1]]
+        for piece in rings
+        if _area(piece) > 0
+    ]
     if not rings:
         return None
     if turns or east - west > TURN - TOLERANCE:
@@ -279,10 +281,6 @@ def _unwrap(ring: Sequence[Point]) -> tuple[list[Point], int]:
         x[along_pole[0] + 1 :] -= TURN * turns
         turns = 0
     return _points(x[:-1], y[:-1]), turns
-
-
-def _without_repeats(ring: Sequence[Point]) -> list[Point]:
-    return [point for index, point in enumerate(ring) if point != ring[index - 1]] or [ring[0]]
 
 
 def _area(ring: Sequence[Point]) -> float:

@@ -146,6 +146,11 @@ class Window:
         """Return the window that covers an image of `size` exactly."""
         return cls(0.0, 0.0, float(size.width), float(size.height))
 
+    @classmethod
+    def of_box(cls, x0: float, y0: float, x1: float, y1: float) -> "Window":
+        """Return the window with these edges."""
+        return cls(x0, y0, x1 - x0, y1 - y0)
+
     @property
     def right(self) -> float:
         """Return the x of the right edge."""
@@ -176,8 +181,8 @@ class Window:
 
     def is_inside(self, size: Size) -> bool:
         """Return True if the window lies completely inside an image of `size`."""
-        starts_inside = self.left >= 0 and self.top >= 0
-        return starts_inside and self.right <= size.width and self.bottom <= size.height
+        left, top, right, bottom = self.box
+        return left >= 0 and top >= 0 and right <= size.width and bottom <= size.height
 
     def nearest_cell(self, grid: Grid, x: float, y: float) -> tuple[int, int]:
         """Return row and column of the cell whose centre is nearest to a point."""
@@ -208,9 +213,8 @@ def window_coverage(window: Window, boxes: Sequence[Window]) -> float:
     import shapely  # slow to import
 
     union = shapely.union_all(shapely.box(*np.array(edges).T))
-    return float(shapely.area(shapely.clip_by_rect(union, *window.box))) / (
-        window.width * window.height
-    )
+    covered = shapely.area(shapely.clip_by_rect(union, *window.box))
+    return float(covered) / (window.width * window.height)
 
 
 def _common(a: Window, b: Window) -> float:
@@ -292,10 +296,8 @@ class Georeference:
     ) -> tuple[float, float] | None:
         """Return width and height of a pixel in metres; None if it is not on the Earth.
 
-        `at` is its place as fractions of the image, by default the centre.
-
-        Map units are used where they are true to scale, distances on the globe otherwise (degrees,
-        Web Mercator).
+        `at` is its place as fractions of the image. Map units are used where they are true to
+        scale, distances on the globe otherwise (degrees, Web Mercator).
         """
         if self.crs is None:
             return None
@@ -309,10 +311,8 @@ class Georeference:
         import pyproj
 
         globe = pyproj.Geod(a=EARTH_RADIUS, f=0)
-        start, end = slice(0, None, 2), slice(1, None, 2)
-        *_, (across, down) = globe.inv(
-            longitude[start], latitude[start], longitude[end], latitude[end]
-        )
+        ends = longitude[::2], latitude[::2], longitude[1::2], latitude[1::2]
+        *_, (across, down) = globe.inv(*ends)
         crs = pyproj.CRS.from_user_input(self.crs)
         metres = crs.axis_info[0].unit_conversion_factor if crs.is_projected else 0.0
         a, b, _, d, e, _ = self.transform

@@ -36,16 +36,12 @@ def available_cores() -> int:
     if given.isascii() and given.isdecimal() and int(given) > 0:
         return int(given)
     has_affinity = hasattr(os, "sched_getaffinity")
-    visible = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return min([visible, *_core_limits()])
-
-
-def _core_limits() -> Iterator[int]:
-    """Yield the CPU quotas of containers, in which all cores of the machine are visible."""
-    for folder in _groups(""):
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    for folder in _groups(""):  # a container has a quota, and all cores of the machine are visible
         quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
         if quota.isdecimal() and period.isdecimal() and int(period):
-            yield max(math.ceil(int(quota) / int(period)), 1)
+            cores = min(cores, max(math.ceil(int(quota) / int(period)), 1))
+    return cores
 
 
 def memory() -> Memory:
@@ -53,7 +49,10 @@ def memory() -> Memory:
     total = None
     with suppress(AttributeError, ValueError, OSError):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [limit for limit in _memory_limits() if total is not None and limit < total]
+    files = [folder / "memory.max" for folder in _groups("")]
+    files += [folder / "memory.limit_in_bytes" for folder in _groups("memory")]
+    limits = [int(text) for text in map(_text, files) if text.strip().isdecimal()]  # not `max`
+    limits = [limit for limit in limits if total is not None and limit < total]
     return Memory(total, min(limits, default=None))
 
 
@@ -74,14 +73,6 @@ def reuse_freed_memory() -> None:
         return
     mallopt(MMAP_THRESHOLD, 2**25)  # the maximum of glibc, which no longer adapts it
     mallopt(TRIM_THRESHOLD, 2**27)
-
-
-def _memory_limits() -> Iterator[int]:
-    for controller, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
-        for folder in _groups(controller):
-            text = _text(folder / name).strip()
-            if text.isdecimal():  # not `max`
-                yield int(text)
 
 
 def _groups(controller: str) -> Iterator[Path]:

@@ -42,25 +42,20 @@ class Task(Protocol):
 
     def fit(self, targets: Sequence[int]) -> None:
         """Derive the state from training targets."""
-        ...
 
     def importance(self, targets: "Tensor") -> "Tensor":
         """Return the weight of each target (n,) in the loss, 1 on average."""
-        ...
 
     def loss(
         self, logits: "Tensor", targets: "Tensor", weights: "Tensor | None" = None
     ) -> "Tensor":
         """Return the loss () of logits (n, outputs): its mean, or the sum by `weights` (n,)."""
-        ...
 
     def reward(self, logits: "Tensor", targets: "Tensor") -> "Tensor":
         """Return the reward in [0, 1] of logits (..., outputs) for targets (...), no gradient."""
-        ...
 
     def decide(self, logits: NDArray[np.floating]) -> Decision:
         """Return the answer for the logits (outputs,) of one image."""
-        ...
 
 
 class Classification:
@@ -87,9 +82,7 @@ class Classification:
 
     def fit(self, targets: Sequence[int]) -> None:
         """Derive the weight of each class from the training labels."""
-        weights = None
-        if len(targets):
-            weights = class_weights(self._class_weights, targets, self.classes)
+        weights = class_weights(self._class_weights, targets, self.classes)
         self.state = {} if weights is None else {"class_weights": weights.tolist()}
 
     def importance(self, targets: "Tensor") -> "Tensor":
@@ -161,7 +154,7 @@ def class_weights(
     `balanced` gives every class the same total weight. Classes that a mapping does not name have
     weight 1 before scaling. None stands for equal weights.
     """
-    if choice == "none":
+    if choice == "none" or not len(labels):
         return None
     counts = np.bincount(np.asarray(labels, np.intp), minlength=len(classes))  # (classes,)
     if choice == "balanced":

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tests.images import noise, write_geotiff
 from tnetcli.data.config import DataConfig
-from tnetcli.data.listing import MAX_SHOWN, read_rows
+from tnetcli.data.images import MAX_SHOWN, read_rows
 from tnetcli.data.manifest import divide, read_examples
 from tnetcli.errors import ManifestError, MissingExtraError
 from tnetcli.geometry import Size, Window

@@ -142,7 +142,7 @@ class Pose:
             microns = Resolution(microns.y, microns.x, microns.source)
         return replace(
             layout,
-            levels=tuple(self._level(level) for level in layout.levels),
+            levels=tuple(map(self._level, layout.levels)),
             georeference=None,
             microns_per_pixel=microns,
             offset=(0, 0),

@@ -56,10 +56,10 @@ class Jitter:
 
     def before_contrast(self) -> "Jitter | None":
         """Return the steps before contrast; None without a contrast step."""
-        names = [name for name, _ in self.steps]
-        if "contrast" not in names:
-            return None
-        return replace(self, steps=self.steps[: names.index("contrast")])
+        for number, (name, _) in enumerate(self.steps):
+            if name == "contrast":
+                return replace(self, steps=self.steps[:number])
+        return None
 
 
 def draw_jitter(

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from tnetcli.config import SPLIT_NAMES, SPLITS
 from tnetcli.data.config import DataConfig
-from tnetcli.data.listing import (
+from tnetcli.data.images import (
     BOX,
     Problems,
     locate,
     read_boxes,
     read_crop,
     read_options,
-    read_rows,
+    rows_with_path,
 )
 from tnetcli.data.normalize import PixelKind
 from tnetcli.errors import ManifestError, MissingExtraError, TnetError
@@ -104,15 +104,12 @@ def read_examples(
 
 
 def _list_manifest(data: DataConfig, problems: Problems) -> Iterator[Example]:
-    rows = read_rows(data.path, ("path", "label"))
-    for name in rows[0].values:
+    rows = list(rows_with_path(data.path, problems, ("path", "label")))
+    for name in rows[0].values if rows else ():
         if name not in COLUMNS:
             meant = did_you_mean(name, COLUMNS, f"used are: {', '.join(COLUMNS)}")
             log.warning("column `%s` of `%s` is not used; %s", shorten(name), data.path, meant)
     for row in rows:
-        if not row["path"]:
-            problems.add("no path", "fill it in", line=row.line)
-            continue
         if row["split"] and row["split"] not in SPLIT_NAMES:
             problem = f"unknown split `{shorten(row['split'])}`"
             problems.add(problem, _nearest(row["split"], SPLIT_NAMES), line=row.line)
@@ -208,8 +205,7 @@ def _check_duplicates(listed: Sequence[Example], problems: Problems) -> None:
     ids: dict[str, Example] = {}
     files: dict[str, Example] = {}
     for each in listed:
-        first = ids.setdefault(each.id, each)
-        if first is not each:
+        if (first := ids.setdefault(each.id, each)) is not each:
             problem = f"duplicate id `{shorten(each.id)}`, first on line {first.line}"
             hint = "list an image once, or give each row its own `id`"
             problems.add(problem, hint, line=each.line)
@@ -332,7 +328,7 @@ def _inspect(file: tuple[str, ReadOptions]) -> tuple[Size, PixelKind] | TnetErro
     path, options = file
     try:
         with open_image(path, options=options) as reader:
-            return reader.size, PixelKind.of(reader)
+            return reader.size, PixelKind(reader.bands, reader.dtype)
     except MissingExtraError:
         raise  # not a problem of the list
     except TnetError as error:

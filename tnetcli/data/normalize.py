@@ -14,7 +14,7 @@ from tnetcli.config import Strict
 from tnetcli.errors import ImageError, ManifestError
 from tnetcli.geometry import Window
 from tnetcli.readers.base import Pixels, Reader
-from tnetcli.text import shorten
+from tnetcli.text import aligned, shorten
 
 SAMPLE_SIDE = 256  # pixels a side that are read of each image
 MIN_DEVIATION = 1e-6  # of the mean; less is rounding of a constant
@@ -102,11 +102,9 @@ class Normalisation(Strict):
 
     def as_text(self, bands: Sequence[str]) -> str:
         """Return one line per band."""
-        width = max(len(name) for name in bands)
-        return "\n".join(
-            f"{name:<{width}}  mean {mean:>10.5g}  std {std:>10.5g}"
-            for name, mean, std in zip(bands, self.mean, self.std, strict=True)
-        )
+        values = zip(self.mean, self.std, strict=True)
+        texts = [f"mean {mean:>10.5g}  std {std:>10.5g}" for mean, std in values]
+        return "\n".join(aligned(zip(bands, texts, strict=True), indent=""))
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
@@ -118,11 +116,6 @@ class PixelKind(NamedTuple):
 
     bands: tuple[str, ...]
     dtype: np.dtype[Any]
-
-    @classmethod
-    def of(cls, reader: Reader) -> "PixelKind":
-        """Return the kind of an open image."""
-        return cls(reader.bands, reader.dtype)
 
     def is_like(self, other: "PixelKind") -> bool:
         """Return True if one model takes both: equal band count, equal type or any floats."""
@@ -150,11 +143,11 @@ def estimate(readers: Sequence[Reader], *, threads: int = 4) -> Normalisation:
     if not readers:
         raise ValueError("no image to estimate from")
     first = readers[0]
-    kind = PixelKind.of(first)
+    kind = PixelKind(first.bands, first.dtype)
     for reader in readers:
-        if not PixelKind.of(reader).is_like(kind):
+        if not (own := PixelKind(reader.bands, reader.dtype)).is_like(kind):
             raise ManifestError(
-                f"`{reader.path}` has {PixelKind.of(reader)}, `{first.path}` has {kind}",
+                f"`{reader.path}` has {own}, `{first.path}` has {kind}",
                 hint="choose the same bands of all images in one order with `data.bands`",
             )
     with ThreadPoolExecutor(threads, thread_name_prefix="statistics") as pool:

@@ -16,6 +16,7 @@ from tnetcli.errors import ClusterError, ImageError, ModelError, UsageError
 from tnetcli.files import absolute, check_not_input
 from tnetcli.models.checkpoint import Checkpoint, find_model_file, load_checkpoint
 from tnetcli.models.devices import limit_threads, sharing_cores
+from tnetcli.prediction.inference import Inference
 from tnetcli.prediction.jsonl import PredictionFile
 from tnetcli.prediction.predictor import DEFAULT_MODEL, PredictConfig, Predictor, checked
 from tnetcli.prediction.record import Prediction
@@ -119,35 +120,32 @@ def _named(images: Iterable[AnyPath], config: PredictConfig) -> list[Image]:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionConfig:
-    """How the work is done; predictions do not depend on it.
-
-    `workers` are processes of this machine, `scheduler` is the address or the file of a Dask
-    scheduler. `read_timeout` is in seconds without progress.
-    """
+    """How the work is done; predictions do not depend on it."""
 
     device: str = "auto"
     threads: int | None = 1  # that read, in each process; None: as many as it has cores
     batch_size: int = BATCH_SIZE
-    workers: int = 1
-    scheduler: str | None = None
-    read_timeout: float = READ_TIMEOUT
+    workers: int = 1  # processes of this machine
+    scheduler: str | None = None  # address or file of a Dask scheduler
+    read_timeout: float = READ_TIMEOUT  # seconds without progress
 
     def __post_init__(self) -> None:
         if self.scheduler is not None and self.workers > 1:
-            raise UsageError(
-                "--workers and --scheduler are both given",
-                hint="leave out --workers: the cluster has workers of its own",
-            )
+            hint = "leave out --workers: the cluster has workers of its own"
+            raise UsageError("--workers and --scheduler are both given", hint=hint)
 
     def load(self, model: AnyPath | Checkpoint, config: PredictConfig) -> Predictor:
         """Load a model on the device of this process."""
-        return Predictor(
-            model if isinstance(model, Checkpoint) else load_checkpoint(find_model_file(model)),
-            config,
+        if not isinstance(model, Checkpoint):
+            model = load_checkpoint(find_model_file(model))
+        inference = Inference.of(
+            model,
             device=self.device,
+            precision=config.precision,
             threads=self.threads or available_cores(),
             read_timeout=self.read_timeout,
         )
+        return Predictor(model, config, inference)
 
 
 def predict_images(
@@ -239,9 +237,8 @@ def _run(
         from tnetcli.engines.dask import DaskEngine
 
         regions = [] if config.regions is None else [str(config.regions)]
-        processes = DaskEngine(
-            execution.scheduler, [model, *regions, *(each.path for each in sent)]
-        )
+        shared = [model, *regions, *(each.path for each in sent)]
+        processes = DaskEngine(execution.scheduler, shared)
         # A task is one image, and the worker knows how many cores it has.
         worker, size = replace(worker, execution=replace(execution, threads=None)), 1
     else:
@@ -252,10 +249,8 @@ def _run(
     paths = {image.id: image.path for image in images}
 
     def lost(batch: Sequence[Image]) -> list[str]:
-        error = ClusterError(
-            "every process that read it has died",
-            hint="is there enough memory? run it alone: tnet predict IMAGE",
-        )
+        hint = "is there enough memory? run it alone: tnet predict IMAGE"
+        error = ClusterError("every process that read it has died", hint=hint)
         return [predictor.failure(image, error).model_dump_json() for image in batch]
 
     work, batches = partial(predict_in_worker, worker), _batches(sent, size)
@@ -310,10 +305,8 @@ def _predictor(worker: WorkerConfig) -> Predictor:
     logging.getLogger("tnetcli").addHandler(logging.NullHandler())
     predictor = replace(worker.execution, threads=threads).load(worker.model, worker.config)
     if predictor.checkpoint.sha256 != worker.sha256:
-        raise ModelError(
-            f"`{worker.model}` is another file on this machine",
-            hint="models have to be on storage that all machines share",
-        )
+        hint = "models have to be on storage that all machines share"
+        raise ModelError(f"`{worker.model}` is another file on this machine", hint=hint)
     return predictor
 
 
@@ -354,16 +347,15 @@ def shard_of_job(environment: Mapping[str, str] = os.environ) -> Shard | None:
     given = [environment.get(f"SLURM_ARRAY_TASK_{name}", defaults.get(name, "")) for name in names]
     if not given[0] or not given[1]:
         return None
-    shard = Shard(0, 0)
     with suppress(ValueError):
         task, count, first, step = map(int, given)
         shard = Shard((task - first) // max(step, 1) + 1, count)
-    if not 1 <= shard.number <= shard.count:
-        raise UsageError(
-            f"no shard follows from SLURM_ARRAY_TASK_ID={given[0]} and _COUNT={given[1]}",
-            hint="give --shard I/N, or --shard 1/1 for all images",
-        )
-    return shard
+        if 1 <= shard.number <= shard.count:
+            return shard
+    raise UsageError(
+        f"no shard follows from SLURM_ARRAY_TASK_ID={given[0]} and _COUNT={given[1]}",
+        hint="give --shard I/N, or --shard 1/1 for all images",
+    )
 
 
 def missing_shards(files: Sequence[Path]) -> list[Path]:

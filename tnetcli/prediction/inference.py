@@ -157,14 +157,12 @@ class Inference:
                 errors[number] = error
         config = effective(config, self.model)
         found = rollout(readers, self.runner, self._views, config, policies, errors=errors)
-        results: list[ImageResult | TnetError] = []
-        for number, (reader, start) in enumerate(zip(readers, before, strict=True)):
-            pixels = reader.cost.pixels_decoded - start.pixels_decoded
-            cost = Cost(pixels, reader.cost.bytes_read - start.bytes_read)
-            results.append(found.errors.get(number) or self._result(found, number, cost))
-        return results
+        return [
+            found.errors.get(number) or self._result(found, number, reader.cost, start)
+            for number, (reader, start) in enumerate(zip(readers, before, strict=True))
+        ]
 
-    def _result(self, found: Rollout, image: int, cost: Cost) -> ImageResult:
+    def _result(self, found: Rollout, image: int, cost: Cost, before: Cost) -> ImageResult:
         start = time.perf_counter()
         own = torch.nonzero(found.image == image).squeeze(1)  # (regions,)
         numbers = own.tolist()
@@ -198,7 +196,9 @@ class Inference:
             glimpses=_rows(found, "glimpse_boxes", own, 0, 4).numpy(),
             glimpse_logits=glimpse_logits.cpu().numpy(),
             band_means=means,
-            cost=cost,
+            cost=Cost(
+                cost.pixels_decoded - before.pixels_decoded, cost.bytes_read - before.bytes_read
+            ),
             read_seconds=spent.read_seconds,
             model_seconds=spent.model_seconds + time.perf_counter() - start,
         )

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
@@ -39,12 +39,20 @@ log = logging.getLogger(__name__)
 AnyPath = str | os.PathLike[str]
 
 
-class Line(NamedTuple):
-    """One line of a file, the byte it starts at, and its record."""
+class _Place(NamedTuple):
+    """Where a record is stored, in bytes."""
 
-    text: bytes
+    file: Path
     start: int
+    length: int
+
+
+class Line(NamedTuple):
+    """One line of a file; `is_whole` unless its end is missing."""
+
     record: Prediction
+    place: _Place
+    is_whole: bool
 
 
 def read_predictions(path: AnyPath) -> Iterator[Prediction]:
@@ -64,15 +72,13 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
 
     Empty lines after the last record are skipped.
     """
-    start = empty = 0  # number of the first empty line
+    file, start, empty = Path(path), 0, 0  # `empty` is the number of the first empty line
     for number, text in enumerate(_lines(path), start=1):
         if number > 1 and text.isspace():
             empty = empty or number
         elif empty:
-            raise OutputError(
-                f"`{path}`, line {empty}: empty, and more follow",
-                hint="remove it: every line is a record",
-            )
+            hint = "remove it: every line is a record"
+            raise OutputError(f"`{path}`, line {empty}: empty, and more follow", hint=hint)
         else:
             try:
                 record = Prediction.model_validate_json(text)
@@ -80,11 +86,9 @@ def read_lines(path: AnyPath) -> Iterator[Line]:
                 if BEGINNING.startswith(text[: len(BEGINNING)]) and not text.endswith(b"\n"):
                     log.warning("`%s`, line %d is cut off and skipped", path, number)
                     return
-                problem = printable(_first_problem(error), 200)
-                raise OutputError(
-                    f"`{path}`, line {number}: {problem}", hint=_advice(text)
-                ) from error
-            yield Line(text, start, record)
+                problem = f"`{path}`, line {number}: {printable(_first_problem(error), 200)}"
+                raise OutputError(problem, hint=_advice(text)) from error
+            yield Line(record, _Place(file, start, len(text)), text.endswith(b"\n"))
         start += len(text)
 
 
@@ -93,15 +97,12 @@ def _lines(path: AnyPath) -> Iterator[bytes]:
         with open_regular(path) as file:
             while text := file.readline(MAX_LINE + 1):
                 if len(text) > MAX_LINE:
-                    size = f"{MAX_LINE >> 20} MiB"
-                    raise OutputError(
-                        f"`{path}` has a line of more than {size}", hint=NO_PREDICTIONS
-                    )
+                    problem = f"`{path}` has a line of more than {MAX_LINE >> 20} MiB"
+                    raise OutputError(problem, hint=NO_PREDICTIONS)
                 yield text
     except OSError as error:
-        raise OutputError(
-            f"cannot read `{path}`: {reason(error)}", hint="check the path and its permissions"
-        ) from error
+        hint = "check the path and its permissions"
+        raise OutputError(f"cannot read `{path}`: {reason(error)}", hint=hint) from error
 
 
 def _advice(text: bytes) -> str:
@@ -198,33 +199,26 @@ class PredictionFile:
         the images to predict: its record stays. Failed records are removed, abstained ones stay.
         """
         done: list[str] = []
-        known: set[str] = set()
-        kept: set[int] = set()
-        size = 0  # bytes that are kept
-        for number, line in enumerate(() if self._overwrite else read_lines(self.path)):
-            record, current = line.record, is_current(line.record)
+        kept: dict[str, _Place] = {}
+        for record, place, is_whole in () if self._overwrite else read_lines(self.path):
+            current = is_current(record)
             stays = current is None or (record.is_done and current)
             if (record.is_done or stays) and (found := differences(record, sha256, config)):
                 raise OutputError(
                     f"`{self.path}` was made with other settings: {'; '.join(found)}",
                     hint="name another file with -o, or replace it with --overwrite",
                 )
-            if stays and record.id not in known and line.text.endswith(b"\n"):
-                known.add(record.id)
-                kept.add(number)
-                size += len(line.text)
-                done += [record.id] if current else []
-        if size != self.path.stat().st_size:
-            self._replace(kept)
+            if stays and is_whole and kept.setdefault(record.id, place) is place and current:
+                done.append(record.id)
+        if sum(place.length for place in kept.values()) != self.path.stat().st_size:
+            self._replace(kept.values())
         return done
 
-    def _replace(self, kept: Collection[int]) -> None:
-        """Replace the file by one with the lines of these numbers."""
+    def _replace(self, kept: Iterable[_Place]) -> None:
+        """Replace the file by one with some of its records."""
         with ExitStack() as on_error:
             with atomic_file(self.path) as file:
-                for number, line in enumerate(read_lines(self.path) if kept else ()):
-                    if number in kept:
-                        file.write(line.text)
+                _copy(kept, file)
                 # Locked before it gets its name, so that no other process can come between.
                 renewed = on_error.enter_context(self._open(file.name))
             on_error.pop_all()
@@ -300,12 +294,10 @@ class Merged(NamedTuple):
         return "\n".join([", ".join(parts), *(f"  {printable(id, 500)}" for id in self.missing)])
 
 
-class _Place(NamedTuple):
-    """Where a record is stored."""
+class _Chosen(NamedTuple):
+    """The record of an id that is merged."""
 
-    file: Path
-    start: int
-    length: int  # bytes
+    place: _Place
     failed: bool
     answer: int  # a digest of the prediction
 
@@ -327,11 +319,11 @@ def merge(
     check_output(output, overwrite=overwrite)
     if any(os.path.realpath(file) == os.path.realpath(output) for file in files):
         raise OutputError(f"`{output}` is one of the files", hint="name another with -o")
-    chosen: dict[str, _Place] = {}
+    chosen: dict[str, _Chosen] = {}
     repeated = contradicted = 0
     made = None
     for file in files:
-        for text, start, record in read_lines(file):
+        for record, place, _ in read_lines(file):
             made = made or record.provenance
             if found := differences(record, made.sha256, made.config):
                 raise OutputError(
@@ -340,15 +332,13 @@ def merge(
                 )
             check_not_input(output, [record.image])
             answer = hash((record.label, round(record.probability or 0.0, 5)))
-            place = _Place(file, start, len(text), not record.is_done, answer)
-            before = chosen.setdefault(record.id, place)
-            if before is place:
-                continue
-            repeated += 1
-            if before.failed and not place.failed:
-                chosen[record.id] = place
-            elif not (before.failed or place.failed):
-                contradicted += before.answer != place.answer
+            now = _Chosen(place, not record.is_done, answer)
+            before = chosen.setdefault(record.id, now)
+            repeated += before is not now
+            if before.failed and not now.failed:
+                chosen[record.id] = now
+            elif not (before.failed or now.failed):
+                contradicted += before.answer != now.answer
     if contradicted:
         repeats = counted(contradicted, "record")
         log.warning("found twice with different predictions: %s; the first is taken", repeats)
@@ -358,10 +348,10 @@ def merge(
         log.warning("not among the expected images: %s: %s", counted(len(others), "record"), some)
     present = [chosen[id] for id in [*order, *others] if id in chosen]
     with atomic_file(output) as target:
-        _copy(present, target)
+        _copy([each.place for each in present], target)
     return Merged(
         records=len(present),
-        failed=sum(place.failed for place in present),
+        failed=sum(each.failed for each in present),
         repeated=repeated,
         missing=tuple(id for id in order if id not in chosen),
     )

@@ -17,8 +17,7 @@ import numpy as np
 from pydantic import JsonValue, ValidationError
 
 from tnetcli import __version__
-from tnetcli.data.images import Image
-from tnetcli.data.listing import Problems, locate, read_rows
+from tnetcli.data.images import Image, Problems, locate, read_rows
 from tnetcli.errors import (
     ImageError,
     ManifestError,
@@ -27,8 +26,8 @@ from tnetcli.errors import (
     UsageError,
     error_class,
 )
-from tnetcli.files import absolute, is_pipe, open_regular, read_chunks
-from tnetcli.geometry import Size, Window
+from tnetcli.files import absolute, is_pipe, open_regular
+from tnetcli.geometry import Size, Window, box_coverage
 from tnetcli.models.checkpoint import Checkpoint, find_model_file, load_checkpoint
 from tnetcli.models.devices import Precision
 from tnetcli.prediction.inference import ImageResult, Inference, record_result
@@ -37,7 +36,6 @@ from tnetcli.prediction.record import SCHEMA, Prediction, Problem, Provenance
 from tnetcli.readers.base import Reader, ReadOptions
 from tnetcli.readers.detect import open_image
 from tnetcli.readers.pyramid import fingerprint
-from tnetcli.readers.watch import READ_TIMEOUT
 from tnetcli.readers.wrappers import CroppedReader
 from tnetcli.text import escape_surrogates, first_line, reason, shorten
 from tnetcli.traversal.config import TraversalConfig
@@ -82,36 +80,26 @@ class PredictConfig:
 class Predictor:
     """A model that is loaded once and predicts images; several threads may share it.
 
-    The prediction of an image does not depend on the other images of a batch. `threads` read
-    views, and a read without progress for `read_timeout` seconds fails. A context manager: closing
-    it ends its threads.
+    The prediction of an image does not depend on the other images of a batch. A context manager:
+    closing it ends the threads of `inference`.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        config: PredictConfig | None = None,
-        *,
-        device: str = "auto",
-        threads: int = 4,
-        read_timeout: float = READ_TIMEOUT,
-        inference: Inference | None = None,
-    ) -> None:
-        self.checkpoint, self.config = checkpoint, config or PredictConfig()
+    def __init__(self, checkpoint: Checkpoint, config: PredictConfig, inference: Inference) -> None:
+        self.checkpoint, self.config, self.inference = checkpoint, config, inference
         description = checkpoint.description
         self.traversal = self.config.traversal(checkpoint)
         self.classes = tuple(map(escape_surrogates, description.classes))
         self._regions = None
         if self.config.regions is not None:
             self._regions = RegionFile(self.config.regions)
-            _check_levels(self.traversal, checkpoint.model.max_levels)
-        self.inference = inference or Inference.of(
-            checkpoint,
-            device=device,
-            precision=self.config.precision,
-            threads=threads,
-            read_timeout=read_timeout,
-        )
+            most = checkpoint.model.max_levels
+            if min(self.traversal.levels, most or self.traversal.levels) < 2:
+                raise UsageError(
+                    "--regions sets the regions of level 2, and the traversal has level 1 only",
+                    hint="choose a model with more than one level"
+                    if most == 1
+                    else "give --levels 2",
+                )
         self.provenance = Provenance(
             model=description.name or checkpoint.path.stem,
             sha256=checkpoint.sha256,
@@ -132,7 +120,7 @@ class Predictor:
     def configured(self, config: PredictConfig) -> "Predictor":
         """Return a predictor with other settings that shares the model and its threads."""
         config = replace(config, precision=self.config.precision)
-        return Predictor(self.checkpoint, config, inference=self.inference)
+        return Predictor(self.checkpoint, config, self.inference)
 
     def predict(self, image: str | os.PathLike[str]) -> Prediction:
         """Return the prediction of one image; raise TnetError if it cannot be predicted.
@@ -151,9 +139,8 @@ class Predictor:
         except Exception as error:
             if len(images) > 1:  # find out which image failed
                 return [record for image in images for record in self.predict_batch([image])]
-            (image,) = images
-            log.debug("`%s` failed", image.path, exc_info=True)
-            return [self.failure(image, error)]
+            log.debug("`%s` failed", images[0].path, exc_info=True)
+            return [self.failure(images[0], error)]
 
     def _fingerprint(self, image: Image) -> str:
         """Return a text that changes with the file of an image and with its read options."""
@@ -194,26 +181,23 @@ class Predictor:
 
     def _predict_together(self, images: Sequence[Image]) -> list[Prediction]:
         records: dict[str, Prediction] = {}
-        opened: list[tuple[Image, Reader, str]] = []
-        policies: list[Policy] = []
+        opened: list[tuple[Image, Reader, str, Policy]] = []
         with ExitStack() as closing:
             for image in images:
                 try:
                     work = partial(self._open, image)
                     reader, mark = self.inference.opening.run(image.path, work)
                     closing.enter_context(reader)
-                    policies.append(self._policy(image, reader))
-                    opened.append((image, reader, mark))
+                    opened.append((image, reader, mark, self._policy(image, reader)))
                 except TnetError as error:
                     records[image.id] = self.failure(image, error)
-            readers = [reader for _, reader, _ in opened]
+            readers, policies = [each[1] for each in opened], [each[3] for each in opened]
             results = self.inference.run(readers, self.traversal, policies)
-            for (image, reader, mark), result in zip(opened, results, strict=True):
-                records[image.id] = (
-                    self.failure(image, result)
-                    if isinstance(result, TnetError)
-                    else self._record(image, reader, result, mark)
-                )
+            for (image, reader, mark, _), result in zip(opened, results, strict=True):
+                if isinstance(result, TnetError):
+                    records[image.id] = self.failure(image, result)
+                else:
+                    records[image.id] = self._record(image, reader, result, mark)
         return [records[image.id] for image in images]
 
     def _open(self, image: Image) -> tuple[Reader, str]:
@@ -306,7 +290,8 @@ def load_model(
     ...         print(path, model.predict(path).label)
     """
     checkpoint = load_checkpoint(find_model_file(name_or_path))
-    return Predictor(checkpoint, PredictConfig(precision=precision), device=device)
+    inference = Inference.of(checkpoint, device=device, precision=precision)
+    return Predictor(checkpoint, PredictConfig(precision=precision), inference)
 
 
 def checked(record: Prediction) -> Prediction:
@@ -314,14 +299,6 @@ def checked(record: Prediction) -> Prediction:
     if record.error is not None:
         raise error_class(record.error.type)(record.error.message, hint=record.error.hint)
     return record
-
-
-def _check_levels(config: TraversalConfig, most: int | None) -> None:
-    if min(config.levels, most or config.levels) < 2:
-        raise UsageError(
-            "--regions sets the regions of level 2, and the traversal has level 1 only",
-            hint="give --levels 2" if most != 1 else "choose a model with more than one level",
-        )
 
 
 def _as_json(options: ReadOptions) -> dict[str, JsonValue]:
@@ -358,22 +335,18 @@ class RegionFile:
         # By id and by absolute path; predictions state the size of the image.
         self._found: dict[str, tuple[Size | None, tuple[ScoredRegion, ...]]] = {}
         if is_pipe(path):
-            raise ManifestError(
-                f"`{path}` is a pipe, and several processes may read the regions",
-                hint="write them to a file first",
-            )
-        digest, start = hashlib.sha256(), b""
+            problem = f"`{path}` is a pipe, and several processes may read the regions"
+            raise ManifestError(problem, hint="write them to a file first")
         try:
             with open_regular(path) as file:
-                for chunk in read_chunks(file):
-                    start = start or chunk[:64]
-                    digest.update(chunk)
+                start = file.read(64)
+                file.seek(0)
+                self.digest = hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             raise ManifestError(
                 f"cannot read the regions `{path}`: {reason(error)}",
                 hint="give predictions (FILE.jsonl), or a CSV with path, left, top, right, bottom",
             ) from error
-        self.digest = digest.hexdigest()
         if start.lstrip().startswith(b"{"):
             self._read_predictions()
         else:
@@ -384,10 +357,9 @@ class RegionFile:
 
         Raise ImageError if the file has none for it, or if they do not fit the image.
         """
-        name, found = f"`{shorten(id)}`", self._find(id, path)
-        if found is None:
+        name, (predicted, regions) = f"`{shorten(id)}`", self._find(id, path) or (None, None)
+        if regions is None:
             raise ImageError(f"`{self.path}` has no regions of {name}", hint=NAME_IMAGES)
-        predicted, regions = found
         if predicted not in (None, size):
             raise ImageError(
                 f"{name} has {size} pixels, its regions in `{self.path}` are from an image of "
@@ -396,7 +368,9 @@ class RegionFile:
             )
         for window in (region.window for region in regions):
             # Regions of a padded image may reach past its edges.
-            if not (_overlaps(window, size) if predicted else window.is_inside(size)):
+            if not (
+                box_coverage(Window.whole(size), [window]) if predicted else window.is_inside(size)
+            ):
                 edges = ", ".join(f"{edge:g}" for edge in window.box)
                 raise ImageError(
                     f"the region `{edges}` of `{self.path}` is outside {name}, {size} pixels",
@@ -423,10 +397,8 @@ class RegionFile:
         try:
             for record in read_predictions(self.path):
                 if record.id in known:
-                    raise ManifestError(
-                        f"`{self.path}` has two predictions of `{shorten(record.id)}`",
-                        hint="`tnet merge` merges files, each image once",
-                    )
+                    problem = f"`{self.path}` has two predictions of `{shorten(record.id)}`"
+                    raise ManifestError(problem, hint="`tnet merge` merges files, each image once")
                 known.add(record.id)
                 if record.is_done:
                     regions = Size(record.width, record.height), _regions_of(record)
@@ -440,24 +412,19 @@ class RegionFile:
     def _read_table(self) -> None:
         rows, problems = read_rows(self.path, EDGES), Problems(str(self.path))
         if not {"id", "path"} & rows[0].values.keys():
-            hint = "name the image of each region in one of them"
-            problems.add("no column `path` or `id`", hint=hint)
+            problems.add("no column `path` or `id`", "name the image of each region in one of them")
             problems.check()
         windows: dict[str, dict[Window, None]] = {}
         for row in rows:
-            texts = [row[edge] for edge in EDGES]
             key = row["id"] or (row["path"] and absolute(locate(self.path, row["path"])))
             if not key:
-                problems.add("no image", line=row.line, hint="fill in its path or id")
-            try:
-                left, top, right, bottom = map(float, texts)
-                window = Window(left, top, right - left, bottom - top)
+                problems.add("no image", "fill in its path or id", line=row.line)
+            texts = [row[edge] for edge in EDGES]
+            try:  # a repeated region would take the place of another
+                windows.setdefault(key, {})[Window.of_box(*map(float, texts))] = None
             except ValueError:
-                problem = f"not a region: `{shorten(', '.join(texts))}`"
                 hint = "four numbers: right is larger than left, and bottom larger than top"
-                problems.add(problem, line=row.line, hint=hint)
-            else:  # a repeated one would take the place of another
-                windows.setdefault(key, {})[window] = None
+                problems.add(f"not a region: `{shorten(', '.join(texts))}`", hint, line=row.line)
         problems.check()
         for key, own in windows.items():
             self._found[key] = None, tuple(ScoredRegion(each, 1 / len(own)) for each in own)
@@ -465,15 +432,8 @@ class RegionFile:
 
 def _regions_of(record: Prediction) -> tuple[ScoredRegion, ...]:
     """Return the windows of level 2, the best first."""
-    found = []
-    for each in chain.from_iterable((window, *window.glimpsed()) for window in record.windows):
-        if each.level == LEVEL:
-            x0, y0, x1, y1 = each.box
-            # A sum of 32-bit numbers may exceed one a little.
-            found.append(ScoredRegion(Window(x0, y0, x1 - x0, y1 - y0), min(each.attention, 1.0)))
-    return tuple(sorted(found, key=lambda each: -each.attention))
-
-
-def _overlaps(window: Window, size: Size) -> bool:
-    starts = window.left < size.width and window.top < size.height
-    return starts and min(window.right, window.bottom) > 0
+    windows = chain.from_iterable((window, *window.glimpsed()) for window in record.windows)
+    # A sum of 32-bit numbers may exceed one a little.
+    found = [(each.box, min(each.attention, 1.0)) for each in windows if each.level == LEVEL]
+    found.sort(key=lambda each: -each[1])
+    return tuple(ScoredRegion(Window.of_box(*box), attention) for box, attention in found)

@@ -218,14 +218,6 @@ class Prediction(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self._check_status()
-        if self.is_done:
-            self._check_image()
-            self._check_classes()
-            self._check_windows()
-        return self
-
-    def _check_status(self) -> None:
         if self.status == "ok" and self.task == "classification":
             if self.label is None or self.probability is None:
                 raise ValueError("an `ok` record needs `label` and `probability`")
@@ -235,6 +227,11 @@ class Prediction(BaseModel):
             raise ValueError("`reason` is for `abstained` records, which need one")
         if (self.status == "failed") != (self.error is not None):
             raise ValueError("`error` is for `failed` records, which need one")
+        if self.is_done:
+            self._check_image()
+            self._check_classes()
+            self._check_windows()
+        return self
 
     def _check_image(self) -> None:
         if not self.width or not self.height:
