@@ -192,7 +192,9 @@ class Evaluator:
                     self._fail(image, error)
             for choice in self._choices:
                 chosen = {n: policies[choice][n] for n in readers if n in policies[choice]}
-                found = self._run([readers[n] for n in chosen], list(chosen.values()))
+                found = self._inference.run(
+                    [readers[n] for n in chosen], self._config, list(chosen.values())
+                )
                 for n, result in zip(chosen, found, strict=True):
                     if isinstance(result, ImageResult):
                         results[choice][n] = result
@@ -213,11 +215,6 @@ class Evaluator:
                 kept.append(_Image(bool(images[n].boxes), traversed, cost, check))
         return kept
 
-    def _run(
-        self, readers: Sequence[Reader], policies: Sequence[Policy]
-    ) -> Sequence[ImageResult | TnetError]:
-        return self._inference.run(readers, self._config, policies)
-
     def _fail(self, image: LabelledImage, error: TnetError) -> None:
         log.warning("image `%s` is left out: %s", image.id, error)
         self.errors.append((image, error))
@@ -226,26 +223,25 @@ class Evaluator:
         self, reader: Reader, result: ImageResult, policy: Policy, seed: int
     ) -> tuple[float, ...] | None:
         """Repeat a traversal with the deepest regions hidden, and with random regions."""
+        answer = int(result.logits.argmax())
+
+        def compare(other: ImageResult) -> tuple[float, float]:
+            changed = int(other.logits.argmax()) != answer
+            return float(softmax(other.logits)[answer]), float(changed)
+
         random = [
             Random(build_policy(self._config, seed), self._model.grid, seed + draw)
             for draw in range(1, DRAWS + 1)
         ]
         hidden = MaskedReader(reader, deepest_windows(result))
-        masked, *others = self._run([hidden, *[reader] * DRAWS], [policy, *random])
-        answer = int(result.logits.argmax())
-        found = [
-            (float(softmax(each.logits)[answer]), float(int(each.logits.argmax()) != answer))
-            for each in others
-            if isinstance(each, ImageResult)
-        ]
+        masked, *others = self._inference.run(
+            [hidden, *[reader] * DRAWS], self._config, [policy, *random]
+        )
+        found = [compare(each) for each in others if isinstance(each, ImageResult)]
         if len(found) < DRAWS:  # the image cannot be read any more
             return None
-        without = (0.0, 1.0)
-        if isinstance(masked, ImageResult):
-            changed = float(int(masked.logits.argmax()) != answer)
-            without = float(softmax(masked.logits)[answer]), changed
-        own = float(softmax(result.logits)[answer])
-        return own, *without, *np.mean(found, axis=0).tolist()
+        without = compare(masked) if isinstance(masked, ImageResult) else (0.0, 1.0)
+        return compare(result)[0], *without, *np.mean(found, axis=0).tolist()
 
     def _keep(self, image: LabelledImage, result: ImageResult) -> _Traversed:
         nodes = result.nodes

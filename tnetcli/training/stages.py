@@ -176,7 +176,7 @@ class SceneStage(Stage):
         )
         if not self._is_readable(found, batch):
             if not self._family.replaces_loss:
-                self._baselines.sit_out(sequence=self.config.loss.reinforce_sequence)
+                self._baselines.update(None, sequence=self.config.loss.reinforce_sequence)
             return torch.zeros((), device=self.device), {}, 0
         episodes, distinct = build_episodes(
             found,

@@ -4,6 +4,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tnetcli.evaluation.metrics import Outcomes, hit_levels, hit_rate
 from tnetcli.exporters.imagery import Imagery
 from tnetcli.models.base import Model
 from tnetcli.prediction.inference import ImageResult, Inference
+from tnetcli.tasks import softmax
 from tnetcli.training.data import Item, Source, open_items
 from tnetcli.training.distributed import SINGLE, ProcessGroup
 from tnetcli.training.plots import Sample
@@ -90,19 +92,15 @@ def validate(
     own = group.shard(int(count))
     config = config.changed(confidence=None)  # every level is validated
     with Inference(
-        model,
-        normalisation,
-        background=config.background,
-        device=device,
-        precision=training.precision,
-        threads=training.threads,
-    ) as inference:
+        model, normalisation, background=config.background, device=device,
+        precision=training.precision, threads=training.threads,
+    ) as inference:  # fmt: skip
         numbers = range(own.start, own.stop)
         found = list(_run(inference, source, numbers, config))
         numbers = range(own.start, min(own.stop, int(compared)))
         random = list(_run(inference, source, numbers, config, at_random=True))
     scores, baseline = (
-        [score for part in group.gather([_score(*pair) for pair in pairs]) for score in part]
+        list(chain.from_iterable(group.gather([_score(*pair) for pair in pairs])))
         for pairs in (found, random)
     )
     if not scores:
@@ -156,7 +154,7 @@ def _score(item: Item, result: ImageResult) -> dict[str, Any]:
     windows = [(node.region.level, node.region.window) for node in result.nodes]
     return {
         "name": item.name,
-        "loss": float(_outcome(item, result).log_loss[0]),
+        "loss": float(Outcomes.of(result.logits[None], np.array([item.label])).log_loss[0]),
         "right": [bool(scores.argmax() == item.label) for scores in result.level_logits],
         "windows": len(result.nodes) - 1,
         "hits": [*hit_levels(windows, item.boxes).items()],  # keys of JSON are strings
@@ -168,19 +166,15 @@ def _accuracy(scores: list[dict[str, Any]], level: int) -> float:
     return float(np.mean([each["right"][min(level, len(each["right"]) - 1)] for each in scores]))
 
 
-def _outcome(item: Item, result: ImageResult) -> Outcomes:
-    return Outcomes.of(result.logits[None], np.array([item.label]))
-
-
 def _sample(item: Item, result: ImageResult, classes: tuple[str, ...]) -> Sample:
-    outcome, size = _outcome(item, result), item.reader.size
+    size, probabilities = item.reader.size, softmax(result.logits)
     small = size.within(THUMBNAIL)
     return Sample(
         Imagery(item.reader).show((0, 0, size.width, size.height), small.width, small.height),
         size,
         [(node.region.window, node.region.level, node.attention) for node in result.nodes[1:]],
         classes[item.label],
-        classes[int(outcome.predicted[0])],
-        float(outcome.confidence[0]),
+        classes[int(probabilities.argmax())],
+        float(probabilities.max()),
         item.boxes,
     )
