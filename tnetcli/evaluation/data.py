@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from tnetcli.config import Split
+from tnetcli.config import Split, validate
 from tnetcli.data.config import DataConfig
 from tnetcli.data.manifest import Example, read_examples
 from tnetcli.errors import ManifestError
@@ -41,22 +41,13 @@ def as_data_config(
 
     `bands` and `crop` replace those of a recipe.
     """
-    data = source if isinstance(source, DataConfig) else None
-    if data is None:
-        path = Path(source)  # type: ignore[arg-type]
-        data = DataConfig(kind="folder" if path.is_dir() else "manifest", path=path)
-    if crop not in (None, "none"):
-        if data.kind != "manifest":
-            raise ManifestError(
-                f"`{data.path}` has no boxes to crop images to", hint="give a manifest with boxes"
-            )
-        if data.regions is not None:
-            raise ManifestError(
-                f"the regions of `{data.regions}` are those of whole images, not of crops",
-                hint="leave out one of them",
-            )
+    if isinstance(source, DataConfig):
+        data = source.model_dump()
+    else:
+        data = {"kind": "folder" if Path(source).is_dir() else "manifest", "path": Path(source)}
     changes = {"bands": bands, "crop": crop}
-    return data.model_copy(update={key: each for key, each in changes.items() if each is not None})
+    data |= {key: each for key, each in changes.items() if each is not None}
+    return validate(DataConfig, data, f"`{data['path']}`", ManifestError)
 
 
 def read_labelled(
@@ -90,11 +81,12 @@ def _compose(data: DataConfig, split: Split, classes: tuple[str, ...]) -> list[C
             hint=f"its classes: {', '.join(classes)}",
         )
     maker = LandscapeMaker(read_tiles(data.path), split, landscape)
-    counts = {"train": landscape.training, "validation": landscape.validation}
-    count = counts.get(split, landscape.test)
     found = []
-    for seed in range(count):
-        scene = maker.scene(seed, training=False)
-        label, compose = classes.index(scene.label), partial(maker.scene, seed, training=False)
+    for seed in range(landscape.count(split)):
+        scene, compose = (
+            maker.scene(seed, training=False),
+            partial(maker.scene, seed, training=False),
+        )
+        label = classes.index(scene.label)
         found.append(ComposedScene(scene.path, scene.path, label, scene.boxes, compose))
     return found

@@ -1,15 +1,13 @@
 """Validate a model during training."""
 
-import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ManifestError
 from tnetcli.evaluation.metrics import Outcomes, hit_levels, hit_rate
 from tnetcli.exporters.imagery import Imagery
@@ -17,11 +15,13 @@ from tnetcli.models.base import Model
 from tnetcli.prediction.inference import ImageResult, Inference
 from tnetcli.tasks import softmax
 from tnetcli.training.data import Item, Source, open_items
-from tnetcli.training.distributed import SINGLE, ProcessGroup
 from tnetcli.training.plots import Sample
-from tnetcli.training.recipe import StageConfig, TrainingConfig
+from tnetcli.training.recipe import StageConfig
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, Random, build_policy
+
+if TYPE_CHECKING:
+    from tnetcli.training.run_dir import Run
 
 BATCH = 32
 COMPARED = 100  # images that are traversed by the random policy, too
@@ -73,34 +73,26 @@ def attention_warnings(row: Mapping[str, Any], stage: StageConfig) -> Iterator[s
         )
 
 
-def validate(
-    model: Model,
-    normalisation: Normalisation,
-    source: Source,
-    config: TraversalConfig,
-    training: TrainingConfig,
-    *,
-    device: str = "cpu",
-    group: ProcessGroup = SINGLE,
-) -> Validation:
+def validate(run: "Run", model: Model, config: TraversalConfig, device: str) -> Validation:
     """Traverse the validation images as in prediction, and some of them with a random policy.
 
     Each process traverses its part; the result is the same in all of them.
     """
-    count = min(training.validation_images or math.inf, source.count("validation"))
+    training, source = run.recipe.training, run.source
+    images = source.count("validation")
+    count = min(training.validation_images or images, images)
     compared = min(count, COMPARED) if config.levels > 1 else 0
-    own = group.shard(int(count))
+    own = run.group.shard(count)
     config = config.changed(confidence=None)  # every level is validated
     with Inference(
-        model, normalisation, background=config.background, device=device,
+        model, run.normalisation, background=config.background, device=device,
         precision=training.precision, threads=training.threads,
     ) as inference:  # fmt: skip
-        numbers = range(own.start, own.stop)
-        found = list(_run(inference, source, numbers, config))
-        numbers = range(own.start, min(own.stop, int(compared)))
+        found = list(_run(inference, source, range(own.start, own.stop), config))
+        numbers = range(own.start, min(own.stop, compared))
         random = list(_run(inference, source, numbers, config, at_random=True))
     scores, baseline = (
-        list(chain.from_iterable(group.gather([_score(*pair) for pair in pairs])))
+        list(chain.from_iterable(run.group.gather([_score(*pair) for pair in pairs])))
         for pairs in (found, random)
     )
     if not scores:
