@@ -9,11 +9,12 @@ from PIL import Image
 from tests.images import noise, write_geotiff
 from tests.runs import CLASSES, SIDE, UNIT, Ears, Hands, recipe_of, write_images
 from tests.small_model import SmallModel
+from tnetcli.data.manifest import read_examples
 from tnetcli.errors import ManifestError
 from tnetcli.geometry import Size
 from tnetcli.prediction.inference import Inference
 from tnetcli.training import validate as validating
-from tnetcli.training.data import Item, open_source
+from tnetcli.training.data import FileSource, Item, open_source
 from tnetcli.training.recipe import StageConfig
 from tnetcli.training.run_dir import Run, RunFolder
 from tnetcli.training.validate import attention_warnings, validate
@@ -141,6 +142,13 @@ def test_only_a_few_samples_are_drawn_with_8_bit_pixels_as_they_are(source, monk
     sample, _ = run(source).samples
     with Image.open(source.item("validation", 0).reader.path) as image:
         assert np.array_equal(sample.thumbnail[..., :3], np.array(image))
+
+
+def test_samples_are_drawn_before_their_images_are_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(validating, "BATCH", 2)
+    recipe = recipe_of(write_images(tmp_path / "images", train=2, validation=7))
+    source = FileSource(read_examples(recipe.data, CLASSES), max_open=2)
+    assert len(run(source).samples) == 7
 
 
 class Listed:

@@ -6,7 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from tnetcli.config import Split, validate
+from pydantic import ValidationError
+
+from tnetcli.config import Split
 from tnetcli.data.config import DataConfig
 from tnetcli.data.manifest import Example, read_examples
 from tnetcli.errors import ManifestError
@@ -47,7 +49,14 @@ def as_data_config(
         data = {"kind": "folder" if Path(source).is_dir() else "manifest", "path": Path(source)}
     changes = {"bands": bands, "crop": crop}
     data |= {key: each for key, each in changes.items() if each is not None}
-    return validate(DataConfig, data, f"`{data['path']}`", ManifestError)
+    try:
+        return DataConfig.model_validate(data)
+    except ValidationError as error:  # the crop does not suit the data
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ManifestError(
+            f"`{data['path']}`: {problem}",
+            hint="do not crop, or give a manifest with boxes and without regions",
+        ) from error
 
 
 def read_labelled(

@@ -259,14 +259,13 @@ class Evaluator:
         (regions, D), the whole image first -> (2 * counts, classes).
         """
         own = torch.from_numpy(features).unsqueeze(0)  # (1, regions, D)
-        depth = torch.tensor([levels])  # (1, regions)
+        depth = torch.tensor([levels])  # (1, regions), from 1
         logits = []
-        for start in (0, 1):
-            for count in self.counts:
-                part = slice(start, count + 1) if count and len(features) > 1 else slice(0, 1)
-                mask = torch.ones_like(depth[:, part], dtype=torch.bool)
-                found = self.inference.runner.aggregate(own[:, part], mask, depth[:, part])
-                logits.append(found.logits)
+        for start, count in product((0, 1), self.counts):
+            part = slice(start, count + 1) if count and len(features) > 1 else slice(0, 1)
+            used = depth[:, part]
+            found = self.inference.runner.aggregate(own[:, part], used > 0, used)
+            logits.append(found.logits)
         aggregated: NDArray[np.float32] = torch.cat(logits).float().cpu().numpy()
         return aggregated
 

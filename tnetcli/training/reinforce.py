@@ -55,12 +55,12 @@ def build_episodes(
         runner.aggregate(padded, (levels > 0) & (levels <= depth), levels)
         for depth in range(1, int(level.max()) + 1)
     ]
-    place = {row: index for index, row in enumerate(rows)}
-    aux = {}
-    for name, (known, values) in found.aux.items():
-        own = [index for index, row in enumerate(known.tolist()) if row in place]
-        region = torch.tensor([place[row] for row in known[own].tolist()], device=device)
-        aux[name] = region.long(), values[own]
+    place = torch.full((len(found.nodes),), -1, device=device)  # of each region among the kept
+    place[rows] = torch.arange(len(rows), device=device)
+    aux = {
+        name: (place[known][place[known] >= 0], values[place[known] >= 0])
+        for name, (known, values) in found.aux.items()
+    }
     log_p, entropy, distinct = _choices(
         found, {node: i for i, node in enumerate(nodes)}, features, loss,
         min_valid=min_valid, blocked=blocked, uniform=uniform_fraction(runner.model.grid, loss),

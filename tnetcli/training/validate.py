@@ -88,12 +88,17 @@ def validate(run: "Run", model: Model, config: TraversalConfig, device: str) -> 
         model, run.normalisation, background=config.background, device=device,
         precision=training.precision, threads=training.threads,
     ) as inference:  # fmt: skip
-        found = list(_run(inference, source, range(own.start, own.stop), config))
+        scores, samples = [], []
+        for item, result in _run(inference, source, range(own.start, own.stop), config):
+            scores.append(_score(item, result))
+            if len(samples) < SAMPLES:  # a source closes images after a while
+                samples.append(_sample(item, result, source.classes))
         numbers = range(own.start, min(own.stop, compared))
-        random = list(_run(inference, source, numbers, config, at_random=True))
+        random = [
+            _score(*pair) for pair in _run(inference, source, numbers, config, at_random=True)
+        ]
     scores, baseline = (
-        list(chain.from_iterable(run.group.gather([_score(*pair) for pair in pairs])))
-        for pairs in (found, random)
+        list(chain.from_iterable(run.group.gather(each))) for each in (scores, random)
     )
     if not scores:
         raise ManifestError("no validation image can be read", hint="check them with `tnet info`")
@@ -112,7 +117,7 @@ def validate(run: "Run", model: Model, config: TraversalConfig, device: str) -> 
         same = [each for each in scores if each["name"] in names]
         row["random_accuracy"] = _accuracy(baseline, levels - 1)
         row["gain_over_random"] = _accuracy(same, levels - 1) - row["random_accuracy"]
-    return Validation(row, [_sample(*pair, source.classes) for pair in found[:SAMPLES]])
+    return Validation(row, samples)
 
 
 def _run(
