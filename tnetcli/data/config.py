@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tnetcli.config import File, Fraction, Range, Split, Strict, Weight, check_range
+from tnetcli.config import File, Fraction, Range, Strict, Weight, check_range
 from tnetcli.readers.wrappers import CropKind
 
 
@@ -54,10 +54,6 @@ class LandscapeConfig(Strict):
     def classes(self) -> tuple[str, ...]:
         """Return the labels of scenes."""
         return (*([] if self.empty is None else [self.empty]), *self.sites)
-
-    def count(self, split: Split) -> int:
-        """Return the number of scenes of a split, or of an epoch of training."""
-        return {"train": self.training, "validation": self.validation, "test": self.test}[split]
 
 
 class TilesConfig(Strict):

@@ -53,10 +53,8 @@ def as_data_config(
         return DataConfig.model_validate(data)
     except ValidationError as error:  # the crop does not suit the data
         problem = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ManifestError(
-            f"`{data['path']}`: {problem}",
-            hint="do not crop, or give a manifest with boxes and without regions",
-        ) from error
+        hint = "do not crop, or give a manifest with boxes and without regions"
+        raise ManifestError(f"`{data['path']}`: {problem}", hint=hint) from error
 
 
 def read_labelled(
@@ -73,10 +71,8 @@ def read_labelled(
     splits = {"train": found.train, "validation": found.validation, "test": found.test}
     if not splits[split]:
         others = ", ".join(f"{len(each)} in {name}" for name, each in splits.items() if each)
-        raise ManifestError(
-            f"no image in the split `{split}` of `{data.path}`",
-            hint=f"choose another with --split: {others}",
-        )
+        problem = f"no image in the split `{split}` of `{data.path}`"
+        raise ManifestError(problem, hint=f"choose another with --split: {others}")
     return splits[split]
 
 
@@ -85,17 +81,14 @@ def _compose(data: DataConfig, split: Split, classes: tuple[str, ...]) -> list[C
     assert landscape is not None  # DataConfig checks it
     unknown = [name for name in landscape.classes if name not in classes]
     if unknown:
-        raise ManifestError(
-            f"the model does not know the label `{shorten(', '.join(unknown))}`",
-            hint=f"its classes: {', '.join(classes)}",
-        )
+        problem = f"the model does not know the label `{shorten(', '.join(unknown))}`"
+        raise ManifestError(problem, hint=f"its classes: {', '.join(classes)}")
     maker = LandscapeMaker(read_tiles(data.path), split, landscape)
+    counts = {"train": landscape.training, "validation": landscape.validation}
     found = []
-    for seed in range(landscape.count(split)):
-        scene, compose = (
-            maker.scene(seed, training=False),
-            partial(maker.scene, seed, training=False),
-        )
+    for seed in range(counts.get(split, landscape.test)):
+        compose = partial(maker.scene, seed, training=False)
+        scene = compose()
         label = classes.index(scene.label)
         found.append(ComposedScene(scene.path, scene.path, label, scene.boxes, compose))
     return found

@@ -93,14 +93,11 @@ class RunFolder:
         if overwrite:
             return
         if known is None and found:
-            raise OutputError(
-                f"`{found[0]}` exists already", hint="replace it with --overwrite, or change -o"
-            )
+            problem = f"`{found[0]}` exists already"
+            raise OutputError(problem, hint="replace it with --overwrite, or change -o")
         if known is not None and not resume:
-            raise OutputError(
-                f"`{self.path}` holds a run already",
-                hint="resume it with --resume, replace it with --overwrite, or change -o",
-            )
+            hint = "resume it with --resume, replace it with --overwrite, or change -o"
+            raise OutputError(f"`{self.path}` holds a run already", hint=hint)
         own = recipe.as_yaml(absolute=True)
         if known is not None and known != own:
             lines = zip(known.splitlines(), own.splitlines(), strict=False)
@@ -134,10 +131,8 @@ class RunFolder:
             file = self._lock.open("ab")
         with file:
             if not try_lock(file):
-                raise OutputError(
-                    f"another process is training into `{self.path}`",
-                    hint=f"wait for it, or change -o; remove `{self._lock}` if its machine is gone",
-                )
+                hint = f"wait for it, or change -o; remove `{self._lock}` if its machine is gone"
+                raise OutputError(f"another process is training into `{self.path}`", hint=hint)
             yield
 
     @contextmanager
@@ -166,9 +161,8 @@ class RunFolder:
         try:
             yield
         except (OSError, UnicodeDecodeError) as error:
-            raise OutputError(
-                f"cannot use the folder `{self.path}`: {reason(error)}", hint="change -o"
-            ) from error
+            problem = f"cannot use the folder `{self.path}`: {reason(error)}"
+            raise OutputError(problem, hint="change -o") from error
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one line of metrics."""
@@ -178,9 +172,8 @@ class RunFolder:
             with self.metrics.open("a") as file:
                 file.write(json.dumps(row, allow_nan=False) + "\n")
         except OSError as error:
-            raise OutputError(
-                f"cannot write `{self.metrics}`: {reason(error)}", hint="check the free disk space"
-            ) from error
+            problem = f"cannot write `{self.metrics}`: {reason(error)}"
+            raise OutputError(problem, hint="check the free disk space") from error
         if self._writer is not None:
             kind = "validation" if "validation" in row else "train"
             for name, value in row.get(kind, row).items():
@@ -228,9 +221,8 @@ class RunFolder:
                 progress = Progress(**{**data, "pending": tuple(data["pending"])})
                 return progress, dict(file.tensors())
             except (KeyError, TypeError, ValueError) as error:
-                raise ModelError(
-                    f"`{self.state}` is not the state of a run", hint="start again with --overwrite"
-                ) from error
+                problem = f"`{self.state}` is not the state of a run"
+                raise ModelError(problem, hint="start again with --overwrite") from error
 
 
 class Checkpointer:

@@ -88,7 +88,8 @@ def validate(run: "Run", model: Model, config: TraversalConfig, device: str) -> 
         model, run.normalisation, background=config.background, device=device,
         precision=training.precision, threads=training.threads,
     ) as inference:  # fmt: skip
-        scores, samples = [], []
+        scores: list[dict[str, Any]] = []
+        samples: list[Sample] = []
         for item, result in _run(inference, source, range(own.start, own.stop), config):
             scores.append(_score(item, result))
             if len(samples) < SAMPLES:  # a source closes images after a while
