@@ -67,7 +67,7 @@ def test_crops_score_as_images_that_were_cut_out(folder):
 
 
 def test_a_folder_has_no_boxes(folder):
-    with pytest.raises(ManifestError, match="no boxes to crop"):
+    with pytest.raises(ManifestError, match="needs boxes"):
         read(folder, crop="box")
 
 

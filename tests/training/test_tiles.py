@@ -1,19 +1,21 @@
 import math
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
 
-from tests.runs import MODEL, UNIT
+from tests.runs import MODEL, UNIT, Ears, Hands, recipe_of
 from tests.synth.test_landscape import BACKGROUND, RULES, tile_files
 from tests.synth.test_tiles import write_zip
 from tnetcli.geometry import Grid, Region, Size
 from tnetcli.models.registry import build_model
 from tnetcli.synth.landscape import LandscapeMaker
 from tnetcli.synth.tiles import read_tiles
-from tnetcli.training.recipe import TilesConfig
-from tnetcli.training.tiles import TilePretraining
-from tnetcli.traversal.views import Views
+from tnetcli.training.data import LandscapeSource
+from tnetcli.training.recipe import StageConfig, TilesConfig
+from tnetcli.training.run_dir import Run, RunFolder
+from tnetcli.training.stages import TileStage
 
 CPU = torch.device("cpu")
 GRID = Grid(3, 3, 0.5)
@@ -35,15 +37,17 @@ def model():
 
 
 @pytest.fixture
-def pretraining(model, maker):
+def pretraining(model, maker, tmp_path):
     """Return a function that makes the pre-training on some tiles."""
-    with Views(model.view_size_of, model.grid, UNIT, threads=1) as views:
+    with ExitStack() as stack:
 
         def make(tiles=SOME, seed=0):
-            torch.manual_seed(7)
-            return TilePretraining(
-                model, maker, views, tiles, seed=seed, device=CPU, precision="fp32"
-            )
+            source = LandscapeSource({"train": maker}, seed)
+            recipe, folder = recipe_of(None, seed=seed), RunFolder(tmp_path)
+            run = Run(recipe, source, UNIT, model, folder, Ears(), Hands())
+            stage = TileStage(run, StageConfig(learn="tiles", steps=1, tiles=tiles), CPU)
+            stack.enter_context(stage.views)
+            return stage
 
         yield make
 
@@ -173,7 +177,7 @@ def test_the_loss_is_that_of_a_slow_sum_over_pixels_and_views(pretraining, model
     batch = made._prepare(2)
     model.eval()
     with torch.no_grad():
-        total, parts = made.loss(2)
+        total, parts, _ = made.loss(2)
         seen, features = model.backbone(batch.values)
         logits = made.dense(seen).double()  # (views, classes, side, side)
         positions = torch.tensor([region.position for region in batch.regions])
@@ -203,7 +207,7 @@ def test_the_loss_is_that_of_a_slow_sum_over_pixels_and_views(pretraining, model
 
 def test_tiles_do_not_teach_the_location_module(pretraining, model):
     made = pretraining()
-    total, _ = made.loss(0)
+    total, _, _ = made.loss(0)
     total.backward()
     taught = {
         name.split(".")[0]
@@ -218,7 +222,7 @@ def test_a_batch_in_which_no_view_has_a_label_teaches_what_is_under_it(pretraini
     made = pretraining(TilesConfig(views=(1,)))
     batch = made._prepare(0)
     monkeypatch.setattr(made, "_prepare", lambda step: batch._replace(labels=torch.full((1,), -1)))
-    total, parts = made.loss(0)
+    total, parts, _ = made.loss(0)
     assert total.isfinite()
     assert parts["window"] == 0
     assert math.isfinite(parts["window_accuracy"])

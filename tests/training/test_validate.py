@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,14 +7,16 @@ import torch
 from PIL import Image
 
 from tests.images import noise, write_geotiff
-from tests.runs import CLASSES, SIDE, UNIT, recipe_of, write_images
+from tests.runs import CLASSES, SIDE, UNIT, Ears, Hands, recipe_of, write_images
 from tests.small_model import SmallModel
+from tnetcli.data.manifest import read_examples
 from tnetcli.errors import ManifestError
 from tnetcli.geometry import Size
 from tnetcli.prediction.inference import Inference
 from tnetcli.training import validate as validating
-from tnetcli.training.data import Item, open_source
-from tnetcli.training.recipe import StageConfig, TrainingConfig
+from tnetcli.training.data import FileSource, Item, open_source
+from tnetcli.training.recipe import StageConfig
+from tnetcli.training.run_dir import Run, RunFolder
 from tnetcli.training.validate import attention_warnings, validate
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import build_policy
@@ -29,13 +32,11 @@ def source(tmp_path_factory):
 
 
 def run(source, config=TWO, model=None, images=None, normalisation=UNIT):
-    return validate(
-        model or SmallModel(classes=len(CLASSES)),
-        normalisation,
-        source,
-        config,
-        TrainingConfig(validation_images=images, threads=1),
-    )
+    model = model or SmallModel(classes=len(CLASSES))
+    recipe = recipe_of(None, training={"validation_images": images})
+    folder = RunFolder(Path("unused"))
+    prepared = Run(recipe, source, normalisation, model, folder, Ears(), Hands())
+    return validate(prepared, model, config, "cpu")
 
 
 def results_of(source):
@@ -141,6 +142,13 @@ def test_only_a_few_samples_are_drawn_with_8_bit_pixels_as_they_are(source, monk
     sample, _ = run(source).samples
     with Image.open(source.item("validation", 0).reader.path) as image:
         assert np.array_equal(sample.thumbnail[..., :3], np.array(image))
+
+
+def test_samples_are_drawn_before_their_images_are_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(validating, "BATCH", 2)
+    recipe = recipe_of(write_images(tmp_path / "images", train=2, validation=7))
+    source = FileSource(read_examples(recipe.data, CLASSES), max_open=2)
+    assert len(run(source).samples) == 7
 
 
 class Listed:

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from pydantic import ValidationError
+
 from tnetcli.config import Split
 from tnetcli.data.config import DataConfig
 from tnetcli.data.manifest import Example, read_examples
@@ -41,22 +43,18 @@ def as_data_config(
 
     `bands` and `crop` replace those of a recipe.
     """
-    data = source if isinstance(source, DataConfig) else None
-    if data is None:
-        path = Path(source)  # type: ignore[arg-type]
-        data = DataConfig(kind="folder" if path.is_dir() else "manifest", path=path)
-    if crop not in (None, "none"):
-        if data.kind != "manifest":
-            raise ManifestError(
-                f"`{data.path}` has no boxes to crop images to", hint="give a manifest with boxes"
-            )
-        if data.regions is not None:
-            raise ManifestError(
-                f"the regions of `{data.regions}` are those of whole images, not of crops",
-                hint="leave out one of them",
-            )
+    if isinstance(source, DataConfig):
+        data = source.model_dump()
+    else:
+        data = {"kind": "folder" if Path(source).is_dir() else "manifest", "path": Path(source)}
     changes = {"bands": bands, "crop": crop}
-    return data.model_copy(update={key: each for key, each in changes.items() if each is not None})
+    data |= {key: each for key, each in changes.items() if each is not None}
+    try:
+        return DataConfig.model_validate(data)
+    except ValidationError as error:  # the crop does not suit the data
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        hint = "do not crop, or give a manifest with boxes and without regions"
+        raise ManifestError(f"`{data['path']}`: {problem}", hint=hint) from error
 
 
 def read_labelled(
@@ -73,10 +71,8 @@ def read_labelled(
     splits = {"train": found.train, "validation": found.validation, "test": found.test}
     if not splits[split]:
         others = ", ".join(f"{len(each)} in {name}" for name, each in splits.items() if each)
-        raise ManifestError(
-            f"no image in the split `{split}` of `{data.path}`",
-            hint=f"choose another with --split: {others}",
-        )
+        problem = f"no image in the split `{split}` of `{data.path}`"
+        raise ManifestError(problem, hint=f"choose another with --split: {others}")
     return splits[split]
 
 
@@ -85,16 +81,14 @@ def _compose(data: DataConfig, split: Split, classes: tuple[str, ...]) -> list[C
     assert landscape is not None  # DataConfig checks it
     unknown = [name for name in landscape.classes if name not in classes]
     if unknown:
-        raise ManifestError(
-            f"the model does not know the label `{shorten(', '.join(unknown))}`",
-            hint=f"its classes: {', '.join(classes)}",
-        )
+        problem = f"the model does not know the label `{shorten(', '.join(unknown))}`"
+        raise ManifestError(problem, hint=f"its classes: {', '.join(classes)}")
     maker = LandscapeMaker(read_tiles(data.path), split, landscape)
     counts = {"train": landscape.training, "validation": landscape.validation}
-    count = counts.get(split, landscape.test)
     found = []
-    for seed in range(count):
-        scene = maker.scene(seed, training=False)
-        label, compose = classes.index(scene.label), partial(maker.scene, seed, training=False)
+    for seed in range(counts.get(split, landscape.test)):
+        compose = partial(maker.scene, seed, training=False)
+        scene = compose()
+        label = classes.index(scene.label)
         found.append(ComposedScene(scene.path, scene.path, label, scene.boxes, compose))
     return found

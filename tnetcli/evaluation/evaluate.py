@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from itertools import product
 from os import PathLike
@@ -146,27 +146,23 @@ class _Image(NamedTuple):
     check: tuple[float, ...] | None  # the values of AttentionSummary
 
 
+@dataclass(eq=False)
 class Evaluator:
     """Predicts images; results do not depend on the batches.
 
     `regions` replace those that the model chooses.
     """
 
-    def __init__(
-        self,
-        inference: Inference,
-        config: TraversalConfig,
-        choices: Sequence[Choice],
-        counts: Sequence[int],
-        *,
-        check_attention: bool = False,
-        regions: RegionFile | None = None,
-    ) -> None:
-        self.errors: list[tuple[LabelledImage, TnetError]] = []
-        self._inference, self._config = inference, config
-        self._choices, self._counts = choices, counts
-        self._checked, self._regions = check_attention, regions
-        self._model = model = inference.model
+    inference: Inference
+    config: TraversalConfig
+    choices: Sequence[Choice]
+    counts: Sequence[int]
+    check_attention: bool = False
+    regions: RegionFile | None = None
+    errors: list[tuple[LabelledImage, TnetError]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._model = model = self.inference.model
         self._counter = Counter(
             model.family, model.config, classes=model.classes, bands=model.bands
         )
@@ -179,20 +175,22 @@ class Evaluator:
         results: dict[Choice, dict[int, ImageResult]] = defaultdict(dict)
         with ExitStack() as stack:
             for n, image in enumerate(images):
-                own, grid = build_policy(self._config, seeds[n]), self._model.grid
+                own, grid = build_policy(self.config, seeds[n]), self._model.grid
                 policies["random"][n] = Random(own, grid, seeds[n])
                 if image.boxes:
                     policies["oracle"][n] = Oracle(own, grid, image.boxes)
                 try:
                     reader = stack.enter_context(image.open())
-                    if self._regions is not None:
-                        own = Fixed(own, self._regions.of(image.id, image.path, reader.size))
+                    if self.regions is not None:
+                        own = Fixed(own, self.regions.of(image.id, image.path, reader.size))
                     policies["attention"][n], readers[n] = own, reader
                 except TnetError as error:
                     self._fail(image, error)
-            for choice in self._choices:
+            for choice in self.choices:
                 chosen = {n: policies[choice][n] for n in readers if n in policies[choice]}
-                found = self._run([readers[n] for n in chosen], list(chosen.values()))
+                found = self.inference.run(
+                    [readers[n] for n in chosen], self.config, list(chosen.values())
+                )
                 for n, result in zip(chosen, found, strict=True):
                     if isinstance(result, ImageResult):
                         results[choice][n] = result
@@ -202,21 +200,16 @@ class Evaluator:
             kept = []
             for n, reader in readers.items():
                 result, check = results["attention"][n], None
-                if self._checked and len(result.nodes) > 1:
+                if self.check_attention and len(result.nodes) > 1:
                     check = self._check(reader, result, policies["attention"][n], seeds[n])
                 # Images without boxes count in the oracle as chosen by the model.
                 traversed = {
                     choice: self._keep(images[n], results[choice].get(n, result))
-                    for choice in self._choices
+                    for choice in self.choices
                 }
                 cost = self._cost(result, reader)
                 kept.append(_Image(bool(images[n].boxes), traversed, cost, check))
         return kept
-
-    def _run(
-        self, readers: Sequence[Reader], policies: Sequence[Policy]
-    ) -> Sequence[ImageResult | TnetError]:
-        return self._inference.run(readers, self._config, policies)
 
     def _fail(self, image: LabelledImage, error: TnetError) -> None:
         log.warning("image `%s` is left out: %s", image.id, error)
@@ -226,26 +219,25 @@ class Evaluator:
         self, reader: Reader, result: ImageResult, policy: Policy, seed: int
     ) -> tuple[float, ...] | None:
         """Repeat a traversal with the deepest regions hidden, and with random regions."""
+        answer = int(result.logits.argmax())
+
+        def compare(other: ImageResult) -> tuple[float, float]:
+            changed = int(other.logits.argmax()) != answer
+            return float(softmax(other.logits)[answer]), float(changed)
+
         random = [
-            Random(build_policy(self._config, seed), self._model.grid, seed + draw)
+            Random(build_policy(self.config, seed), self._model.grid, seed + draw)
             for draw in range(1, DRAWS + 1)
         ]
         hidden = MaskedReader(reader, deepest_windows(result))
-        masked, *others = self._run([hidden, *[reader] * DRAWS], [policy, *random])
-        answer = int(result.logits.argmax())
-        found = [
-            (float(softmax(each.logits)[answer]), float(int(each.logits.argmax()) != answer))
-            for each in others
-            if isinstance(each, ImageResult)
-        ]
+        masked, *others = self.inference.run(
+            [hidden, *[reader] * DRAWS], self.config, [policy, *random]
+        )
+        found = [compare(each) for each in others if isinstance(each, ImageResult)]
         if len(found) < DRAWS:  # the image cannot be read any more
             return None
-        without = (0.0, 1.0)
-        if isinstance(masked, ImageResult):
-            changed = float(int(masked.logits.argmax()) != answer)
-            without = float(softmax(masked.logits)[answer]), changed
-        own = float(softmax(result.logits)[answer])
-        return own, *without, *np.mean(found, axis=0).tolist()
+        without = compare(masked) if isinstance(masked, ImageResult) else (0.0, 1.0)
+        return compare(result)[0], *without, *np.mean(found, axis=0).tolist()
 
     def _keep(self, image: LabelledImage, result: ImageResult) -> _Traversed:
         nodes = result.nodes
@@ -267,14 +259,13 @@ class Evaluator:
         (regions, D), the whole image first -> (2 * counts, classes).
         """
         own = torch.from_numpy(features).unsqueeze(0)  # (1, regions, D)
-        depth = torch.tensor([levels])  # (1, regions)
+        depth = torch.tensor([levels])  # (1, regions), from 1
         logits = []
-        for start in (0, 1):
-            for count in self._counts:
-                part = slice(start, count + 1) if count and len(features) > 1 else slice(0, 1)
-                mask = torch.ones_like(depth[:, part], dtype=torch.bool)
-                found = self._inference.runner.aggregate(own[:, part], mask, depth[:, part])
-                logits.append(found.logits)
+        for start, count in product((0, 1), self.counts):
+            part = slice(start, count + 1) if count and len(features) > 1 else slice(0, 1)
+            used = depth[:, part]
+            found = self.inference.runner.aggregate(own[:, part], used > 0, used)
+            logits.append(found.logits)
         aggregated: NDArray[np.float32] = torch.cat(logits).float().cpu().numpy()
         return aggregated
 
@@ -284,7 +275,7 @@ class Evaluator:
             pixels_decoded=result.cost.pixels_decoded,
             fraction_decoded=result.cost.pixels_decoded / reader.size.pixels,
             bytes_read=result.cost.bytes_read,
-            multiplications=self.multiply(result.levels, self._config.levels),
+            multiplications=self.multiply(result.levels, self.config.levels),
             read_seconds=result.read_seconds,
             model_seconds=result.model_seconds,
         )

@@ -152,10 +152,10 @@ def hits(window: Window, boxes: Sequence[Window]) -> bool:
 
 def hit_levels(windows: Iterable[tuple[int, Window]], boxes: Sequence[Window]) -> dict[int, bool]:
     """Return for each level whether a window hits a box; empty for an image without boxes."""
-    found: defaultdict[int, bool] = defaultdict(bool)
+    found: dict[int, bool] = {}
     for level, window in windows if boxes else ():
-        found[level] = found[level] or hits(window, boxes)
-    return dict(found)
+        found[level] = found.get(level, False) or hits(window, boxes)
+    return found
 
 
 def hit_rate(images: Iterable[dict[int, bool]]) -> dict[int, Interval]:

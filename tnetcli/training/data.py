@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tnetcli.config import SPLITS
+from tnetcli.config import SPLITS, Split
 from tnetcli.data.augment import augment, move_boxes
 from tnetcli.data.config import AugmentConfig, DataConfig
 from tnetcli.data.manifest import Example, Examples, read_examples
@@ -57,14 +57,13 @@ class FileSource:
             regions.require(
                 (each.id, each.path) for each in (*examples.train, *examples.validation)
             )
-        self.classes = examples.classes
+        self.classes, self._max_open, self._regions = examples.classes, max_open, regions
         self._splits: dict[str, tuple[Example, ...]] = {
             split: getattr(examples, split) for split in SPLITS
         }
-        self._max_open, self._regions = max_open, regions
         self._open: dict[str, OrderedDict[int, Reader]] = defaultdict(OrderedDict)
 
-    def count(self, split: str) -> int:
+    def count(self, split: Split) -> int:
         """Return the number of images of a split."""
         return len(self._splits[split])
 
@@ -72,7 +71,7 @@ class FileSource:
         """Return the labels of the training images."""
         return [example.label for example in self._splits["train"]]
 
-    def item(self, split: str, number: int, epoch: int = 0) -> Item:
+    def item(self, split: Split, number: int, epoch: int = 0) -> Item:
         """Return an image, which stays open for a while."""
         example, known = self._splits[split][number], self._open[split]
         reader = known.pop(number, None) or example.open()
@@ -94,23 +93,21 @@ class FileSource:
 class LandscapeSource:
     """Scenes composed of labelled tiles."""
 
-    def __init__(self, makers: dict[str, LandscapeMaker], seed: int) -> None:
-        self.makers = makers
+    def __init__(self, makers: Mapping[Split, LandscapeMaker], seed: int) -> None:
+        self.makers, self._seed = makers, seed
         self._rules = makers["train"].landscape
-        self._seed = seed
         self.classes = self._rules.classes
 
-    def count(self, split: str) -> int:
+    def count(self, split: Split) -> int:
         """Return the number of scenes of a split, or of an epoch of training."""
         rules = self._rules
-        counts = {"train": rules.training, "validation": rules.validation, "test": rules.test}
-        return counts[split]
+        return {"train": rules.training, "validation": rules.validation, "test": rules.test}[split]
 
     def labels(self) -> Sequence[int]:
         """Return no labels: they are drawn."""
         return []
 
-    def item(self, split: str, number: int, epoch: int = 0) -> Item:
+    def item(self, split: Split, number: int, epoch: int = 0) -> Item:
         """Return a scene; training scenes differ between epochs."""
         training = split == "train"
         seed = derive(self._seed, "scene", epoch, number) if training else number
@@ -133,9 +130,7 @@ def open_source(recipe: Recipe, data: DataConfig, advance: Advance | None = None
         regions = None if data.regions is None else RegionFile(data.regions)
         return FileSource(read_examples(data, recipe.model.classes), wanted, regions)
     tiles = read_tiles(data.path, advance)
-    makers: dict[str, LandscapeMaker] = {
-        split: LandscapeMaker(tiles, split, data.landscape) for split in SPLITS
-    }
+    makers = {split: LandscapeMaker(tiles, split, data.landscape) for split in SPLITS}
     return LandscapeSource(makers, recipe.seed)
 
 
@@ -223,7 +218,7 @@ def _augmented(item: Item, reader: Reader) -> Item:
 
 
 def open_items(
-    source: Source, split: str, numbers: Iterable[int], epoch: int = 0
+    source: Source, split: Split, numbers: Iterable[int], epoch: int = 0
 ) -> tuple[list[Item], TnetError | None]:
     """Return images in order, without those that cannot be opened any more, and the last error."""
     found, problem = [], None

@@ -186,10 +186,8 @@ def _join(device: str) -> ProcessGroup:
     if chosen.type == "cuda" and ":" not in device:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
         if processes > torch.cuda.device_count():
-            raise UsageError(
-                f"{processes} processes for {torch.cuda.device_count()} CUDA devices",
-                hint="set --nproc-per-node to the number of devices or less",
-            )
+            problem = f"{processes} processes for {torch.cuda.device_count()} CUDA devices"
+            raise UsageError(problem, hint="set --nproc-per-node to the number of devices or less")
         chosen = torch.device("cuda", local)
         torch.cuda.set_device(chosen)
     store, _, _ = next(rendezvous("env://", rank=rank, world_size=size))

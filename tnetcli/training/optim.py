@@ -39,10 +39,8 @@ def prepare_parts(model: Model, stage: StageConfig) -> None:
     if built.drop_path:
         _set_drop_path(model, stage.drop_path)
     elif stage.drop_path:
-        raise RecipeError(
-            f"stage `{stage.name}` has a `drop_path`, the model has none",
-            hint="set model.drop_path as well",
-        )
+        problem = f"stage `{stage.name}` has a `drop_path`, the model has none"
+        raise RecipeError(problem, hint="set model.drop_path as well")
 
 
 def _set_drop_path(model: Model, rate: float | None) -> None:
@@ -68,14 +66,11 @@ def build_optimizer(modules: Iterable[nn.Module], config: OptimizerConfig) -> to
         if weight.requires_grad:
             groups.setdefault((lr, is_backbone(name), weight.ndim > 1), []).append(weight)
     if unused:
-        raise RecipeError(
-            f"optimizer.lrs: the model has no part `{min(unused)}`",
-            hint="use the names of stages.freeze, such as global_stream",
-        )
+        problem = f"optimizer.lrs: the model has no part `{min(unused)}`"
+        raise RecipeError(problem, hint="use the names of stages.freeze, such as global_stream")
     if not groups:
-        raise RecipeError(
-            "all parts are frozen", hint="freeze fewer parts, or set optimizer.backbone_lr"
-        )
+        problem = "all parts are frozen"
+        raise RecipeError(problem, hint="freeze fewer parts, or set optimizer.backbone_lr")
     parameters = [
         {
             "params": weights,

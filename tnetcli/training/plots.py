@@ -30,7 +30,6 @@ PANELS = {
     "hit rate": (("validation.hit", "validation", 2),),
     "entropy of the choice": (("entropy", "training", 1),),
 }
-Curves = dict[str, list[tuple[int, float]]]
 
 
 class Sample(NamedTuple):
@@ -50,19 +49,24 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str])
 
     A number is one curve, a list is one per level; missing values are skipped.
     """
-    panels = {}
-    for title, kinds in PANELS.items():
-        curves: Curves = {}
-        for row in rows:
-            for key, name, first in kinds:
-                _add(curves, row, key, name, first)
-        if curves:
-            panels[title] = curves
+    panels = {title: each for title in PANELS if (each := _curves(rows, title))}
     begins = {row["stage"]: row["step"] for row in reversed(rows) if "stage" in row}
     with png_figure(path, width=8, height=1 + 2.6 * max(1, len(panels))) as figure:
         axes = figure.subplots(max(1, len(panels)), 1, sharex=True, squeeze=False)[:, 0]
         for panel, (title, curves) in zip(axes, panels.items(), strict=False):
-            _draw_panel(panel, title, curves)
+            panel.set_prop_cycle(color=COLOURS, marker=MARKERS)
+            for name, points in curves.items():
+                panel.plot(
+                    *zip(*points, strict=True),
+                    label=name,
+                    linestyle="--" if name.startswith("validation") else "-",
+                    linewidth=1.2,
+                    markersize=3,
+                    markevery=max(1, len(points) // MAX_MARKERS),
+                )
+            panel.set_ylabel(title)
+            panel.grid(color="0.9")
+            panel.legend(fontsize=8)
             for stage, step in begins.items() if len(begins) > 1 else ():
                 panel.axvline(step, color="0.6", linewidth=0.8)
                 panel.annotate(
@@ -74,33 +78,19 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str])
         axes[-1].set_xlabel("step")
 
 
-def _add(curves: Curves, row: Mapping[str, Any], key: str, name: str, first: int) -> None:
-    """Add the points of one row to the curves of a key."""
-    section, _, inner = key.rpartition(".")
-    table = row.get(section) if section else row
-    value = table.get(inner) if isinstance(table, Mapping) else None
-    levels = enumerate(value, first) if isinstance(value, list) else ()
-    points = {f"{name}, level {level}": each for level, each in levels} or {name: value}
-    for label, each in points.items():
-        if isinstance(each, int | float) and math.isfinite(each):
-            curves.setdefault(label, []).append((row["step"], each))
-
-
-def _draw_panel(axes: "Axes", title: str, curves: Curves) -> None:
-    for number, (name, points) in enumerate(curves.items()):
-        axes.plot(
-            *zip(*points, strict=True),
-            label=name,
-            color=COLOURS[number % len(COLOURS)],
-            linestyle="--" if name.startswith("validation") else "-",
-            marker=MARKERS[number % len(MARKERS)],
-            markersize=3,
-            markevery=max(1, len(points) // MAX_MARKERS),
-            linewidth=1.2,
-        )
-    axes.set_ylabel(title)
-    axes.grid(color="0.9")
-    axes.legend(fontsize=8)
+def _curves(rows: Sequence[Mapping[str, Any]], title: str) -> dict[str, list[tuple[int, float]]]:
+    """Return the points (step, value) of each curve of a panel by label."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        for key, name, first in PANELS[title]:
+            section, _, inner = key.rpartition(".")
+            value = ((row.get(section) or {}) if section else row).get(inner)
+            levels = enumerate(value if isinstance(value, list) else (), first)
+            points = {f"{name}, level {level}": each for level, each in levels} or {name: value}
+            for label, each in points.items():
+                if isinstance(each, int | float) and math.isfinite(each):
+                    curves.setdefault(label, []).append((row["step"], each))
+    return curves
 
 
 def draw_samples(samples: Sequence[Sample], path: str | os.PathLike[str]) -> None:
@@ -116,29 +106,27 @@ def draw_samples(samples: Sequence[Sample], path: str | os.PathLike[str]) -> Non
 
 
 def _draw_sample(axes: "Axes", sample: Sample) -> None:
+    from matplotlib.patches import Rectangle
+
+    def frame(window: Window, **style: Any) -> None:
+        corner = (window.left, window.top)
+        axes.add_patch(Rectangle(corner, window.width, window.height, fill=False, **style))
+
     width, height = sample.size.width, sample.size.height
     axes.imshow(sample.thumbnail, extent=(0, width, height, 0), interpolation="nearest")
     for window, level, attention in sorted(sample.windows, key=lambda each: each[1]):
         if level > 1:  # level 1 is the whole image
             colour = COLOURS[(level - 2) % len(COLOURS)]
-            _draw_window(axes, window, color=colour, linewidth=1.6)
+            frame(window, color=colour, linewidth=1.6)
             axes.annotate(
                 f"{level}: {attention:.2f}", (window.left, window.top), color="white", fontsize=6,
                 xytext=(1, -1), textcoords="offset points", va="top", annotation_clip=True,
                 bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8},
             )  # fmt: skip
     for box in sample.boxes:
-        _draw_window(axes, box, color="white", linewidth=2.4)
-        _draw_window(axes, box, color="black", linewidth=1.2, linestyle=(0, (3, 3)))
+        frame(box, color="white", linewidth=2.4)
+        frame(box, color="black", linewidth=1.2, linestyle=(0, (3, 3)))
     right = sample.predicted == sample.label
     title = f"{'✓' if right else '✗'} {figure_text(sample.predicted)} {sample.probability:.0%}"
     axes.set_title(title if right else f"{title}\ntrue: {figure_text(sample.label)}", fontsize=9)
-    axes.set_xlim(0, width)
-    axes.set_ylim(height, 0)
-
-
-def _draw_window(axes: "Axes", window: Window, **style: Any) -> None:
-    from matplotlib.patches import Rectangle
-
-    corner = (window.left, window.top)
-    axes.add_patch(Rectangle(corner, window.width, window.height, fill=False, **style))
+    axes.set(xlim=(0, width), ylim=(height, 0))

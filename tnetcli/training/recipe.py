@@ -266,10 +266,8 @@ class ModelSection(Strict):
         known = [*own, *find_family(family).config.model_fields]
         for key in rest:
             if key not in known:
-                raise ModelError(
-                    f"unknown key `model.{shorten(key)}`",
-                    hint=did_you_mean(str(key), known, f"known keys: {', '.join(known)}"),
-                )
+                hint = did_you_mean(str(key), known, f"known keys: {', '.join(known)}")
+                raise ModelError(f"unknown key `model.{shorten(key)}`", hint=hint)
         given = {key: data[key] for key in own if key in data}
         return given | {"arguments": read_model_config(family, rest)}
 
@@ -450,10 +448,8 @@ def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
     recipe = check_recipe(apply_overrides(data, settings) if settings else data, f"recipe `{path}`")
     for name, file in (("model.pretrained", recipe.model.pretrained), ("init", recipe.init)):
         if isinstance(file, Path) and not os.path.isfile(file):
-            raise RecipeError(
-                f"recipe `{path}`: `{name}` is not a file: `{file}`",
-                hint="paths are relative to the recipe's folder, those of --set to the current one",
-            )
+            hint = "paths are relative to the recipe's folder, those of --set to the current one"
+            raise RecipeError(f"recipe `{path}`: `{name}` is not a file: `{file}`", hint=hint)
     return recipe
 
 

@@ -55,12 +55,12 @@ def build_episodes(
         runner.aggregate(padded, (levels > 0) & (levels <= depth), levels)
         for depth in range(1, int(level.max()) + 1)
     ]
-    place = {row: index for index, row in enumerate(rows)}
-    aux = {}
-    for name, (known, values) in found.aux.items():
-        own = [index for index, row in enumerate(known.tolist()) if row in place]
-        region = torch.tensor([place[row] for row in known[own].tolist()], device=device)
-        aux[name] = region.long(), values[own]
+    place = torch.full((len(found.nodes),), -1, device=device)  # of each region among the kept
+    place[rows] = torch.arange(len(rows), device=device)
+    aux = {
+        name: (place[known][place[known] >= 0], values[place[known] >= 0])
+        for name, (known, values) in found.aux.items()
+    }
     log_p, entropy, distinct = _choices(
         found, {node: i for i, node in enumerate(nodes)}, features, loss,
         min_valid=min_valid, blocked=blocked, uniform=uniform_fraction(runner.model.grid, loss),
@@ -230,7 +230,8 @@ def label_terms(episodes: Episodes, task: Task, loss: LossConfig) -> Terms:
     importance = task.importance(targets) / images  # (images,)
     alone = _weights_alone(episodes.level, loss)  # (regions,)
     if loss.per_feature == "mixture":
-        regions = task.loss(_mixture(episodes, alone), targets, importance * _has(episodes, alone))
+        mixture, counts = _mixture(episodes, alone)
+        regions = task.loss(mixture, targets, importance * counts)
     else:
         weights = image_weights(episodes.image, episodes, task, alone)
         regions = task.loss(episodes.region_logits, targets[episodes.image], weights)
@@ -300,29 +301,24 @@ def total_loss(terms: Terms) -> tuple[Tensor, dict[str, float]]:
     return total, dict(zip(terms, numbers, strict=True))
 
 
-def _mixture(episodes: Episodes, weights: Tensor) -> Tensor:
+def _mixture(episodes: Episodes, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log of the weighted mean of the regions' probabilities (images, classes).
 
-    It is 0 for an image without a region of positive weight.
+    It is 0 for an image without a region of positive weight. The second tensor (images,) is 0 for
+    these images, else 1.
     """
     logs = at_least_single(episodes.region_logits).log_softmax(dim=1)
-    logs = logs + weights.to(logs.dtype).clamp(min=torch.finfo(logs.dtype).tiny).log()[:, None]
+    smallest = torch.finfo(logs.dtype).tiny
+    logs = logs + weights.to(logs.dtype).clamp(min=smallest).log()[:, None]
     counted = torch.where(weights > 0, episodes.level, 0)  # (regions,)
     padded, levels = by_image(logs, episodes.image, counted, len(episodes.targets))
-    none = (levels > 0).sum(dim=1) == 0  # (images,)
-    left_out = (levels == 0) & ~none[:, None]  # (images, most)
-    padded = padded.masked_fill(left_out[..., None], -torch.inf)
+    has_any = (levels > 0).any(dim=1, keepdim=True)  # (images, 1)
+    padded = padded.masked_fill(((levels == 0) & has_any)[..., None], -torch.inf)
     top = padded.detach().amax(dim=1, keepdim=True)  # (images, 1, classes), for precision
     total = (padded - top).logsumexp(dim=1) + top[:, 0]
-    weight = weights.new_zeros(len(none)).index_add(0, episodes.image, weights)  # (images,)
-    mixture = total - weight.to(logs.dtype).clamp(min=torch.finfo(logs.dtype).tiny).log()[:, None]
-    return torch.where(none[:, None], 0, mixture)
-
-
-def _has(episodes: Episodes, weights: Tensor) -> Tensor:
-    """Return 1 for images with a region of positive weight, else 0 (images,)."""
-    total = weights.new_zeros(len(episodes.targets)).index_add(0, episodes.image, weights)
-    return (total > 0).to(weights.dtype)
+    weight = weights.new_zeros(len(levels)).index_add(0, episodes.image, weights)  # (images,)
+    mixture = total - weight.to(logs.dtype).clamp(min=smallest).log()[:, None]
+    return torch.where(has_any, mixture, 0), has_any[:, 0].to(weights.dtype)
 
 
 def contrastive(embedding: Tensor, labels: Tensor, *, margin: float, samples: int = 1) -> Tensor:
@@ -342,15 +338,15 @@ def l2_penalty(model: nn.Module, loss: LossConfig) -> Tensor:
     """Return the weighted sum of squares of all trained weights except batch norms."""
     if not loss.l2:
         return next(model.parameters()).new_zeros(())
-    learned: dict[int, Tensor] = {}  # by id: a shared weight counts once
-    for name, module in model.named_modules():
-        for full_name, weight in module.named_parameters(name, recurse=False):
-            skipped = loss.l2_of == "new" and is_backbone(full_name)
-            if weight.requires_grad and not skipped and not isinstance(module, _BatchNorm):
-                learned[id(weight)] = weight
-    if not learned:
-        return next(model.parameters()).new_zeros(())
-    return loss.l2 * torch.stack([weight.square().sum() for weight in learned.values()]).sum()
+    norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
+    skipped = {id(weight) for norm in norms for weight in norm.parameters()}
+    squares = [
+        weight.square().sum()
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and id(weight) not in skipped
+        if loss.l2_of == "all" or not is_backbone(name)
+    ]
+    return loss.l2 * torch.stack(squares or [next(model.parameters()).new_zeros(())]).sum()
 
 
 def _weights_alone(level: Tensor, loss: LossConfig) -> Tensor:
@@ -419,34 +415,23 @@ class Baselines(nn.Module):
         count = _sum_of_others(empty.index_add(0, place, ones), samples, levels)[place]
         return others, torch.where(count > 0, total / count.clamp(min=1), cells)
 
-    def update(self, rewards: Rewards, *, sequence: float, cap: int | None = None) -> None:
-        """Update the means by the rewards of a step.
+    def update(self, rewards: Rewards | None, *, sequence: float, cap: int | None = None) -> None:
+        """Update the means by the rewards of a step; None for a process that has none.
 
         The single mean of `ema` follows a mixture: a fraction `sequence` of the sequences, the
         rest of the cells down to level `cap`.
         """
-        column = self._column(rewards)
-        cell_slots = rewards.level * self.values.shape[1] + column[rewards.image]
-        earned = torch.cat([rewards.sequence, rewards.cells]).to(self.values)
-        tally = self._nothing()
-        tally[0, :-1].index_add_(0, torch.cat([column, cell_slots]), earned)
-        tally[1, :-1].index_add_(0, torch.cat([column, cell_slots]), torch.ones_like(earned))
-        counted = rewards.cells if cap is None else rewards.cells[rewards.level <= cap]
-        tally[:, -1] = torch.stack([counted.sum(), counted.new_tensor(len(counted))]).to(tally)
-        self._move(tally, sequence)
-
-    def sit_out(self, *, sequence: float) -> None:
-        """Update by the rewards of other processes; for a process without readable images."""
-        self._move(self._nothing(), sequence)
-
-    def _column(self, rewards: Rewards) -> Tensor:
-        return rewards.labels if self.kind == "per_class" else torch.zeros_like(rewards.labels)
-
-    def _nothing(self) -> Tensor:
-        """Return empty sums and counts (2, values + 1): every mean, and cells down to `cap`."""
-        return self.values.new_zeros(2, self.values.numel() + 1)
-
-    def _move(self, tally: Tensor, sequence: float) -> None:
+        # Sums and counts (2, values + 1) of every mean, and of the cells down to `cap`.
+        tally = self.values.new_zeros(2, self.values.numel() + 1)
+        if rewards is not None:
+            column = self._column(rewards)
+            cell_slots = rewards.level * self.values.shape[1] + column[rewards.image]
+            slots = torch.cat([column, cell_slots])
+            earned = torch.cat([rewards.sequence, rewards.cells]).to(self.values)
+            tally[0, :-1].index_add_(0, slots, earned)
+            tally[1, :-1].index_add_(0, slots, torch.ones_like(earned))
+            counted = rewards.cells if cap is None else rewards.cells[rewards.level <= cap]
+            tally[:, -1] = torch.stack([counted.sum(), counted.new_tensor(len(counted))]).to(tally)
         sums, counts = self._total(tally)
         means = sums / counts.clamp(min=1)
         flat = self.values.flatten()
@@ -457,6 +442,9 @@ class Baselines(nn.Module):
                 mixed = sequence * mixed + (1 - sequence) * means[-1]
             target = mixed.expand_as(flat)
         self.values = (self.decay * flat + (1 - self.decay) * target).view_as(self.values)
+
+    def _column(self, rewards: Rewards) -> Tensor:
+        return rewards.labels if self.kind == "per_class" else torch.zeros_like(rewards.labels)
 
 
 def _sum_of_others(values: Tensor, samples: int, width: int = 1) -> Tensor:

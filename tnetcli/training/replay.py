@@ -49,10 +49,8 @@ class ReplayBuffer(nn.Module):
         """Store the pooled features of a step's images in place of the oldest."""
         images, size = len(episodes.targets), len(self.labels)
         if images > size:
-            raise RecipeError(
-                f"`replay_size` is `{size}`, a step has {images} images",
-                hint="raise stages.replay_size",
-            )
+            problem = f"`replay_size` is `{size}`, a step has {images} images"
+            raise RecipeError(problem, hint="raise stages.replay_size")
         region, values = episodes.aux["pooled"]
         assert episodes.position is not None
         pooled = torch.zeros_like(values).index_copy(0, region, values).detach()  # (regions, D)

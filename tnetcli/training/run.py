@@ -77,10 +77,8 @@ def run_recipe(
     with ExitStack() as stack:
         with report_once(callback.should_stop):
             if data is None:
-                raise RecipeError(
-                    "the recipe has no section `data`",
-                    hint="add data: {path: images.csv}; see `tnet recipes show own-images`",
-                )
+                hint = "add data: {path: images.csv}; see `tnet recipes show own-images`"
+                raise RecipeError("the recipe has no section `data`", hint=hint)
             group, device = stack.enter_context(process_group(recipe.training.device))
         stack.enter_context(report_once(callback.should_stop))
         files = RunFolder(folder, read_only=not group.is_rank_zero)
@@ -152,10 +150,8 @@ def _prepare(
     images = source.count("train")
     step = min(run.batch_size(stage) for stage in recipe.stages)
     if group.size > min(step, images):
-        raise RecipeError(
-            f"{group.size} processes for {step} images per step, {images} in all",
-            hint="start fewer processes, or raise batch_size",
-        )
+        problem = f"{group.size} processes for {step} images per step, {images} in all"
+        raise RecipeError(problem, hint="start fewer processes, or raise batch_size")
     return run
 
 
@@ -166,9 +162,8 @@ def _normalisation(data: DataConfig, source: Source) -> Normalisation:
     if data.statistics == "estimate":
         return estimate(readers)
     if readers[0].dtype.kind == "f":
-        raise RecipeError(
-            "`data.statistics: unit` needs integer images, these are floats", hint="use `estimate`"
-        )
+        problem = "`data.statistics: unit` needs integer images, these are floats"
+        raise RecipeError(problem, hint="use `estimate`")
     return Normalisation.to_unit_range(readers[0].dtype.name, len(readers[0].bands))
 
 
@@ -180,8 +175,6 @@ def _load_weights(model: Model, start: Checkpoint, classes: tuple[str, ...]) -> 
         theirs |= {name: value for name, value in own.items() if name.startswith("head.")}
     shapes, wanted = ({name: each.shape for name, each in of.items()} for of in (theirs, own))
     if other := {name for name, _ in shapes.items() ^ wanted.items()}:
-        raise ModelError(
-            f"the model of `{start.path}` has another architecture: `{min(other)}` differs",
-            hint="copy `model` from its recipe; `tnet models FILE` shows it",
-        )
+        problem = f"the model of `{start.path}` has another architecture: `{min(other)}` differs"
+        raise ModelError(problem, hint="copy `model` from its recipe; `tnet models FILE` shows it")
     model.load_state_dict(theirs)

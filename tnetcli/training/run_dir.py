@@ -84,25 +84,20 @@ class RunFolder:
         """Raise OutputError if the folder is unusable or holds another run, or models."""
         if self.read_only:
             return
-        try:
+        with self._usable():
             above = next(path for path in (self.path, *self.path.parents) if path.exists())
             if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-                raise self._unusable(f"cannot write to `{above}`")
+                raise PermissionError(f"cannot write to `{above}`")
             known = self._known_recipe()
             found = [path for path in self._own_files() if path.exists()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise self._unusable(reason(error)) from error
         if overwrite:
             return
         if known is None and found:
-            raise OutputError(
-                f"`{found[0]}` exists already", hint="replace it with --overwrite, or change -o"
-            )
+            problem = f"`{found[0]}` exists already"
+            raise OutputError(problem, hint="replace it with --overwrite, or change -o")
         if known is not None and not resume:
-            raise OutputError(
-                f"`{self.path}` holds a run already",
-                hint="resume it with --resume, replace it with --overwrite, or change -o",
-            )
+            hint = "resume it with --resume, replace it with --overwrite, or change -o"
+            raise OutputError(f"`{self.path}` holds a run already", hint=hint)
         own = recipe.as_yaml(absolute=True)
         if known is not None and known != own:
             lines = zip(known.splitlines(), own.splitlines(), strict=False)
@@ -117,13 +112,11 @@ class RunFolder:
         if self.read_only:
             return
         self.check(recipe, resume=resume, overwrite=overwrite)
-        try:
+        with self._usable():
             self.path.mkdir(parents=True, exist_ok=True)
             if not resume or self._known_recipe() is None:
                 for path in self._own_files():
                     path.unlink(missing_ok=True)
-        except OSError as error:
-            raise self._unusable(reason(error)) from error
         write_file(self.recipe, recipe.as_yaml(absolute=True).encode())
 
     @contextmanager
@@ -132,18 +125,14 @@ class RunFolder:
         if self.read_only:
             yield
             return
-        try:
+        with self._usable():
             self.path.mkdir(parents=True, exist_ok=True)
             check_not_special(self._lock, hint="remove it, or change -o")
             file = self._lock.open("ab")
-        except OSError as error:
-            raise self._unusable(reason(error)) from error
         with file:
             if not try_lock(file):
-                raise OutputError(
-                    f"another process is training into `{self.path}`",
-                    hint=f"wait for it, or change -o; remove `{self._lock}` if its machine is gone",
-                )
+                hint = f"wait for it, or change -o; remove `{self._lock}` if its machine is gone"
+                raise OutputError(f"another process is training into `{self.path}`", hint=hint)
             yield
 
     @contextmanager
@@ -167,8 +156,13 @@ class RunFolder:
         events = self.events.glob("events.out.tfevents.*")
         return [*own, *self.path.glob("stage-*.safetensors"), *events]
 
-    def _unusable(self, why: str) -> OutputError:
-        return OutputError(f"cannot use the folder `{self.path}`: {why}", hint="change -o")
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, UnicodeDecodeError) as error:
+            problem = f"cannot use the folder `{self.path}`: {reason(error)}"
+            raise OutputError(problem, hint="change -o") from error
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one line of metrics."""
@@ -178,17 +172,15 @@ class RunFolder:
             with self.metrics.open("a") as file:
                 file.write(json.dumps(row, allow_nan=False) + "\n")
         except OSError as error:
-            raise OutputError(
-                f"cannot write `{self.metrics}`: {reason(error)}", hint="check the free disk space"
-            ) from error
+            problem = f"cannot write `{self.metrics}`: {reason(error)}"
+            raise OutputError(problem, hint="check the free disk space") from error
         if self._writer is not None:
             kind = "validation" if "validation" in row else "train"
             for name, value in row.get(kind, row).items():
-                by_level = isinstance(value, list)
-                for level, each in enumerate(value if by_level else [value], 1):
-                    if name not in ("stage", "step"):
-                        tag = f"{kind}/{name}-{level}" if by_level else f"{kind}/{name}"
-                        self._writer.add_scalar(tag, each, row["step"])
+                levels = value if isinstance(value, list) else [value]
+                for level, each in enumerate(levels if name not in ("stage", "step") else (), 1):
+                    tag = f"{kind}/{name}-{level}" if levels is value else f"{kind}/{name}"
+                    self._writer.add_scalar(tag, each, row["step"])
             self._writer.flush()
 
     def rows(self) -> list[dict[str, Any]]:
@@ -196,15 +188,12 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         found = []
-        try:
-            with open_regular(self.metrics) as file:
-                while line := file.readline(MAX_LINE):
-                    with suppress(ValueError):
-                        row = parse_json(line)
-                        if isinstance(row, dict) and isinstance(row.get("step"), int):
-                            found.append(row)
-        except OSError as error:
-            raise self._unusable(reason(error)) from error
+        with self._usable(), open_regular(self.metrics) as file:
+            while line := file.readline(MAX_LINE):
+                with suppress(ValueError):
+                    row = parse_json(line)
+                    if isinstance(row, dict) and isinstance(row.get("step"), int):
+                        found.append(row)
         return found
 
     def truncate(self, step: int) -> None:
@@ -232,9 +221,8 @@ class RunFolder:
                 progress = Progress(**{**data, "pending": tuple(data["pending"])})
                 return progress, dict(file.tensors())
             except (KeyError, TypeError, ValueError) as error:
-                raise ModelError(
-                    f"`{self.state}` is not the state of a run", hint="start again with --overwrite"
-                ) from error
+                problem = f"`{self.state}` is not the state of a run"
+                raise ModelError(problem, hint="start again with --overwrite") from error
 
 
 class Checkpointer:

@@ -188,9 +188,8 @@ def merge_processes(every: Iterable[Any]) -> Row:
     """Return the metrics of one step of several processes, weighted by their images."""
     read: list[tuple[Row, float]] = [(row, images) for row, images in every if images]
     if not read:
-        raise ManifestError(
-            "no process can read any image of a step", hint="see the warnings above"
-        )
+        problem = "no process can read any image of a step"
+        raise ManifestError(problem, hint="see the warnings above")
     if len(read) == 1:
         return read[0][0]
     rows, images = zip(*read, strict=True)
@@ -215,18 +214,14 @@ def _check_step_size(run: Run, progress: Progress) -> None:
         return
     problem = f"a step had {progress.images} images and would have {now} now"
     if any(stage.steps is None for stage in stages):
-        raise UsageError(
-            f"{problem}: epochs would have a different number of steps",
-            hint="start as many processes as before",
-        )
+        problem = f"{problem}: epochs would have a different number of steps"
+        raise UsageError(problem, hint="start as many processes as before")
     run.warn(f"{problem}: start as many processes as before for the same result")
 
 
 def _diverged(stage: str, step: int) -> ModelError:
-    return ModelError(
-        f"the loss is not finite at step {step} of stage `{stage}`",
-        hint="lower optimizer.lr, or set optimizer.clip; the last model is kept",
-    )
+    hint = "lower optimizer.lr, or set optimizer.clip; the last model is kept"
+    return ModelError(f"the loss is not finite at step {step} of stage `{stage}`", hint=hint)
 
 
 def _is_finite(row: Mapping[str, Any], model: nn.Module | None) -> bool:

@@ -1,25 +1,27 @@
 """Validate a model during training."""
 
-import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ManifestError
 from tnetcli.evaluation.metrics import Outcomes, hit_levels, hit_rate
 from tnetcli.exporters.imagery import Imagery
 from tnetcli.models.base import Model
 from tnetcli.prediction.inference import ImageResult, Inference
+from tnetcli.tasks import softmax
 from tnetcli.training.data import Item, Source, open_items
-from tnetcli.training.distributed import SINGLE, ProcessGroup
 from tnetcli.training.plots import Sample
-from tnetcli.training.recipe import StageConfig, TrainingConfig
+from tnetcli.training.recipe import StageConfig
 from tnetcli.traversal.config import TraversalConfig
 from tnetcli.traversal.policies import Fixed, Policy, Random, build_policy
+
+if TYPE_CHECKING:
+    from tnetcli.training.run_dir import Run
 
 BATCH = 32
 COMPARED = 100  # images that are traversed by the random policy, too
@@ -71,39 +73,33 @@ def attention_warnings(row: Mapping[str, Any], stage: StageConfig) -> Iterator[s
         )
 
 
-def validate(
-    model: Model,
-    normalisation: Normalisation,
-    source: Source,
-    config: TraversalConfig,
-    training: TrainingConfig,
-    *,
-    device: str = "cpu",
-    group: ProcessGroup = SINGLE,
-) -> Validation:
+def validate(run: "Run", model: Model, config: TraversalConfig, device: str) -> Validation:
     """Traverse the validation images as in prediction, and some of them with a random policy.
 
     Each process traverses its part; the result is the same in all of them.
     """
-    count = min(training.validation_images or math.inf, source.count("validation"))
+    training, source = run.recipe.training, run.source
+    images = source.count("validation")
+    count = min(training.validation_images or images, images)
     compared = min(count, COMPARED) if config.levels > 1 else 0
-    own = group.shard(int(count))
+    own = run.group.shard(count)
     config = config.changed(confidence=None)  # every level is validated
     with Inference(
-        model,
-        normalisation,
-        background=config.background,
-        device=device,
-        precision=training.precision,
-        threads=training.threads,
-    ) as inference:
-        numbers = range(own.start, own.stop)
-        found = list(_run(inference, source, numbers, config))
-        numbers = range(own.start, min(own.stop, int(compared)))
-        random = list(_run(inference, source, numbers, config, at_random=True))
+        model, run.normalisation, background=config.background, device=device,
+        precision=training.precision, threads=training.threads,
+    ) as inference:  # fmt: skip
+        scores: list[dict[str, Any]] = []
+        samples: list[Sample] = []
+        for item, result in _run(inference, source, range(own.start, own.stop), config):
+            scores.append(_score(item, result))
+            if len(samples) < SAMPLES:  # a source closes images after a while
+                samples.append(_sample(item, result, source.classes))
+        numbers = range(own.start, min(own.stop, compared))
+        random = [
+            _score(*pair) for pair in _run(inference, source, numbers, config, at_random=True)
+        ]
     scores, baseline = (
-        [score for part in group.gather([_score(*pair) for pair in pairs]) for score in part]
-        for pairs in (found, random)
+        list(chain.from_iterable(run.group.gather(each))) for each in (scores, random)
     )
     if not scores:
         raise ManifestError("no validation image can be read", hint="check them with `tnet info`")
@@ -122,7 +118,7 @@ def validate(
         same = [each for each in scores if each["name"] in names]
         row["random_accuracy"] = _accuracy(baseline, levels - 1)
         row["gain_over_random"] = _accuracy(same, levels - 1) - row["random_accuracy"]
-    return Validation(row, [_sample(*pair, source.classes) for pair in found[:SAMPLES]])
+    return Validation(row, samples)
 
 
 def _run(
@@ -156,7 +152,7 @@ def _score(item: Item, result: ImageResult) -> dict[str, Any]:
     windows = [(node.region.level, node.region.window) for node in result.nodes]
     return {
         "name": item.name,
-        "loss": float(_outcome(item, result).log_loss[0]),
+        "loss": float(Outcomes.of(result.logits[None], np.array([item.label])).log_loss[0]),
         "right": [bool(scores.argmax() == item.label) for scores in result.level_logits],
         "windows": len(result.nodes) - 1,
         "hits": [*hit_levels(windows, item.boxes).items()],  # keys of JSON are strings
@@ -168,19 +164,15 @@ def _accuracy(scores: list[dict[str, Any]], level: int) -> float:
     return float(np.mean([each["right"][min(level, len(each["right"]) - 1)] for each in scores]))
 
 
-def _outcome(item: Item, result: ImageResult) -> Outcomes:
-    return Outcomes.of(result.logits[None], np.array([item.label]))
-
-
 def _sample(item: Item, result: ImageResult, classes: tuple[str, ...]) -> Sample:
-    outcome, size = _outcome(item, result), item.reader.size
+    size, probabilities = item.reader.size, softmax(result.logits)
     small = size.within(THUMBNAIL)
     return Sample(
         Imagery(item.reader).show((0, 0, size.width, size.height), small.width, small.height),
         size,
         [(node.region.window, node.region.level, node.attention) for node in result.nodes[1:]],
         classes[item.label],
-        classes[int(outcome.predicted[0])],
-        float(outcome.confidence[0]),
+        classes[int(probabilities.argmax())],
+        float(probabilities.max()),
         item.boxes,
     )
