@@ -44,10 +44,11 @@ class Dram(WeightedMean):
         self, config: DramConfig, *, classes: int, bands: int = 3, pretrained: Weights = False
     ) -> None:
         super().__init__(config, grid=config.grid, classes=classes, bands=bands)
-        self.count, self.sharp_only = config.glimpses, config.sharp_only
+        self.count = config.glimpses
         self.cut = Glimpses(self.view_size, config.glimpse_size, config.scales)
         channels = len(self.cut.fields) * (bands + 2)
-        self.backbone = build_backbone(config.of_glimpses, bands=channels, pretrained=pretrained)
+        of_glimpses = config.model_copy(update={"view_size": config.glimpse_size})
+        self.backbone = build_backbone(of_glimpses, bands=channels, pretrained=pretrained)
         size = config.state_size
         self.recurrent = LstmCell(self.backbone.feature_size, size)
         reach = 1 - config.glimpse_size / self.view_size  # keeps glimpses inside the view
@@ -84,34 +85,29 @@ class Dram(WeightedMean):
         `uniform` from the whole view.
         """
         centre = views.new_zeros(views.shape[0], 2)
-        context = self._recur(views, centre, None, sharp_only=False)
-        emissions = [self.location(context.output, None, sample=sample, uniform=uniform)]
-        states: list[State] = []
-        for number in range(self.count):
-            before = states[-1] if states else None
-            place = emissions[-1].place
-            states.append(self._recur(views, place, before, sharp_only=self.sharp_only))
-            if number + 1 < self.count:
-                output, state = states[-1].output, emissions[-1].state
-                emissions.append(self.location(output, state, sample=sample, uniform=uniform))
+        _, features = self.backbone(self.cut(views, centre))
+        context: Tensor = self.recurrent(features, None).output
+        output, state, emissions, outputs = context, None, [], []
+        for _ in range(self.count):
+            before = emissions[-1].state if emissions else None
+            emitted: Emitted = self.location(output, before, sample=sample, uniform=uniform)
+            _, features = self.backbone(self.cut(views, emitted.place, sharp_only=True))
+            state = self.recurrent(features, state)
+            output = state.output
+            emissions.append(emitted)
+            outputs.append(output)
         means = torch.stack([each.mean for each in emissions], dim=1)  # (n, glimpses, 2)
         # The attention of a cell is the density of glimpses around their means.
         distance = (means.unsqueeze(2) - self.centres.to(means)).square().sum(dim=3)
         density = (-distance / (2 * self.location.deviation**2)).softmax(dim=2)
+        attention = (1 - UNIFORM) * density.mean(dim=1) + UNIFORM / density.shape[2]
         return Glimpsed(
-            torch.stack([each.output for each in states], dim=1),
+            torch.stack(outputs, dim=1),
             torch.stack([each.place for each in emissions], dim=1),
             torch.stack([each.log_p for each in emissions], dim=1),
-            (1 - UNIFORM) * density.mean(dim=1) + UNIFORM / density.shape[2],
-            context.output,
+            attention,
+            context,
         )
-
-    def _recur(
-        self, views: Tensor, places: Tensor, state: "State | None", *, sharp_only: bool
-    ) -> "State":
-        _, features = self.backbone(self.cut(views, places, sharp_only=sharp_only))
-        found: State = self.recurrent(features, state)
-        return found
 
 
 def cell_centres(grid: Grid) -> Tensor:
