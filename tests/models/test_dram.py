@@ -199,7 +199,7 @@ def test_attention_is_highest_where_the_glimpse_was():
             target = model.centres.view(7, 7, 2)[row, column] / 0.5
             model.location.place.weight.zero_()
             model.location.place.bias.copy_(torch.atanh(target.clamp(-0.999, 0.999)))
-        attention = model.glimpse(noise(1, 3, 64, 64)).attention[0]
+        attention = encode(model, noise(1, 3, 64, 64), [ROOT]).cell_logits[0, :, 0]
         assert divmod(int(attention.argmax()), 7) == (row, column)
 
 

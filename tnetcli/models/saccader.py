@@ -228,9 +228,8 @@ def choose_positions(
     """Choose `glimpses` positions of a map (n, channels, positions), one after another.
 
     Each step takes the best position, with `sample` a random one, or the next of `follow`
-    (n, glimpses), which must be distinct. The attention is one distribution for all steps: sampling
-    from it without replacement gives the chosen positions, in their order, the probabilities that
-    they had at their steps. The other positions divide the rest as one more step would.
+    (n, glimpses), which must be distinct. Sampling from the attention without replacement gives the
+    chosen positions the probabilities of their steps; the others divide the rest as one more step.
     """
     single = torch.promote_types(mixed.dtype, torch.float32)  # many probabilities are multiplied
     logits, mixed = cell(mixed).to(single), mixed.to(single)

@@ -70,13 +70,12 @@ class TNet(WeightedMean):
             config, bands=bands, tap=tap, cells=cells, pretrained=pretrained
         )
         size, maps = self.backbone.feature_size, self.backbone.map_size
-        self.align = (
-            Pool(maps, self.grid, config.pooling) if reference is None else Pick(maps, reference)
-        )
+        self.align = Pick(maps, reference) if reference else Pool(maps, self.grid, config.pooling)
+        channels, inner = self.align.channels, config.location_size
         self.location = (
-            ContextLocation(self.align.channels, size, config.location_size)
+            ContextLocation(channels, size, inner)
             if config.location == "context"
-            else SqueezeLocation(self.align.channels, config.location_size)
+            else SqueezeLocation(channels, inner)
         )
         self.position = Position(size, config.position, config.position_size)
         self.add_head(size, Gated(size) if config.aggregator == "gated" else None)

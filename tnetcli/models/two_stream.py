@@ -142,10 +142,9 @@ class LocalStream(nn.Module):
         if self.steps:
             outputs: Tensor = self.memory(vectors, self.steps)  # (n, steps, size)
             if self.last_only:
-                last = torch.arange(self.steps, device=views.device) == self.steps - 1
-                weights = last.to(outputs).expand(len(outputs), -1)  # (n, steps)
+                weights = functional.pad(outputs.new_ones(len(outputs), 1), (self.steps - 1, 0))
             else:
-                weights = self.weigh(outputs)
+                weights = self.weigh(outputs)  # (n, steps)
             vectors = (weights.unsqueeze(2) * outputs).sum(dim=1)
             aux["step_weights"] = weights
             if self.training and self.last_only:
@@ -195,10 +194,10 @@ class Recurrence(nn.Module):
 
     def forward(self, inputs: Tensor, steps: int) -> Tensor:
         """Feed the same inputs (n, inputs) at every step; return outputs (n, steps, size)."""
-        layers = [each for each in self.layers if isinstance(each, LstmLayer)]
-        first = layers[0].enter(inputs)  # the same at every step
         zeros = inputs.new_zeros(inputs.shape[0], self.size)
+        layers = [each for each in self.layers if isinstance(each, LstmLayer)]
         states, outputs = [(zeros, zeros)] * len(layers), []
+        first = layers[0].enter(inputs)  # the same at every step
         for _ in range(steps):
             for number, layer in enumerate(layers):
                 entered = layer.enter(states[number - 1][0]) if number else first
