@@ -155,18 +155,13 @@ class Coordinates(nn.Module):
 
     def forward(self, cells: Tensor) -> Tensor:
         """(n, channels, rows, columns) -> (n, channels + 2, rows, columns)."""
-        count, _, rows, columns = cells.shape
-        down = _from_minus_one_to_one(rows, cells) * self.weight[0] + self.bias[0]
-        across = _from_minus_one_to_one(columns, cells) * self.weight[1] + self.bias[1]
-        shape = (count, 1, rows, columns)
-        added = [down.view(1, 1, -1, 1).expand(shape), across.view(1, 1, 1, -1).expand(shape)]
-        return torch.cat([cells, *added], dim=1)
-
-
-def _from_minus_one_to_one(count: int, like: Tensor) -> Tensor:
-    if count == 1:  # a single row or column is in the middle
-        return torch.zeros(1, dtype=like.dtype, device=like.device)
-    return torch.linspace(-1, 1, count, dtype=like.dtype, device=like.device)
+        rows, columns = (
+            torch.linspace(-1, 1, n, dtype=cells.dtype, device=cells.device) * (n > 1)  # one: 0
+            for n in cells.shape[2:]
+        )
+        down, across = rows * self.weight[0] + self.bias[0], columns * self.weight[1] + self.bias[1]
+        added = torch.stack(torch.meshgrid(down, across, indexing="ij"))  # (2, rows, columns)
+        return torch.cat([cells, added.expand(len(cells), -1, -1, -1)], dim=1)
 
 
 class Pick(nn.Module):
