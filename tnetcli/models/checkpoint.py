@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from safetensors import SafetensorError, safe_open
 
 from tnetcli import __version__
@@ -45,17 +45,18 @@ Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
-def _known_task(name: str) -> str:
-    if name not in TASKS:
-        raise ValueError(f"unknown task: `{shorten(name)}`")
-    return name
-
-
 class TaskDescription(Strict):
     """The task of a model and the state fitted to its training targets."""
 
-    name: Annotated[str, AfterValidator(_known_task)] = "classification"
+    name: str = "classification"
     state: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name not in TASKS:
+            raise ValueError(f"unknown task: `{shorten(name)}`")
+        return name
 
 
 class Description(Strict):
@@ -101,7 +102,7 @@ class Description(Strict):
     def _check(self) -> Self:
         bands, numbers = len(self.bands), len(self.normalisation.mean)
         levels, most = self.traversal.levels, self.model_settings.max_levels
-        (name, times), *_ = Counter(self.classes).most_common(1)
+        ((name, times),) = Counter(self.classes).most_common(1)
         if times > 1:
             raise ValueError(f"two classes have the same name: `{name}`")
         if numbers != bands:

@@ -161,7 +161,7 @@ class Coordinates(nn.Module):
         )
         down, across = rows * self.weight[0] + self.bias[0], columns * self.weight[1] + self.bias[1]
         added = torch.stack(torch.meshgrid(down, across, indexing="ij"))  # (2, rows, columns)
-        return torch.cat([cells, added.expand(len(cells), -1, -1, -1)], dim=1)
+        return torch.cat([cells, added.expand(cells.shape[0], -1, -1, -1)], dim=1)
 
 
 class Pick(nn.Module):

@@ -142,7 +142,7 @@ class LocalStream(nn.Module):
         if self.steps:
             outputs: Tensor = self.memory(vectors, self.steps)  # (n, steps, size)
             if self.last_only:
-                weights = functional.pad(outputs.new_ones(len(outputs), 1), (self.steps - 1, 0))
+                weights = functional.pad(outputs.new_ones(outputs.shape[0], 1), (self.steps - 1, 0))
             else:
                 weights = self.weigh(outputs)  # (n, steps)
             vectors = (weights.unsqueeze(2) * outputs).sum(dim=1)
