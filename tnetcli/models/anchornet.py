@@ -270,8 +270,8 @@ class Bottleneck(nn.Module):
         maps: Tensor = self.layers(x)
         if self.cut is None:
             return maps
-        height, width = maps.shape[2:]
-        return maps + x[:, :, self.cut : self.cut + height, self.cut : self.cut + width]
+        rows, columns = (slice(self.cut, self.cut + side) for side in maps.shape[2:])
+        return maps + x[:, :, rows, columns]
 
 
 def objective(episodes: Episodes, task: Task, config: AnchorNetObjective) -> Terms:
