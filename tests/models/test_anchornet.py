@@ -13,9 +13,8 @@ from tests.models.places import patch_at
 from tests.models.published import count_layers, count_parameters
 from tnetcli.data.normalize import Normalisation
 from tnetcli.errors import ModelError
-from tnetcli.geometry import Size, Window
+from tnetcli.geometry import Size, Window, box_coverage
 from tnetcli.models.anchornet import Anchors, Attention, Bottleneck, decide
-from tnetcli.models.configs import AnchorNetConfig
 from tnetcli.models.lsp import FIELDS, AnchorGrid
 from tnetcli.models.nets import SqueezeExcite
 from tnetcli.models.registry import build_model, read_model_config
@@ -33,7 +32,7 @@ from tnetcli.testing.model import (
 )
 from tnetcli.testing.reader import area_mean
 from tnetcli.traversal.config import TraversalConfig
-from tnetcli.traversal.policies import TopK
+from tnetcli.traversal.policies import Oracle, Random, TopK
 
 UNIT = Normalisation.to_unit_range("uint8", 3)
 VIEW = 128
@@ -90,7 +89,7 @@ class TestAnchorNetThatEncodesItsPatches(AnchorContract):
 class TestAnchorNetOnFourBands(AnchorContract):
     case = Case(
         "anchornet",
-        {"backbone": "compact", "view_size": 131, "pooling": "mean_max", "auxiliary": False},
+        {"backbone": "compact", "view_size": 131, "pooling": "mean_max"},
         bands=4,
         never_learned=UNSEEN,
     )
@@ -98,7 +97,7 @@ class TestAnchorNetOnFourBands(AnchorContract):
 
 def test_the_configuration_is_checked():
     assert read_model_config("anchornet", {}).grid == AnchorGrid(224)
-    for wrong in ({"view_size": 118}, {"squeeze": "input"}, {"patches": "all"}):
+    for wrong in ({"view_size": 118}, {"patches": "all"}):
         with pytest.raises(ModelError):
             read_model_config("anchornet", wrong)
     with pytest.raises(ModelError, match="no backbone to load weights into"):
@@ -276,6 +275,18 @@ def test_an_image_too_small_for_patches_gets_the_answer_of_anchornet(tmp_path):
     assert np.exp(result.logits).sum() == pytest.approx(1)
 
 
+def test_policies_for_comparison_read_patches_and_nothing_else(scene):
+    model, box = build(backbone="test_resnet"), Window(100, 100, 200, 200)
+    whole = Window.whole(Size(scene[0].shape[2], scene[0].shape[1]))
+    patches = {whole.cell(model.grid, *cell).box for cell in np.argwhere(model.grid.choices())}
+    for policy in (Random(TopK(), model.grid, 0), Oracle(TopK(), model.grid, [box])):
+        result = traverse(model, scene[1], policy=policy, keep=(6,))
+        windows = [node.region.window for node in result.nodes[1:]]
+        assert len(windows) == 6
+        assert {window.box for window in windows} <= patches
+    assert all(box_coverage(window, [box]) for window in windows)  # of the oracle
+
+
 def test_the_answer_is_the_mean_of_the_probabilities_of_the_patches():
     model = build()
     logits = torch.tensor([[9.0, 0.0, 0.0], [0.0, 3.0, 1.0], [2.0, 1.0, 0.0], [0.0, 0.0, 5.0]])
@@ -327,14 +338,13 @@ def test_weights_that_are_not_numbers_are_noticed(scene):
 SIDES = (21, 17, 15)
 
 
-def anchors(classes=5, bands=3, **more):
+def anchors(classes=5, bands=3):
     torch.manual_seed(0)
-    config = AnchorNetConfig(backbone="anchornet", **more)
-    return Anchors(config, classes=classes, bands=bands).eval()
+    return Anchors(classes, bands).eval()
 
 
 def multiplications_by_hand(classes=1000):
-    """Count the multiplications of the paper's tables, without squeeze-excitation."""
+    """Count the multiplications of the paper's tables, and of squeeze-excitation."""
     trunk = [  # side after, inputs, expanded, outputs, kernel, side before
         (55, 16, 16, 16, 3, 111), (27, 16, 72, 24, 3, 55), (27, 24, 88, 24, 1, 27),
         (27, 24, 96, 40, 1, 27), (27, 40, 240, 40, 1, 27), (27, 40, 240, 40, 1, 27),
@@ -349,23 +359,19 @@ def multiplications_by_hand(classes=1000):
     for after, inputs, expanded, outputs, kernel, before in trunk + branches:
         total += before**2 * inputs * expanded
         total += after**2 * expanded * (kernel**2 + outputs)
+    for *_, outputs, _, _ in trunk[3:] + branches:
+        total += 2 * outputs * (outputs // 4)
     return total + sum(side**2 * 96 * (classes + 1) for side in SIDES)
 
 
-@pytest.mark.parametrize(
-    ("squeeze", "full", "bare"),
-    [("output", 1_550_601, 1_259_601), ("none", 1_498_347, 1_207_347)],
-)
-def test_parameters_and_multiplications_follow_from_the_published_tables(squeeze, full, bare):
+def test_parameters_and_multiplications_follow_from_the_published_tables():
     with torch.device("meta"):
-        for auxiliary, expected in ((True, full), (False, bare)):
-            net = anchors(1000, squeeze=squeeze, auxiliary=auxiliary)
-            assert count_parameters(net).trainable == expected
-            with count_layers(net) as count:
-                net(torch.empty(1, 3, 224, 224))
-            assert 0.486e9 < count.layers < 0.490e9
-            if squeeze == "none":
-                assert (count.layers, count.scaling) == (multiplications_by_hand(), 0)
+        net = anchors(1000)
+        assert count_parameters(net).trainable == 1_550_601
+        with count_layers(net) as count:
+            net(torch.empty(1, 3, 224, 224))
+        assert count.layers == multiplications_by_hand()
+        assert 0.486e9 < count.layers < 0.490e9
 
 
 def test_map_sizes_are_those_of_the_tables():
@@ -382,8 +388,10 @@ def test_map_sizes_are_those_of_the_tables():
 
 @pytest.mark.parametrize("branch", [0, 1, 2])
 def test_a_position_sees_its_patch_and_nothing_else(branch):
-    net = anchors(squeeze="none").double().requires_grad_(False)
+    net = anchors().double().requires_grad_(False)
     for module in net.modules():
+        if isinstance(module, Bottleneck) and isinstance(module.layers[-1], SqueezeExcite):
+            module.layers[-1] = nn.Identity()  # it sees the whole view
         if isinstance(module, nn.Conv2d):  # all above zero, so that every gradient passes
             module.weight.fill_(4 / module.weight[0].numel())
     last = SIDES[branch] - 1
@@ -411,7 +419,7 @@ def test_logits_are_the_sum_of_the_attended_maps():
 
 def test_attention_is_over_positions_then_channels_then_positions():
     torch.manual_seed(0)
-    attention = Attention(squeeze=True).eval().requires_grad_(False)
+    attention = Attention().eval().requires_grad_(False)
     found, attended = attention(noise(1, 96, 4, 5))
     maps = attended[0].double().numpy()  # (channels, height, width)
     weight = attention.score.weight[0, :, 0, 0].double().numpy()
@@ -428,9 +436,6 @@ def test_auxiliary_heads_run_in_training_only():
     net = anchors().requires_grad_(False)
     assert [found.auxiliary for found in net(views)] == [None] * 3
     assert [found.auxiliary.shape for found in net.train()(views)] == [(2, 5)] * 3
-    bare = anchors(auxiliary=False).train()
-    assert [found.auxiliary for found in bare(views)] == [None] * 3
-    assert not any("auxiliary" in name for name, _ in bare.named_parameters())
 
 
 @pytest.mark.parametrize(("kernel", "outputs", "activation"), [(1, 24, "RE"), (5, 48, "HS")])

@@ -31,8 +31,8 @@ class TestDram(ModelContract):
     case = Case("dram", SMALL)
 
 
-class TestDramOnAllScales(ModelContract):
-    case = Case("dram", SMALL | {"pooling": "mean_max", "sharp_only": False, "glimpses": 2})
+class TestDramWithMaxima(ModelContract):
+    case = Case("dram", SMALL | {"pooling": "mean_max", "glimpses": 2})
 
 
 def test_a_recurrent_step_is_one_of_torch_with_the_forget_gate_raised():
@@ -156,6 +156,18 @@ def test_glimpses_are_taken_one_after_another(model):
     torch.testing.assert_close(encode(model, views, [ROOT] * 2).features, outputs[-1])
 
 
+def test_places_are_sampled_in_training_only():
+    model, same = build().requires_grad_(False), noise(1, 3, 64, 64).expand(8, -1, -1, -1)
+    calm = encode(model, same, [ROOT] * 8)
+    assert len(calm.aux["glimpse_boxes"].unique(dim=0)) == 1
+    assert calm.aux.keys() == {"glimpse_boxes", "glimpse_features"}
+    for part in (model, model.location):  # batch norm as in evaluation
+        part.training = True
+    drawn = encode(model, same, [ROOT] * 8)
+    assert len(drawn.aux["glimpse_boxes"].unique(dim=0)) == 8
+    assert {"side_logits", "log_p"} <= drawn.aux.keys()
+
+
 def test_the_first_glimpse_at_the_centre_only_chooses_the_first_position():
     model = build(glimpses=1, scales=1).requires_grad_(False)
     model.location.place.weight.zero_()
@@ -187,7 +199,7 @@ def test_attention_is_highest_where_the_glimpse_was():
             target = model.centres.view(7, 7, 2)[row, column] / 0.5
             model.location.place.weight.zero_()
             model.location.place.bias.copy_(torch.atanh(target.clamp(-0.999, 0.999)))
-        attention = model.glimpse(noise(1, 3, 64, 64)).attention[0]
+        attention = encode(model, noise(1, 3, 64, 64), [ROOT]).cell_logits[0, :, 0]
         assert divmod(int(attention.argmax()), 7) == (row, column)
 
 

@@ -14,7 +14,6 @@ from tnetcli.models.lsp import (
     AnchorGrid,
     Lsp,
     count_candidates,
-    overlap_of,
     patch_attention,
     propose_patches,
 )
@@ -59,12 +58,6 @@ class TestLsp:
     )
     def test_the_number_of_patches_is_limited_by_the_candidates(self, lsp, view_size, most):
         assert lsp.max_patches(view_size) == most
-
-    @given(st.sampled_from(FIELDS), st.integers(-15, 15), st.integers(-15, 15))
-    def test_the_overlap_is_that_of_the_pixels(self, field, down, across):
-        one, other = pixels(20, 20, field), pixels(20 + down, 20 + across, field)
-        found = overlap_of(np.array([down]), np.array([across]), field)
-        assert found[0] == pytest.approx(iou(one, other), rel=1e-12)
 
     def test_only_candidates_are_selected_and_ties_in_row_major_order(self):
         heat = np.zeros((21, 21))

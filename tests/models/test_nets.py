@@ -5,7 +5,7 @@ from torch.nn import functional
 from benchmarks.receptive_field import trace
 from tnetcli.models.configs import ModelConfig
 from tnetcli.models.encoders import build_backbone
-from tnetcli.models.nets import BagNet77, BagNetBlocks, Block, SameConv2d
+from tnetcli.models.nets import BagNet77, BagNetBlock, Block, SameConv2d
 from tnetcli.testing.model import noise
 
 # Papadopoulos et al. 2021, appendix, table 4: after the stem and after each of the 16 blocks.
@@ -79,11 +79,11 @@ def test_stride_2_pads_as_tensorflow_does(length, before, after):
 
 @pytest.mark.parametrize(("kernel", "before", "after"), [(3, 1, 1), (4, 1, 2)])
 def test_the_shortcut_is_cropped_as_an_unpadded_kernel_crops(kernel, before, after):
-    block = shortcut_only(Block(8, BagNetBlocks(kernel, 8, padding="valid"), 1))
+    block = shortcut_only(Block(8, BagNetBlock(kernel, 8, padding="valid")))
     x = noise(1, 8, 9, 11)
     kept = x[..., before : 9 - after, before : 11 - after]
     assert torch.equal(block(x), functional.leaky_relu(kept, 0.2))
-    padded = shortcut_only(Block(8, BagNetBlocks(3, 8), 1))
+    padded = shortcut_only(Block(8, BagNetBlock(3, 8)))
     assert torch.equal(padded(x), functional.leaky_relu(x, 0.2))
 
 
@@ -91,7 +91,7 @@ def test_bagnet_has_biases_bottlenecks_and_no_norm(outline):
     assert not [each for each in outline.modules() if "Norm" in type(each).__name__]
     convolutions = [each for each in outline.modules() if isinstance(each, torch.nn.Conv2d)]
     assert all(each.bias is not None for each in convolutions)
-    block = Block(64, BagNetBlocks(3, 256), 1)
+    block = Block(64, BagNetBlock(3, 256))
     inner = [layer.out_channels for layer in (block.reduce, block.spread, block.expand)]
     assert inner == [64, 64, 256]
 

@@ -179,6 +179,16 @@ def test_the_logits_of_a_view_are_the_mean_of_those_at_the_chosen_positions(mode
     torch.testing.assert_close(out.cell_logits[..., 0].exp(), chosen.attention)
 
 
+def test_positions_are_sampled_in_training_only():
+    model, same = build().requires_grad_(False), noise(1, 3, 101, 101).expand(16, -1, -1, -1)
+    calm = places_of(model, encode(model, same, [ROOT] * 16))
+    assert len(set(map(tuple, calm.tolist()))) == 1
+    for part in (model, model.location):  # batch norm as in evaluation
+        part.training = True
+    drawn = places_of(model, encode(model, same, [ROOT] * 16))
+    assert len(set(map(tuple, drawn.tolist()))) > 4
+
+
 def test_a_glimpse_sees_its_box_and_nothing_else():
     model = build(view_size=117)
     for part in model.backbone.modules():

@@ -78,7 +78,6 @@ class TestTwoStreamByTheLastStep(ModelContract):
             "pooling": "mean_max",
             "patches": "even",
             "local_size": 48,
-            "local_weight": 0.3,
             "grid": {"rows": 2, "columns": 4, "cell_fraction": 0.4},
             "dropout": 0.2,
         },
@@ -139,6 +138,15 @@ class TestEncoding:
         assert out.features.dtype == logits.dtype == torch.bfloat16
         assert out.cell_logits.dtype == torch.float32
 
+    def test_the_streams_share_no_weights(self, model):
+        stores = [
+            {each.data_ptr() for each in stream.parameters()}
+            for stream in (model.global_stream, model.local_stream)
+        ]
+        assert not stores[0] & stores[1]
+        own = [stream.backbone.net.to_map[0][0].weight for stream in model.children()]
+        assert not torch.equal(*own)
+
 
 class TestPatches:
     def test_the_evidence_of_cells_is_the_mean_class_activation_under_them(self):
@@ -179,16 +187,13 @@ class TestAggregating:
     def features(self, model, regions):
         return encode(model, noise(1 + regions, 3, 64, 64), [ROOT, *[CELL] * regions]).features
 
-    @pytest.mark.parametrize(("local_weight", "regions"), [(1.0, 1), (0.25, 4)])
-    def test_logits_are_added_by_their_weight(self, local_weight, regions):
-        model = build(local_weight=local_weight)
+    @pytest.mark.parametrize("regions", [1, 4])
+    def test_logits_of_the_streams_are_added(self, model, regions):
         features, (mask, levels) = self.features(model, regions), unmasked(1 + regions)
         logits, weights, _, parts = model.aggregate(features.unsqueeze(0), mask, levels)
         each = model.classify(features, levels[0])
-        torch.testing.assert_close(logits[0], each[0] + local_weight * each[1:].mean(dim=0))
-        assert weights[0, 0].item() == pytest.approx(1 / (1 + local_weight))
-        share = local_weight / (1 + local_weight) / regions
-        assert weights[0, 1:].tolist() == pytest.approx([share] * regions)
+        torch.testing.assert_close(logits[0], each[0] + each[1:].mean(dim=0))
+        assert weights[0].tolist() == pytest.approx([0.5, *[0.5 / regions] * regions])
         torch.testing.assert_close(parts["instances"][0], each)
         torch.testing.assert_close(parts["whole"][0], each[0])
         torch.testing.assert_close(parts["regions"][0], each[1:].mean(dim=0))
@@ -200,8 +205,7 @@ class TestAggregating:
         torch.testing.assert_close(found.logits, model.global_stream.head(features[:1]))
         assert found.weights.tolist() == [[1, 0, 0]]
 
-    def test_without_the_whole_the_regions_answer(self):
-        model = build(local_weight=0.25)
+    def test_without_the_whole_the_regions_answer(self, model):
         features, levels = self.features(model, 2), unmasked(3)[1]
         mask = torch.tensor([[False, True, True]])
         found = model.aggregate(features.unsqueeze(0), mask, levels)
@@ -335,7 +339,6 @@ class TestConfig:
         ("wrong", "problem"),
         [
             ({"local_size": 65}, "`local_size` is `65`, above `view_size`: 64"),
-            ({"local_weight": 0.0}, "greater than 0"),
             ({"step_count": 0}, "greater than or equal to 1"),
             ({"grid": {"rows": 65, "columns": 2, "cell_fraction": 0.5}}, "`grid.rows` is `65`"),
             ({"patches": "boxes"}, "'cam' or 'even'"),

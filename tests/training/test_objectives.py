@@ -97,19 +97,17 @@ def test_weights_count():
     assert losses.total.item() == pytest.approx(expected)
 
 
-def test_the_ranking_loss_pushes_the_streams_apart_unless_the_global_one_is_held():
-    for held in (False, True):
-        scores = torch.tensor([[LN3, 0.0], [0.0, 0.0]], requires_grad=True)
-        episodes = episodes_of(scores, [0, 0], [1, 2], [0])
-        both = learn(episodes, TwoStreamObjective(hold_global=held)).total
-        (gradient,) = torch.autograd.grad(both, scores)
-        none = learn(episodes, TwoStreamObjective(ranking=0.0)).total
-        (labels_only,) = torch.autograd.grad(none, scores)
-        extra = gradient - labels_only
-        # d p / d z = p (1 - p) of the true class
-        whole = 0.0 if held else 0.5 * 0.75 * 0.25
-        assert extra[0].tolist() == pytest.approx([whole, -whole], abs=1e-6)
-        assert extra[1].tolist() == pytest.approx([-0.5 * 0.25, 0.5 * 0.25], abs=1e-6)
+def test_the_ranking_loss_pushes_the_streams_apart():
+    scores = torch.tensor([[LN3, 0.0], [0.0, 0.0]], requires_grad=True)
+    episodes = episodes_of(scores, [0, 0], [1, 2], [0])
+    (gradient,) = torch.autograd.grad(learn(episodes, TwoStreamObjective()).total, scores)
+    none = learn(episodes, TwoStreamObjective(ranking=0.0)).total
+    (labels_only,) = torch.autograd.grad(none, scores)
+    extra = gradient - labels_only
+    # d p / d z = p (1 - p) of the true class
+    whole = 0.5 * 0.75 * 0.25
+    assert extra[0].tolist() == pytest.approx([whole, -whole], abs=1e-6)
+    assert extra[1].tolist() == pytest.approx([-0.5 * 0.25, 0.5 * 0.25], abs=1e-6)
 
 
 def test_without_any_regions_the_whole_is_learned():

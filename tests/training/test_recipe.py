@@ -580,7 +580,7 @@ def test_windows_are_reported_to_a_second_level_only(family, levels):
 OBJECTIVES = {
     "tnet": (),
     "anchornet": ("side",),
-    "two_stream": ("local", "ranking", "margin", "hold_global"),
+    "two_stream": ("local", "ranking", "margin"),
     "saccader": ("glimpses", "imitation"),
     "dram": ("side", "glimpses"),
     "whole": (),
@@ -591,7 +591,7 @@ OBJECTIVES = {
 def test_an_objective_has_the_keys_of_its_family_alone(family):
     model = {"model": {"family": family, "classes": 2}}
     for key in {key for keys in OBJECTIVES.values() for key in keys}:
-        objective = {key: True if key == "hold_global" else 0.25}
+        objective = {key: 0.25}
         recipe = {**model, "objective": objective}
         staged = {**model, "stages": [{"name": "a", "steps": 1, "objective": objective}]}
         if key in OBJECTIVES[family]:

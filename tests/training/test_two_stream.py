@@ -186,7 +186,6 @@ class TestPublishedRecipe:
         (stage,) = self.recipe.stages
         streams, optimizer = stage.objective, stage.optimizer
         assert (streams.local, streams.ranking, streams.margin) == (1.0, 0.5, 0.5)
-        assert not streams.hold_global
         assert (optimizer.lr, optimizer.lrs) == (0.01, {"global_stream": 0.001})
         schedule = stage.schedule
         assert [round(drop * stage.epochs) for drop in schedule.drops] == [40, 80]

@@ -60,16 +60,16 @@ class AnchorNet(Model):
     ) -> None:
         super().__init__(config, grid=config.grid, classes=classes, bands=bands)
         self.feature_size = classes  # a feature vector is one logit per class
-        self.anchor = Anchors(config, classes=classes, bands=bands)
+        self.anchor = Anchors(classes, bands)
         self.lsp = LSP_SETTINGS[config.patches]
         self.max_patches = self.lsp.max_patches(config.view_size)
         self.encodes_patches = config.backbone == ANCHORNET
-        if self.encodes_patches and pretrained:
-            raise ModelError(
-                f"`{ANCHORNET}` has no backbone to load weights into",
-                hint="start from a trained model (init: FILE), or choose another backbone",
-            )
         if self.encodes_patches:
+            if pretrained:
+                raise ModelError(
+                    f"`{ANCHORNET}` has no backbone to load weights into",
+                    hint="start from a trained model (init: FILE), or choose another backbone",
+                )
             return
         self.backbone = build_backbone(config, bands=bands, pretrained=pretrained)
         self.dropout = nn.Dropout(config.dropout)
@@ -78,9 +78,7 @@ class AnchorNet(Model):
 
     def encoder(self, level: int) -> nn.Module:
         """Return AnchorNet itself for level 1, the classifier of patches below it."""
-        if level == 1 or self.encodes_patches:
-            return self
-        return PatchClassifier(self.backbone, self.dropout, self.head, self.grid)
+        return self if level == 1 or self.encodes_patches else PatchClassifier(self)
 
     def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the logits of the decided branch; `cell_logits` hold one class map per branch.
@@ -132,12 +130,10 @@ class AnchorNet(Model):
 class PatchClassifier(nn.Module):
     """Encode patches as class logits; no further cells are proposed."""
 
-    def __init__(
-        self, backbone: nn.Module, dropout: nn.Module, head: nn.Module, grid: AnchorGrid
-    ) -> None:
+    def __init__(self, model: AnchorNet) -> None:
         super().__init__()
-        self.backbone, self.dropout, self.head = backbone, dropout, head
-        self.places = grid.rows * grid.columns
+        self.backbone, self.dropout, self.head = model.backbone, model.dropout, model.head
+        self.places = model.grid.rows * model.grid.columns
 
     def forward(self, views: Tensor, positions: Tensor, score_cells: bool = True) -> EncoderOutput:
         """Return the class logits of each patch."""
@@ -176,22 +172,20 @@ class BranchOutput(NamedTuple):
 class Anchors(nn.Module):
     """The trunk, where a position sees 47 pixels a side, 8 from the next, and three branches."""
 
-    def __init__(self, config: AnchorNetConfig, *, classes: int, bands: int) -> None:
+    def __init__(self, classes: int, bands: int) -> None:
         super().__init__()
-        squeeze, inputs = config.squeeze == "output", STEM
-        stem = nn.Conv2d(bands, STEM, 3, 2, bias=False)
+        stem, inputs = nn.Conv2d(bands, STEM, 3, 2, bias=False), STEM
         self.trunk = nn.Sequential(stem, nn.BatchNorm2d(STEM), nn.Hardswish())
         for expanded, outputs, kernel, stride, late in TRUNK:
             sizes = (inputs, expanded, outputs, kernel, stride)
-            self.trunk.append(Bottleneck(*sizes, squeeze=squeeze and late, swish=late))
+            self.trunk.append(Bottleneck(*sizes, squeeze=late, swish=late))
             inputs = outputs
-        branches = [Branch(kernels, classes, squeeze, config.auxiliary) for kernels in KERNELS]
+        branches = [Branch(kernels, classes) for kernels in KERNELS]
         self.branches = nn.ModuleList(branches)
         init_efficientnet(self)
         for branch in branches:
             for layer in (branch.head, branch.auxiliary, branch.attention.score):
-                if layer is not None:
-                    nn.init.normal_(layer.weight, std=HEAD_DEVIATION)
+                nn.init.normal_(layer.weight, std=HEAD_DEVIATION)
 
     def forward(self, views: Tensor) -> list[BranchOutput]:
         """Return the output of each branch for views (n, bands, height, width), B63 first."""
@@ -202,28 +196,20 @@ class Anchors(nn.Module):
 class Branch(nn.Module):
     """Score each position of a map for each class, and weight positions by attention."""
 
-    def __init__(
-        self, kernels: tuple[int, int], classes: int, squeeze: bool, auxiliary: bool
-    ) -> None:
+    def __init__(self, kernels: tuple[int, int], classes: int) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(
-            *(
-                Bottleneck(CHANNELS, expanded, CHANNELS, kernel, squeeze=squeeze)
-                for expanded, kernel in zip(EXPANDED, kernels, strict=True)
-            )
-        )
-        self.attention = Attention(squeeze=squeeze)
+        pairs = zip(EXPANDED, kernels, strict=True)
+        self.blocks = nn.Sequential(*(Bottleneck(CHANNELS, e, CHANNELS, k) for e, k in pairs))
+        self.attention = Attention()
         self.head = nn.Conv2d(CHANNELS, classes, 1)
-        self.auxiliary = nn.Linear(CHANNELS, classes) if auxiliary else None
+        self.auxiliary = nn.Linear(CHANNELS, classes)
 
     def forward(self, x: Tensor) -> BranchOutput:
         """Return the output for a map (n, channels, height, width), 23 x 23 for 224 pixels."""
         x = self.blocks(x)
         attention, attended = self.attention(x)
         maps = attention * self.head(x)  # (n, classes, height, width)
-        auxiliary = None
-        if self.auxiliary is not None and self.training:
-            auxiliary = self.auxiliary(attended.mean(dim=(2, 3)))
+        auxiliary = self.auxiliary(attended.mean(dim=(2, 3))) if self.training else None
         # A sum, where the paper prints a mean: the attention sums to 1 already.
         return BranchOutput(maps.sum(dim=(2, 3)), maps, auxiliary)
 
@@ -231,9 +217,9 @@ class Branch(nn.Module):
 class Attention(nn.Module):
     """Attention over positions, then channels, then positions again."""
 
-    def __init__(self, *, squeeze: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.block = Bottleneck(CHANNELS, ATTENTION_EXPANDED, CHANNELS, squeeze=squeeze)
+        self.block = Bottleneck(CHANNELS, ATTENTION_EXPANDED, CHANNELS)
         self.score = nn.Conv2d(CHANNELS, 1, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,7 +246,7 @@ class Bottleneck(nn.Module):
         kernel: int = 1,
         stride: int = 1,
         *,
-        squeeze: bool,
+        squeeze: bool = True,
         swish: bool = True,
     ) -> None:
         super().__init__()
@@ -284,8 +270,8 @@ class Bottleneck(nn.Module):
         maps: Tensor = self.layers(x)
         if self.cut is None:
             return maps
-        height, width = maps.shape[2:]
-        return maps + x[:, :, self.cut : self.cut + height, self.cut : self.cut + width]
+        rows, columns = (slice(self.cut, self.cut + side) for side in maps.shape[2:])
+        return maps + x[:, :, rows, columns]
 
 
 def objective(episodes: Episodes, task: Task, config: AnchorNetObjective) -> Terms:

@@ -259,24 +259,19 @@ def init_bagnet(module: nn.Module) -> None:
                 nn.init.zeros_(part.bias)
 
 
+@torch.no_grad()
 def init_efficientnet(module: nn.Module) -> None:
     """Scale variance by fan-out: truncated normal for convolutions, uniform for dense layers."""
+    end = math.erf(math.sqrt(2))
     for part in module.modules():
-        if not isinstance(part, nn.Conv2d | nn.Linear):
-            continue
         if isinstance(part, nn.Conv2d):
             fan_out = part.out_channels // part.groups * math.prod(part.kernel_size)
-            _truncated_normal(part.weight, math.sqrt(2 / fan_out) / TRUNCATED)
-        else:
+            deviation = math.sqrt(2 / fan_out) / TRUNCATED
+            # By the inverse distribution function: torch's rejection sampling takes most of the
+            # time that building a network takes.
+            part.weight.uniform_(-end, end).erfinv_().mul_(deviation * math.sqrt(2))
+        elif isinstance(part, nn.Linear):
             bound = math.sqrt(1 / part.out_features)
-            nn.init.uniform_(part.weight, -bound, bound)
-        if part.bias is not None:
-            nn.init.zeros_(part.bias)
-
-
-def _truncated_normal(weight: Tensor, deviation: float) -> None:
-    # By the inverse distribution function: torch's rejection sampling takes most of the time that
-    # building a network takes.
-    end = math.erf(math.sqrt(2))
-    with torch.no_grad():
-        weight.uniform_(-end, end).erfinv_().mul_(deviation * math.sqrt(2))
+            part.weight.uniform_(-bound, bound)
+        if isinstance(part, nn.Conv2d | nn.Linear) and part.bias is not None:
+            part.bias.zero_()

@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from safetensors import SafetensorError, safe_open
 
 from tnetcli import __version__
@@ -45,17 +45,18 @@ Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
-def _known_task(name: str) -> str:
-    if name not in TASKS:
-        raise ValueError(f"unknown task: `{shorten(name)}`")
-    return name
-
-
 class TaskDescription(Strict):
     """The task of a model and the state fitted to its training targets."""
 
-    name: Annotated[str, AfterValidator(_known_task)] = "classification"
+    name: str = "classification"
     state: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name not in TASKS:
+            raise ValueError(f"unknown task: `{shorten(name)}`")
+        return name
 
 
 class Description(Strict):
@@ -101,7 +102,7 @@ class Description(Strict):
     def _check(self) -> Self:
         bands, numbers = len(self.bands), len(self.normalisation.mean)
         levels, most = self.traversal.levels, self.model_settings.max_levels
-        (name, times), *_ = Counter(self.classes).most_common(1)
+        ((name, times),) = Counter(self.classes).most_common(1)
         if times > 1:
             raise ValueError(f"two classes have the same name: `{name}`")
         if numbers != bands:
@@ -162,14 +163,17 @@ class TensorFile:
     path: Path
     metadata: dict[str, str]
     shapes: dict[str, tuple[int, ...]]
-    size: int  # bytes
     _file: BufferedReader
     _opened: Any
 
-    def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Yield name and values of each tensor."""
-        for name in self.shapes:
-            yield name, self._opened.get_tensor(name)
+    def tensors(self) -> dict[str, Any]:
+        """Return the values of each tensor by name."""
+        return {name: self._opened.get_tensor(name) for name in self.shapes}
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the file."""
+        return os.fstat(self._file.fileno()).st_size
 
     @property
     def sha256(self) -> str:
@@ -193,9 +197,9 @@ def open_tensor_file(
             open(open_descriptor(path), "rb") as file,
             _open_checked(path, file, framework) as opened,
         ):
-            names, size = opened.offset_keys(), os.fstat(file.fileno()).st_size
+            names = opened.offset_keys()
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
-            yield TensorFile(path, opened.metadata() or {}, shapes, size, file, opened)
+            yield TensorFile(path, opened.metadata() or {}, shapes, file, opened)
     except SafetensorError as error:
         raise ModelError(
             f"not a valid safetensors file: `{path}`: {printable(first_line(error), 200)}",
@@ -266,26 +270,19 @@ def save_checkpoint(
     if (*described, description.config) != (model.family, model.classes, model.bands, config):
         raise ValueError(f"the description of a `{description.family}` does not fit the model")
     parameters = {name for name, _ in model.named_parameters()} if half else set()
-    tensors = {
-        name: _stored(name, value, half=name in parameters)
-        for name, value in model.state_dict().items()
-    }
+    tensors = {}
+    for name, value in model.state_dict().items():
+        if value.is_floating_point():
+            value = value.float()
+            if not value.isfinite().all():
+                hint = "training diverged: lower the learning rate"
+                raise ModelError(f"the weights are not finite: `{name}`", hint=hint)
+            if name in parameters and value.half().isfinite().all():
+                value = value.half()
+        # A copy, as safetensors rejects tensors that share memory.
+        tensors[name] = value.detach().cpu().contiguous().clone()
     text = description.model_copy(update={"weights": "float16" if half else "float32"}).as_json()
     write_tensor_file(path, tensors, (KEY, text), overwrite=overwrite)
-
-
-def _stored(name: str, value: "Tensor", *, half: bool) -> "Tensor":
-    if value.is_floating_point():
-        value = value.float()
-        if not value.isfinite().all():
-            raise ModelError(
-                f"the weights are not finite: `{name}`",
-                hint="training diverged: lower the learning rate",
-            )
-        if half and value.half().isfinite().all():
-            value = value.half()
-    # A copy, as safetensors rejects tensors that share memory.
-    return value.detach().cpu().contiguous().clone()
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, device: str = "cpu") -> Checkpoint:
@@ -302,14 +299,18 @@ def load_checkpoint(path: str | os.PathLike[str], *, device: str = "cpu") -> Che
             # file has. Backbones that compute while they are built fail here (`gemma4_vit`).
             with torch.device("meta"):
                 expected = _build(description).state_dict()
-            _check_shapes(file, expected)
-            model, values = _build(description), dict(file.tensors())
+            for name in sorted(expected.keys() ^ file.shapes.keys()):
+                kind = "missing" if name in expected else "unknown"
+                raise ModelError(f"a tensor is {kind}: `{name}`")
+            for name, value in expected.items():
+                found, shape = file.shapes[name], tuple(value.shape)
+                if found != shape:
+                    raise ModelError(f"the tensor `{name}` has shape {found}, expected {shape}")
+            model, values = _build(description), file.tensors()
             for name, value in values.items():
-                allowed = {expected[name].dtype}
-                if description.weights == "float16" and value.is_floating_point():
-                    allowed.add(torch.float16)
-                if value.dtype not in allowed:
-                    wanted = expected[name].dtype
+                wanted = expected[name].dtype
+                is_half = description.weights == "float16" and wanted.is_floating_point
+                if value.dtype != wanted and not (is_half and value.dtype == torch.float16):
                     raise ModelError(f"the tensor `{name}` is {value.dtype}, expected {wanted}")
                 if not value.isfinite().all():
                     raise ModelError(f"the weights are not finite: `{name}`")
@@ -318,21 +319,11 @@ def load_checkpoint(path: str | os.PathLike[str], *, device: str = "cpu") -> Che
     return Checkpoint(model.eval().to(place), description, sha256, file.path)
 
 
-def _check_shapes(file: TensorFile, expected: "Mapping[str, Tensor]") -> None:
-    for name in sorted(expected.keys() ^ file.shapes.keys()):
-        raise ModelError(f"a tensor is {'missing' if name in expected else 'unknown'}: `{name}`")
-    for name, value in expected.items():
-        if file.shapes[name] != (shape := tuple(value.shape)):
-            raise ModelError(f"the tensor `{name}` has shape {file.shapes[name]}, expected {shape}")
-
-
 def _build(description: Description) -> "Model":
+    classes, bands = len(description.classes), len(description.bands)
     try:
         return build_model(
-            description.family,
-            description.model_settings,
-            classes=len(description.classes),
-            bands=len(description.bands),
+            description.family, description.model_settings, classes=classes, bands=bands
         )
     except (RuntimeError, ValueError, TypeError, AssertionError, OverflowError) as error:
         raise ModelError(f"the model cannot be built: {first_line(error)}") from error

@@ -141,12 +141,6 @@ class AnchorNetConfig(ModelConfig):
     patches: LspSetting = Field(
         "loose", description="number and overlap of patches: `strict` to visualise them"
     )
-    squeeze: Literal["output", "none"] = Field(
-        "output", description="squeeze-excitation of the output of each block, or none"
-    )
-    auxiliary: bool = Field(
-        True, description="add an auxiliary head to each branch; used in training only"
-    )
 
     @property
     def max_levels(self) -> int | None:
@@ -169,9 +163,6 @@ class TwoStreamObjective(Objective):
     margin: Fraction = Field(
         0.5, description="by how much the local probability of the class should be higher"
     )
-    hold_global: bool = Field(
-        False, description="stop the gradient of the ranking loss to the global stream"
-    )
 
 
 class TwoStreamConfig(ModelConfig):
@@ -190,9 +181,6 @@ class TwoStreamConfig(ModelConfig):
     )
     local_size: Side | None = Field(
         None, description="side of the local stream's views in pixels; default: `view_size`"
-    )
-    local_weight: float = Field(
-        1.0, gt=0, le=1000, description="weight of the local logits beside the global ones"
     )
     steps: Literal["attention", "last", "none"] = Field(
         "attention",
@@ -282,10 +270,11 @@ class DramConfig(ModelConfig):
     )
     glimpse_size: int = Field(77, ge=8, le=2048, description="side of a glimpse in pixels")
     scales: int = Field(
-        3, ge=1, le=16, description="scales of a glimpse, from its own size to the whole view"
-    )
-    sharp_only: bool = Field(
-        True, description="classify by the finest scale; the others choose the first position"
+        3,
+        ge=1,
+        le=16,
+        description="scales of a glimpse, from its own size to the whole view; the finest "
+        "classifies, the others choose the first position",
     )
     state_size: Channels = Field(1024, description="units of each of the two recurrent layers")
     deviation: float = Field(
@@ -296,12 +285,6 @@ class DramConfig(ModelConfig):
     def grid(self) -> Grid:
         """Return cells as large as a glimpse."""
         return Grid(DRAM_CELLS, DRAM_CELLS, self.glimpse_size / self.view_size)
-
-    @property
-    def of_glimpses(self) -> ModelConfig:
-        """Return the configuration of the network that encodes glimpses."""
-        shared = {name: getattr(self, name) for name in ModelConfig.model_fields}
-        return ModelConfig(**(shared | {"view_size": self.glimpse_size}))
 
     @model_validator(mode="after")
     def _check(self) -> Self:

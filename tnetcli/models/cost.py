@@ -116,7 +116,7 @@ class Counter:
         views = sum(step.views for step in steps)
         features = torch.empty(1, views, self.model.feature_size, device="meta")
         mask = torch.ones(1, views, dtype=torch.bool, device="meta")
-        aggregation = _multiplications(lambda: self.model.aggregate(features, mask, mask.long()))
+        aggregation = _multiplications(self.model.aggregate, features, mask, mask.long())
         return aggregation + sum(step.views * self._count_view(step) for step in steps)
 
     def _count_view(self, step: Step) -> int:
@@ -128,14 +128,14 @@ class Counter:
             view = torch.empty(1, self.model.bands, side, side, device="meta")
             positions = torch.empty(1, 3, dtype=torch.long, device="meta")
             encoder = self.model.encoder(step.level)
-            self._per_view[kind] = _multiplications(lambda: encoder(view, positions, step.scored))
+            self._per_view[kind] = _multiplications(encoder, view, positions, step.scored)
         return self._per_view[kind]
 
 
-def _multiplications(run: Callable[[], Any]) -> int:
+def _multiplications(run: Callable[..., Any], *inputs: Any) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as flops, torch.no_grad():
-        run()
+        run(*inputs)
     return int(flops.get_total_flops()) // 2

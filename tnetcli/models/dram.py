@@ -44,10 +44,11 @@ class Dram(WeightedMean):
         self, config: DramConfig, *, classes: int, bands: int = 3, pretrained: Weights = False
     ) -> None:
         super().__init__(config, grid=config.grid, classes=classes, bands=bands)
-        self.count, self.sharp_only = config.glimpses, config.sharp_only
+        self.count = config.glimpses
         self.cut = Glimpses(self.view_size, config.glimpse_size, config.scales)
         channels = len(self.cut.fields) * (bands + 2)
-        self.backbone = build_backbone(config.of_glimpses, bands=channels, pretrained=pretrained)
+        of_glimpses = config.model_copy(update={"view_size": config.glimpse_size})
+        self.backbone = build_backbone(of_glimpses, bands=channels, pretrained=pretrained)
         size = config.state_size
         self.recurrent = LstmCell(self.backbone.feature_size, size)
         reach = 1 - config.glimpse_size / self.view_size  # keeps glimpses inside the view
@@ -74,7 +75,11 @@ class Dram(WeightedMean):
             aux["side_logits"] = self.head(self.dropout(earlier))
             if learns:
                 aux["log_p"] = glimpsed.log_p.sum(dim=1)
-        return EncoderOutput(features[:, -1], glimpsed.attention.log().unsqueeze(2), aux)
+        # The attention of a cell is the density of glimpses around their means.
+        distance = (glimpsed.means.unsqueeze(2) - self.centres.to(glimpsed.means)).square()
+        density = (-distance.sum(dim=3) / (2 * self.location.deviation**2)).softmax(dim=2)
+        attention = (1 - UNIFORM) * density.mean(dim=1) + UNIFORM / density.shape[2]  # (n, cells)
+        return EncoderOutput(features[:, -1], attention.log().unsqueeze(2), aux)
 
     def glimpse(self, views: Tensor, *, sample: bool = False, uniform: bool = False) -> "Glimpsed":
         """Take glimpses of `views` (n, bands, height, width).
@@ -83,35 +88,20 @@ class Dram(WeightedMean):
         recurrence then starts again from zeros. `sample` draws positions from the emission,
         `uniform` from the whole view.
         """
-        centre = views.new_zeros(views.shape[0], 2)
-        context = self._recur(views, centre, None, sharp_only=False)
-        emissions = [self.location(context.output, None, sample=sample, uniform=uniform)]
-        states: list[State] = []
-        for number in range(self.count):
-            before = states[-1] if states else None
-            place = emissions[-1].place
-            states.append(self._recur(views, place, before, sharp_only=self.sharp_only))
-            if number + 1 < self.count:
-                output, state = states[-1].output, emissions[-1].state
-                emissions.append(self.location(output, state, sample=sample, uniform=uniform))
-        means = torch.stack([each.mean for each in emissions], dim=1)  # (n, glimpses, 2)
-        # The attention of a cell is the density of glimpses around their means.
-        distance = (means.unsqueeze(2) - self.centres.to(means)).square().sum(dim=3)
-        density = (-distance / (2 * self.location.deviation**2)).softmax(dim=2)
-        return Glimpsed(
-            torch.stack([each.output for each in states], dim=1),
-            torch.stack([each.place for each in emissions], dim=1),
-            torch.stack([each.log_p for each in emissions], dim=1),
-            (1 - UNIFORM) * density.mean(dim=1) + UNIFORM / density.shape[2],
-            context.output,
-        )
-
-    def _recur(
-        self, views: Tensor, places: Tensor, state: "State | None", *, sharp_only: bool
-    ) -> "State":
-        _, features = self.backbone(self.cut(views, places, sharp_only=sharp_only))
-        found: State = self.recurrent(features, state)
-        return found
+        _, vectors = self.backbone(self.cut(views, views.new_zeros(views.shape[0], 2)))
+        context: Tensor = self.recurrent(vectors, None).output
+        output, state, taken = context, None, []
+        emitted: Emitted | None = None
+        for _ in range(self.count):
+            before = None if emitted is None else emitted.state
+            emitted = self.location(output, before, sample=sample, uniform=uniform)
+            _, vectors = self.backbone(self.cut(views, emitted.place, sharp_only=True))
+            state = self.recurrent(vectors, state)
+            output = state.output
+            taken.append((output, emitted.place, emitted.mean, emitted.log_p))
+        steps = (torch.stack(each, dim=1) for each in zip(*taken, strict=True))
+        features, places, means, log_p = steps
+        return Glimpsed(features, places, means, log_p, context)
 
 
 def cell_centres(grid: Grid) -> Tensor:
@@ -129,8 +119,8 @@ class Glimpsed(NamedTuple):
 
     features: Tensor  # (n, glimpses, size), the state after each glimpse
     places: Tensor  # (n, glimpses, 2), without gradient
+    means: Tensor  # (n, glimpses, 2), of the distributions that places are drawn from
     log_p: Tensor  # (n, glimpses), of each place given those before, with gradient
-    attention: Tensor  # (n, cells); each view's sum is 1
     context: Tensor  # (n, size), the state that chooses the first place
 
 

@@ -1,7 +1,6 @@
 """Image encoders: timm and built-in networks, taps, pooling, pretrained weights."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tnetcli.text import did_you_mean, first_line, one_line, printable
 
 OWN = ("bagnet77", "compact")
 PIXELS_PER_CELL = 2
-Tap = int | str | None
 USE_FILE = "give a local .safetensors file: pretrained: FILE"
 USE_INDEX = "set `tap` to the index of a stage"
 # Errors that timm networks raise for an unsupported view or argument.
@@ -40,7 +38,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.net, self.pooling = net, config.pooling
         self.dropout = nn.Dropout(config.feature_dropout)
-        maps, features = probe(self, self.encode, bands=bands, view_size=config.view_size)
+        maps, features = self._probe(bands, config.view_size)
         # Views are square, so maps are too, unless channels are last.
         if maps.ndim != 4 or maps.shape[2] != maps.shape[3]:
             raise ModelError(f"no map with channels first: {tuple(maps.shape[1:])}", hint=USE_INDEX)
@@ -49,6 +47,17 @@ class Backbone(nn.Module):
             raise ModelError(problem, hint="choose another backbone")
         self.feature_size = int(features.shape[1])
         self.map_size = MapSize(*maps.shape[1:])
+
+    def _probe(self, bands: int, side: int) -> tuple[Tensor, Tensor]:
+        """Encode one view; raise ModelError if its size is not accepted."""
+        like = next(self.parameters())
+        try:
+            with torch.no_grad():
+                return self.eval().encode(like.new_zeros(1, bands, side, side))
+        except FAILURES as error:
+            raise _unsupported_view(side, error) from error
+        finally:
+            self.train()
 
     def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Return the map (n, channels, height, width) and the features (n, D)."""
@@ -88,7 +97,7 @@ def build_backbone(
     config: ModelConfig,
     *,
     bands: int,
-    tap: Tap = None,
+    tap: int | str | None = None,
     cells: int = 1,
     pretrained: Weights = False,
 ) -> Backbone:
@@ -100,7 +109,7 @@ def build_backbone(
             raise ModelError(f"`{name}` has one map", hint="remove tap")
         return Backbone(net, config, bands=bands)
     if isinstance(tap, str):
-        return Backbone(_TapByName(net, tap, pooling), config, bands=bands)
+        return Backbone(_Tapped(net, tap, pooling), config, bands=bands)
     stages = getattr(net, "feature_info", None)
     if not stages or not all(stage["reduction"] for stage in stages):
         hint = "set `tap` to the name of one of its modules, or choose another backbone"
@@ -111,28 +120,14 @@ def build_backbone(
         tap = max(fine, default=0)
     if not 0 <= tap < len(stages):
         raise ModelError(f"`{name}` has no stage `{tap}`", hint=f"use 0 to {len(stages) - 1}")
-    by_name = _TapByName(net, stages[tap]["module"], pooling)
+    by_name = _Tapped(net, stages[tap]["module"], pooling)
     try:
         return Backbone(by_name, config, bands=bands)
     except ModelError:
         if not hasattr(net, "forward_intermediates"):
             raise
     by_name.hook.remove()
-    return Backbone(_TapByStage(net, tap, pooling), config, bands=bands)
-
-
-def probe(net: nn.Module, run: Callable[[Tensor], Any], *, bands: int, view_size: int) -> Any:
-    """Return the output of `run` for one view; raise ModelError if its size is not accepted."""
-    first, was_training = next(net.parameters()), net.training
-    view = torch.zeros(1, bands, view_size, view_size, dtype=first.dtype, device=first.device)
-    net.eval()
-    try:
-        with torch.no_grad():
-            return run(view)
-    except FAILURES as error:
-        raise _unsupported_view(view_size, error) from error
-    finally:
-        net.train(was_training)
+    return Backbone(_Tapped(net, tap, pooling), config, bands=bands)
 
 
 def _unsupported_view(view_size: int, error: Exception) -> ModelError:
@@ -142,50 +137,40 @@ def _unsupported_view(view_size: int, error: Exception) -> ModelError:
     )
 
 
-def _pool(net: Any, final: Tensor, pooling: Pooling) -> Tensor:
-    """Return the features that a classifier would read."""
-    if pooling == "mean":  # the network's own head may do more than that
-        features: Tensor = net.forward_head(final, pre_logits=True)
-        return features
-    if final.ndim != 4:
-        raise ModelError("the backbone does not end in a map", hint="use pooling `mean`")
-    return pool_map(final, pooling)
+class _Tapped(nn.Module):
+    """Return a map on the way to the features of a timm network, and the features.
 
+    The map is the output of a named module, as the papers tap inside a stage; or that of a stage
+    by index, which timm also makes of tokens and of channels last.
+    """
 
-class _TapByName(nn.Module):
-    """Return the output of a named module, and the features; the papers tap inside a stage."""
-
-    def __init__(self, net: Any, name: str, pooling: Pooling) -> None:
+    def __init__(self, net: Any, tap: int | str, pooling: Pooling) -> None:
         super().__init__()
-        self.net, self.pooling = net, pooling
+        self.net, self.tap, self.pooling = net, tap, pooling
         self._maps: dict[int, Any] = {}  # by thread, as threads may share a model
-        named = dict(net.named_modules())
-        if name not in named:
-            hint = did_you_mean(name, named, USE_INDEX)
-            raise ModelError(f"the backbone has no module `{name}`", hint=hint)
-        self.hook = named[name].register_forward_hook(self._keep)
+        if isinstance(tap, str):
+            named = dict(net.named_modules())
+            if tap not in named:
+                hint = did_you_mean(tap, named, USE_INDEX)
+                raise ModelError(f"the backbone has no module `{tap}`", hint=hint)
+            self.hook = named[tap].register_forward_hook(self._keep)
 
     def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self._maps[threading.get_ident()] = output
 
     def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
-        final = self.net.forward_features(views)
-        maps = self._maps.pop(threading.get_ident(), None)
-        if not isinstance(maps, Tensor) or maps.ndim != 4:
-            raise ModelError("the tap does not return a map", hint=USE_INDEX)
-        return maps, _pool(self.net, final, self.pooling)
-
-
-class _TapByStage(nn.Module):
-    """Return the map after one of timm's stages, and the features; for tokens, channels last."""
-
-    def __init__(self, net: Any, stage: int, pooling: Pooling) -> None:
-        super().__init__()
-        self.net, self.stage, self.pooling = net, stage, pooling
-
-    def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
-        final, (maps,) = self.net.forward_intermediates(views, indices=[self.stage])
-        return maps, _pool(self.net, final, self.pooling)
+        if isinstance(self.tap, int):
+            final, (maps,) = self.net.forward_intermediates(views, indices=[self.tap])
+        else:
+            final = self.net.forward_features(views)
+            maps = self._maps.pop(threading.get_ident(), None)
+            if not isinstance(maps, Tensor) or maps.ndim != 4:
+                raise ModelError("the tap does not return a map", hint=USE_INDEX)
+        if self.pooling == "mean":  # the network's own head may do more than that
+            return maps, self.net.forward_head(final, pre_logits=True)
+        if final.ndim != 4:
+            raise ModelError("the backbone does not end in a map", hint="use pooling `mean`")
+        return maps, pool_map(final, self.pooling)
 
 
 def _build_net(config: ModelConfig, bands: int, pretrained: Weights) -> Any:
@@ -254,15 +239,15 @@ def load_weights(net: Any, name: str, pretrained: Weights) -> None:
     path = _download(name, settings) if pretrained is True else Path(pretrained)
     with open_tensor_file(path, "pt") as file:
         found = dict(file.tensors())
-    for classifier in _names(settings.get("classifier")):
-        found = {key: each for key, each in found.items() if not key.startswith(f"{classifier}.")}
+    classifiers = tuple(f"{name}." for name in _names(settings.get("classifier")))
+    found = {key: each for key, each in found.items() if not key.startswith(classifiers)}
     own = net.state_dict()
     for key in (f"{first}.weight" for first in _names(settings.get("first_conv"))):
-        is_known = key in own and key in found
-        if is_known and found[key].ndim == 4 and found[key].shape[1] == 3:
+        value = found.get(key)
+        if key in own and value is not None and value.ndim == 4 and value.shape[1] == 3:
             from timm.models import adapt_input_conv
 
-            found[key] = adapt_input_conv(own[key].shape[1], found[key])
+            found[key] = adapt_input_conv(own[key].shape[1], value)
     try:
         net.load_state_dict(found)
     except RuntimeError as error:

@@ -39,13 +39,15 @@ class Lsp(NamedTuple):
         tried = np.argsort(-heat, axis=None, kind="stable")
         tried = tried[: count_candidates(heat.size, self.fractions[branch])]
         rows, columns = np.divmod(tried, heat.shape[1])  # (candidates,)
-        free = np.ones(len(tried), bool)
+        free, side = np.ones(len(tried), bool), FIELDS[branch]
         taken: list[int] = []
         while free.any() and len(taken) < self.most[branch]:
             best = int(free.argmax())
             taken.append(best)
-            overlap = overlap_of(rows - rows[best], columns - columns[best], FIELDS[branch])
-            free &= overlap < self.overlap
+            down = np.maximum(side - STRIDE * np.abs(rows - rows[best]), 0)
+            across = np.maximum(side - STRIDE * np.abs(columns - columns[best]), 0)
+            common = down * across  # (candidates,), pixels
+            free &= common / (2 * side**2 - common) < self.overlap
         return np.stack([rows[taken], columns[taken]], axis=1)
 
     def max_patches(self, view_size: int) -> int:
@@ -70,17 +72,6 @@ def count_candidates(positions: int, fraction: float) -> int:
     return max(math.floor(positions * fraction + EPSILON), 1)
 
 
-def overlap_of(
-    down: NDArray[np.integer], across: NDArray[np.integer], field: int
-) -> NDArray[np.float64]:
-    """Return the intersection over union of patches that are so many positions apart."""
-    rows = np.maximum(field - STRIDE * np.abs(down), 0)
-    columns = np.maximum(field - STRIDE * np.abs(across), 0)
-    common = rows * columns
-    overlap: NDArray[np.float64] = common / (2 * field**2 - common)
-    return overlap
-
-
 @lru_cache
 def _spans(view_size: int) -> tuple[tuple[int, int], ...]:
     """Return start and length in view pixels of each row of patches, branch by branch."""
@@ -96,8 +87,7 @@ class AnchorGrid(Grid):
     """The patches of all branches as cells: one block of rows and columns per branch.
 
     A cell whose row and column belong to one branch is the receptive field of a position of that
-    branch's map. The other cells are never proposed. This keeps patches of three sizes a product
-    of rows and columns.
+    branch's map. The other cells are never proposed.
     """
 
     proposed_only: ClassVar[bool] = True
@@ -116,9 +106,7 @@ class AnchorGrid(Grid):
 
     def describe(self) -> str:
         """Return a description such as `955 patches of 63, 95 and 111 pixels`."""
-        *sizes, largest = FIELDS
-        sizes_text = f"{', '.join(map(str, sizes))} and {largest}"
-        return f"{int(self.choices().sum())} patches of {sizes_text} pixels"
+        return "{} patches of {}, {} and {} pixels".format(int(self.choices().sum()), *FIELDS)
 
     def block_of(self, branch: int) -> slice:
         """Return the rows, which are also the columns, of a branch."""

@@ -93,30 +93,29 @@ class SqueezeExcite(nn.Module):
         return maps * gate
 
 
-class BagNetBlocks(NamedTuple):
-    """Equal blocks of BagNet-77; only the first has the stride."""
+class BagNetBlock(NamedTuple):
+    """A block of BagNet-77."""
 
     kernel: int
     channels: int
     stride: int = 1
     padding: Literal["same", "valid"] = "same"
-    repeats: int = 1
 
 
 # Papadopoulos et al. 2021, appendix, table 4. The location module reads the map of block 13, the
 # last one of TO_MAP.
 TO_MAP = (
-    BagNetBlocks(3, 256, stride=2),
-    BagNetBlocks(3, 256),
-    BagNetBlocks(1, 256),
-    BagNetBlocks(3, 512, stride=2),
-    BagNetBlocks(3, 512),
-    BagNetBlocks(1, 512, repeats=2),
-    BagNetBlocks(3, 1024, stride=2, padding="valid"),
-    BagNetBlocks(3, 1024),
-    BagNetBlocks(1, 1024, repeats=4),
+    BagNetBlock(3, 256, stride=2),
+    BagNetBlock(3, 256),
+    BagNetBlock(1, 256),
+    BagNetBlock(3, 512, stride=2),
+    BagNetBlock(3, 512),
+    *[BagNetBlock(1, 512)] * 2,
+    BagNetBlock(3, 1024, stride=2, padding="valid"),
+    BagNetBlock(3, 1024),
+    *[BagNetBlock(1, 1024)] * 4,
 )
-TO_FEATURES = (BagNetBlocks(3, 2048, padding="valid"), BagNetBlocks(3, 2048), BagNetBlocks(1, 2048))
+TO_FEATURES = (BagNetBlock(3, 2048, padding="valid"), BagNetBlock(3, 2048), BagNetBlock(1, 2048))
 BAGNET_STEM, BAGNET_FEATURES = 64, 512
 
 
@@ -126,9 +125,11 @@ class BagNet77(nn.Module):
     def __init__(self, bands: int = 3) -> None:
         super().__init__()
         self.stem = nn.Conv2d(bands, BAGNET_STEM, 3)
-        self.to_map, channels = _build_blocks(BAGNET_STEM, TO_MAP)
-        self.to_features, channels = _build_blocks(channels, TO_FEATURES)
-        self.head = nn.Conv2d(channels, BAGNET_FEATURES, 1)
+        inputs = [BAGNET_STEM, *(each.channels for each in TO_MAP + TO_FEATURES)]
+        blocks = list(map(Block, inputs, TO_MAP + TO_FEATURES))
+        self.to_map = nn.Sequential(*blocks[: len(TO_MAP)])
+        self.to_features = nn.Sequential(*blocks[len(TO_MAP) :])
+        self.head = nn.Conv2d(inputs[-1], BAGNET_FEATURES, 1)
 
     def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Return the map for the location module and the features (n, 512)."""
@@ -145,31 +146,23 @@ class BagNet77(nn.Module):
         return maps, final  # (n, 1024, 9, 9) and (n, 512, 7, 7) at 77 pixels
 
 
-def _build_blocks(channels: int, groups: tuple[BagNetBlocks, ...]) -> tuple[nn.Sequential, int]:
-    blocks = []
-    for group in groups:
-        for repeat in range(group.repeats):
-            blocks.append(Block(channels, group, group.stride if repeat == 0 else 1))
-            channels = group.channels
-    return nn.Sequential(*blocks), channels
-
-
 class Block(nn.Module):
     """A bottleneck with a shortcut; the last activation follows the sum."""
 
-    def __init__(self, inputs: int, group: BagNetBlocks, stride: int) -> None:
+    def __init__(self, inputs: int, block: BagNetBlock) -> None:
         super().__init__()
-        inner = group.channels // 4
-        convolution = SameConv2d if group.padding == "same" else nn.Conv2d
-        self.cut = group.kernel - 1 if group.padding == "valid" else 0
+        kernel, outputs, stride, padding = block
+        inner = outputs // 4
+        self.cut = kernel - 1 if padding == "valid" else 0
         self.reduce = nn.Conv2d(inputs, inner, 1)
-        self.spread = convolution(inner, inner, group.kernel, stride)
-        self.expand = nn.Conv2d(inner, group.channels, 1)
-        changes = stride > 1 or inputs != group.channels
-        self.shortcut = nn.Conv2d(inputs, group.channels, 1, stride) if changes else nn.Identity()
+        convolution = SameConv2d if padding == "same" else nn.Conv2d
+        self.spread = convolution(inner, inner, kernel, stride)
+        self.expand = nn.Conv2d(inner, outputs, 1)
+        changes = stride > 1 or inputs != outputs
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride) if changes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a map with the group's channels."""
+        """Return a map with the block's channels."""
         inside = functional.leaky_relu(self.reduce(x), SLOPE)
         inside = functional.leaky_relu(self.spread(inside), SLOPE)
         # The shortcut is cropped by what an unpadded kernel loses at the edges.
@@ -214,8 +207,9 @@ class Compact(nn.Module):
             Residual(MIDDLE),
             Residual(MIDDLE),
         )
-        last = Convolution(MIDDLE, LAST, stride=2), nn.ReLU(), Residual(LAST)
-        self.to_features = nn.Sequential(*last)
+        self.to_features = nn.Sequential(
+            Convolution(MIDDLE, LAST, stride=2), nn.ReLU(), Residual(LAST)
+        )
 
     def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Return the map for the location module and the pooled features."""

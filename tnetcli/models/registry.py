@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 class Family:
     """A kind of model: its configuration, its class and its training objective.
 
-    `model` and `terms` are `module:name`, imported when a model is built or trained. `terms` is a
-    function (Episodes, Task, Objective) -> Terms that adds to the cross-entropy and REINFORCE
-    losses, or with `replaces_loss` replaces them.
+    `model` is `module:name`, imported when a model is built. With an objective of its own, the
+    module has a function `objective` (Episodes, Task, Objective) -> Terms, which adds to the
+    cross-entropy and REINFORCE losses, or with `replaces_loss` replaces them.
     """
 
     summary: str
     config: type[ModelConfig]
     model: str
     objective: type[Objective] = Objective
-    terms: str | None = None
     replaces_loss: bool = False
 
 
@@ -45,7 +44,6 @@ ANCHORNET = Family(
     configs.AnchorNetConfig,
     "tnetcli.models.anchornet:AnchorNet",
     configs.AnchorNetObjective,
-    "tnetcli.models.anchornet:objective",
 )
 TWO_STREAM = Family(
     "two streams: one for the whole image, a recurrent one for its regions;\n"
@@ -53,7 +51,6 @@ TWO_STREAM = Family(
     configs.TwoStreamConfig,
     "tnetcli.models.two_stream:TwoStream",
     configs.TwoStreamObjective,
-    "tnetcli.models.two_stream:objective",
     replaces_loss=True,
 )
 SACCADER = Family(
@@ -62,7 +59,6 @@ SACCADER = Family(
     configs.SaccaderConfig,
     "tnetcli.models.saccader:Saccader",
     configs.SaccaderObjective,
-    "tnetcli.models.saccader:objective",
 )
 DRAM = Family(
     "a recurrent network that takes glimpses of a view at several scales,\n"
@@ -70,7 +66,6 @@ DRAM = Family(
     configs.DramConfig,
     "tnetcli.models.dram:Dram",
     configs.DramObjective,
-    "tnetcli.models.dram:objective",
 )
 WHOLE = Family(
     "the baseline: the whole image in one view, however large it is;\nany backbone of timm",
@@ -118,17 +113,16 @@ def build_model(
     """
     if not isinstance(config, ModelConfig):
         config = read_model_config(family, config)
-    build = _load(find_family(family).model)
+    module, name = find_family(family).model.split(":")
+    build = getattr(import_module(module), name)
     model: Model = build(config, classes=classes, bands=bands, pretrained=pretrained)
     return model
 
 
 def find_terms(family: str) -> "FamilyTerms | None":
     """Return the function that computes a family's own loss terms, None if it has none."""
-    terms = find_family(family).terms
-    return None if terms is None else _load(terms)
-
-
-def _load(name: str) -> Any:
-    module, attribute = name.split(":")
-    return getattr(import_module(module), attribute)
+    found = find_family(family)
+    if found.objective is Objective:
+        return None
+    terms: FamilyTerms = import_module(found.model.partition(":")[0]).objective
+    return terms

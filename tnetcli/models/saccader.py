@@ -110,11 +110,11 @@ class PatchNet(nn.Module):
         channels = _scaled(STEM, width)
         layers: list[nn.Module] = [*_normed(bands, channels, 3), nn.ReLU()]
         for inner, blocks, stride in GROUPS:
+            size = _scaled(inner, width)
             for block in range(blocks):
                 kernel = 3 if block < WIDE_BLOCKS else 1
-                step = stride if block == 0 else 1
-                layers.append(Bottleneck(channels, _scaled(inner, width), kernel, step))
-                channels = EXPANSION * _scaled(inner, width)
+                layers.append(Bottleneck(channels, size, kernel, 1 if block else stride))
+                channels = EXPANSION * size
         self.channels, self.feature_size = channels, channels // EXPANSION
         self.pretrained_cfg = {"first_conv": "to_map.0"}  # as timm names the first layer
         self.to_map = nn.Sequential(*layers)
@@ -145,13 +145,10 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a map of four times the inner channels."""
-        height, width = x.shape[-2:]
-        rows = slice(self.cut, height - self.cut, self.stride)
-        columns = slice(self.cut, width - self.cut, self.stride)
         # Sliced, as the gradient of a strided 1 x 1 convolution with few channels writes out of
         # bounds on CPUs (torch 2.15).
-        kept = x[..., rows, columns]
-        return functional.relu(self.inside(x) + self.shortcut(kept))
+        rows, columns = (slice(self.cut, n - self.cut, self.stride) for n in x.shape[-2:])
+        return functional.relu(self.inside(x) + self.shortcut(x[..., rows, columns]))
 
 
 def _normed(
@@ -172,11 +169,11 @@ class SaccaderLocation(nn.Module):
     def __init__(self, channels: int, narrow: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for _ in range(ATTENTION_GROUPS):  # wider receptive fields
+        for _ in range(ATTENTION_GROUPS):
             inputs, channels = channels, channels // 2
-            layers += [*_normed(inputs, channels, 1), nn.ReLU()]
-            dilated = nn.Conv2d(channels, channels, 3, padding=2, dilation=2, bias=False)
-            layers += [dilated, nn.BatchNorm2d(channels), nn.ReLU()]
+            wider = nn.Conv2d(channels, channels, 3, padding=2, dilation=2, bias=False)
+            norm = nn.BatchNorm2d(channels)
+            layers += [*_normed(inputs, channels, 1), nn.ReLU(), wider, norm, nn.ReLU()]
         self.attention = nn.Sequential(*layers)
         self.mix = nn.Conv2d(channels + narrow, narrow, 1)
         self.cell = SaccaderCell(narrow)
@@ -228,9 +225,8 @@ def choose_positions(
     """Choose `glimpses` positions of a map (n, channels, positions), one after another.
 
     Each step takes the best position, with `sample` a random one, or the next of `follow`
-    (n, glimpses), which must be distinct. The attention is one distribution for all steps: sampling
-    from it without replacement gives the chosen positions, in their order, the probabilities that
-    they had at their steps. The other positions divide the rest as one more step would.
+    (n, glimpses), which must be distinct. Sampling from the attention without replacement gives the
+    chosen positions the probabilities of their steps; the others divide the rest as one more step.
     """
     single = torch.promote_types(mixed.dtype, torch.float32)  # many probabilities are multiplied
     logits, mixed = cell(mixed).to(single), mixed.to(single)

@@ -70,13 +70,12 @@ class TNet(WeightedMean):
             config, bands=bands, tap=tap, cells=cells, pretrained=pretrained
         )
         size, maps = self.backbone.feature_size, self.backbone.map_size
-        self.align = (
-            Pool(maps, self.grid, config.pooling) if reference is None else Pick(maps, reference)
-        )
+        self.align = Pick(maps, reference) if reference else Pool(maps, self.grid, config.pooling)
+        channels, inner = self.align.channels, config.location_size
         self.location = (
-            ContextLocation(self.align.channels, size, config.location_size)
+            ContextLocation(channels, size, inner)
             if config.location == "context"
-            else SqueezeLocation(self.align.channels, config.location_size)
+            else SqueezeLocation(channels, inner)
         )
         self.position = Position(size, config.position, config.position_size)
         self.add_head(size, Gated(size) if config.aggregator == "gated" else None)
@@ -156,18 +155,13 @@ class Coordinates(nn.Module):
 
     def forward(self, cells: Tensor) -> Tensor:
         """(n, channels, rows, columns) -> (n, channels + 2, rows, columns)."""
-        count, _, rows, columns = cells.shape
-        down = _from_minus_one_to_one(rows, cells) * self.weight[0] + self.bias[0]
-        across = _from_minus_one_to_one(columns, cells) * self.weight[1] + self.bias[1]
-        shape = (count, 1, rows, columns)
-        added = [down.view(1, 1, -1, 1).expand(shape), across.view(1, 1, 1, -1).expand(shape)]
-        return torch.cat([cells, *added], dim=1)
-
-
-def _from_minus_one_to_one(count: int, like: Tensor) -> Tensor:
-    if count == 1:  # a single row or column is in the middle
-        return torch.zeros(1, dtype=like.dtype, device=like.device)
-    return torch.linspace(-1, 1, count, dtype=like.dtype, device=like.device)
+        rows, columns = (
+            torch.linspace(-1, 1, n, dtype=cells.dtype, device=cells.device) * (n > 1)  # one: 0
+            for n in cells.shape[2:]
+        )
+        down, across = rows * self.weight[0] + self.bias[0], columns * self.weight[1] + self.bias[1]
+        added = torch.stack(torch.meshgrid(down, across, indexing="ij"))  # (2, rows, columns)
+        return torch.cat([cells, added.expand(cells.shape[0], -1, -1, -1)], dim=1)
 
 
 class Pick(nn.Module):

@@ -43,7 +43,6 @@ class TwoStream(Model):
         backbone = Stream(of_regions, bands=bands, pretrained=pretrained)
         self.local_stream = LocalStream(config, backbone, classes)
         init_weights(config.backbone, self.local_stream.head)
-        self.local_weight = config.local_weight
         streams = (self.global_stream, self.local_stream)
         self.feature_size = max(stream.feature_size for stream in streams)
         for stream in streams:
@@ -67,15 +66,12 @@ class TwoStream(Model):
         streams = torch.stack([mask & ~local, mask & local], dim=1)  # (images, 2, regions)
         counts = streams.sum(dim=2, keepdim=True)  # (images, 2, 1)
         means = streams.to(logits) / counts.clamp(min=1)  # (images, 2, regions)
-        some = counts > 0
-        factors = logits.new_tensor([1.0, self.local_weight]).view(1, 2, 1)
-        factors = torch.where(some.all(dim=1, keepdim=True), factors, some.to(logits))
-        weights = (factors / factors.sum(dim=1, keepdim=True) * means).sum(dim=1)
         by_stream = means @ logits  # (images, 2, classes)
-        total = (factors * by_stream).sum(dim=1)  # (images, classes)
+        some = (counts > 0).to(logits)
+        weights = (some / some.sum(dim=1, keepdim=True) * means).sum(dim=1)  # (images, regions)
         mean = (weights.unsqueeze(-1) * features).sum(dim=1)  # (images, D)
         parts = {"whole": by_stream[:, 0], "regions": by_stream[:, 1], "instances": logits}
-        return Aggregated(total, weights, mean, parts)
+        return Aggregated(by_stream.sum(dim=1), weights, mean, parts)
 
     def classify(self, features: Tensor, levels: Tensor) -> Tensor:
         """Return the logits of single regions, each from the stream of its level."""
@@ -146,10 +142,9 @@ class LocalStream(nn.Module):
         if self.steps:
             outputs: Tensor = self.memory(vectors, self.steps)  # (n, steps, size)
             if self.last_only:
-                last = torch.arange(self.steps, device=views.device) == self.steps - 1
-                weights = last.to(outputs).expand(len(outputs), -1)  # (n, steps)
+                weights = functional.pad(outputs.new_ones(outputs.shape[0], 1), (self.steps - 1, 0))
             else:
-                weights = self.weigh(outputs)
+                weights = self.weigh(outputs)  # (n, steps)
             vectors = (weights.unsqueeze(2) * outputs).sum(dim=1)
             aux["step_weights"] = weights
             if self.training and self.last_only:
@@ -199,10 +194,10 @@ class Recurrence(nn.Module):
 
     def forward(self, inputs: Tensor, steps: int) -> Tensor:
         """Feed the same inputs (n, inputs) at every step; return outputs (n, steps, size)."""
-        layers = [each for each in self.layers if isinstance(each, LstmLayer)]
-        first = layers[0].enter(inputs)  # the same at every step
         zeros = inputs.new_zeros(inputs.shape[0], self.size)
+        layers = [each for each in self.layers if isinstance(each, LstmLayer)]
         states, outputs = [(zeros, zeros)] * len(layers), []
+        first = layers[0].enter(inputs)  # the same at every step
         for _ in range(steps):
             for number, layer in enumerate(layers):
                 entered = layer.enter(states[number - 1][0]) if number else first
@@ -231,8 +226,7 @@ def objective(episodes: Episodes, task: Task, config: TwoStreamObjective) -> Ter
         ce_local = side_loss(episodes, task, "step_logits") / steps
     else:
         ce_local = task.loss(local_logits, truth, weights)
-    reference = global_logits[image].detach() if config.hold_global else global_logits[image]
-    ranking = ranking_loss(reference, local_logits, truth, margin=config.margin)  # (patches,)
+    ranking = ranking_loss(global_logits[image], local_logits, truth, margin=config.margin)
     importance = task.importance(targets) / images  # (images,)
     p_local = true_probability(local_logits, truth).sum() / max(len(truth), 1)
     return {

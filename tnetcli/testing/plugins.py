@@ -43,17 +43,13 @@ PREDICTION = {
     "georeference": {"crs": "EPSG:32633", "transform": [10, 0, 399960, 0, -10, 5000040]},
     "levels": [
         {"level": 1, "windows": 1, "label": "forest", "probability": 0.6},
-        {"level": 2, "windows": 2, "label": "river", "probability": 0.9},
+        {"level": 2, "windows": 1, "label": "river", "probability": 0.9},
     ],
     "windows": [
-        {
-            "path": "root", "level": 1, "box": [0, 0, 4000, 3000], "attention": 1, "rank": 1,
-            "share": 0.4, "label": "forest", "probability": 0.6, "valid": 1,
-        },
-        {
-            "path": "root/0-2", "level": 2, "box": [2000, 0, 4000, 1500], "attention": 0.7,
-            "rank": 1, "share": 0.6, "label": "river", "probability": 0.95, "valid": 0.8,
-        },
+        {"path": "root", "level": 1, "box": [0, 0, 4000, 3000], "attention": 1, "rank": 1,
+         "share": 0.4, "label": "forest", "probability": 0.6, "valid": 1},
+        {"path": "root/0-2", "level": 2, "box": [2000, 0, 4000, 1500], "attention": 0.7, "rank": 1,
+         "share": 0.6, "label": "river", "probability": 0.95, "valid": 0.8},
     ],
 }  # fmt: skip
 
