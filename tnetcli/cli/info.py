@@ -66,9 +66,8 @@ def info(
     """
     options = opt.read_options(bands, option)
     if model is not None and opt.is_typed(context, "view_size"):
-        raise UsageError(
-            "--model and --view-size are both given", hint="a model has its own view size"
-        )
+        problem = "--model and --view-size are both given"
+        raise UsageError(problem, hint="a model has its own view size")
     kept = opt.parse_counts(keep)
     if model is not None:
         described = read_description(find_model_file(model))
@@ -167,10 +166,9 @@ def _prediction_cost(reader: Reader, assumed: Assumptions) -> dict[str, Any]:
             )
         return [CellScores(_costs(reader, node.region.window, grid, view), ones) for node in nodes]
 
-    config = assumed.config
-    config = config.changed(
-        policy="top_k" if config.policy == "sample" else config.policy,
-        min_size=assumed.view_size if config.min_size is None else config.min_size,
+    config = assumed.config.changed(
+        policy="top_k" if assumed.config.policy == "sample" else assumed.config.policy,
+        min_size=assumed.config.min_size or assumed.view_size,
         deduplicate=False,  # regions that coincide count each time
         confidence=None,
     )

@@ -33,13 +33,14 @@ def as_text(record: Prediction) -> str:
     answer = f"abstained: {record.reason}"
     if record.label is not None and record.probability is not None:
         answer = f"{record.label} ({record.probability:.1%})"
+    levels = [
+        f"  level {each.level}: {each.label} ({each.probability:.1%}) from "
+        f"{counted(each.windows, 'region')}"
+        for each in record.levels
+    ]
     lines = [
         f"{record.id}: {answer}",
-        *(
-            f"  level {level.level}: {level.label} ({level.probability:.1%}) from "
-            f"{counted(level.windows, 'region')}"
-            for level in record.levels
-        ),
+        *levels,
         f"  read {counted(cost.windows, 'region')}: {record.stopped_in_words()}",
         f"  decoded {_pixels(cost.pixels_decoded)} of {_pixels(cost.pixels_total)} pixels "
         f"({cost.fraction_decoded:.3%})",

@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from tnetcli.errors import TnetError
@@ -74,13 +75,6 @@ def show_problem(problem: str, hint: str) -> None:
     log.error("%s", " ".join(problem.split()), extra={"hint": " ".join(hint.split())})
 
 
-def duration(seconds: float) -> str:
-    """Return `M:SS`, or `H:MM:SS` from an hour on."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 class Progress:
     """Show progress in a live bar on a terminal, elsewhere in a line now and then.
 
@@ -127,7 +121,7 @@ class Progress:
         start, before = self._begun
         if fraction > before:
             left = (1 - fraction) * (now - start) / (fraction - before)
-            text = f"{text}, {duration(left)} left"
+            text = f"{text}, {timedelta(seconds=round(left))} left"
         if self._bar is not None:
             self._bar.update(self._task, completed=fraction, description=text)
         if is_last or (self._bar is None and now >= self._due):

@@ -113,10 +113,8 @@ def purpose_of(text: str) -> str:
     """Return the first sentence of the leading comment, up to a colon if it is long."""
     comment = itertools.takewhile(lambda line: re.match(r"#\s*\S", line), text.splitlines())
     joined = " ".join(line.removeprefix("#").strip() for line in comment)
-    sentence = re.match(r"(.+?)\.(?= |$)", joined)
-    if sentence and len(sentence[1]) <= LONGEST:
-        return sentence[1]
-    return joined.split(":")[0]
+    sentence, stop, _ = f"{joined} ".partition(". ")
+    return sentence if stop and len(sentence) <= LONGEST else joined.split(":")[0]
 
 
 def _present() -> dict[str, Path]:

@@ -98,7 +98,7 @@ def synth(
         raise UsageError("no tiles are given", hint="give --tiles FOLDER or --tiles FILE.zip")
     else:
         scenes = TileScenes(str(tiles), size, _names(sites), _names(background))
-    source = None if glyphs is None or kind == "tiles" else str(glyphs)
+    source = str(glyphs) if glyphs is not None and kind == "digits" else None
     config = SynthConfig(scenes, images, seed, format, fractions, source)
     with Progress(f"images in {out.name}") as progress:
         summary = synthesise(out, config, overwrite=overwrite, advance=progress.advance)
