@@ -24,14 +24,6 @@ def stage(name):
     return SimpleNamespace(name=name, learn="scenes")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3600, "1:00:00"), (90_061, "25:01:01")],
-)
-def test_a_duration_has_hours_only_from_an_hour_on(seconds, text):
-    assert progress.duration(seconds) == text
-
-
 @pytest.fixture(autouse=True)
 def log():
     progress.show_log(as_json=False)
@@ -50,7 +42,7 @@ def test_off_a_terminal_a_line_is_printed_every_30_seconds(capsys, clock):
         for seconds, fraction in ((29.0, 0.1), (31.0, 0.5), (32.0, 0.9)):
             clock.now = 1000.0 + seconds
             shown.advance(fraction)
-    assert capsys.readouterr().err == "reading: 50%, 0:31 left\n"
+    assert capsys.readouterr().err == "reading: 50%, 0:00:31 left\n"
 
 
 def test_quiet_shows_no_progress(capsys, monkeypatch):
@@ -77,7 +69,7 @@ def test_a_batch_shows_its_speed_and_the_time_left(capsys, clock):
         shown.advance(batch.finished / 5, batch.progress())
         clock.now = 1041.0
         shown.advance(batch.finished / 5, batch.progress())
-    assert capsys.readouterr().err == "2 of 5 images, 2.0 regions/s, 2:00 left\n"
+    assert capsys.readouterr().err == "2 of 5 images, 2.0 regions/s, 0:02:00 left\n"
 
 
 def test_lines_are_json_if_the_log_is(capsys):
@@ -123,8 +115,8 @@ def test_off_a_terminal_training_prints_a_line_every_30_seconds(capsys, clock):
     steps = [int(line.split("/")[0].split()[1]) for line in lines]
     assert steps == [1, 31, 61, 91, 100]
     assert "left" not in lines[0]
-    assert lines[1].endswith("1:09 left")
-    assert lines[-1].endswith("0:00 left")
+    assert lines[1].endswith("0:01:09 left")
+    assert lines[-1].endswith("0:00:00 left")
 
 
 def test_a_warning_is_printed_once_per_stage(capsys):
@@ -153,4 +145,4 @@ def test_reading_tiles_is_shown(capsys, clock):
         clock.now += 1
         shown.advance(0.25)
         shown.advance(0.5)  # too soon
-    assert capsys.readouterr().err == "reading tiles: 25%, 0:03 left\n"
+    assert capsys.readouterr().err == "reading tiles: 25%, 0:00:03 left\n"

@@ -133,7 +133,7 @@ def test_a_recipe_that_cannot_be_read_is_skipped_with_a_warning(package, tmp_pat
     write(package / "recipes", good=SMALL, bad="model: [", wrong="model: {classes: 0}\n")
     (package / "recipes" / "folder.yaml").mkdir()
     done = tnet("recipes", "list")
-    assert done.stdout == "good  tnet     2 classes  For a test\n"
+    assert done.stdout == "good    tnet           2 classes  For a test\n"
     for name in ("bad", "wrong", "folder"):
         assert f"{name}.yaml" in done.stderr
     error, _ = error_lines(tnet("recipes", "copy", "folder", tmp_path / "b.yaml"), 4)

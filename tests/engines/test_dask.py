@@ -3,7 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+from concurrent.futures import Future
 from functools import partial
 
 import pytest
@@ -19,6 +19,7 @@ from tests.engines.work import (
     singles,
     unexpected,
 )
+from tnetcli import __version__
 from tnetcli.engines.dask import AHEAD, DaskEngine
 from tnetcli.errors import ClusterError, MissingExtraError, UsageError
 
@@ -53,7 +54,9 @@ def remote():
 def run(local, work, items, *, paths=(), should_stop=never, lost=unexpected):
     scheduler = getattr(local, "scheduler_address", local)
     batches = ([item] for item in items)
-    return DaskEngine(str(scheduler), paths).map(work, batches, should_stop=should_stop, lost=lost)
+    return DaskEngine(str(scheduler), [*map(str, paths)]).map(
+        work, batches, should_stop=should_stop, lost=lost
+    )
 
 
 def test_every_batch_is_done_once(local):
@@ -96,20 +99,17 @@ def test_an_adaptive_cluster_grows():
     assert len({process for _, process in found}) == 2
 
 
-@pytest.mark.slow
-def test_a_worker_that_does_not_see_a_file_is_named(remote, tmp_path, monkeypatch):
-    seen_here = tmp_path / "here.tif"
-    exists = os.path.exists
-    monkeypatch.setattr(os.path, "exists", lambda path: path == str(seen_here) or exists(path))
-    with pytest.raises(UsageError, match=r"does not see .*here\.tif") as caught:
-        list(run(remote, double, [1], paths=[str(seen_here)]))
+def test_a_worker_that_does_not_see_a_file_is_named(local, tmp_path):
+    file = tmp_path / "here.tif"
+    file.touch()
+    engine = run(local, double, [1], paths=[file], should_stop=lambda: file.unlink(missing_ok=True))
+    with pytest.raises(UsageError, match=r"worker .* does not see .*here\.tif") as caught:
+        list(engine)
     assert "share" in caught.value.hint
 
 
 def test_a_file_that_is_missing_here_too_is_not_checked(local, tmp_path):
-    assert list(run(local, double, [1], paths=[str(tmp_path / "gone.tif"), "s3://b/a.tif"])) == [
-        [2]
-    ]
+    assert list(run(local, double, [1], paths=[tmp_path / "gone.tif", "s3://b/a.tif"])) == [[2]]
 
 
 def test_a_failure_ends_it_before_a_thousand_more_are_handed_out(local):
@@ -119,41 +119,24 @@ def test_a_failure_ends_it_before_a_thousand_more_are_handed_out(local):
     assert len(found) <= 2 * AHEAD * 2
 
 
-def differing(version, missing="", problem=None):
-    """Return what a worker says that is not as this process is; sent by value."""
-    here = os.getpid()
+def test_a_worker_of_another_version_is_named(local, monkeypatch):
+    def age():
+        monkeypatch.setattr("tnetcli.engines.dask.__version__", "0.0.9")
 
-    def inspect(paths):
-        if os.getpid() == here:
-            return "0.1", ""
-        if problem is not None:
-            raise problem
-        return version, missing
-
-    return inspect
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("worker", "problem"),
-    [
-        (differing("0.0.9"), "runs tnet 0.0.9, this is 0.1"),
-        (differing("0.1", problem=ModuleNotFoundError("No module named 'tnetcli'")), "cannot do"),
-    ],
-)
-def test_a_worker_of_another_environment_is_named(remote, monkeypatch, worker, problem):
-    monkeypatch.setattr("tnetcli.engines.dask._inspect", worker)
+    problem = f"worker .* runs tnet 0.0.9, this is {__version__}"
     with pytest.raises(UsageError, match=problem) as caught:
-        list(run(remote, double, [1]))
+        list(run(local, double, [1], should_stop=age))
     assert "same environment" in caught.value.hint
 
 
 def test_a_worker_that_cannot_import_the_work_is_an_error(local):
-    with pytest.raises(UsageError, match=r"a worker cannot do this work: No module named 'none'"):
+    with pytest.raises(
+        UsageError, match=r"the cluster cannot do this work: No module named 'none'"
+    ):
         list(run(local, lambda batch: __import__("none"), [1]))
 
 
-def test_workers_that_come_late_are_awaited_and_asked_too(caplog):
+def test_workers_that_come_late_are_awaited(caplog):
     found = []
     with start(0) as cluster:
 
@@ -178,31 +161,20 @@ def test_waiting_for_workers_can_be_stopped():
         assert list(run(cluster, double, range(3), should_stop=stop_at_the_second_call)) == []
 
 
-def stuck():
-    """Return what workers say, but for one that gets stuck: its storage does not answer."""
+def test_a_worker_whose_storage_hangs_is_not_waited_for(monkeypatch, caplog):
+    """The scheduler gives its work to others."""
 
-    here = os.getpid()
+    def find(paths):
+        answer = Future()
+        if distributed.get_worker().name == 0:
+            answer.set_result("")
+        return answer
 
-    def inspect(paths):
-        if os.getpid() != here and distributed.get_worker().name == 1:
-            time.sleep(15)
-        return "0.1", ""
-
-    return inspect
-
-
-@pytest.mark.slow
-def test_a_worker_that_does_not_answer_is_not_waited_for(monkeypatch, caplog):
-    """It is the scheduler's matter to give its work to others."""
-    monkeypatch.setattr("tnetcli.engines.dask.TRANSFER", 0.5)
-    with start(2, processes=True) as cluster, distributed.Client(cluster) as client:
-        client.wait_for_workers(2)
-        monkeypatch.setattr("tnetcli.engines.dask._inspect", stuck())
-        begin, found = time.monotonic(), []
-        for each in run(cluster, double, iter(range(100)), should_stop=lambda: bool(found)):
-            found.append((each, time.monotonic() - begin))
-        assert found[0][1] < 10
-    assert "does not answer" in caplog.text
+    monkeypatch.setattr("tnetcli.engines.dask.TRANSFER", 0.2)
+    monkeypatch.setattr("tnetcli.engines.dask._find_missing", find)
+    with start(2) as cluster:
+        assert sorted(run(cluster, double, range(6))) == singles(*range(0, 12, 2))
+    assert "does not answer: continuing without it" in caplog.text
 
 
 def test_a_result_that_takes_long_to_come_is_awaited(local, monkeypatch):

@@ -26,39 +26,24 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 GDAL_CACHE_MB = "128"
 # Summary and example of each command; its module `tnetcli.cli.NAME` is imported on use.
 COMMANDS = {
-    "doctor": ("Show versions, devices and paths for a bug report.", "doctor"),
-    "evaluate": (
-        "Evaluate a model on labelled images.",
-        "evaluate --model model.safetensors --data manifest.csv",
-    ),
+    "doctor": ("Show versions, devices and paths for a bug report.", ""),
+    "evaluate": ("Evaluate a model on labelled images.", "--model default --data manifest.csv"),
     "export": (
         "Export predictions as GeoJSON, heat map, figure, HTML or table.",
-        "export predictions.jsonl -o regions.geojson",
+        "predictions.jsonl -o regions.geojson",
     ),
-    "info": ("Show what a reader finds in images.", "info scene.tif --json"),
-    "merge": (
-        "Merge prediction files and list missing images.",
-        "merge part-*.jsonl -o predictions.jsonl",
-    ),
-    "models": ("List models and backbones, or describe one model.", "models default"),
-    "predict": (
-        "Classify images with recursive hard attention.",
-        "predict scene.tif --levels 3 -o predictions.jsonl",
-    ),
+    "info": ("Show what a reader finds in images.", "scene.tif --json"),
+    "merge": ("Merge prediction files and list missing images.", "part-*.jsonl -o merged.jsonl"),
+    "models": ("List models and backbones, or describe one model.", "default"),
+    "predict": ("Classify images with recursive hard attention.", "scene.tif -o out.jsonl"),
     "profile": (
         "Count parameters and multiplications; measure time per image.",
-        "profile --model default --windows 0,1,4",
+        "--model default --windows 0,1,4",
     ),
-    "pyramid": ("Build overviews with GDAL.", "pyramid scene.tif -o scene-cog.tif"),
-    "recipes": ("List, show and copy the recipes that come with tnet.", "recipes copy own-images"),
-    "synth": (
-        "Create labelled synthetic images.",
-        "synth out --kind digits --images 100 --size 2048",
-    ),
-    "train": (
-        "Train a model from a recipe.",
-        "train own-images.yaml -o run --set stages.0.steps=500",
-    ),
+    "pyramid": ("Build overviews with GDAL.", "scene.tif -o scene-cog.tif"),
+    "recipes": ("List, show and copy the recipes that come with tnet.", "copy own-images"),
+    "synth": ("Create labelled synthetic images.", "out --kind digits --images 100 --size 2048"),
+    "train": ("Train a model from a recipe.", "own-images.yaml -o run --set stages.0.steps=500"),
 }
 STOP_HINTS = {
     "export": "finished files are complete; run it again with --overwrite",
@@ -104,7 +89,7 @@ def load_command(name: str) -> Any:
     """Import a command's module and return its Click command."""
     found = getattr(import_module(f"tnetcli.cli.{name}"), name)
     summary, example = COMMANDS[name]
-    epilog = f"Example:\n\n    tnet {example}"
+    epilog = f"Example:\n\n    tnet {name} {example}".rstrip()
     if isinstance(found, typer.Typer):
         group = get_command(found)
         group.help, group.epilog = summary, epilog
@@ -241,8 +226,7 @@ def _exceeded_limit(error: Exception) -> str:
         from tnetcli.models.devices import is_out_of_memory
 
         is_full = is_full or is_out_of_memory(error)
-    why = f": {first_line(error)}" if str(error).strip() else ""
-    return f"out of memory{why}" if is_full else ""
+    return f"out of memory: {first_line(error)}" if is_full else ""
 
 
 def _report_stop(stopped: Stopped) -> int:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def evaluate(
-    model: str = typer.Option(..., envvar="TNET_MODEL", metavar="NAME|FILE", help="Trained model."),
+    model: opt.RequiredModel,
     data: Path = typer.Option(
         ...,
         metavar="MANIFEST|FOLDER|RECIPE",
@@ -93,7 +93,7 @@ def evaluate(
             source,
             split=split,
             levels=levels,
-            keep=opt.parse_keep(keep),
+            keep=opt.parse_counts(keep),
             counts=opt.parse_counts(counts, "--counts", "0,1,4", least=0),
             random=not no_random,
             oracle=not no_oracle,

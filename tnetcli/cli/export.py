@@ -120,17 +120,15 @@ def _options(
     from tnetcli.config import parse_options
 
     given = parse_options(exporter.options, pairs, f"-f {exporter.name}")
+    options = given.model_dump(exclude_unset=True)
     flags: dict[str, Any] = {"root": root, "allow_remote": remote or None}
-    if levels is not None:
-        flags["levels"] = parse_counts(levels, "--levels", "2,3")
-    flags = {name: each for name, each in flags.items() if each is not None}
-    for name in flags:
-        if name not in exporter.options.model_fields:
-            raise UsageError(
-                f"the format {exporter.name} does not use --{name.replace('_', '-')}",
-                hint="leave it out",
-            )
-    return {**given.model_dump(exclude_unset=True), **flags}
+    flags["levels"] = parse_counts(levels, "--levels", "2,3")
+    for name, value in flags.items():
+        if value is not None and name not in exporter.options.model_fields:
+            problem = f"the format {exporter.name} does not use --{name.replace('_', '-')}"
+            raise UsageError(problem, hint="leave it out")
+        options |= {} if value is None else {name: value}
+    return options
 
 
 def _describe(exporter: "Exporter") -> str:

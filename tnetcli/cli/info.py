@@ -1,11 +1,11 @@
 """The `tnet info` command."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import typer
@@ -39,26 +39,6 @@ class Assumptions(NamedTuple):
     view_size: int = 224
     grid: Grid = Grid(3, 3, 0.5)
 
-    @classmethod
-    def of(
-        cls,
-        model: str | None,
-        levels: int | None,
-        keep: tuple[int, ...] | None,
-        view_size: int | None,
-    ) -> Self:
-        """Return those of a model, or the defaults, with what is given in their place."""
-        if model is not None:
-            described = read_description(find_model_file(model))
-            config = described.traversal_config(levels=levels, keep=keep)
-            return cls(config, described.view_size, described.grid)
-        default = cls()
-        config = default.config
-        config = config.changed(levels=levels or config.levels, keep=keep or config.keep)
-        if keep is not None:
-            warn_unused(config.levels, keep)
-        return cls(config, view_size or default.view_size)
-
 
 def info(
     context: typer.Context,
@@ -67,12 +47,7 @@ def info(
     recursive: opt.Recursive = False,
     null: opt.NullSeparated = False,
     json: opt.Json = False,
-    model: str | None = typer.Option(
-        None,
-        envvar="TNET_MODEL",
-        metavar="NAME|FILE",
-        help="Count the pixels that this model would decode.",
-    ),
+    model: opt.Model = None,
     levels: opt.Levels = None,
     keep: opt.Keep = None,
     view_size: int | None = typer.Option(
@@ -91,27 +66,38 @@ def info(
     """
     options = opt.read_options(bands, option)
     if model is not None and opt.is_typed(context, "view_size"):
-        raise UsageError(
-            "--model and --view-size are both given", hint="a model has its own view size"
-        )
-    assumed = Assumptions.of(model, levels, opt.parse_keep(keep), view_size)
+        problem = "--model and --view-size are both given"
+        raise UsageError(problem, hint="a model has its own view size")
+    kept = opt.parse_counts(keep)
+    if model is not None:
+        described = read_description(find_model_file(model))
+        config = described.traversal_config(levels=levels, keep=kept)
+        assumed = Assumptions(config, described.view_size, described.grid)
+    else:
+        usual = Assumptions()
+        config = usual.config
+        config = config.changed(levels=levels or config.levels, keep=kept or config.keep)
+        assumed = usual._replace(config=config, view_size=view_size or usual.view_size)
+        if kept is not None:
+            warn_unused(config.levels, kept)
     opt.check_null(context, images or [])
     with watching("IMAGES"):
         found = find_images(images or [], manifest=manifest, recursive=recursive, null=null)
     failures: list[TnetError] = []
     with closing(ReadingThreads(1, read_timeout)) as threads:
         for image in found:
-            record: dict[str, Any] = {"image": redacted(image)}
+            record, text = dict[str, Any](image=redacted(image)), ""
             try:
                 work = partial(inspect, image, reader, options, assumed)
                 record |= {"status": "ok", **threads.run(image, work)}
+                text = _text(record)
             except TnetError as error:
                 failures.append(error)
                 if len(found) > 1:  # a single one ends the command
                     show_error(error)
                 record |= {"status": "failed", "error": asdict(Problem.of(error))}
             if json or record["status"] == "ok":
-                opt.print_report(record, _text, as_json=json)
+                opt.print_report(record, text, as_json=json)
     if failures and len(found) == 1:
         raise failures[0]
     if failures:
@@ -180,10 +166,9 @@ def _prediction_cost(reader: Reader, assumed: Assumptions) -> dict[str, Any]:
             )
         return [CellScores(_costs(reader, node.region.window, grid, view), ones) for node in nodes]
 
-    config = assumed.config
-    config = config.changed(
-        policy="top_k" if config.policy == "sample" else config.policy,
-        min_size=assumed.view_size if config.min_size is None else config.min_size,
+    config = assumed.config.changed(
+        policy="top_k" if assumed.config.policy == "sample" else assumed.config.policy,
+        min_size=assumed.config.min_size or assumed.view_size,
         deduplicate=False,  # regions that coincide count each time
         confidence=None,
     )
@@ -225,24 +210,23 @@ def _warnings(reader: Reader) -> list[str]:
 
 
 def _text(facts: dict[str, Any]) -> str:
-    details, block, cost = dict(facts["details"]), facts["block"], facts["prediction"]
+    details, (width, height), cost = dict(facts["details"]), facts["block"], facts["prediction"]
     direct = details.pop("fast_levels", None)
     extra = [details.pop(name) for name in ("driver", "vendor") if name in details]
     if direct is not None:
         extra.append(f"{direct} of {len(facts['overviews']) + 1} levels read directly")
     nodata = "" if facts["nodata"] is None else f" {facts['nodata']}"
-    microns = facts["microns_per_pixel"]
-    resolution = microns and f"{microns[0]:.4g} x {microns[1]:.4g} microns per pixel, from "
+    microns, source = facts["microns_per_pixel"], facts["microns_source"]
     lines = [
         ("reader", f"{facts['reader']} ({', '.join(extra)})" if extra else facts["reader"]),
         ("size", f"{facts['width']} x {facts['height']} ({facts['gigapixels']:.3g} gigapixels)"),
         ("file", f"{format_bytes(facts['file_bytes'])}, {facts['compression']}"),
-        ("bands", f"{len(facts['bands'])} of {facts['dtype']}: {', '.join(facts['bands'])}"),
-        ("blocks", f"{block[0]} x {block[1]} {'tiles' if facts['tiled'] else 'strips'}"),
-        ("overviews", ", ".join(f"{each['factor']:g}" for each in facts["overviews"]) or "none"),
+        ("bands", f"{len(facts['bands'])} of {facts['dtype']}: {_joined(facts['bands'])}"),
+        ("blocks", f"{width} x {height} {'tiles' if facts['tiled'] else 'strips'}"),
+        ("overviews", _joined(f"{each['factor']:g}" for each in facts["overviews"]) or "none"),
         ("mask", f"{facts['mask']}{nodata}"),
         ("place", _place(facts)),
-        ("resolution", f"{resolution}{facts['microns_source']}" if resolution else ""),
+        ("resolution", microns and f"{_size(microns)} microns per pixel, from {source}"),
         *((name.replace("_", " "), _detail(value)) for name, value in details.items()),
         (
             "prediction",
@@ -258,15 +242,21 @@ def _text(facts: dict[str, Any]) -> str:
 def _place(facts: dict[str, Any]) -> str:
     if facts["transform"] is None:
         return ""
-    crs = facts["crs"] or "no CRS"
-    name = crs if len(crs) < 40 else crs.split('"')[1] + " (WKT)"
-    ground = facts["metres_per_pixel"]
-    size = f", {ground[0]:.4g} x {ground[1]:.4g} m per pixel" if ground else ""
-    source = "" if facts["georeference"] == "transform" else f", from {facts['georeference']}"
-    return f"{name}{size}{source}"
+    crs, ground, source = facts["crs"] or "no CRS", facts["metres_per_pixel"], facts["georeference"]
+    parts = [crs if len(crs) < 40 else crs.split('"')[1] + " (WKT)"]
+    parts += [f"{_size(ground)} m per pixel"] if ground else []
+    return _joined(parts + ([] if source == "transform" else [f"from {source}"]))
+
+
+def _size(pair: Sequence[float]) -> str:
+    return f"{pair[0]:.4g} x {pair[1]:.4g}"
+
+
+def _joined(parts: Iterable[object]) -> str:
+    return ", ".join(map(str, parts))
 
 
 def _detail(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {each}" for name, each in value.items())
-    return ", ".join(str(each) for each in value) if isinstance(value, list) else str(value)
+        value = [f"{name} {each}" for name, each in value.items()]
+    return _joined(value) if isinstance(value, list) else str(value)

@@ -1,6 +1,5 @@
 """The `tnet models` command."""
 
-import difflib
 import fnmatch
 import math
 import os
@@ -21,7 +20,7 @@ from tnetcli.models.checkpoint import (
     read_description,
 )
 from tnetcli.models.registry import BACKBONES, FAMILIES
-from tnetcli.text import aligned, format_bytes, join_some, printable
+from tnetcli.text import aligned, did_you_mean, format_bytes, join_some, printable
 
 MOST_SHOWN = 20
 LONGEST = 500  # characters of a line
@@ -55,26 +54,36 @@ def models(
         raise UsageError("the name is empty", hint="see `tnet models --help`")
     if backbones is not None:
         matches = match_backbones(backbones)
-        print_report(matches, lambda found: "\n".join(found["backbones"]), as_json=json)
+        print_report(matches, "\n".join(matches["backbones"]), as_json=json)
         if not json:
             typer.echo(f"{len(matches['backbones'])} of {matches['total']} backbones", err=True)
     elif model is None:
-        print_report(list_models(), _list_text, as_json=json)
+        _list_models(as_json=json)
     else:
         facts, description = read_card(model)
-        print_report(facts, lambda found: _card_text(found, description), as_json=json)
+        print_report(facts, _card_text(facts, description), as_json=json)
 
 
-def list_models() -> dict[str, dict[str, str]]:
-    """Return summaries of families, bundled models and tested backbones; imports no torch."""
+def _list_models(*, as_json: bool) -> None:
+    """Print families, bundled models and tested backbones; imports no torch."""
+    summaries = {name: FAMILIES.load(name).summary for name in FAMILIES}
     bundled = {name: read_description(path) for name, path in bundled_models().items()}
-    return {
-        "families": {name: FAMILIES.load(name).summary.replace("\n", " ") for name in FAMILIES},
+    found = {
+        "families": {name: text.replace("\n", " ") for name, text in summaries.items()},
         "bundled": {
             name: each.summary or ", ".join(each.classes) for name, each in bundled.items()
         },
         "backbones": dict(BACKBONES),
     }
+    lines = [
+        "families",
+        *aligned((name, text.split("\n")) for name, text in summaries.items()),
+        "bundled models",
+        *aligned((found["bundled"] or {"none": "no model is installed: give a file"}).items()),
+        "tested backbones (timm has many more: --backbones PATTERN)",
+        *aligned(BACKBONES.items()),
+    ]
+    print_report(found, "\n".join(lines), as_json=as_json)
 
 
 def match_backbones(pattern: str) -> dict[str, Any]:
@@ -85,9 +94,8 @@ def match_backbones(pattern: str) -> dict[str, Any]:
     names = fnmatch.filter(known, pattern)
     if not names:
         wider = f"*{pattern}*"
-        close = difflib.get_close_matches(pattern, known, n=1)
-        likely = [wider] if fnmatch.filter(known, wider) else close
-        hint = f"did you mean `{likely[0]}`?" if likely else "`*` matches any characters: 'resnet*'"
+        likely = [wider] if fnmatch.filter(known, wider) else known
+        hint = did_you_mean(pattern, likely, "`*` matches any characters: 'resnet*'")
         raise ModelError(f"no backbone matches: `{pattern}`", hint=hint)
     return {"pattern": pattern, "backbones": names, "total": len(known)}
 
@@ -115,17 +123,6 @@ def read_card(name_or_path: str) -> tuple[dict[str, Any], Description]:
         **described,
     }
     return facts, description
-
-
-def _list_text(found: dict[str, Any]) -> str:
-    sections = {
-        "families": {name: FAMILIES.load(name).summary.split("\n") for name in FAMILIES},
-        "bundled models": found["bundled"] or {"none": "no model is installed: give a file"},
-        "tested backbones (timm has many more: --backbones PATTERN)": found["backbones"],
-    }
-    return "\n".join(
-        line for title, facts in sections.items() for line in (title, *aligned(facts.items()))
-    )
 
 
 def _card_text(facts: dict[str, Any], description: Description) -> str:

@@ -47,10 +47,13 @@ def _reader_names() -> list[str]:
     return READERS.names()
 
 
-def _set_level(level: int, wanted: bool) -> bool:
-    if wanted:
-        logging.getLogger("tnetcli").setLevel(level)
-    return wanted
+def _set_level(level: int) -> Callable[[bool], bool]:
+    def callback(wanted: bool) -> bool:
+        if wanted:
+            logging.getLogger("tnetcli").setLevel(level)
+        return wanted
+
+    return callback
 
 
 Images = Annotated[
@@ -108,6 +111,11 @@ RecipeChanges = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a recipe key; may be repeated."),
 ]
+_MODEL = typer.Option(
+    envvar="TNET_MODEL", metavar="NAME|FILE", help="Bundled model or .safetensors file."
+)
+Model = Annotated[str | None, _MODEL]
+RequiredModel = Annotated[str, _MODEL]
 Levels = Annotated[
     int | None, typer.Option(min=1, max=12, help="Number of levels.", show_default="as trained")
 ]
@@ -136,16 +144,13 @@ Quiet = Annotated[
         "--quiet",
         "-q",
         help="Print errors and warnings only.",
-        callback=lambda wanted: _set_level(logging.WARNING, wanted),
+        callback=_set_level(logging.WARNING),
     ),
 ]
 Verbose = Annotated[
     bool,
     typer.Option(
-        "--verbose",
-        "-v",
-        help="Show debug messages.",
-        callback=lambda wanted: _set_level(logging.DEBUG, wanted),
+        "--verbose", "-v", help="Show debug messages.", callback=_set_level(logging.DEBUG)
     ),
 ]
 
@@ -157,9 +162,9 @@ def show_help_without_command(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-def print_report(record: Mapping[str, Any], text: Callable[[Any], str], *, as_json: bool) -> None:
-    """Print a record of plain values as one line of JSON, or as `text` formats it."""
-    typer.echo(json.dumps(record, ensure_ascii=False, allow_nan=False) if as_json else text(record))
+def print_report(record: Mapping[str, Any], text: str, *, as_json: bool) -> None:
+    """Print a record of plain values as one line of JSON, or as text."""
+    typer.echo(json.dumps(record, ensure_ascii=False, allow_nan=False) if as_json else text)
 
 
 def is_typed(context: typer.Context, name: str) -> bool:
@@ -171,13 +176,12 @@ def is_typed(context: typer.Context, name: str) -> bool:
 def check_null(context: typer.Context, images: Sequence[str]) -> None:
     """Raise UsageError if -0 is given without a list on stdin."""
     if is_typed(context, "null") and STANDARD not in images:
-        raise UsageError(
-            "-0 is for a list on stdin", hint="give `-` too: find … -print0 | tnet … -0 -"
-        )
+        hint = "give `-` too: find … -print0 | tnet … -0 -"
+        raise UsageError("-0 is for a list on stdin", hint=hint)
 
 
 def parse_counts(
-    text: str | None, flag: str, example: str, *, least: int = 1
+    text: str | None, flag: str = "--keep", example: str = "4,1", *, least: int = 1
 ) -> tuple[int, ...] | None:
     """Parse `4,2` into integers of at least `least`; None stays None."""
     if text is None:
@@ -192,11 +196,6 @@ def parse_counts(
             hint=f"for example {flag} {example}",
         )
     return counts
-
-
-def parse_keep(text: str | None) -> tuple[int, ...] | None:
-    """Parse --keep: cells followed when leaving each level."""
-    return parse_counts(text, "--keep", "4,1")
 
 
 def read_options(bands: str | None, pairs: Sequence[str] | None = None) -> "ReadOptions":

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from tnetcli.cli.progress import Progress
 from tnetcli.cli.signals import Stopped, exit_code, graceful_stop
 from tnetcli.errors import SomeFailedError, TnetError, UsageError, common_error_class, error_class
 from tnetcli.files import STANDARD
-from tnetcli.prediction.record import Prediction
+from tnetcli.prediction.record import Prediction, Problem
 from tnetcli.readers.watch import READ_TIMEOUT, watching
 from tnetcli.text import counted, join_some, printable
 
@@ -32,13 +33,14 @@ def as_text(record: Prediction) -> str:
     answer = f"abstained: {record.reason}"
     if record.label is not None and record.probability is not None:
         answer = f"{record.label} ({record.probability:.1%})"
+    levels = [
+        f"  level {each.level}: {each.label} ({each.probability:.1%}) from "
+        f"{counted(each.windows, 'region')}"
+        for each in record.levels
+    ]
     lines = [
         f"{record.id}: {answer}",
-        *(
-            f"  level {level.level}: {level.label} ({level.probability:.1%}) from "
-            f"{counted(level.windows, 'region')}"
-            for level in record.levels
-        ),
+        *levels,
         f"  read {counted(cost.windows, 'region')}: {record.stopped_in_words()}",
         f"  decoded {_pixels(cost.pixels_decoded)} of {_pixels(cost.pixels_total)} pixels "
         f"({cost.fraction_decoded:.3%})",
@@ -49,41 +51,32 @@ def as_text(record: Prediction) -> str:
     return "\n".join(printable(line, LONGEST) for line in lines)
 
 
-def _pixels(number: int) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}"
-    return str(number)
+def _pixels(number: float) -> str:
+    for letter in ("", "k", "M"):
+        if number < 1000:
+            return f"{number:.3g} {letter}".strip()
+        number /= 1000
+    return f"{number:.3g} G"
 
 
 @dataclass(slots=True)
 class Batch:
-    """Counts of a batch: images, regions, pixels, and failures by reason."""
+    """Counts of a batch: images, regions, pixels, and failures."""
 
     images: int
     resumed: int = 0
     done: int = 0
-    failed: int = 0
     abstained: int = 0  # of those done
     windows: int = 0
     pixels_decoded: int = 0
     pixels_total: int = 0
-    failures: dict[str, list[str]] = field(default_factory=dict)  # ids by reason
-    errors: set[type[TnetError]] = field(default_factory=set)
-    hints: set[str] = field(default_factory=set)
-    last_problem: str = ""
+    failures: list[tuple[Prediction, Problem]] = field(default_factory=list)
     start: float = field(default_factory=time.monotonic)
 
     def add(self, record: Prediction) -> None:
         """Count one record."""
         if record.error is not None:
-            # The same reason names another file each time.
-            reason = record.error.message.replace(record.image, "…").replace("`…`", "…")
-            self.failures.setdefault(reason, []).append(record.id)
-            self.failed += 1
-            self.errors.add(error_class(record.error.type))
-            self.hints.add(record.error.hint)
-            self.last_problem = record.error.message
+            self.failures.append((record, record.error))
         elif record.cost is not None:
             self.done += 1
             self.abstained += record.status == "abstained"
@@ -94,12 +87,12 @@ class Batch:
     @property
     def finished(self) -> int:
         """Return the number of images that need no more work."""
-        return self.resumed + self.done + self.failed
+        return self.resumed + self.done + len(self.failures)
 
     def progress(self) -> str:
         """Return how many images are finished, and at which speed."""
         speed = self.windows / max(time.monotonic() - self.start, 1e-9)
-        failed = f", {self.failed} failed" if self.failed else ""
+        failed = f", {len(self.failures)} failed" if self.failures else ""
         images = f"{self.finished:,} of {counted(self.images, 'image')}"
         return f"{images}, {speed:.1f} regions/s{failed}"
 
@@ -108,7 +101,7 @@ class Batch:
         counts = {
             "abstained": self.abstained,
             "done before": self.resumed,
-            "failed": self.failed,
+            "failed": len(self.failures),
             "not started": self.images - self.finished,
         }
         parts = [f"{self.done:,} of {counted(self.images, 'image')} done"]
@@ -120,23 +113,34 @@ class Batch:
                 f"{counted(self.windows, 'region')}, {self.pixels_decoded / self.pixels_total:.3%} "
                 f"of the pixels decoded, {self.done / minutes:.3g} images per minute"
             )
-        failures = sorted(self.failures.items(), key=lambda each: -len(each[1]))
+        reasons = defaultdict[str, list[str]](list)  # ids by reason
+        for record, error in self.failures:
+            # The same reason names another file each time.
+            reason = error.message.replace(record.image, "…").replace("`…`", "…")
+            reasons[reason].append(record.id)
+        worst = sorted(reasons.items(), key=lambda each: -len(each[1]))
         lines += [
             f"failed {len(ids)}: {reason} ({join_some(ids, MAX_NAMED)})"
-            for reason, ids in failures[:MAX_REASONS]
+            for reason, ids in worst[:MAX_REASONS]
         ]
-        if len(failures) > MAX_REASONS:
-            lines.append(f"and {counted(len(failures) - MAX_REASONS, 'more reason')}")
+        if len(worst) > MAX_REASONS:
+            lines.append(f"and {counted(len(worst) - MAX_REASONS, 'more reason')}")
         return [printable(line, LONGEST) for line in lines]
 
     def check(self) -> None:
         """Raise the error that describes the failures, if there are any."""
-        if self.failed:
-            some = self.done or self.resumed
-            kind = SomeFailedError if some else common_error_class(self.errors)
-            several = f"{self.failed:,} of {counted(self.images, 'image')} failed"
-            hint = next(iter(self.hints)) if len(self.hints) == 1 else "see the warnings above"
-            raise kind(self.last_problem if self.images == 1 else several, hint=hint)
+        if not self.failures:
+            return
+        errors = [error for _, error in self.failures]
+        kind: type[TnetError] = SomeFailedError
+        if not self.done and not self.resumed:
+            kind = common_error_class(error_class(each.type) for each in errors)
+        hints = {each.hint for each in errors}
+        several = f"{len(errors):,} of {counted(self.images, 'image')} failed"
+        raise kind(
+            errors[-1].message if self.images == 1 else several,
+            hint=hints.pop() if len(hints) == 1 else "see the warnings above",
+        )
 
 
 def predict(
@@ -145,13 +149,7 @@ def predict(
     manifest: opt.Manifest = None,
     recursive: opt.Recursive = False,
     null: opt.NullSeparated = False,
-    model: str | None = typer.Option(
-        None,
-        envvar="TNET_MODEL",
-        metavar="NAME|FILE",
-        help="Bundled model or .safetensors file.",
-        show_default="the bundled one",
-    ),
+    model: opt.Model = None,
     levels: opt.Levels = None,
     keep: opt.Keep = None,
     policy: str | None = typer.Option(
@@ -227,7 +225,7 @@ def predict(
     from tnetcli.data.images import name_images
     from tnetcli.prediction.batch import parse_shard, shard_of_job
 
-    options, counts = opt.read_options(bands, option), opt.parse_keep(keep)
+    options, counts = opt.read_options(bands, option), opt.parse_counts(keep)
     images = images or []
     opt.check_null(context, images)
     with watching("IMAGES"):
@@ -258,7 +256,7 @@ def predict(
             if asked and not announced:
                 announced = True
                 log.info("finishing the running images; a second Ctrl-C stops at once")
-            return bool(asked) or (max_failures is not None and batch.failed > max_failures)
+            return bool(asked) or (max_failures is not None and len(batch.failures) > max_failures)
 
         def resumed(count: int) -> None:
             batch.resumed = count

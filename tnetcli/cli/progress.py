@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from tnetcli.errors import TnetError
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 LONGEST = 2000  # characters of a message
 SECONDS_BETWEEN_LINES = 30.0  # where standard error is not a terminal
 TRAINING_FIGURES = (
+    ("loss", "loss", "{:.3f}"),
+    ("accuracy", "accuracy by level", "{:.1%}"),
+    ("hit", "hit rate by level", "{:.1%}"),
     ("window_accuracy", "view accuracy", "{:.1%}"),
     ("random_accuracy", "random regions", "{:.1%}"),
     ("entropy", "entropy", "{:.2f}"),
@@ -71,13 +75,6 @@ def show_problem(problem: str, hint: str) -> None:
     log.error("%s", " ".join(problem.split()), extra={"hint": " ".join(hint.split())})
 
 
-def duration(seconds: float) -> str:
-    """Return `M:SS`, or `H:MM:SS` from an hour on."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 class Progress:
     """Show progress in a live bar on a terminal, elsewhere in a line now and then.
 
@@ -94,19 +91,16 @@ class Progress:
         is_json = any(isinstance(each, _Handler) and each.as_json for each in log.handlers)
         is_terminal = sys.stderr is not None and sys.stderr.isatty() and not is_json
         if is_terminal and log.isEnabledFor(logging.INFO):
+            from rich import progress as rich
             from rich.console import Console
-            from rich.progress import BarColumn, TextColumn
-            from rich.progress import Progress as Bar
             from rich.table import Column
 
-            text = TextColumn("{task.description}", markup=False, table_column=Column())
+            text = rich.TextColumn("{task.description}", markup=False, table_column=Column())
             # Data on the same terminal is printed above the bar, other data is left alone.
-            self._bar = Bar(
-                BarColumn(),
-                text,
-                console=Console(stderr=True),
-                transient=True,
-                redirect_stdout=sys.stdout.isatty(),
+            on_top = sys.stdout.isatty()
+            console = Console(stderr=True)
+            self._bar = rich.Progress(
+                rich.BarColumn(), text, console=console, transient=True, redirect_stdout=on_top
             )
             self._task = self._bar.add_task(self._title, total=1.0)
             self._bar.start()
@@ -127,7 +121,7 @@ class Progress:
         start, before = self._begun
         if fraction > before:
             left = (1 - fraction) * (now - start) / (fraction - before)
-            text = f"{text}, {duration(left)} left"
+            text = f"{text}, {timedelta(seconds=round(left))} left"
         if self._bar is not None:
             self._bar.update(self._task, completed=fraction, description=text)
         if is_last or (self._bar is None and now >= self._due):
@@ -140,8 +134,8 @@ class TrainingProgress(Progress):
 
     def __init__(self, asked: list[int]) -> None:
         super().__init__("reading tiles", start_at_once=True)
-        self._asked, self._stage = asked, ""
-        self._has_begun = False
+        self._asked = asked
+        self._stage, self._has_begun = "", False
         self._warned: set[str] = set()
 
     def warn(self, text: str) -> None:
@@ -175,11 +169,9 @@ class TrainingProgress(Progress):
 
 
 def _figures(row: Mapping[str, Any]) -> str:
-    parts = [f"loss {row['loss']:.3f}"]
-    for key, name in (("accuracy", "accuracy by level"), ("hit", "hit rate by level")):
+    parts = []
+    for key, name, text in TRAINING_FIGURES:
         if key in row:
-            parts.append(f"{name} {' '.join(f'{value:.1%}' for value in row[key])}")
-    parts += [
-        f"{name} {text.format(row[key])}" for key, name, text in TRAINING_FIGURES if key in row
-    ]
+            values = row[key] if isinstance(row[key], list) else [row[key]]
+            parts.append(f"{name} {' '.join(map(text.format, values))}")
     return ", ".join(parts)

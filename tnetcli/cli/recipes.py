@@ -6,7 +6,7 @@ import os
 import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -54,7 +54,7 @@ def list_recipes(json: Json = False) -> None:
     """List the recipes with family, number of classes and purpose."""
     from tnetcli.training.recipe import read_recipe  # completion of names does without
 
-    found: list[dict[str, Any]] = []
+    width = max(map(len, _present()))
     for name, path in _present().items():
         try:
             model = read_recipe(path).model
@@ -62,16 +62,10 @@ def list_recipes(json: Json = False) -> None:
         except RecipeError as error:
             log.warning("%s", error)
             continue
+        text = f"{name:<{width}}  {model.family:<10}  {model.class_count:>4} classes  "
+        text += printable(purpose, LONGEST)
         entry = {"name": name, "family": model.family, "classes": model.class_count}
-        found.append({**entry, "purpose": purpose})
-    widths = [max((len(each[key]) for each in found), default=0) for key in ("name", "family")]
-
-    def line(entry: dict[str, Any]) -> str:
-        start = f"{entry['name']:<{widths[0]}}  {entry['family']:<{widths[1]}}"
-        return f"{start}  {entry['classes']:>4} classes  {printable(entry['purpose'], LONGEST)}"
-
-    for entry in found:
-        print_report(entry, line, as_json=json)
+        print_report({**entry, "purpose": purpose}, text, as_json=json)
 
 
 @recipes.command("show")
@@ -119,10 +113,8 @@ def purpose_of(text: str) -> str:
     """Return the first sentence of the leading comment, up to a colon if it is long."""
     comment = itertools.takewhile(lambda line: re.match(r"#\s*\S", line), text.splitlines())
     joined = " ".join(line.removeprefix("#").strip() for line in comment)
-    sentence = re.match(r"(.+?)\.(?= |$)", joined)
-    if sentence and len(sentence[1]) <= LONGEST:
-        return sentence[1]
-    return joined.split(":")[0]
+    sentence, stop, _ = f"{joined} ".partition(". ")
+    return sentence if stop and len(sentence) <= LONGEST else joined.split(":")[0]
 
 
 def _present() -> dict[str, Path]:

@@ -56,16 +56,11 @@ def install_handlers(show: Callable[[Stopped], object] = lambda stopped: None) -
     sent.setblocking(False)
     signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
     if hasattr(os, "register_at_fork"):  # a child must not report its signals to this process
-        os.register_at_fork(after_in_child=_stop_reporting)
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     # `sent` is an argument to keep it open.
     threading.Thread(
         target=_watch, args=(received, sent, show), name="signals", daemon=True
     ).start()
-
-
-def _stop_reporting() -> None:
-    with suppress(ValueError):
-        signal.set_wakeup_fd(-1)
 
 
 def _watch(received: socket.socket, sent: socket.socket, show: Callable[[Stopped], object]) -> None:

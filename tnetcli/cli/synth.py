@@ -77,12 +77,11 @@ def synth(
     Memory does not grow with the size. Run the same command again to resume. OUT/manifest.csv
     has label, split and box of each image.
     """
-    chosen = {f"--kind {kind}", f"--protocol {protocol}"}
     for owner, names in OWNERS.items():
-        wrong = [name for name in names if owner not in chosen and is_typed(context, name)]
-        if wrong:
-            flag = wrong[0].replace("_", "-")
-            raise UsageError(f"--{flag} belongs to {owner}", hint="leave it out")
+        for name in names if owner not in (f"--kind {kind}", f"--protocol {protocol}") else ():
+            if is_typed(context, name):
+                flag = name.replace("_", "-")
+                raise UsageError(f"--{flag} belongs to {owner}", hint="leave it out")
     sides = parse_counts(cells, "--cells", "12,24")
     if sides is not None and len(sides) > 2:
         raise UsageError(f"--cells is not FROM,TO: `{cells}`", hint="for example --cells 12,24")
@@ -99,7 +98,7 @@ def synth(
         raise UsageError("no tiles are given", hint="give --tiles FOLDER or --tiles FILE.zip")
     else:
         scenes = TileScenes(str(tiles), size, _names(sites), _names(background))
-    source = None if glyphs is None or kind == "tiles" else str(glyphs)
+    source = str(glyphs) if glyphs is not None and kind == "digits" else None
     config = SynthConfig(scenes, images, seed, format, fractions, source)
     with Progress(f"images in {out.name}") as progress:
         summary = synthesise(out, config, overwrite=overwrite, advance=progress.advance)

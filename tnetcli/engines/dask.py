@@ -10,11 +10,14 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
-from itertools import islice
+from functools import cache, partial
+from itertools import chain, islice
+from threading import Thread
 from typing import Any, TypeAlias
 
+from tnetcli import __version__
 from tnetcli.engines.local import Item, Result, Work
 from tnetcli.errors import ClusterError, MissingExtraError, UsageError
 from tnetcli.files import is_private, open_regular
@@ -23,12 +26,12 @@ from tnetcli.text import first_line, shorten
 AHEAD = 2  # batches per thread of a worker: one runs, one is on its way
 QUEUED = 1000  # more batches, which show an adaptive cluster that there is work
 PATIENCE = 30.0  # seconds for a scheduler to answer
-TRANSFER = 5.0  # seconds for a result, or the check of a worker, to arrive
-REFRESH = 1.0  # seconds between two requests for the list of workers
+TRANSFER = 5.0  # seconds for a result, or the storage of a worker, to answer
 POLL = 0.05  # seconds between two checks for finished tasks
 MAX_BYTES = 1 << 20  # of a scheduler file
-SAMPLE = 64  # paths that every worker has to see
+SAMPLE = 8  # paths that every worker has to see; they are sent with every task
 ADDRESS = re.compile(r"(?:(?P<protocol>tcp|tls|ws|wss|ucx)://)?[^/\s]+:\d+")
+OTHER_CODE = re.compile("Can't get attribute|Error during deserialization")  # of a task
 SAME_ENVIRONMENT = "start workers from the same environment"
 Client: TypeAlias = Any  # distributed has no types
 Task: TypeAlias = Any
@@ -47,7 +50,7 @@ class DaskEngine:
         self.scheduler = scheduler
         # A path that is missing here too becomes a failed record.
         some = paths[:: max(len(paths) // SAMPLE, 1)][:SAMPLE]
-        self._paths = [path for path in some if os.path.exists(path)]
+        self._paths = tuple(path for path in some if os.path.exists(path))
 
     def map(
         self,
@@ -61,25 +64,24 @@ class DaskEngine:
         with _connected(self.scheduler) as client:
             from distributed import KilledWorker, as_completed
 
-            workers = _Workers(client, self.scheduler, self._paths)
+            checked = partial(_run_checked, __version__, self._paths, work)
             left, suspects = iter(batches), list[Sequence[Item]]()
             running: dict[Task, Sequence[Item]] = {}
             done: Any = as_completed(loop=client.loop)  # type: ignore[no-untyped-call]
-            alone, arrived = False, 0
-            while True:
+            most, alone = AHEAD * _count_threads(client), False
+            limit, hung = most + QUEUED, set[str]()
+            answering: list[str] | None = None  # any worker
+            while client.status == "running":
                 new: list[Sequence[Item]] = []
-                # Few at first: most of a thousand would be cancelled by --max-failures 0.
-                most = AHEAD * max(workers.threads(), 1) + min(2 * arrived, QUEUED)
                 if should_stop():
                     suspects.clear()
-                    with _errors_of(self.scheduler):
-                        _cancel_pending(client, running)
+                    _cancel_pending(client, running)
                 else:
                     new += islice(left, max(most - len(running), 0))
                     if suspects and not running and not new:
                         new, alone = [suspects.pop(0)], True
                 for batch in new:
-                    task = client.submit(work, batch, pure=False)
+                    task = client.submit(checked, batch, pure=False, workers=answering)
                     running[task] = batch
                     done.add(task)
                 if not running:
@@ -92,21 +94,40 @@ class DaskEngine:
                         result: Result = task.result(timeout=TRANSFER)
                     except TimeoutError:  # lost with its worker: Dask computes it again
                         done.add(task)
+                        continue
                     except KilledWorker:
                         batch = running.pop(task)
                         if alone:
                             yield lost(batch)
                         else:
                             suspects.append(batch)
-                    except ImportError as error:
-                        raise _unusable("a worker", error) from error
-                    except (CancelledError, OSError) as error:
-                        raise _gone(self.scheduler, error) from error
-                    else:
-                        del running[task]
-                        arrived += 1
-                        yield result
-                        task.release()
+                        continue
+                    except _HungError as error:
+                        left = chain([running.pop(task)], left)
+                        if (name := str(error)) not in hung:
+                            log.warning("worker `%s` does not answer: continuing without it", name)
+                        hung.add(name)
+                        answering = [each for each in client.nthreads() if each not in hung] or None
+                        continue
+                    except (ImportError, AttributeError, RuntimeError) as error:
+                        if not isinstance(error, ImportError) and not OTHER_CODE.search(str(error)):
+                            raise
+                        problem = f"the cluster cannot do this work: {first_line(error)}"
+                        raise UsageError(problem, hint=SAME_ENVIRONMENT) from error
+                    del running[task]
+                    # Few at first: most of a thousand would be cancelled by --max-failures 0.
+                    most = min(most + 2, limit)
+                    yield result
+                    task.release()
+            raise ConnectionError(client.status)
+
+
+def _count_threads(client: Client) -> int:
+    """Return how many batches the workers can run at once, at least 1; they may come later."""
+    threads: int = sum(client.nthreads().values())
+    if not threads:
+        log.warning("the cluster has no workers; waiting (`dask worker ADDRESS` starts one)")
+    return max(threads, 1)
 
 
 def _cancel_pending(client: Client, running: dict[Task, Any]) -> None:
@@ -118,79 +139,47 @@ def _cancel_pending(client: Client, running: dict[Task, Any]) -> None:
         task.cancel()
 
 
-class _Workers:
-    """The workers, which come and go; each is checked once by a task that only it may run."""
-
-    def __init__(self, client: Client, scheduler: str, paths: Sequence[str]) -> None:
-        self._client, self._scheduler, self._paths = client, scheduler, paths
-        self._checks: dict[str, Task] = {}  # None once passed
-        self._threads, self._refreshed, self._warned = 0, float("-inf"), False
-
-    def threads(self) -> int:
-        """Return how many batches the present workers can run at once."""
-        if time.monotonic() - self._refreshed < REFRESH:
-            return self._threads
-        if self._client.status != "running":
-            raise _gone(self._scheduler, self._client.status)
-        with _errors_of(self._scheduler):
-            found = self._client.nthreads(callback_timeout=PATIENCE)
-        self._check(found)
-        self._refreshed, self._threads = time.monotonic(), sum(found.values())
-        if not found and not self._warned:
-            log.warning(
-                "the cluster at `%s` has no workers; waiting (`dask worker ADDRESS` starts one)",
-                shorten(self._scheduler),
-            )
-        self._warned = not found
-        return self._threads
-
-    def _check(self, present: Iterable[str]) -> None:
-        """Raise UsageError for a worker that lacks files or runs another version of tnet."""
-        from distributed import KilledWorker
-
-        new = [name for name in present if name not in self._checks]
-        self._checks = {name: self._checks.get(name) for name in present}
-        for name in new:
-            self._checks[name] = self._client.submit(
-                _inspect, self._paths, workers=[name], priority=1, pure=False
-            )
-        end = time.monotonic() + TRANSFER
-        while time.monotonic() < end and any(not self._checks[name].done() for name in new):
-            time.sleep(POLL)
-        for name, task in sorted(self._checks.items()):
-            if task is None:
-                continue
-            if not task.done():  # its storage may hang: the scheduler gives its work to others
-                if name in new:
-                    log.warning("worker `%s` does not answer: continuing without it", name)
-                continue
-            self._checks[name] = None
-            try:
-                version, missing = task.result(timeout=TRANSFER)
-            except (CancelledError, OSError, KilledWorker):  # the worker is gone
-                continue
-            except Exception as error:
-                raise _unusable(f"worker `{name}`", error) from error
-            own, _ = _inspect([])
-            if version != own:
-                problem = f"worker `{name}` runs tnet {version}, this is {own}"
-                raise UsageError(problem, hint=SAME_ENVIRONMENT)
-            if missing:
-                raise UsageError(
-                    f"worker `{name}` does not see `{missing}`",
-                    hint="files have to be on storage that all machines share, under the same path",
-                )
+class _HungError(Exception):
+    """The storage of a worker, whose name is the message, does not answer."""
 
 
-def _inspect(paths: Sequence[str]) -> tuple[str, str]:
-    """Return the version of tnet, and the first path that does not exist."""
-    from tnetcli import __version__
+def _run_checked(
+    version: str, paths: tuple[str, ...], work: Work[Item, Result], batch: Sequence[Item]
+) -> Result:
+    """Run work on a worker; UsageError if it lacks files or runs another version of tnet."""
+    from distributed import get_worker
 
-    return __version__, next((path for path in paths if not os.path.exists(path)), "")
+    name = get_worker().address
+    if version != __version__:
+        problem = f"worker `{name}` runs tnet {__version__}, this is {version}"
+        raise UsageError(problem, hint=SAME_ENVIRONMENT)
+    try:
+        missing = _find_missing(paths).result(TRANSFER)
+    except TimeoutError as error:
+        raise _HungError(name) from error
+    if missing:
+        raise UsageError(
+            f"worker `{name}` does not see `{missing}`",
+            hint="files have to be on storage that all machines share, under the same path",
+        )
+    return work(batch)
+
+
+@cache
+def _find_missing(paths: tuple[str, ...]) -> Future[str]:
+    """Return the first path that does not exist, once the storage has answered."""
+    found = Future[str]()
+
+    def find() -> None:
+        found.set_result(next((path for path in paths if not os.path.exists(path)), ""))
+
+    Thread(target=find, daemon=True).start()
+    return found
 
 
 @contextmanager
 def _connected(scheduler: str) -> Iterator[Client]:
+    """Yield a client; ClusterError if the scheduler stops answering."""
     try:
         import distributed
     except ImportError as error:
@@ -211,9 +200,14 @@ def _connected(scheduler: str) -> Iterator[Client]:
         raise _unreachable(address, first_line(error)) from error
     try:
         yield client
+    except (CancelledError, OSError) as error:
+        raise ClusterError(
+            f"the scheduler at `{shorten(scheduler)}` is gone: {first_line(error)}",
+            hint="finished records are saved: start the cluster, and run the same command again",
+        ) from error
     finally:
         with suppress(OSError):  # the cluster was gone before
-            client.close(timeout=REFRESH)
+            client.close(timeout=1)
         logger.setLevel(before)
 
 
@@ -264,29 +258,8 @@ def _read_address(file: str) -> str:
     return address
 
 
-@contextmanager
-def _errors_of(scheduler: str) -> Iterator[None]:
-    """Raise ClusterError if the scheduler does not answer."""
-    try:
-        yield
-    except OSError as error:  # includes TimeoutError
-        raise _gone(scheduler, error) from error
-
-
 def _unreachable(address: str, reason: str) -> UsageError:
     return UsageError(
         f"no scheduler answers at `{shorten(address)}`: {reason}",
         hint="give tcp://HOST:8786, or tls://, as `dask scheduler` prints it",
-    )
-
-
-def _unusable(worker: str, error: Exception) -> UsageError:
-    return UsageError(f"{worker} cannot do this work: {first_line(error)}", hint=SAME_ENVIRONMENT)
-
-
-def _gone(scheduler: str, reason: Exception | str) -> ClusterError:
-    why = reason if isinstance(reason, str) else first_line(reason)
-    return ClusterError(
-        f"the scheduler at `{shorten(scheduler)}` is gone: {why}",
-        hint="finished records are saved: start the cluster, and run the same command again",
     )
