@@ -51,12 +51,11 @@ def as_text(record: Prediction) -> str:
     return "\n".join(printable(line, LONGEST) for line in lines)
 
 
-def _pixels(number: float) -> str:
-    for letter in ("", "k", "M"):
-        if number < 1000:
-            return f"{number:.3g} {letter}".strip()
-        number /= 1000
-    return f"{number:.3g} G"
+def _pixels(number: int) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * size:  # what rounds to 1000 is 1 of the next
+            return f"{number / size:.3g} {letter}"
+    return str(number)
 
 
 @dataclass(slots=True)
