@@ -1,5 +1,6 @@
 from collections import Counter
 from dataclasses import fields, replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.training.explore import CPU, Torn
 from tnetcli.errors import ImageError
 from tnetcli.geometry import Size, Window
 from tnetcli.models.base import EncoderOutput, Episodes
+from tnetcli.models.configs import Objective
 from tnetcli.models.registry import FAMILIES
 from tnetcli.training import stages
 from tnetcli.training.data import Batch, open_source
@@ -249,6 +251,10 @@ def test_where_other_processes_continue_a_batch_of_nothing_counts_nothing(images
     assert len(run.callback.warnings) == 8
 
 
+class OwnObjective(Objective):
+    """No settings; a family with an objective of its own has loss terms."""
+
+
 def own_terms(episodes, task, config):
     assert isinstance(episodes, Episodes)
     return {"own": (0.5, episodes.logits.square().sum()), "seen": (None, torch.ones(()) * 3)}
@@ -258,8 +264,9 @@ def own_terms(episodes, task, config):
 def test_a_family_adds_its_own_terms_or_replaces_the_others(
     images, tmp_path, monkeypatch, small_family, replaces
 ):
-    terms = f"{__name__}:own_terms"
-    family = replace(small_family, terms=terms, replaces_loss=replaces)
+    module = import_module(small_family.model.partition(":")[0])
+    monkeypatch.setattr(module, "objective", own_terms, raising=False)
+    family = replace(small_family, objective=OwnObjective, replaces_loss=replaces)
     monkeypatch.setitem(FAMILIES._loaded, "small", family)
     run = small_run(images, tmp_path, stages=[{"steps": 1, "levels": 1}])
     stage = scene_stage(run)
