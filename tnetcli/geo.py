@@ -168,7 +168,7 @@ def pixel_metres(
 ) -> tuple[float, float, bool] | None:
     """Return width and height of the central pixel in metres, and whether others are alike.
 
-    None if the size is unknown, larger than the Earth or smaller than an atom.
+    None if the size is unknown, or not between 1e-12 m and 1e8 m.
     """
     sizes = [None if mpp is None else (1e-6 * mpp[0], 1e-6 * mpp[1])]
     with suppress(ValueError):  # an unknown CRS
