@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from tnetcli.config import apply_overrides
 from tnetcli.errors import RecipeError
-from tnetcli.training.recipe import check_recipe, read_recipe
+from tnetcli.training.recipe import Recipe, check_recipe, read_recipe
 from tnetcli.traversal.config import TraversalConfig
 
 MODEL = {"model": {"classes": 10}}
@@ -391,6 +392,11 @@ def test_a_recipe_is_plain_values_that_read_back_the_same(data):
     assert check_recipe(yaml.safe_load(yaml.safe_dump(recipe.as_data()))) == recipe
 
 
+def test_a_list_is_no_recipe():
+    with pytest.raises(ValidationError, match="valid dictionary"):
+        Recipe.model_validate([1, 2])
+
+
 def test_a_recipe_without_stages_trains_once_through():
     (stage,) = check_recipe(MODEL).stages
     assert (stage.name, stage.learn, stage.epochs) == ("train", "scenes", 10)
@@ -456,6 +462,11 @@ def test_a_card_names_files_and_not_where_they_were():
             {"traversal": {"policy": "best_first", "budget": 4, "keep": []},
              "data": {"path": "a.csv"}},
             "`keep` is empty", "",
+        ),
+        (
+            {"model": {"classes": 2, "family": "two_stream"},
+             "stages": [{"steps": 1, "levels": 2, "replay": 3, "freeze": ["backbone"]}]},
+            "`two_stream` does not support `replay`", "",
         ),
         ({"loss": {"rule": "paper", "selection": "sample"}}, "means `selection: top_k`", ""),
         (
