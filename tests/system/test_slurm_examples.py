@@ -240,7 +240,7 @@ def test_a_signalled_training_stops_and_is_requeued(cluster):
     more = ["--set", f"stages.0.steps={steps[-1] + 5}"]
     done = run([*words, *more], cluster, env)
     assert done.returncode != 0  # a different recipe cannot be resumed
-    assert "stages" in done.stderr
+    assert "started with another recipe: `steps: " in done.stderr
 
 
 def test_the_dask_example_has_help(cluster):

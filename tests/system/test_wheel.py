@@ -174,7 +174,6 @@ def test_an_installed_tnet_shows_help_and_recipes(installed):
 @pytest.mark.timeout(900)
 def test_an_installed_tnet_predicts_and_exports(installed, scene, tmp_path):
     report = json.loads(good(installed("doctor", "--json")))
-    assert report["recipes"] > 20
     assert report["libraries"]["torch"]
     assert "1024 x 1024" in good(installed("info", scene))
     records = tmp_path / "out.jsonl"
